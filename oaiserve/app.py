@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,12 +24,14 @@ from starlette.routing import Route
 from oaiserve import __version__
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
+from oaiserve.engine.model.cpu.prebuilt import usable_features
 from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams, RequestEngine
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import AccessRefusal, RequestRecord
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files import demo
+from oaiserve.files.kind import kind_of
 from oaiserve.http.connections import Connections
 from oaiserve.http.keys import Keyring
 from oaiserve.routes import chat, completions, dashboard, debug, embeddings, health, models, scores, tokens
@@ -115,6 +118,7 @@ def create_app(
             model_name=model_name,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
+            kind=_kind(config, model_name),
             created=int(time.time() if created is None else created),
             body_limit_bytes=config.server.body_limit,
             received_bytes=SharedLimit(MOST_RECEIVED_BYTES // num_sharing),
@@ -153,6 +157,15 @@ def create_app(
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )
+
+
+def _kind(config: Config, model_name: str) -> str:
+    """Return the kind of this server, for gateways; "" if the same request may get other bytes."""
+    engine = config.engine
+    if engine.device == "cuda" or (engine.device == "auto" and Path("/dev/nvidiactl").exists()):
+        return ""
+    settings = (engine.dtype, engine.quantize, engine.kv_cache_dtype, engine.compile, engine.max_model_len)
+    return kind_of(config.model, (model_name, *settings, sorted(usable_features())))
 
 
 def server_telemetry(

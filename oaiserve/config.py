@@ -20,6 +20,7 @@ Device = Literal["auto", "cpu", "cuda"]
 CpuFeatures = Literal["native", "avx2"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantize = Literal["none", "int8", "int4"]
+ContinueStreams = Literal["any", "alike", "never"]
 KVCacheDtype = Literal["auto", "int8", "fp8"]
 Attention = Literal["auto", "triton", "reference"]
 DraftSource = Literal["auto", "lookup", "off"]
@@ -288,6 +289,10 @@ class RouteOptions:
     trusted_proxy: tuple[str, ...] = ()
     """Address, or network, of a proxy in front whose x-forwarded-for names the client, as of 'oaiserve serve'."""
 
+    continue_streams: ContinueStreams = "any"
+    """What becomes of a stream whose server ends or hangs. any: another server goes on with it. alike: only one of the
+    same kind (model, settings, CPU, versions), which writes the same bytes. never: it ends with an error."""
+
     body_limit: Bytes = Bytes("8MiB")  # noqa: RUF009 - immutable
     """Largest request body that is passed on, in bytes or with a unit (KiB, MiB, GiB)."""
 
@@ -306,6 +311,7 @@ class RouteOptions:
             _check(is_url, "--replica", f"'{url}'", "a URL of scheme, host and port, as in http://10.0.0.5:8000")
         key = self.replica_key  # the message must not contain it
         _check(key is None or is_header_value(key), "--replica-key", "not usable", "printable ASCII without spaces")
+        _check_choices(self)
         _ = self.server  # which checks the rest
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import getrandbits
 
 from oaiserve.engine.accounts.step_account import RequestNotes
@@ -17,15 +17,27 @@ from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.backpressure import Deadlines, DrainRate, SharedLimit
 from oaiserve.engine.draws import draw_key
 from oaiserve.engine.grammars.constraint import Constraint
-from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp
+from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
 from oaiserve.engine.logprobs import TokenLogprobs
-from oaiserve.engine.output import ChoiceOutput, prompt_logprobs
+from oaiserve.engine.output import ChoiceOutput, add_logprobs, prompt_logprobs
 from oaiserve.engine.reports import MOST_PROMPTS_KEPT, ComputedPrompt
-from oaiserve.engine.request import Aborted, Deliver, Event, Failed, Request, Terminal, Usage
+from oaiserve.engine.request import (
+    Aborted,
+    Deliver,
+    Event,
+    Failed,
+    Finished,
+    PromptDone,
+    Request,
+    Terminal,
+    TextPrompt,
+    TokenChunk,
+    Usage,
+)
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.step import Chunk, Logprobs, Step
 from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.errors import APIError, InternalError, InvalidRequest, Overloaded, RequestTimeout, Unavailable
@@ -230,8 +242,45 @@ class OpenRequests:
                     eos_token_ids=self._eos_token_ids,
                     stream_interval=request.stream_interval,
                 )
-                self._scheduler.add(sequence, leader, since_ns=tokenized.at_ns or self._clock_ns())
-                leader = leader or sequence
+                if request.sent and not self._goes_on(opened, sequence):
+                    return
+                if sequence in opened.outputs:
+                    self._scheduler.add(sequence, leader, since_ns=tokenized.at_ns or self._clock_ns())
+                    leader = leader or (None if request.sent else sequence)
+        self.finish_if_complete(opened, self._clock_ns())
+
+    def _goes_on(self, opened: OpenRequest, sequence: Sequence) -> bool:
+        """Put the tokens that another server has sent into a choice, which emits them as the same chunks.
+
+        Return whether the request goes on: it has failed if they cannot be what was sent.
+        """
+        output, prompt = opened.outputs[sequence], opened.prompts[sequence.index // opened.request.params.n]
+        pieces = [piece.token_ids for piece in opened.request.sent if piece.choice == sequence.index]
+        # Shapes count the tokens that they have told of, by their log-probabilities where these are asked for.
+        if pieces and prompt.logprobs is not None and not prompt.sent:
+            for token_id in prompt.token_ids[1:]:
+                add_logprobs(prompt.logprobs, self.table, Logprobs(token_id, 0.0, [], []))
+        sequence.wants_prompt_logprobs &= not pieces
+        try:
+            for token_ids in pieces:
+                for token_id in token_ids:
+                    if output.finish_reason is not None:
+                        raise GrammarViolation("it has tokens behind its end")
+                    is_told = sequence.params.logprobs is not None
+                    output.push(token_id, Logprobs(token_id, 0.0, [], []) if is_told else None)
+                opened.usage.completion_tokens += len(token_ids)
+                sequence.token_ids += token_ids
+                if (chunk := output.take(was_sent=True)) is not None:
+                    self.emit_chunk(opened, chunk)
+        except (GrammarGivenUp, GrammarViolation) as error:
+            self._fail(opened, InvalidRequest(f"What was sent of this answer cannot be its begin: {error}."))
+            return False
+        sequence.num_tokens = len(sequence.token_ids)
+        if output.finish_reason is not None:
+            del opened.outputs[sequence]
+            opened.account.note_length(output.num_tokens)
+            self._stop_waiting(opened, 1)
+        return True
 
     def abort(self, request_id: str) -> None:
         """Abort a request. This does nothing if it has ended."""
@@ -346,6 +395,25 @@ class OpenRequests:
         if opened.times.tokenized is None:
             self._stop_tokenizing(opened.request.request_id)
         self.emit(opened, terminal)
+
+    def finish_if_complete(self, opened: OpenRequest, now_ns: int) -> None:
+        if not opened.outputs:
+            opened.times.last_token = now_ns
+            finished = Finished(opened.request.request_id, opened.usage, opened.times, opened.account)
+            self.end(opened, finished)
+
+    def emit_chunk(self, opened: OpenRequest, chunk: TokenChunk) -> None:
+        """Emit a chunk of a choice, and before the first of a prompt the prompt."""
+        request, index = opened.request, chunk.index // opened.request.params.n
+        prompt = opened.prompts[index]
+        if not prompt.sent:
+            prompt.sent, text = True, None
+            if request.echo:
+                given = request.prompts[index]
+                text = given.text if isinstance(given, TextPrompt) else self.table.decode(prompt.token_ids)
+            times = replace(opened.times)
+            self.emit(opened, PromptDone(request.request_id, index, prompt.token_ids, text, prompt.logprobs, times))
+        self.emit(opened, chunk)
 
     def emit(self, opened: OpenRequest, event: Event) -> None:
         """Put an event into the next hand-over."""

@@ -78,9 +78,12 @@ class ChoiceOutput:
         if self._text_lengths is not None:
             self._text_lengths.append(sum(map(len, self._text[num_texts:])))
 
-    def take(self) -> TokenChunk | None:
-        """Return a chunk of the text and tokens since the last one, or None if they are too few to send."""
-        if self.finish_reason is None:
+    def take(self, *, was_sent: bool = False) -> TokenChunk | None:
+        """Return a chunk of the text and tokens since the last one, or None if they are too few to send.
+
+        What another server has sent is a chunk, however little it is.
+        """
+        if self.finish_reason is None and not was_sent:
             if self._chunk_tokens == 0 or len(self._token_ids) < self._chunk_tokens:
                 return None
             if not (any(self._text) or self._logprobs):
@@ -95,6 +98,7 @@ class ChoiceOutput:
             self.stop_reason,
             self._text_lengths,
             self._has_end_token,
+            was_sent,
         )
         self._text, self._token_ids = [], []
         if self._text_lengths is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.errors import APIError
+from oaiserve.facts.continuation import Piece
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
 
@@ -144,6 +145,7 @@ class Request:
     received_ns: int | None = None  # when its caller received it; None: when it is submitted
     # The prefix keys of its only prompt, for routers, each with its share of the prompt.
     prefix_keys: tuple[tuple[int, float], ...] = ()
+    sent: tuple[Piece, ...] = ()  # of its answer, by another server: it goes on behind these
 
     @property
     def num_choices(self) -> int:
@@ -186,6 +188,7 @@ class TokenChunk:
     # Characters by which each token has made the text longer; only with SamplingParams.text_lengths.
     text_lengths: list[int] | None = None
     has_end_token: bool = False  # the last token only ended the choice, so it is not in the text
+    was_sent: bool = False  # by another server
 
 
 @dataclass(slots=True)

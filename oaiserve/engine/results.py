@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 
 from oaiserve.engine.banned import leaves_no_token
 from oaiserve.engine.grammars.grammar import GrammarGivenUp, GrammarViolation
-from oaiserve.engine.open_requests import OpenPrompt, OpenRequest, OpenRequests
+from oaiserve.engine.open_requests import OpenRequest, OpenRequests
 from oaiserve.engine.output import ChoiceOutput, add_logprobs
-from oaiserve.engine.request import Finished, FinishReason, Pooled, PromptDone, TextPrompt
+from oaiserve.engine.request import FinishReason, Pooled
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
@@ -80,7 +79,7 @@ class Results:
             del opened.outputs[sequence]
             if not opened.outputs:  # the last one ends the phase `prefill`, and its request
                 opened.times.first_token = now_ns
-            self._finish_if_complete(opened, now_ns)
+            self._requests.finish_if_complete(opened, now_ns)
             return
         output = opened.outputs[sequence]
         token_ids = self._push(opened, output, chunk, result, now_ns, batch) if chunk.max_draws else []
@@ -96,16 +95,13 @@ class Results:
         if self._scheduler.commit(chunk, token_ids):
             notes.preempted(sequence, now_ns)
         if (token_chunk := output.take()) is not None:
-            if not prompt.sent:
-                prompt.sent = True
-                self._emit_prompt(opened, sequence.index // opened.request.params.n, prompt)
-            self._requests.emit(opened, token_chunk)
+            self._requests.emit_chunk(opened, token_chunk)
         if output.finish_reason is not None:
             notes.finished(sequence, output.finish_reason, now_ns, batch)
             self._scheduler.remove(sequence)
             del opened.outputs[sequence]
             opened.account.note_length(output.num_tokens)
-            self._finish_if_complete(opened, now_ns)
+            self._requests.finish_if_complete(opened, now_ns)
 
     def _push(
         self, opened: OpenRequest, output: ChoiceOutput, chunk: Chunk, result: ChunkResult, now_ns: int, batch: int
@@ -116,7 +112,7 @@ class Results:
         is_empty = sequence.max_len == sequence.prompt_len  # with max_tokens 0, the prompt is all that is computed
         is_begun = sequence.last_token_ns is not None
         if not is_begun and sequence.index % opened.request.params.n == 0 and (result.token_ids or is_empty):
-            opened.usage.cached_tokens += sequence.num_cached
+            opened.usage.cached_tokens += min(sequence.num_cached, sequence.prompt_len)
             if opened.request.prefix_keys:  # in which blocks do its prefixes with a key end?
                 size, hashes, length = self._scheduler.pool.block_size, sequence.hashes, sequence.prompt_len
                 ends = [
@@ -152,21 +148,6 @@ class Results:
                 self._numbers.num_forced_tokens += 1
                 opened.account.num_forced_tokens += 1
                 yield token_id, None
-
-    def _emit_prompt(self, opened: OpenRequest, prompt_index: int, prompt: OpenPrompt) -> None:
-        request, text = opened.request, None
-        if request.echo:
-            given = request.prompts[prompt_index]
-            text = given.text if isinstance(given, TextPrompt) else self._table.decode(prompt.token_ids)
-        times = replace(opened.times)
-        done = PromptDone(request.request_id, prompt_index, prompt.token_ids, text, prompt.logprobs, times)
-        self._requests.emit(opened, done)
-
-    def _finish_if_complete(self, opened: OpenRequest, now_ns: int) -> None:
-        if not opened.outputs:
-            opened.times.last_token = now_ns
-            finished = Finished(opened.request.request_id, opened.usage, opened.times, opened.account)
-            self._requests.end(opened, finished)
 
 
 def _no_token_left(chunk: Chunk) -> InvalidRequest:

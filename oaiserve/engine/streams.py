@@ -149,6 +149,8 @@ class LoopStream:
         num_more = num_tokens(chunk)
         last = self._last_chunks.get(chunk.index)
         # Choices are independent, so a chunk may overtake chunks of others. It stays behind the event of its prompt.
+        if last is not None and (last.was_sent or chunk.was_sent):
+            last = None  # another server has sent it alone
         if last is not None and num_tokens(last) + num_more <= MAX_CHUNK_TOKENS:
             append(last, chunk)
         else:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from oaiserve.engine.request import Grammar, PairPrompt, Prompt, Request, TooManyTokens
 from oaiserve.engine.turn_workers import Task, TurnWorkers
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest
+from oaiserve.facts.continuation import SENT_HEADER
 from oaiserve.facts.times import monotonic_ns
 
 if TYPE_CHECKING:
@@ -208,6 +209,8 @@ class TokenizeStage:
         self._check_ids(params.logit_bias, "logit_bias")
         self._check_ids(params.stop_token_ids, "stop_token_ids")
         self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
+        for piece in request.sent:
+            self._check_ids(piece.token_ids, SENT_HEADER)
         bad_words = self._tokenizer.encode_bad_words(params.bad_words) if params.bad_words else []
         # A tokenizer may know more ids than its model, which cannot generate those anyway.
         bad_words = [token_ids for token_ids in bad_words if max(token_ids) < self._vocab_size]

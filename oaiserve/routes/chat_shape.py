@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -32,6 +31,7 @@ from oaiserve.routes.shapes import (
     StreamChunk,
     TokenUsage,
     Whole,
+    call_id,
     encode,
     filled,
     usage_object,
@@ -239,7 +239,7 @@ class ParsedChatShape(ChatShape):
         """Render the whole answer. All choices are read first, because the usage, which tells of all, comes before."""
         for chunk in choices:
             reader = self._readers[chunk.index]
-            self._messages[chunk.index] = self._message(reader.read(chunk))
+            self._messages[chunk.index] = self._message(chunk.index, reader.read(chunk))
             reader.add_calls(self._counted_calls)
         return super().whole(prompts, choices, usage)
 
@@ -279,10 +279,10 @@ class ParsedChatShape(ChatShape):
             return ChatDelta(function_call=function)
         call = ToolCallDelta(index=self._num_begun[index] - 1, function=function)
         if is_first:
-            call.id, call.type = _new_id(), "function"
+            call.id, call.type = call_id(self._first_values[0], index, call.index), "function"
         return ChatDelta(tool_calls=[call])
 
-    def _message(self, segments: list[Segment]) -> ChatMessage:
+    def _message(self, index: int, segments: list[Segment]) -> ChatMessage:
         """Return the message of a whole answer. A call that broke is text in it."""
         content, reasoning = "", ""
         calls: list[Function] = []
@@ -311,7 +311,10 @@ class ParsedChatShape(ChatShape):
         if calls and self._tools is not None and self._tools.is_legacy:
             message.function_call = calls[0]
         elif calls:
-            message.tool_calls = [ToolCall(id=_new_id(), function=function) for function in calls]
+            message.tool_calls = [
+                ToolCall(id=call_id(self._first_values[0], index, number), function=function)
+                for number, function in enumerate(calls)
+            ]
         return message
 
     def _finish_reason(self, reader: AnswerReader, reason: FinishReason) -> str:
@@ -321,7 +324,3 @@ class ParsedChatShape(ChatShape):
         if tools.choice == "named":  # as OpenAI has it
             return reason
         return "function_call" if tools.is_legacy else "tool_calls"
-
-
-def _new_id() -> str:
-    return f"call_{uuid.uuid4().hex}"

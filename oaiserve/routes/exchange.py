@@ -17,6 +17,7 @@ from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.request import Usage
 from oaiserve.engine.streams import LoopStream
 from oaiserve.errors import APIError, SlowReader, Unavailable
+from oaiserve.facts.continuation import StreamIds
 from oaiserve.facts.record import EngineAccount, Outcome, RequestRecord, ToolCallOutcome
 from oaiserve.facts.times import PHASES, STAMPS, RequestTimes, monotonic_ns
 from oaiserve.facts.trace import TraceContext
@@ -47,6 +48,7 @@ class Exchange:
     trace: TraceContext
     client: str  # with whom others share the server: the name of its API key, or else its address
     key_name: str | None = None
+    ids: StreamIds | None = None  # that a gateway gives it
     received_ns: int | None = None
     http_status: int | None = None
     error: APIError | None = None  # as reported to the client, where it could be

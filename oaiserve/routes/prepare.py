@@ -16,6 +16,8 @@ from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.request import Prompt, Request, SamplingParams, Usage
+from oaiserve.errors import InvalidRequest
+from oaiserve.facts.continuation import IDS_HEADER, SENT_HEADER, Piece, ids_of, take_sent
 from oaiserve.facts.prefix_keys import prefix_keys_of, prompt_of_body
 from oaiserve.routes import parameters, protocol
 from oaiserve.routes.bodies import MAX_CHOICES_PER_REQUEST, SamplingBody
@@ -40,16 +42,22 @@ class Intake(Generic[OwnBody]):
     """
 
     def __init__(
-        self, serving: Serving, exchange: Exchange, content: bytes | bytearray, body: OwnBody, id_prefix: str
+        self,
+        serving: Serving,
+        exchange: Exchange,
+        content: bytes | bytearray,
+        body: OwnBody,
+        id_prefix: str,
+        sent: tuple[Piece, ...] = (),
     ) -> None:
         self.serving = serving
         self.exchange = exchange
         self.body = body
         self.num_bytes = len(content)  # of the body, and of stored responses that the request goes on from
-        self.head = Head(
-            f"{id_prefix}{exchange.unique_id}", int(time.time()), serving.name_of(exchange.adapter), serving.fingerprint
-        )
+        unique_id, created = (exchange.unique_id, int(time.time())) if exchange.ids is None else exchange.ids[:2]
+        self.head = Head(f"{id_prefix}{unique_id}", created, serving.name_of(exchange.adapter), serving.fingerprint)
         self._content = content
+        self._sent = sent
 
     def checked(self: Intake[SamplingBody], own: SamplingParams) -> tuple[SamplingParams, Wanted]:
         """Check the common parameters of all generation routes, and join them with the route's own.
@@ -84,6 +92,8 @@ class Intake(Generic[OwnBody]):
         is_all = self.num_bytes == len(self._content)
         if self.serving.engine.is_reporting and len(prompts) == 1 and is_all:
             prefix_keys = prefix_keys_of(prompt_of_body(self._content))
+        if params.seed is None and self.exchange.ids is not None:
+            params = replace(params, seed=self.exchange.ids.seed)
         interval = integer(self.body, "stream_interval") or self.serving.stream_interval
         request = self.request(
             prompts,
@@ -93,6 +103,7 @@ class Intake(Generic[OwnBody]):
             cache_salt=parameters.cache_salt(self.body),
             stream_interval=interval if self.body.stream else 0,
             prefix_keys=prefix_keys,
+            sent=self._sent,
         )
         streamed = shape if self.exchange.is_streaming else None
         return Answer(self.serving, self.exchange, request, shape.whole, streamed, before_end=before_end)
@@ -110,8 +121,10 @@ class Intake(Generic[OwnBody]):
         exchange = self.exchange
         exchange.prompt_text = parameters.traced_prompts(prompts, self.serving.trace_prompt_characters)
         exchange.response_id = self.head.id
+        # Of a request with ids of a gateway, the engine may still have another part.
+        own_id = self.head.id if exchange.ids is None else f"{self.head.id}-{exchange.unique_id}"
         return Request(
-            self.head.id,
+            own_id,
             prompts,
             params,
             adapter=0 if exchange.adapter is None else exchange.adapter.number,
@@ -137,13 +150,18 @@ async def prepare(
     """
     serving = serving_of(http)
     exchange: Exchange = http.state.exchange
+    exchange.ids = ids_of(http.headers.get(IDS_HEADER, ""))
     content = await read_body(http, serving)
+    try:
+        sent = take_sent(content, http.headers.get(SENT_HEADER, ""))
+    except ValueError as error:
+        raise InvalidRequest(f"This is no request of a gateway: {error}.") from None
 
     def parse() -> Generator[None, None, Made]:
         body = yield from protocol.parse(decoder, content, serving.unknown_names, check_given)
         exchange.is_streaming = bool(getattr(body, "stream", None))  # vectors and scores are never streamed
         exchange.adapter = serving.check_model(getattr(body, "model", None))
         serving.check_task(*tasks)
-        return make(Intake(serving, exchange, content, body, id_prefix))
+        return make(Intake(serving, exchange, content, body, id_prefix, sent))
 
     return await in_turns_if_large(http, parse(), len(content))

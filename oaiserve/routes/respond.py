@@ -28,6 +28,7 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.streams import LoopStream, append
 from oaiserve.errors import APIError, Overloaded, SlowReader, Unavailable, WriteTimeout
+from oaiserve.facts.continuation import KIND_HEADER, Piece, mark
 from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT
 from oaiserve.routes import sse
 from oaiserve.routes.body import client_left
@@ -171,6 +172,8 @@ class Answer:
         if error is not None and not any(isinstance(event, TokenChunk) for event in events):
             raise error
         headers = {**sse.HEADERS, "cache-control": "no-cache", "server-timing": self.exchange.server_timing()}
+        if self.exchange.ids is not None:
+            headers[KIND_HEADER] = self.serving.kind
         await send({"type": "http.response.start", "status": 200, "headers": _encoded(headers)})
         send = scope["state"]["send"]  # bypasses the middleware: measured, it saves 2 of 18 us per token
         try:
@@ -213,9 +216,17 @@ class Answer:
         for event in events:
             if isinstance(event, TokenChunk):
                 self._note_finish_reason(event)
-                yield shape.delta(event)
+                piece = Piece(event.index, event.token_ids)
+                delta = shape.delta(event)
+                if not event.was_sent:  # else it only brings the shape up to where the answer goes on
+                    yield delta
+                    if self.exchange.ids is not None:
+                        yield mark(piece)
             elif isinstance(event, PromptDone):
-                yield from shape.prompt(event)
+                first, n = event.prompt_index * self.request.params.n, self.request.params.n
+                was_sent = any(first <= piece.choice < first + n for piece in self.request.sent)
+                parts = shape.prompt(event)
+                yield from [b"" for _ in parts] if was_sent else parts
             elif (error := self._error_to_report(event)) is not None:
                 yield self._failed(shape, error)
             elif isinstance(event, Finished):

@@ -145,6 +145,7 @@ class Serving:
     model_name: str
     model_root: str  # the folder or hub id of the model: clients load its tokenizer by it
     version: str
+    kind: str  # which servers have in common that write the same bytes for the same request; "" if there are none
     created: int  # Unix seconds, as in the API
     body_limit_bytes: int
     responses: ResponseStore

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -35,6 +36,11 @@ class Head:
     created: int  # Unix seconds
     model: str
     system_fingerprint: str
+
+
+def call_id(response_id: str, choice: int, number: int) -> str:
+    """Return the id of a call in an answer. It is the same whichever server writes the answer to its end."""
+    return f"call_{sha256(f'{response_id} {choice} {number}'.encode()).hexdigest()[:32]}"
 
 
 class _Object(msgspec.Struct):

@@ -5,7 +5,6 @@ It knows the API's items and events, and nothing of requests, of SSE, or of how 
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
 from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.logprobs import ContentToken, chat_entries, chat_entries_in_parts
-from oaiserve.routes.shapes import HOLE
+from oaiserve.routes.shapes import HOLE, call_id
 
 NO_LOGPROBS = msgspec.Raw(b"[]")
 
@@ -184,7 +183,7 @@ class ResponseOutput:
                 self._report("response.reasoning_text.delta", **self._place(item), content_index=0, delta=text)
             case CallBegin(name):
                 self.close()
-                self._open(FunctionCallItem(self._new_id("fc"), f"call_{uuid.uuid4().hex}", name))
+                self._open(FunctionCallItem(self._new_id("fc"), call_id(self._unique_id, 0, len(self.items)), name))
             case Arguments(text):
                 self._texts.append(text)
                 self._report("response.function_call_arguments.delta", **self._place(self.items[-1]), delta=text)

@@ -64,7 +64,7 @@ def create_gateway(options: RouteOptions, resolve: Resolve = addresses_of, pace:
     router = Router()
     watch = Watch(router, options.replica, options.replica_key, resolve, pace)
     metrics = GatewayMetrics(watch)
-    gateway = Gateway(router, watch, metrics, options.body_limit)
+    gateway = Gateway(router, watch, metrics, options.body_limit, options.continue_streams)
 
     async def health(request: Request) -> Response:
         return Response()

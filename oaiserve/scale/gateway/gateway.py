@@ -1,15 +1,18 @@
 """`Gateway` reads a request, chooses a replica, and passes the answer on as it comes.
 
 Requests and answers are the replica's, but for a few headers. A request moves to another replica as long as nothing of
-an answer has been sent: if the first one cannot be reached, is full (429) or takes none (503).
+an answer has been sent: if the first one cannot be reached, is full (429) or takes none (503). A stream that a replica
+does not end goes on at another one, behind what the client has (facts/continuation.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from random import getrandbits
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -18,9 +21,19 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from oaiserve.config import ContinueStreams
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.errors import BadGateway, BodyTooLarge, NotFound, Overloaded, RequestTimeout, Unavailable
-from oaiserve.facts.prefix_keys import prompt_of_body
+from oaiserve.facts.continuation import (
+    IDS_HEADER,
+    KIND_HEADER,
+    SENT_HEADER,
+    Piece,
+    StreamIds,
+    encode_sent,
+    split_at_marks,
+)
+from oaiserve.facts.prefix_keys import Prompt, prompt_of_body
 from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION
@@ -37,6 +50,8 @@ MOST_TRIES = 3  # replicas that are asked for one request
 MOVES_ON = (429, 503)  # the statuses of refusals that another replica may not have
 MOST_RECEIVED_BYTES = 256 * 2**20  # of the bodies of all requests that have no answer yet
 BODY_SECONDS = 60.0
+GO_ON_SECONDS, PAUSE_SECONDS = 60.0, 0.2  # in which a replica must be found for a stream that was cut off
+UNLIKE = b": the answer goes on at a server of another kind\n\n"
 LARGE_BYTES = 64 * 1024  # larger bodies are looked at in a worker thread
 MOST_EVENT_BYTES = 16 * 2**20  # of one event of a stream: the last one of /v1/responses has the whole answer
 SESSION_HEADER = "x-session-id"
@@ -50,11 +65,25 @@ _OF_CONNECTION = {
 # These are written anew, but for the origin, which has been checked here against a name that the replica does not know.
 _NOT_ASKED = _OF_CONNECTION | {b"host", b"content-length", b"origin", b"x-request-id", b"forwarded", b"x-real-ip"}
 _NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")  # told by the gateway alone
-_NOT_ANSWERED = _OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-options"}
+_NOT_ANSWERED = _OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-options", KIND_HEADER.encode()}
 # Whoever asks for these means one replica, and would be misled by whichever answers.
 _OF_ONE_REPLICA = ("/debug", "/dashboard", "/docs", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request as replicas get it, and the pieces of its answer that the client has."""
+
+    method: str
+    target: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytearray
+    prompt: Prompt
+    session: str | None
+    began_ns: int
+    sent: list[Piece] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +94,19 @@ class _Begun:
     decision: Decision
     upstream: Upstream
 
+    @property
+    def is_stream(self) -> bool:
+        return self.answer.header(b"content-type").startswith(b"text/event-stream")
+
+    @property
+    def may_go_on(self) -> bool:
+        """Return whether it is a stream with marks."""
+        return self.is_stream and any(name == KIND_HEADER.encode() for name, _ in self.answer.headers)
+
+    @property
+    def kind(self) -> bytes:
+        return self.answer.header(KIND_HEADER.encode())
+
 
 class Gateway:
     """The ASGI app: it passes requests on to replicas, and their answers back.
@@ -72,11 +114,14 @@ class Gateway:
     The layers around it have put `request_id`, `trace`, `client` and `send` into `scope["state"]`.
     """
 
-    def __init__(self, router: Router, watch: Watch, metrics: GatewayMetrics, body_limit: int) -> None:
+    def __init__(
+        self, router: Router, watch: Watch, metrics: GatewayMetrics, body_limit: int, continues: ContinueStreams
+    ) -> None:
         self._router = router
         self._watch = watch
         self._metrics = metrics
         self._body_limit = body_limit
+        self._continues = continues
         self._received = SharedLimit(MOST_RECEIVED_BYTES)
         self.is_draining = False
 
@@ -112,15 +157,12 @@ class Gateway:
             await self._read(receive, client, body)
             left = asyncio.create_task(client_left(receive))
             try:
-                begun = await self._ask(scope, body, left)
-                self._received.give_back(client, len(body))
-                body = bytearray()  # a stream may last for long, and nobody needs it any more
-                begun.upstream.num_open += 1
-                try:
-                    return await self._relay(scope, send, begun, left)
-                finally:
-                    begun.upstream.num_open -= 1
-                    begun.answer.close()
+                asked = await _asked(scope, body)
+                begun = await self._ask(asked, left, [])
+                if not begun.may_go_on or self._continues == "never":
+                    self._received.give_back(client, len(body))
+                    asked.body = body = bytearray()  # nobody needs it any more
+                return await self._relay(scope, send, asked, begun, left)
             finally:
                 left.cancel()
         finally:
@@ -147,39 +189,30 @@ class Gateway:
             text = f"The body did not arrive within {BODY_SECONDS:g} seconds. Please try again."
             raise RequestTimeout(text) from None
 
-    async def _ask(self, scope: Scope, body: bytearray, left: asyncio.Task[None]) -> _Begun:
-        """Have a replica begin an answer. Raises NoReplica and ClientDisconnect."""
-        began_ns, metrics = monotonic_ns(), self._metrics
-        prompt = await asyncio.to_thread(prompt_of_body, body) if len(body) > LARGE_BYTES else prompt_of_body(body)
-        session = Headers(scope=scope).get(SESSION_HEADER)
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        query = scope["query_string"]
-        # The path that has been judged, and not another one that a replica may take for it.
-        target = quote(scope["path"], safe="/:@!$&'()*+,;=~").encode() + (b"?" + query if query else b"")
-        given = (header for header in scope["headers"] if header[0] not in _NOT_ASKED)
-        headers = [header for header in given if not header[0].startswith(_NOT_A_CLIENTS)]
-        headers.append((b"x-request-id", scope["state"]["request_id"].encode()))
-        headers.append((b"x-forwarded-proto", scope["scheme"].encode()))
-        if client := scope["state"]["client"]:
-            headers.append((b"x-forwarded-for", client.encode()))
-        tried: list[str] = []
+    async def _ask(self, asked: _Asked, left: asyncio.Task[None], tried: list[str]) -> _Begun:
+        """Have a replica that was not tried begin an answer. Raises NoReplica and ClientDisconnect."""
+        metrics, headers, body = self._metrics, asked.headers, asked.body
+        if asked.sent:
+            sent = encode_sent(asked.sent)
+            headers, body = [*headers, (SENT_HEADER.encode(), b"%d" % len(sent))], body + sent
         moves = ""  # why it moves on
         refused: _Begun | None = None
         while len(tried) < MOST_TRIES:
             try:
-                decision = self._router.choose(prompt, monotonic_ns(), session, tried)
+                decision = self._router.choose(asked.prompt, monotonic_ns(), asked.session, tried)
             except NoReplica:
                 break
-            if tried:
+            if moves:
                 metrics.moved.labels(moves).inc()
-            else:
-                metrics.choice_seconds.observe((monotonic_ns() - began_ns) / 1e9)
+            elif not tried:
+                metrics.choice_seconds.observe((monotonic_ns() - asked.began_ns) / 1e9)
             metrics.choices.labels(decision.replica, decision.reason).inc()
             tried.append(decision.replica)
             upstream = self._watch.upstreams[decision.replica]
             upstream.num_open += 1
             try:
-                asking = upstream.ask(method, target, [*headers, (ROUTE_HEADER, as_text(decision).encode())], body)
+                route = (ROUTE_HEADER, as_text(decision).encode())
+                asking = upstream.ask(asked.method, asked.target, [*headers, route], body)
                 begun = _Begun(await _unless_left(asking, left), decision, upstream)
             except Unreachable as error:
                 moves = "unreachable"
@@ -192,7 +225,8 @@ class Gateway:
                 upstream.num_open -= 1
             status = begun.answer.status
             if status not in MOVES_ON:
-                metrics.wait_seconds.observe((monotonic_ns() - began_ns) / 1e9)
+                if not asked.sent:
+                    metrics.wait_seconds.observe((monotonic_ns() - asked.began_ns) / 1e9)
                 metrics.expected_hit_tokens.inc(decision.expected_hit_tokens)
                 return begun
             moves, refused = str(status), begun
@@ -202,43 +236,108 @@ class Gateway:
             raise NoReplica
         return refused
 
-    async def _relay(self, scope: Scope, send: Send, begun: _Begun, left: asyncio.Task[None]) -> Ending:
+    async def _relay(self, scope: Scope, send: Send, asked: _Asked, begun: _Begun, left: asyncio.Task[None]) -> Ending:
         """Send an answer as it comes, until its end. Raises ClientDisconnect."""
-        answer, decision = begun.answer, begun.decision
+        answer, kind = begun.answer, begun.kind
         headers = [header for header in answer.headers if header[0] not in _NOT_ANSWERED]
-        headers.append((ROUTE_HEADER, as_text(decision, names_replica=False).encode()))
+        headers.append((ROUTE_HEADER, as_text(begun.decision, names_replica=False).encode()))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         send_part: Send = scope["state"]["send"]  # past the layers around this, which would cost each part some time
+        is_stream, may_go_on = begun.is_stream, begun.may_go_on and self._continues != "never"
+        while True:
+            try:
+                rest = await self._send_parts(begun, asked, send_part, left)
+            except CutOff as error:
+                if left.done():
+                    raise ClientDisconnect from None
+                self._watch.exclude(begun.decision.replica, f"it has cut off an answer: {error}")
+                if may_go_on and (again := await self._go_on(asked, begun, kind, left)) is not None:
+                    begun = again
+                    if not kind or begun.kind != kind:
+                        await send_part({"type": "http.response.body", "body": UNLIKE, "more_body": True})
+                    continue
+                if is_stream:
+                    text = "The replica that wrote this answer has ended. Please try again."
+                    await send_part(
+                        {"type": "http.response.body", "body": _last_events(scope, text), "more_body": False}
+                    )
+                else:
+                    scope["extensions"][CONNECTION]["cut"]()  # no status can say it any more
+                return Ending.CUT_OFF
+            except asyncio.CancelledError:  # the shutdown cuts off running requests
+                if not is_stream:
+                    raise
+                text = "The server is shutting down. Please try again."
+                await send_part({"type": "http.response.body", "body": _last_events(scope, text), "more_body": False})
+                return Ending.CUT_OFF
+            await send_part({"type": "http.response.body", "body": rest, "more_body": False})
+            return Ending.ANSWERED
+
+    async def _send_parts(self, begun: _Begun, asked: _Asked, send_part: Send, left: asyncio.Task[None]) -> bytes:
+        """Send what comes from a replica, and return the end of its answer. Raises CutOff, behind whole pieces."""
+        answer, rest = begun.answer, b""  # of a stream: what is not complete
         left.add_done_callback(lambda _: answer.close())
-        is_stream = answer.header(b"content-type").startswith(b"text/event-stream")
-        rest = b""  # of a stream: an event that is not complete
+        begun.upstream.num_open += 1
         try:
             while part := await answer.read():
-                if is_stream:
+                if begun.may_go_on:
+                    try:
+                        part, pieces, rest = split_at_marks(rest + part)
+                    except msgspec.MsgspecError as error:
+                        raise CutOff(f"a mark that is none: {error}") from None
+                    asked.sent += pieces
+                elif begun.is_stream:
                     whole, mark, rest = (rest + part).rpartition(b"\n\n")
                     part = whole + mark
                 if part:
                     await send_part({"type": "http.response.body", "body": part, "more_body": True})
                 if len(rest) > MOST_EVENT_BYTES:
                     raise CutOff(f"an event of more than {MOST_EVENT_BYTES} bytes")
-        except CutOff as error:
-            if left.done():
-                raise ClientDisconnect from None
-            self._watch.exclude(decision.replica, f"it has cut off an answer: {error}")
-            if is_stream:
-                text = "The replica that wrote this answer has ended. Please try again."
-                await send_part({"type": "http.response.body", "body": _last_events(scope, text), "more_body": False})
-            else:
-                scope["extensions"][CONNECTION]["cut"]()  # no status can say it any more
-            return Ending.CUT_OFF
-        except asyncio.CancelledError:  # the shutdown cuts off running requests
-            if not is_stream:
-                raise
-            text = "The server is shutting down. Please try again."
-            await send_part({"type": "http.response.body", "body": _last_events(scope, text), "more_body": False})
-            return Ending.CUT_OFF
-        await send_part({"type": "http.response.body", "body": rest, "more_body": False})
-        return Ending.ANSWERED
+            return rest
+        finally:
+            begun.upstream.num_open -= 1
+            answer.close()
+
+    async def _go_on(self, asked: _Asked, cut: _Begun, kind: bytes, left: asyncio.Task[None]) -> _Begun | None:
+        """Have another replica go on with a stream. Return None if none does. Raises ClientDisconnect."""
+        give_up_ns = monotonic_ns() + int(GO_ON_SECONDS * 1e9)
+        while monotonic_ns() < give_up_ns and not self.is_draining:
+            try:
+                begun = await self._ask(asked, left, [cut.decision.replica])
+            except (NoReplica, BadGateway):
+                begun = None
+            if begun is not None and begun.answer.status == 200 and begun.may_go_on:
+                is_alike = bool(kind) and begun.kind == kind
+                if is_alike or self._continues == "any":
+                    self._metrics.continued.labels("alike" if is_alike else "unlike").inc()
+                    return begun
+            if begun is not None:
+                begun.answer.close()
+                if begun.answer.status not in MOVES_ON:
+                    break
+            await _unless_left(asyncio.sleep(PAUSE_SECONDS), left)
+        self._metrics.continued.labels("failed").inc()
+        return None
+
+
+async def _asked(scope: Scope, body: bytearray) -> _Asked:
+    began_ns = monotonic_ns()
+    prompt = await asyncio.to_thread(prompt_of_body, body) if len(body) > LARGE_BYTES else prompt_of_body(body)
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    query, state = scope["query_string"], scope["state"]
+    # The path that has been judged, and not another one that a replica may take for it.
+    target = quote(scope["path"], safe="/:@!$&'()*+,;=~").encode() + (b"?" + query if query else b"")
+    given = (header for header in scope["headers"] if header[0] not in _NOT_ASKED)
+    headers = [header for header in given if not header[0].startswith(_NOT_A_CLIENTS)]
+    headers.append((b"x-request-id", state["request_id"].encode()))
+    headers.append((b"x-forwarded-proto", scope["scheme"].encode()))
+    if client := state["client"]:
+        headers.append((b"x-forwarded-for", client.encode()))
+    if method == "POST":
+        ids = StreamIds(state["unique_id"], int(time.time()), getrandbits(63))
+        headers.append((IDS_HEADER.encode(), ids.as_text.encode()))
+    session = Headers(scope=scope).get(SESSION_HEADER)
+    return _Asked(method, target, headers, body, prompt, session, began_ns)
 
 
 async def _unless_left(work: Coroutine[Any, Any, Result], left: asyncio.Task[None]) -> Result:

@@ -55,6 +55,11 @@ class GatewayMetrics:
         self.moved = counter(
             "moved", "Times a request was sent to another replica, by the reason: unreachable, or a status.", "reason"
         )
+        self.continued = counter(
+            "continued",
+            "Streams that another replica was asked to end, by the result: alike, unlike (another kind), failed.",
+            "result",
+        )
         self.refused_access = counter(
             "refused_access",
             "Requests that were refused for the name of the server or the page that they came from.",

@@ -131,6 +131,7 @@ class Upstream:
         self.num_open = 0  # requests that have no complete answer yet; written by whoever asks
         self._tls = None if address.tls_name is None else ssl.create_default_context()
         self._idle: list[_Connection] = []
+        self._all: set[_Connection] = set()
         self._is_closed = False
 
     async def ask(
@@ -167,6 +168,11 @@ class Upstream:
         finally:
             answer.close()
 
+    def abandon(self) -> None:
+        """Cut off all connections, because the replica is silent: its requests can move, and its streams go on."""
+        for connection in [*self._all]:
+            connection.transport.abort()
+
     def close(self) -> None:
         """Close all idle connections, and keep none from now on."""
         self._is_closed = True
@@ -198,6 +204,7 @@ class Upstream:
             self._idle.append(connection)
 
     def _forget(self, connection: _Connection) -> None:
+        self._all.discard(connection)
         with suppress(ValueError):
             self._idle.remove(connection)
 
@@ -226,6 +233,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self._upstream._all.add(self)
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer

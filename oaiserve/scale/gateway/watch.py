@@ -122,6 +122,7 @@ class Watch:
                     report = await self._ask(upstream, number)
             except TimeoutError:
                 self.exclude(upstream.name, f"no report within {seconds:g} seconds")
+                upstream.abandon()
             except (Unreachable, BadAnswer, CutOff, NotReady) as error:
                 self.exclude(upstream.name, str(error))
             except Exception:  # the others, and the next report, must not be lost with it

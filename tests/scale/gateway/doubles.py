@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.app import create_app
-from oaiserve.config import Config, RouteOptions, ServerOptions
+from oaiserve.config import Config, ContinueStreams, RouteOptions, ServerOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.sequence import Sequence
 from oaiserve.scale.gateway.app import GatewayApp, create_gateway
 from oaiserve.scale.gateway.upstream import Address
 from oaiserve.scale.gateway.watch import Pace
-from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
+from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine, next_letter
 from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry
 from tests.waiting import wait_until
@@ -53,6 +55,7 @@ class Signed:
 class Replica:
     """One server, its engine, and the script of its model."""
 
+    app: Starlette
     server: RunningServer
     engine: Engine
     runner: ScriptedRunner
@@ -70,18 +73,20 @@ class Fleet:
     stack: ExitStack
     replicas: dict[str, Replica] = field(default_factory=dict)
     named: list[Address] = field(default_factory=list)  # what the gateway's name stands for
+    token_of: Callable[[Sequence], int | list[int]] = next_letter
+    server: ServerOptions = BEHIND_A_GATEWAY
     made: GatewayApp = field(init=False)
     http: httpx.Client = field(init=False)
 
     def add(self, *, gated: bool = False, **options: Any) -> Replica:
         """Start a replica, and let the gateway find it."""
-        runner = ScriptedRunner(gated=gated)
+        runner = ScriptedRunner(self.token_of, gated=gated)
         engine = make_engine(runner, **{"kv_blocks": 512, "max_step_tokens": 64} | options)
         telemetry = FakeTelemetry()
-        app = create_app(Config("m", BEHIND_A_GATEWAY), engine, telemetry)
+        app = create_app(Config("m", self.server), engine, telemetry)
         app.add_middleware(Signed)
-        _, server = self.stack.enter_context(running_server(app, BEHIND_A_GATEWAY))
-        replica = Replica(server, engine, runner, telemetry)
+        _, server = self.stack.enter_context(running_server(app, self.server))
+        replica = Replica(app, server, engine, runner, telemetry)
         self.replicas[replica.name] = replica
         self.named.append(address_of(server))
         return replica
@@ -106,13 +111,21 @@ class Fleet:
 
 
 @contextmanager
-def fleet(number: int = 4, *, pace: Pace = QUICK, **options: Any) -> Iterator[Fleet]:
+def fleet(
+    number: int = 4,
+    *,
+    pace: Pace = QUICK,
+    token_of: Callable[[Sequence], int | list[int]] = next_letter,
+    server: ServerOptions = BEHIND_A_GATEWAY,
+    continues: ContinueStreams = "any",
+    **options: Any,
+) -> Iterator[Fleet]:
     """Run a gateway in front of so many replicas, with these options of their engines."""
     with ExitStack() as stack:
-        fleet = Fleet(stack)
+        fleet = Fleet(stack, token_of=token_of, server=server)
         for _ in range(number):
             fleet.add(**options)
-        given = RouteOptions(replica=("http://replicas",), body_limit=20_000)
+        given = RouteOptions(replica=("http://replicas",), body_limit=20_000, continue_streams=continues)
         fleet.made = create_gateway(given, fleet.resolve, pace)
         gateway = RunningServer(fleet.made.app, OPTIONS, on_drain=fleet.made.gateway.drain)
         url = stack.enter_context(gateway).url

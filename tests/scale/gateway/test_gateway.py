@@ -209,8 +209,8 @@ def session_of(running: Fleet, name: str) -> str:
     return str(next(number for number, one in enumerate(first) if one == name))
 
 
-def test_a_replica_that_is_killed_loses_its_own_streams_only_and_these_end_with_an_error() -> None:
-    with fleet(4, gated=True) as running, ExitStack() as stack, ThreadPoolExecutor(4) as threads:
+def test_streams_of_a_replica_that_is_killed_end_with_an_error_where_none_may_go_on() -> None:
+    with fleet(4, gated=True, continues="never") as running, ExitStack() as stack, ThreadPoolExecutor(4) as threads:
         answers: dict[str, httpx.Response] = {}
         for name, replica in running.replicas.items():
             replica.runner.permit(3)

@@ -1,0 +1,188 @@
+"""A stream whose replica is killed, or hangs, goes on at another one. The client gets the same bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from oaiserve.config import ContinueStreams
+from oaiserve.engine.request import TextPrompt
+from oaiserve.engine.sequence import Sequence
+from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER
+from tests.scale.gateway.doubles import BEHIND_A_GATEWAY, QUICK, SIGNATURE, Fleet, fleet
+from tests.waiting import wait_until
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+ASKED = [{"role": "user", "content": "Hi"}]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+OF_RESPONSES = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}]
+ALL_USAGE = {"include_usage": True, "continuous_usage_stats": True}
+CALLS = ['{"name": "f", "arguments": {"a": "ü"}}', '{"name": "f", "arguments": {}}']
+WITH_CALLS = "Now: é" + "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in CALLS)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "text": (COMPLETIONS, {"prompt": "Hello", "max_tokens": 20}),
+    "choices of prompts": (
+        COMPLETIONS,
+        {"prompt": ["Hi", "Hello"], "n": 2, "max_tokens": 12, "logprobs": 2, "echo": True},
+    ),
+    "chunks": (COMPLETIONS, {"prompt": "Hello", "max_tokens": 20, "stream_interval": 3, "stop": ["pq"]}),
+    "ids": (COMPLETIONS, {"prompt": "Hello", "max_tokens": 14, "return_token_ids": True, "stream_options": ALL_USAGE}),
+    "chat": (
+        CHAT,
+        {"messages": ASKED, "max_tokens": 15, "logprobs": True, "top_logprobs": 1, "stream_options": ALL_USAGE},
+    ),
+    "calls": (CHAT, {"messages": ASKED, "tools": TOOLS}),
+    "response": (RESPONSES, {"input": "Hi", "max_output_tokens": 16}),
+    "response with calls": (RESPONSES, {"input": "Hi", "tools": OF_RESPONSES}),
+}
+
+
+@pytest.fixture(autouse=True)
+def each_step_is_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that gather while a reader is busy come in one chunk, so the chunks of two streams would differ."""
+    monkeypatch.setattr("oaiserve.engine.streams.MAX_CHUNK_TOKENS", 0)
+
+
+SCRIPT = [*TOKENIZER.encode(TextPrompt(WITH_CALLS)), EOS]
+
+
+def scripted(sequence: Sequence) -> int:
+    return SCRIPT[min(sequence.num_generated, len(SCRIPT) - 1)]
+
+
+def shown(content: bytes) -> bytes:
+    """Return a stream without what differs between two of the same request: its id and its times."""
+    ids = set(re.findall(rb"(?:cmpl-|resp_)([0-9a-f]{32})", content))
+    for unique_id in ids:
+        content = content.replace(unique_id, b"ID")
+    content = re.sub(rb'"(created|created_at|completed_at)":\d+', rb'"\1":0', content)
+    return re.sub(rb"call_[0-9a-f]{32}", b"call", content)
+
+
+def call_ids(content: bytes) -> set[bytes]:
+    return set(re.findall(rb"call_[0-9a-f]{32}", content))
+
+
+def run_stream(
+    running: Fleet, path: str, body: dict[str, Any], disturb: Callable[[str], Any] | None, after: int
+) -> bytes:
+    """Return the bytes of a stream. After so many steps behind the first piece, its replica is disturbed."""
+    runners = [replica.runner for replica in running.replicas.values()]
+    with ThreadPoolExecutor(2) as threads:
+        asked = running.http.build_request("POST", path, json=body | {"stream": True})
+        asking = threads.submit(running.http.send, asked, stream=True)
+
+        def step(times: int) -> None:
+            for _ in range(times):
+                num_steps = sum(len(runner.steps) for runner in runners)
+                for runner in runners:
+                    runner.permit(1)
+                wait_until(lambda before=num_steps: sum(len(runner.steps) for runner in runners) > before)
+
+        while not asking.done():
+            step(1)
+        answer = asking.result()
+        reading = threads.submit(answer.read)
+        step(after)
+        with nullcontext() if disturb is None else disturb(answer.headers[SIGNATURE]) or nullcontext():
+            for runner in runners:
+                runner.permit(1000)
+            return reading.result(TIMEOUT_SECONDS)
+
+
+def by_choice(content: bytes) -> dict[int | str, list[Any]]:
+    """Return the events of a stream by choice: those of several choices may come in any order."""
+    found: dict[int | str, list[Any]] = {}
+    for event in content.split(b"\n\n"):
+        choice = re.search(rb'"choices":\[\{"index":(\d+)', event)
+        found.setdefault("none" if choice is None else int(choice[1]), []).append(event)
+    return found
+
+
+@pytest.mark.parametrize("after", [0, 3, 8])
+@pytest.mark.parametrize("case", CASES)
+def test_a_stream_whose_replica_is_killed_has_the_bytes_of_an_undisturbed_one(case: str, after: int) -> None:
+    path, body = CASES[case]
+    server = replace(BEHIND_A_GATEWAY, tool_call_parser="hermes" if "calls" in case else "none")
+    token_of = {"token_of": scripted} if "calls" in case else {}
+    with fleet(2, gated=True, server=server, **token_of) as running:
+        running_alone = run_stream(running, path, body, None, 0)
+    with fleet(2, gated=True, server=server, **token_of) as running:
+        found = run_stream(running, path, body, lambda name: running.replicas[name].server.kill(), after)
+        assert running.metric("oaiserve_gateway_continued_total", result="alike") == 1
+        assert running.metric("oaiserve_gateway_requests_total", ending="answered") == 1
+    assert by_choice(shown(found)) == by_choice(shown(running_alone))
+    assert len(call_ids(found)) == len(call_ids(running_alone))
+    assert b"\n: " not in found
+
+
+def test_streams_of_a_replica_that_hangs_go_on_when_its_reports_fail_to_come() -> None:
+    path, body = CASES["text"]
+    with fleet(2, gated=True) as running:
+        running_alone = run_stream(running, path, body, None, 0)
+    with fleet(2, gated=True, pace=QUICK._replace(answer_seconds=0.3)) as running:
+        found = run_stream(running, path, body, lambda name: running.replicas[name].server.hanging(), 4)
+    assert shown(found) == shown(running_alone)
+
+
+def test_a_request_without_a_head_moves_when_its_replica_hangs() -> None:
+    with fleet(2, gated=True, pace=QUICK._replace(answer_seconds=0.3)) as running, ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(running.ask)
+        replicas = [*running.replicas.values()]
+        wait_until(lambda: any(not replica.runner.started.empty() for replica in replicas))
+        (hung,) = (replica for replica in replicas if not replica.runner.started.empty())
+        with hung.server.hanging():
+            for replica in replicas:
+                if replica is not hung:
+                    replica.runner.permit(1000)
+            answer = asked.result(TIMEOUT_SECONDS)
+        assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, "abcd")
+        assert answer.headers[SIGNATURE] != hung.name
+
+
+@pytest.mark.parametrize(("continues", "kinds", "is_whole"), [
+    ("any", ("a", "b"), True), ("any", ("", ""), True), ("alike", ("a", "b"), False), ("alike", ("", ""), False),
+])  # fmt: skip
+def test_a_stream_goes_on_at_a_server_of_another_kind_only_where_it_may(
+    continues: ContinueStreams, kinds: tuple[str, str], is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oaiserve.scale.gateway.gateway.GO_ON_SECONDS", 1.0)
+    path, body = CASES["text"]
+    with fleet(2, gated=True, continues=continues) as running:
+        for replica, kind in zip(running.replicas.values(), kinds, strict=True):
+            state = replica.app.state
+            state.serving = replace(state.serving, kind=kind)
+        found = run_stream(running, path, body, lambda name: running.replicas[name].server.kill(), 3)
+        result = "unlike" if is_whole else "failed"
+        assert running.metric("oaiserve_gateway_continued_total", result=result) == 1
+    assert (found.count(b": the answer goes on at a server of another kind"), found.count(b"service_unavailable")) == (
+        (1, 0) if is_whole else (0, 1)
+    )
+
+
+def test_what_was_sent_must_be_the_begin_of_an_answer() -> None:
+    def asked(pieces: bytes, length: int | str | None = None) -> dict[str, Any]:
+        body = json.dumps({"prompt": "Hi", "max_tokens": 3}).encode() + pieces
+        headers = {
+            "x-oaiserve-sent": f"{len(pieces) if length is None else length}",
+            "content-type": "application/json",
+        }
+        answer = replica.post(COMPLETIONS, content=body, headers=headers)
+        assert answer.status_code == 400
+        return dict(answer.json()["error"])
+
+    with fleet(1) as running, httpx.Client(base_url=next(iter(running.replicas.values())).server.url) as replica:
+        assert "no pieces" in asked(b"{}")["message"]
+        for length in ("-1", "99999", "x", "0"):
+            assert "no number of bytes" in asked(b"[]", length)["message"]
+        assert "outside the model's vocabulary" in asked(b"[[0,[123456789]]]")["message"]
+        assert "cannot be its begin" in asked(b"[[0,[70,71,72,73]]]")["message"]
+        assert running.ask().status_code == 200
