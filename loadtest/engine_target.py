@@ -75,9 +75,6 @@ class EngineRun:
     cuda_graph: bool = True
     """On a GPU, capture the steps in which all sequences decode as CUDA graphs."""
 
-    nvtx: bool = False
-    """On a GPU, mark the engine thread's work of each step for NVIDIA's profilers."""
-
     def __post_init__(self) -> None:
         for flag, value, least in (
             ("--submit-interval-ms", self.submit_interval_ms, 0),
@@ -106,7 +103,6 @@ def load_engine(model: str, options: EngineRun) -> Engine:
                 prefix_cache=options.prefix_cache,
                 tokenize_workers=options.tokenize_workers,
                 cuda_graph=options.cuda_graph,
-                nvtx=options.nvtx,
                 max_waiting=MOST_REQUESTS,
             ),
         )

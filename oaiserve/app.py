@@ -165,7 +165,7 @@ def _kind(config: Config, model_name: str) -> str:
     if engine.device == "cuda" or (engine.device == "auto" and Path("/dev/nvidiactl").exists()):
         return ""
     settings = (engine.dtype, engine.quantize, engine.kv_cache_dtype, engine.compile, engine.max_model_len)
-    return kind_of(config.model, (model_name, *settings, sorted(usable_features())))
+    return kind_of(config.model, (__version__, model_name, *settings, sorted(usable_features())))
 
 
 def server_telemetry(

@@ -370,9 +370,6 @@ class EngineOptions:
     """Attention backend on a GPU. triton: oaiserve's own kernels. reference: plain torch, slow. auto: triton if
     it is installed, else reference."""
 
-    nvtx: bool = False
-    """On a GPU, mark the parts of each step of the engine thread as NVTX ranges, for NVIDIA's profilers."""
-
     tensor_parallel: int = 1
     """Number of processes that share the model, each with its own GPU and a part of every large weight and of the KV
     cache. It must divide the number of attention heads. Settings of memory then apply to each process."""

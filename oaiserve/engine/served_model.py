@@ -38,7 +38,7 @@ class ServedModel:
     draft_model: DraftModel | None = None
     processes: Workers | None = None  # of a tensor-parallel model
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
-    ranges: Ranges | None = None
+    ranges: Ranges | None = None  # in which the parts of steps are shown
     profiler: TorchProfiler | None = None
     # for telemetry
     device: str = ""

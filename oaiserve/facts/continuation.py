@@ -8,7 +8,6 @@ When the replica ends before the stream, the gateway asks another one, with the 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -60,10 +59,6 @@ def split_at_marks(content: bytes) -> tuple[bytes, list[Piece], bytes]:
         pieces.append(_decode(found[1]))
         end = found.end()
     return b"".join(parts), pieces, content[end:]
-
-
-def encode_sent(pieces: Sequence[Piece]) -> bytes:
-    return msgspec.json.encode(pieces)
 
 
 def take_sent(body: bytearray, length: str) -> tuple[Piece, ...]:

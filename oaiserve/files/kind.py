@@ -7,7 +7,6 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from oaiserve import __version__
 from oaiserve.files import demo
 
 HEAD_BYTES = 64 * 1024  # of each file; of weights, they have the names and the places of all tensors
@@ -16,7 +15,7 @@ HEAD_BYTES = 64 * 1024  # of each file; of weights, they have the names and the 
 def kind_of(model: str, settings: Iterable[object]) -> str:
     """Return 16 hexadecimal digits, which two servers have in common only if they have the same model, by the sizes
     and the first bytes of its files, the same settings and the same libraries."""
-    found = sha256(repr([__version__, version("torch"), *settings]).encode())
+    found = sha256(repr([version("torch"), *settings]).encode())
     path = demo.fetched() if model == "demo" else Path(model)
     files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
     for file in (file for file in files if file.is_file()):

@@ -69,7 +69,7 @@ def test_every_option_of_the_streaming_benchmark_is_a_flag(capsys: pytest.Captur
         *("--max-new-tokens", "--max-batch-size", "--prefill-max-batch-size", "--prefill-max-tokens"),
         *("--submit-interval-ms", "--submit-schedule", "--no-stop-on-eos", "--no-prefix-cache", "--pretok"),
         *("--tokenize-workers", "--stream-interval", "--warmup-runs", "--repeat-runs", "--device"),
-        *("--cuda-graph", "--no-cuda-graph", "--nvtx"),
+        *("--cuda-graph", "--no-cuda-graph"),
     ):
         assert f"{flag} " in text, flag
 

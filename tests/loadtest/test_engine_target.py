@@ -121,9 +121,9 @@ def test_workloads_that_need_a_server_are_refused_in_process(engine: Engine) -> 
 
 def test_the_engine_gets_the_options_and_its_refusal_is_reported_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(model: str, options: EngineOptions) -> None:
-        assert (model, options.nvtx, options.cuda_graph, options.device) == ("a-model", True, False, "cpu")
-        raise StartupError("--nvtx is for --device cuda; the model is on cpu.")
+        assert (model, options.cuda_graph, options.device) == ("a-model", False, "cpu")
+        raise StartupError("--no-compile is not for this.")
 
     monkeypatch.setattr(Engine, "from_pretrained", refuse)
-    with pytest.raises(UsageError, match="--nvtx is for --device cuda; the model is on cpu."):
-        load_engine("a-model", EngineRun(nvtx=True, cuda_graph=False, device="cpu"))
+    with pytest.raises(UsageError, match="--no-compile is not for this."):
+        load_engine("a-model", EngineRun(cuda_graph=False, device="cpu"))

@@ -59,9 +59,6 @@ FOREIGN_FAMILIES: dict[str, dict[str, Any]] = {
     "bloom": {
         "model_type": "bloom", "vocab_size": 97, "hidden_size": 32, "n_layer": 3, "n_head": 4, "initializer_range": 0.5,
     },
-    "mpt": {
-        "model_type": "mpt", "vocab_size": 97, "d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 128, **_RANGE,
-    },
     "falcon": {"model_type": "falcon", **_FALCON, "num_kv_heads": 2, "new_decoder_architecture": True},
     "falcon, one key head": {"model_type": "falcon", **_FALCON, "multi_query": True},
     "falcon, own key heads": {"model_type": "falcon", **_FALCON, "multi_query": False},
@@ -71,16 +68,6 @@ FOREIGN_FAMILIES: dict[str, dict[str, Any]] = {
     "stablelm": {"model_type": "stablelm", **_OWN_HEADS, "qk_layernorm": True, "use_parallel_residual": True},
     "nemotron": {"model_type": "nemotron", **SMALL},
     "gptj": {"model_type": "gptj", **_SMALL_GPT2, "rotary_dim": 4},
-    "codegen": {"model_type": "codegen", **_SMALL_GPT2, "rotary_dim": 4},
-    "gpt_neo": {
-        "model_type": "gpt_neo", "vocab_size": 97, "hidden_size": 32, "num_layers": 3, "num_heads": 4,
-        "max_position_embeddings": 128, "window_size": 6, "attention_types": [[["global", "local", "local"], 1]],
-        **_RANGE,
-    },
-    "xglm": {
-        "model_type": "xglm", "vocab_size": 97, "d_model": 32, "ffn_dim": 48, "num_layers": 3, "attention_heads": 4,
-        "max_position_embeddings": 128, "init_std": 0.3,
-    },
 }  # fmt: skip
 
 _OF_STATES = ("A_log", "conv.weight", "conv1d.weight", "dt_bias", "dt_proj.bias")

@@ -1,13 +1,9 @@
-"""Profiling of the engine thread: by torch's profiler, for a trace of some steps, and by NVTX, for NVIDIA's tools.
-
-Both mark the parts of steps as ranges. The engine gives the names of the ranges.
-"""
+"""Profiling of the engine thread by torch's profiler, for a trace of some steps, whose parts are ranges in it."""
 
 from __future__ import annotations
 
 import gzip
 import shutil
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -16,26 +12,20 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 
 class TorchRanges:
-    """Marks ranges that follow each other, on the calling thread: `mark` makes one of a name."""
+    """Marks ranges that follow each other, on the calling thread."""
 
-    def __init__(self, mark: Callable[[str], AbstractContextManager[object]]) -> None:
-        self._mark = mark
+    def __init__(self) -> None:
         self._open: AbstractContextManager[object] | None = None
 
     def begin(self, name: str) -> None:
         self.end()
-        self._open = self._mark(name)
+        self._open = record_function(name)
         self._open.__enter__()
 
     def end(self) -> None:
         opened, self._open = self._open, None
         if opened is not None:
             opened.__exit__(None, None, None)
-
-
-def nvtx_ranges() -> TorchRanges:
-    """Return ranges for NVIDIA's tools. They need torch with CUDA."""
-    return TorchRanges(torch.cuda.nvtx.range)
 
 
 class TorchRecording:
@@ -66,7 +56,7 @@ class TorchProfiler:
         started = profile(activities=self._activities)
         started.start()
         self._profile = started
-        return TorchRanges(record_function)
+        return TorchRanges()
 
     def stop(self) -> TorchRecording:
         recorded, self._profile = self._profile, None

@@ -42,7 +42,7 @@ _FILES = (".json", ".safetensors")
 _PACKAGES = ("oaiserve", "torch", "transformers")
 # The settings that a start could refuse, or that change what the native step computes.
 _OPTIONS = (
-    *("task", "device", "dtype", "compile", "attention", "nvtx", "tensor_parallel", "quantize", "kv_cache_dtype"),
+    *("task", "device", "dtype", "compile", "attention", "tensor_parallel", "quantize", "kv_cache_dtype"),
     *("cpu_features", "max_model_len", "block_size", "has_adapters"),
 )
 _ROOMS = ("oaiserve.engine.model.", "oaiserve.engine.start.", "oaiserve.files.")  # whose code makes a record

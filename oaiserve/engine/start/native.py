@@ -47,8 +47,6 @@ def refuse_unless_possible(loaded: LoadedModel, options: EngineOptions) -> None:
     if options.kv_cache_dtype != "auto" and (options.kv_cache_dtype == "int8") != on_cpu:
         setting, device = f"--kv-cache-dtype {options.kv_cache_dtype}", "cuda" if on_cpu else "cpu"
         raise StartupError(f"{setting} is for --device {device}; the model is on {loaded.device}.")
-    if options.nvtx and on_cpu:
-        raise StartupError(f"--nvtx is for --device cuda; the model is on {loaded.device}.")
     if options.draft_model is not None and not on_cpu:
         raise StartupError(f"--draft-model is for --device cpu; the model is on {loaded.device}.")
     if options.has_adapters and loaded.state_shapes:

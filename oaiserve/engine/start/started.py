@@ -16,7 +16,7 @@ from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.model.adapters import load_adapter
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.memory import longest_request
-from oaiserve.engine.model.profiler import TorchProfiler, TorchRanges
+from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.states import States
@@ -51,7 +51,6 @@ class Started(NamedTuple):
     max_model_len: int  # in tokens: the model's, or what the KV cache holds if that is less
     max_step_tokens_default: int
     profiler: TorchProfiler
-    ranges: TorchRanges | None = None  # None: phases of steps are not marked for NVTX
     draft_model: DraftModel | None = None
     num_states: int = 0  # of sequences; 0 if no layer keeps one
     warm_up: Callable[[], None] = lambda: None  # to be called by the thread that runs the steps, before the first one

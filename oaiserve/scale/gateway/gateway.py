@@ -24,15 +24,7 @@ from starlette.types import Receive, Scope, Send
 from oaiserve.config import ContinueStreams
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.errors import BadGateway, BodyTooLarge, NotFound, Overloaded, RequestTimeout, Unavailable
-from oaiserve.facts.continuation import (
-    IDS_HEADER,
-    KIND_HEADER,
-    SENT_HEADER,
-    Piece,
-    StreamIds,
-    encode_sent,
-    split_at_marks,
-)
+from oaiserve.facts.continuation import IDS_HEADER, KIND_HEADER, SENT_HEADER, Piece, StreamIds, split_at_marks
 from oaiserve.facts.prefix_keys import Prompt, prompt_of_body
 from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
 from oaiserve.facts.times import monotonic_ns
@@ -193,7 +185,7 @@ class Gateway:
         """Have a replica that was not tried begin an answer. Raises NoReplica and ClientDisconnect."""
         metrics, headers, body = self._metrics, asked.headers, asked.body
         if asked.sent:
-            sent = encode_sent(asked.sent)
+            sent = msgspec.json.encode(asked.sent)
             headers, body = [*headers, (SENT_HEADER.encode(), b"%d" % len(sent))], body + sent
         moves = ""  # why it moves on
         refused: _Begun | None = None
@@ -257,18 +249,16 @@ class Gateway:
                         await send_part({"type": "http.response.body", "body": UNLIKE, "more_body": True})
                     continue
                 if is_stream:
-                    text = "The replica that wrote this answer has ended. Please try again."
-                    await send_part(
-                        {"type": "http.response.body", "body": _last_events(scope, text), "more_body": False}
-                    )
+                    rest = _last_events(scope, "The replica that wrote this answer has ended. Please try again.")
+                    await send_part({"type": "http.response.body", "body": rest, "more_body": False})
                 else:
                     scope["extensions"][CONNECTION]["cut"]()  # no status can say it any more
                 return Ending.CUT_OFF
             except asyncio.CancelledError:  # the shutdown cuts off running requests
                 if not is_stream:
                     raise
-                text = "The server is shutting down. Please try again."
-                await send_part({"type": "http.response.body", "body": _last_events(scope, text), "more_body": False})
+                rest = _last_events(scope, "The server is shutting down. Please try again.")
+                await send_part({"type": "http.response.body", "body": rest, "more_body": False})
                 return Ending.CUT_OFF
             await send_part({"type": "http.response.body", "body": rest, "more_body": False})
             return Ending.ANSWERED

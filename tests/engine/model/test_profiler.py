@@ -8,16 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.profiler import nvtx_ranges
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.started import assemble
 from oaiserve.engine.start.ways.expanded import start_on_cpu
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.errors import StartupError
 from tests.engine.doubles import TIMEOUT_SECONDS, Inbox, request
 from tests.models.decoders import byte_tokenizer
 
@@ -52,21 +49,3 @@ def test_a_trace_has_the_steps_with_their_sizes_and_the_operations_in_them(engin
         for launch in launches:
             end = launch["ts"] + launch["dur"]
             assert any("mm" in o["name"] and launch["ts"] <= o["ts"] < end for o in operations), launch["name"]
-
-
-def test_nvtx_is_refused_without_a_gpu(loaded: LoadedModel) -> None:
-    with pytest.raises(StartupError, match="--nvtx is for --device cuda; the model is on cpu."):
-        start_on_cpu(loaded, EngineOptions(nvtx=True))
-
-
-def test_a_new_nvtx_range_ends_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
-    ranges = nvtx_ranges()
-    ranges.end()
-    ranges.begin("schedule")
-    ranges.begin("launch")
-    ranges.end()
-    ranges.end()
-    assert calls == ["schedule", "pop", "launch", "pop"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from threading import Semaphore
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ContinueStreams, RouteOptions, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Step
 from oaiserve.scale.gateway.app import GatewayApp, create_gateway
 from oaiserve.scale.gateway.upstream import Address
 from oaiserve.scale.gateway.watch import Pace
@@ -51,6 +53,28 @@ class Signed:
         await self.app(scope, receive, signed_send)
 
 
+class Gate:
+    """Lets each step of a real engine wait for `permit()`."""
+
+    is_gated = True
+
+    def __init__(self, engine: Engine) -> None:
+        self.steps: list[Step] = []
+        self._permits = Semaphore(0)
+        runner: Any = engine._loop._stepper._runner
+        launch = runner.launch
+
+        def gated(step: Step) -> Any:
+            assert self._permits.acquire(timeout=TIMEOUT_SECONDS)
+            self.steps.append(step)
+            return launch(step)
+
+        runner.launch = gated
+
+    def permit(self, steps: int = 1) -> None:
+        self._permits.release(steps)
+
+
 @dataclass
 class Replica:
     """One server, its engine, and the script of its model."""
@@ -58,7 +82,7 @@ class Replica:
     app: Starlette
     server: RunningServer
     engine: Engine
-    runner: ScriptedRunner
+    runner: ScriptedRunner | Gate
     telemetry: FakeTelemetry
 
     @property
@@ -78,14 +102,16 @@ class Fleet:
     made: GatewayApp = field(init=False)
     http: httpx.Client = field(init=False)
 
-    def add(self, *, gated: bool = False, **options: Any) -> Replica:
-        """Start a replica, and let the gateway find it."""
-        runner = ScriptedRunner(self.token_of, gated=gated)
-        engine = make_engine(runner, **{"kv_blocks": 512, "max_step_tokens": 64} | options)
+    def add(self, *, gated: bool = False, engine: Engine | None = None, **options: Any) -> Replica:
+        """Start a replica, with this engine or one of a script, and let the gateway find it."""
+        scripted = ScriptedRunner(self.token_of, gated=gated)
+        is_real = engine is not None
+        engine = engine or make_engine(scripted, **{"kv_blocks": 512, "max_step_tokens": 64} | options)
         telemetry = FakeTelemetry()
         app = create_app(Config("m", self.server), engine, telemetry)
         app.add_middleware(Signed)
         _, server = self.stack.enter_context(running_server(app, self.server))
+        runner = Gate(engine) if is_real else scripted  # a real engine has computed steps when it is ready
         replica = Replica(app, server, engine, runner, telemetry)
         self.replicas[replica.name] = replica
         self.named.append(address_of(server))

@@ -8,15 +8,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from oaiserve.config import ContinueStreams
+from oaiserve.config import ContinueStreams, EngineOptions
+from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.sequence import Sequence
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER
+from tests.engine.model.cpu.small_models import config, make_model
+from tests.engine.remembered import save
 from tests.scale.gateway.doubles import BEHIND_A_GATEWAY, QUICK, SIGNATURE, Fleet, fleet
 from tests.waiting import wait_until
 
@@ -43,6 +47,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "response": (RESPONSES, {"input": "Hi", "max_output_tokens": 16}),
     "response with calls": (RESPONSES, {"input": "Hi", "tools": OF_RESPONSES}),
 }
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = make_model(config("llama", vocab_size=400, max_position_embeddings=1024))
+    return save(model, tmp_path_factory.mktemp("model"), 400)
 
 
 @pytest.fixture(autouse=True)
@@ -186,3 +196,31 @@ def test_what_was_sent_must_be_the_begin_of_an_answer() -> None:
         assert "outside the model's vocabulary" in asked(b"[[0,[123456789]]]")["message"]
         assert "cannot be its begin" in asked(b"[[0,[70,71,72,73]]]")["message"]
         assert running.ask().status_code == 200
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}, "required": ["a"]}
+FORM = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+REAL: dict[str, dict[str, Any]] = {
+    "drawn": {"temperature": 1.0, "presence_penalty": 0.4, "repetition_penalty": 1.1},
+    "a schema": {"temperature": 1.0, "response_format": FORM},
+    "choices": {"n": 3, "temperature": 0.8},
+}
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("case", REAL)
+def test_a_real_model_goes_on_with_the_same_tokens(case: str, small_model: Path) -> None:
+    """Two servers with the native step, one of which is killed while it writes."""
+    options = EngineOptions(device="cpu", dtype="float32", kv_blocks=256, cpu_threads=1, block_size=16, drafts="off")
+    body = {"messages": ASKED, "seed": 5, "max_tokens": 60, "ignore_eos": True, **REAL[case]}
+    found = []
+    for kills in (False, True):
+        with fleet(0) as running:
+            for _ in range(2):
+                running.add(engine=Engine.from_pretrained(small_model, options))
+            running.wait_until_known()
+            kill = (lambda name, of=running: of.replicas[name].server.kill()) if kills else None
+            found.append(by_choice(shown(run_stream(running, CHAT, body, kill, 6))))
+            assert running.metric("oaiserve_gateway_continued_total", result="alike") == kills
+    assert found[0] == found[1]
+    assert all(len(events) > 20 for choice, events in found[0].items() if choice != "none")

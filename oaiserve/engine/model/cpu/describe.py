@@ -317,25 +317,11 @@ def _qkv(reader: ModuleReader, attention: Module, shape: KVShape) -> list[Matrix
         sorted_rows = matrix.picked(by_kind(torch.arange(len(matrix.weight)), heads, parts))
         return [replace(sorted_rows, module=matrix.module, heads=heads, parts=parts)]
     if (together := reader.child(attention, "qkv_proj", "c_attn", "Wqkv", optional=True)) is not None:
-        matrix = reader.matrix(together)
-        groups = family_of(reader.loaded.model.config.model_type).projection_groups
-        return _in_groups(matrix, groups) if groups else [matrix]
+        return [reader.matrix(together)]
     names = ["q_proj", "k_proj", "v_proj"]
     if getattr(attention, "use_alternative_attention", False):  # whose values are its keys
         names.remove("v_proj")
     return [reader.matrix(reader.child(attention, name)) for name in names]
-
-
-def _in_groups(matrix: Matrix, groups: int) -> list[Matrix]:
-    """Return queries, keys and values of a matrix of which each group of heads has its queries, values and keys."""
-    parts = 3
-    if isinstance(matrix.weight, Blocks):
-        raise NotKnown("its projections are sorted by groups of heads")
-    queries, values, keys = by_kind(torch.arange(len(matrix.weight)), groups, parts).chunk(parts)
-    return [
-        replace(matrix.picked(rows), module=matrix.module, heads=groups, parts=parts, first_row=number * len(rows))
-        for rows, number in zip((queries, keys, values), (0, 2, 1), strict=True)
-    ]
 
 
 def _latent(reader: ModuleReader, attention: Any) -> LatentProjection:

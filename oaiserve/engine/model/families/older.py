@@ -1,4 +1,4 @@
-"""Families of 2021 to 2023 that compute attention by themselves: Bloom, Falcon, GPT-J and CodeGen, GPT-Neo, MPT, XGLM.
+"""Older families that compute attention by themselves: Bloom, Falcon and GPT-J.
 
 Each gets a function that calls paged attention instead, with the slopes of ALiBi's biases where it has them.
 """
@@ -75,18 +75,6 @@ def _falcon(module: Any, model: Any, handed: Handed) -> bool:
     return True
 
 
-def _gpt_neo(module: Any, model: Any, handed: Handed) -> bool:
-    window = model.config.window_size if module.attention_type == "local" else None
-    module.layer_idx = module.layer_id
-
-    def own(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, None]:
-        out = attend(module, handed, query, key, value, scaling=1.0, sliding_window=window)
-        return out.transpose(1, 2), None
-
-    module._attn = own
-    return True
-
-
 def _gptj(module: Any, _: Any, handed: Handed) -> bool:
     def own(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, None]:
         out = attend(module, handed, query.to(value.dtype), key.to(value.dtype), value)
@@ -96,54 +84,9 @@ def _gptj(module: Any, _: Any, handed: Handed) -> bool:
     return True
 
 
-def _mpt(module: Any, model: Any, handed: Handed) -> bool:
-    build = type(model.transformer).build_mpt_alibi_tensor
-    slopes = slopes_of(build(model.transformer, module.n_heads, 2), model)
-    model.transformer.build_mpt_alibi_tensor = no_biases
-
-    def forward(hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
-        together = module.Wqkv(hidden_states)
-        if module.clip_qkv:
-            together = together.clamp(-module.clip_qkv, module.clip_qkv)
-        query, key, value = (
-            part.unflatten(-1, (module.n_heads, -1)).transpose(1, 2) for part in together.chunk(3, dim=2)
-        )
-        out = attend(module, handed, query, key, value, scaling=module.softmax_scale, slopes=slopes)
-        return module.out_proj(out.flatten(2)), None
-
-    module.forward = forward
-    return True
-
-
-def _xglm(module: Any, _: Any, handed: Handed) -> bool:
-    def forward(hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
-        query, key, value = (
-            project(hidden_states).unflatten(-1, (module.num_heads, -1)).transpose(1, 2)
-            for project in (module.q_proj, module.k_proj, module.v_proj)
-        )
-        out = attend(module, handed, query, key, value, scaling=module.scaling)
-        return module.out_proj(out.flatten(2)), None
-
-    module.forward = forward
-    return True
-
-
-_GPT_NEO_LAYERS = [[["global", "local", "local"], 1]]
-_SMALL_GPT_NEO = {"num_layers": 3, "num_heads": 4, "window_size": 6, "attention_types": _GPT_NEO_LAYERS}
 _SMALL_GPTJ = {"n_embd": 64, "n_layer": 3, "n_head": 4, "rotary_dim": 8}
-_SMALL_MPT = {"d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 128}
 FAMILIES = (
     Family(type="bloom", attention={"BloomAttention": _bloom}, computes_attention=True),
     Family(type="falcon", attention={"FalconAttention": _falcon}, computes_attention=True, small={"head_dim": None}),
-    Family(type="gpt_neo", attention={"GPTNeoSelfAttention": _gpt_neo}, computes_attention=True, small=_SMALL_GPT_NEO),
     Family(type="gptj", attention={"GPTJAttention": _gptj}, computes_attention=True, small=_SMALL_GPTJ),
-    Family(
-        type="codegen",
-        attention={"CodeGenAttention": _gptj},
-        computes_attention=True,
-        projection_groups=4,
-        small=_SMALL_GPTJ,
-    ),
-    Family(type="mpt", attention={"MptAttention": _mpt}, computes_attention=True, small=_SMALL_MPT),
-    Family(type="xglm", attention={"XGLMAttention": _xglm}, computes_attention=True),
 )

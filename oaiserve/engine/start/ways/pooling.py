@@ -216,7 +216,6 @@ def _refuse_unless_possible(task: Task, options: EngineOptions) -> None:
         (f"--tensor-parallel {options.tensor_parallel}", options.tensor_parallel > 1),
         (f"--quantize {options.quantize}", options.quantize != "none"),
         (f"--attention {options.attention}", options.attention != "auto"),
-        ("--nvtx", options.nvtx),
         (f"--kv-cache-dtype {options.kv_cache_dtype}", options.kv_cache_dtype != "auto"),
         ("--kv-blocks", options.kv_blocks is not None),
         ("--kv-cache-memory", options.kv_cache_memory is not None),

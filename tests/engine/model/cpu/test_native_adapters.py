@@ -69,7 +69,7 @@ def prompts_for(vocab_size: int, lengths: list[int], seed: int = 0) -> list[list
     "family",
     [
         *("llama", "phi3", "gpt2", "gpt_neox", "gemma2", "persimmon", "arcee", "granite", "qwen2_moe"),
-        *("deepseek_v2", "deepseek_v3", "gemma4_text", "gemma4_text with experts", "codegen"),
+        *("deepseek_v2", "deepseek_v3", "gemma4_text", "gemma4_text with experts"),
     ],
 )
 def test_several_adapters_in_one_batch_are_each_the_model_with_merged_weights(family: str) -> None:

@@ -170,7 +170,6 @@ def test_a_decoder_of_a_chat_model_can_embed(tmp_path: Path) -> None:
         {"kv_blocks": 8},
         {"kv_cache_memory": Bytes(2**20)},
         {"attention": "reference"},
-        {"nvtx": True},
         {"max_model_len": 500},
     ],
 )
