@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -90,18 +90,19 @@ def run_stream(
         asked = running.http.build_request("POST", path, json=body | {"stream": True})
         asking = threads.submit(running.http.send, asked, stream=True)
 
-        def step(times: int) -> None:
+        def step(times: int, until: Future[Any]) -> None:
             for _ in range(times):
                 num_steps = sum(len(runner.steps) for runner in runners)
                 for runner in runners:
                     runner.permit(1)
-                wait_until(lambda before=num_steps: sum(len(runner.steps) for runner in runners) > before)
+                wait_until(lambda before=num_steps: until.done() or sum(len(one.steps) for one in runners) > before)
 
         while not asking.done():
-            step(1)
+            step(1, asking)
         answer = asking.result()
+        assert answer.status_code == 200, answer.read()
         reading = threads.submit(answer.read)
-        step(after)
+        step(after, reading)
         with nullcontext() if disturb is None else disturb(answer.headers[SIGNATURE]) or nullcontext():
             for runner in runners:
                 runner.permit(1000)
@@ -198,7 +199,8 @@ def test_what_was_sent_must_be_the_begin_of_an_answer() -> None:
         assert running.ask().status_code == 200
 
 
-SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}, "required": ["a"]}
+MANY = {"type": "array", "items": {"type": "integer"}, "minItems": 40}
+SCHEMA = {"type": "object", "properties": {"a": MANY}, "required": ["a"]}
 FORM = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
 REAL: dict[str, dict[str, Any]] = {
     "drawn": {"temperature": 1.0, "presence_penalty": 0.4, "repetition_penalty": 1.1},
