@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
+from prometheus_client import Counter
 
+from oaiserve.scale.gateway.metrics import GatewayMetrics
+from oaiserve.scale.gateway.watch import USUAL, Watch, addresses_of
+from oaiserve.scale.router import Router
 from oaiserve.telemetry import names, vllm_names
 from tests.deploy.paths import DEPLOY
 from tests.telemetry.reported import PROCESS_METRICS
@@ -24,6 +28,13 @@ KNOWN_LABELS = {
     for suffix in _SUFFIXES.get(metric.type, ("",))
 }
 KNOWN_LABELS |= dict.fromkeys((*PROCESS_METRICS, "up"), _TARGET)
+_GATEWAY = GatewayMetrics(Watch(Router(), (), None, addresses_of, USUAL))
+KNOWN_LABELS |= {
+    f"oaiserve_gateway_{name}_total": {*vars(metric)["_labelnames"], *_TARGET}
+    for name, metric in vars(_GATEWAY).items()
+    if isinstance(metric, Counter)
+}
+KNOWN_LABELS["oaiserve_gateway_replica_up"] = {"replica", *_TARGET}
 KNOWN_LABELS["ALERTS"] = {"alertname", "alertstate", "severity", "slo", "model", *_TARGET}
 
 _STRING = re.compile(r'"[^"]*"')
