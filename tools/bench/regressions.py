@@ -130,7 +130,8 @@ def answer_turns() -> None:
                 found[f"decode of {count}, ms"] = min(step.duration_ns for step in full) / 1e6
                 found["engine beside a step, ms"] = min(step.idle_ns for step in full) / 1e6
             for length in PROMPTS:
-                complete(engine, random_prompts(1, length, engine.vocab_size, int(line)), 1)
+                # Its seed is no other prompt's, or it would begin with that one, which is in the prefix cache.
+                complete(engine, random_prompts(1, length, engine.vocab_size, 1000 * length + int(line)), 1)
                 found[f"prompt of {length}, ms"] = sum(step.duration_ns for step in engine.take_steps()) / 1e6
             print(json.dumps(found), flush=True)
 
