@@ -33,6 +33,9 @@ from oaiserve.facts.record import WaitReason
 _key = attrgetter("key")
 _client_and_key = attrgetter("client.service", "key")
 MOST_OVERTAKEN = 16  # how often a sequence that does not fit is overtaken
+# A prompt is short beside one with so many times its tokens left. For so many steps behind its arrival, prompts get a
+# quarter of their time in a step. A prompt of 3,000 tokens takes 8 % longer in such steps, on a Zen 4.
+SHORT_BESIDE, SHORTER_STEPS = 8, 128
 # The weight of a prompt token with log-probabilities in a step in which others decode: the model's last
 # layer is computed for it, and the whole vocabulary is searched for the best. The number is chosen, not measured.
 PROMPT_LOGPROBS_COST = 4
@@ -87,6 +90,7 @@ class Scheduler:
         self._by_client = policy.by_client
         self._prefixes = Prefixes(pool, states) if prefix_cache else None
         self._num_arrived = 0
+        self._num_shorter_steps = 0
         self._waiting = WaitingQueue(by_client=policy.by_client)
         self.running: list[Sequence] = []  # by key
         # By the reason: a block under way, or a sequence that computes their prompt.
@@ -131,7 +135,10 @@ class Scheduler:
         num_cached = (
             len(self._look_up(sequence)[0]) * self.pool.block_size if leader is None else sequence.num_tokens - 1
         )
-        self._waiting.arrive(sequence, sequence.num_tokens - num_cached)
+        num_new = sequence.num_tokens - num_cached
+        self._waiting.arrive(sequence, num_new)
+        if any(one.num_uncomputed >= SHORT_BESIDE * num_new for one in self.running):
+            self._num_shorter_steps = SHORTER_STEPS
         self._count(sequence, waiting=1)
         if leader is not None and leader.place is not Place.NOWHERE and leader.num_computed < self._fork_end(leader):
             leader.siblings.append(sequence)
@@ -168,6 +175,7 @@ class Scheduler:
         if self.step_time is not None:
             self.step_time.begin(step)
         self._compute_prompts(step, budget)
+        self._num_shorter_steps -= self._num_shorter_steps > 0
         self._waiting.charge_draws(step)
         if not step.chunks:
             return None
@@ -587,7 +595,8 @@ class Scheduler:
             num_tokens = (most + 1) // 2 if is_shared else most
         if self.step_time is None:
             return num_tokens
-        return self.step_time.fitting(sequence.num_computed, num_tokens, share=0.5 if is_shared else 1.0)
+        share = 0.25 if self._by_client and self._num_shorter_steps else 1.0
+        return self.step_time.fitting(sequence.num_computed, num_tokens, share / 2 if is_shared else share)
 
     def _blocks_for(self, sequence: Sequence, num_tokens: int) -> int:
         return 0 if sequence.is_whole else self.pool.blocks_for(num_tokens)

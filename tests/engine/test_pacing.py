@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oaiserve.engine import scheduler
 from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.pacing import FIRST, LEAST_SECONDS, UNIT, StepTime
 from oaiserve.engine.policy import Policy, fair, fcfs
@@ -70,3 +71,28 @@ def test_prompts_are_cut_small_while_nobody_knows_what_a_step_costs() -> None:
     assert [memory.run() for _ in range(2)] == [[("a", FIRST)]] * 2
     learnt.append(cost(1e3))
     assert [memory.run()[0][1] for _ in range(4)] == [128, 256, 512, 148]
+
+
+def test_steps_are_shorter_for_a_while_when_a_short_prompt_comes_beside_a_long_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "SHORTER_STEPS", 8)
+    known = cost(1e6)
+    memory = memory_of(kv_blocks=900, max_step_tokens=512, policy=fair)
+    memory.scheduler.step_time = StepTime(lambda: known, 0.4, 512)
+    memory.add(sequence("long", 2000))
+    (before,) = [memory.run() for _ in range(3)][-1]
+    memory.add(sequence("short", 37, 1))
+    beside, *after = [dict(memory.run())["long"] for _ in range(10)]
+    assert before[1] > 4 * beside
+    assert max(after[:7]) < 0.4 * before[1] < after[7]
+
+
+def test_a_prompt_about_as_long_as_the_one_beside_it_leaves_steps_as_they_are() -> None:
+    known = cost(1e6)
+    memory = memory_of(kv_blocks=900, max_step_tokens=512, policy=fair)
+    memory.scheduler.step_time = StepTime(lambda: known, 0.16, 512)
+    memory.add(sequence("long", 1400))
+    memory.run()
+    memory.add(sequence("other", 400))
+    assert sum(dict(memory.run()).values()) > 100
