@@ -12,8 +12,10 @@ from jinja2 import TemplateSyntaxError
 
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.engine.text.jinja_template import JinjaTemplate, Message
+from oaiserve.engine.text.special_tokens import SpecialTexts
 from oaiserve.errors import InvalidRequest, StartupError
 
+NO_SPECIAL_TEXTS = SpecialTexts(())
 # The names beside a template's variables, here or in transformers: no client may set them.
 RESERVED = {
     *("self", "messages", "conversation", "conversations", "chat_template", "tokenize"),
@@ -71,8 +73,11 @@ class ChatTemplate:
                 ) from cause
             return ""  # the template rejects this sample
 
-    def render(self, prompt: ChatPrompt) -> str:
-        """Return the text of the messages of a prompt. Raises InvalidRequest if the template rejects them."""
+    def render(self, prompt: ChatPrompt, special: SpecialTexts = NO_SPECIAL_TEXTS) -> str:
+        """Return the text of the messages of a prompt, with marks in `special` texts that come from the client.
+
+        Raises InvalidRequest if the template rejects them.
+        """
         if reserved := sorted(RESERVED & prompt.template_kwargs.keys()):
             raise InvalidRequest(
                 f"Invalid 'chat_template_kwargs': '{reserved[0]}' cannot be set there.", param="chat_template_kwargs"
@@ -85,18 +90,20 @@ class ChatTemplate:
         if prompt.tools:
             arguments["tools"] = prompt.tools
         try:
-            return self._apply(self._prepare(prompt.messages), arguments) + prompt.opening
+            return self._apply(self._prepare(prompt.messages), arguments, special) + prompt.opening
         except InvalidRequest as error:
             if error.param == "messages":
                 error.param = prompt.param
             raise
 
-    def _apply(self, messages: list[Message], arguments: Mapping[str, Any]) -> str:
-        variables = {**self._special_tokens, **arguments}
-        adds, continues = (variables.pop(name, False) for name in ("add_generation_prompt", "continue_final_message"))
+    def _apply(
+        self, messages: list[Message], arguments: Mapping[str, Any], special: SpecialTexts = NO_SPECIAL_TEXTS
+    ) -> str:
         try:
+            variables = {**self._special_tokens, **special.marked(arguments)}
+            adds, continues = (variables.pop(one, False) for one in ("add_generation_prompt", "continue_final_message"))
             return self._template(variables.get("tools")).render(
-                messages, variables, add_generation_prompt=adds, continue_final_message=continues
+                special.marked(messages), variables, add_generation_prompt=adds, continue_final_message=continues
             )
         except Exception as error:  # a template is a program that runs on the client's data, and can raise anything
             raise InvalidRequest(

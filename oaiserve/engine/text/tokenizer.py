@@ -19,6 +19,7 @@ from oaiserve.engine.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, 
 from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.text.encoding_rules import PIECE_CHARACTERS, EncodingRules
+from oaiserve.engine.text.special_tokens import MARK, SpecialTexts
 from oaiserve.engine.text.stored_tokenizer import (
     StoredTokenizer,
     recall_tokenizer,
@@ -40,6 +41,8 @@ LOAD_SECONDS = 30.0  # for the tables of a tokenizer and a few samples of its ch
 
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+UNCUT_CHARACTERS = 2**16  # encoded within some 30 milliseconds
+MARKED_PIECES = 256  # short ones, which are encoded in one turn
 DECODE_TOKENS = 2**12  # decoded at once, where their texts can be told apart
 Result = TypeVar("Result")
 
@@ -47,11 +50,11 @@ Result = TypeVar("Result")
 class Tokenizer:
     """The tokenizer turns text and messages into token ids. It never changes, so any number of threads may share it."""
 
-    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+    def __init__(self, tokenizer: Any, chat_template: str | None = None, *, obeys_contents: bool = False) -> None:
         """Wrap a tokenizer of transformers, or a stored one.
 
-        `chat_template` is Jinja source in place of the model's own. Raises StartupError if the tokenizer is no Rust
-        one, or if the template is not valid.
+        `chat_template` is Jinja source in place of the model's own. With `obeys_contents`, special tokens in messages
+        are encoded as such. Raises StartupError if the tokenizer is no Rust one, or if the template is not valid.
         """
         if not isinstance(tokenizer, StoredTokenizer):
             if not getattr(tokenizer, "is_fast", False):
@@ -60,6 +63,8 @@ class Tokenizer:
             tokenizer = stored(tokenizer)
         if chat_template is not None:
             tokenizer = replace(tokenizer, chat_template=chat_template)
+        if obeys_contents:
+            tokenizer = replace(tokenizer, obeys_contents=True)
         self.stored: StoredTokenizer = tokenizer  # from which another process makes it without transformers
         self.backend: RustTokenizer = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these on each call, which fails while another thread encodes.
@@ -72,6 +77,8 @@ class Tokenizer:
         self.special_ids = self._table.special_ids
         added = self.backend.get_added_tokens_decoder()
         self.special_token_ids = {added[token_id].content: token_id for token_id in self.special_ids}
+        is_plain = tokenizer.obeys_contents or tokenizer.split_special_tokens
+        self._special_texts = SpecialTexts(() if is_plain else self.special_token_ids)
         template, special_tokens = tokenizer.chat_template, tokenizer.special_tokens_map
         self.chat_template = ChatTemplate(template, special_tokens, tokenizer.response_template) if template else None
         self.info = {  # for clients that render prompts themselves
@@ -83,7 +90,9 @@ class Tokenizer:
         self._affixes = self._find_affixes()
 
     @classmethod
-    def from_pretrained(cls, path: Path | str, chat_template: str | None = None, *, recheck: bool = False) -> Tokenizer:
+    def from_pretrained(
+        cls, path: Path | str, chat_template: str | None = None, *, recheck: bool = False, obeys_contents: bool = False
+    ) -> Tokenizer:
         """Load a tokenizer from a folder or a GGUF file.
 
         A tokenizer of local files is stored in the start cache for the next start, which `recheck` ignores. Raises
@@ -107,7 +116,8 @@ class Tokenizer:
                 tokenizer = _load(source, gguf_file)
                 if asked is not None:
                     remember_tokenizer(asked, tokenizer)
-            return within(LOAD_SECONDS, partial(cls, tokenizer, chat_template), failure)
+            make = partial(cls, tokenizer, chat_template, obeys_contents=obeys_contents)
+            return within(LOAD_SECONDS, make, failure)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt. Raises InvalidRequest if it cannot be encoded, or has no tokens."""
@@ -138,10 +148,10 @@ class Tokenizer:
                         "The model has no chat template. Use /v1/completions, or give the server a --chat-template.",
                         param=prompt.param,
                     )
-                param, text = prompt.param, self.chat_template.render(prompt)
+                param, text = prompt.param, self.chat_template.render(prompt, self._special_texts)
                 if len(text) > PIECE_CHARACTERS:
                     yield
-                token_ids = yield from self._encode_text(text, prompt.add_special_tokens, param, most_tokens)
+                token_ids = yield from self._encode_rendered(text, prompt.add_special_tokens, param, most_tokens)
         if not token_ids:
             raise InvalidRequest(f"Invalid '{param}': it has no tokens, so there is nothing to continue.", param=param)
         return token_ids
@@ -187,6 +197,24 @@ class Tokenizer:
             encoded += [alone, self._encode(f" {bare}", False, "bad_words")]
         return encoded
 
+    def _encode_rendered(
+        self, text: str, add_special_tokens: bool, param: str, most_tokens: int | None
+    ) -> Generator[None, None, list[int]]:
+        """Return the token ids of a template's text, cut at its marks."""
+        if MARK not in text:
+            return (yield from self._encode_text(text, add_special_tokens, param, most_tokens))
+        before, after = self._affixes if add_special_tokens and self._affixes is not None else ([], [])
+        token_ids = [*before]
+        for number, piece in enumerate(filter(None, text.split(MARK))):
+            if number % MARKED_PIECES == 0:
+                yield
+            room = None if most_tokens is None else most_tokens - len(token_ids)
+            try:
+                token_ids += yield from self._encode_text(piece, False, param, room)
+            except TooManyTokens as error:
+                raise TooManyTokens(len(token_ids) + error.num_tokens, is_exact=False) from error
+        return [*token_ids, *after]
+
     def _encode_text(
         self, text: str, add_special_tokens: bool, param: str, most_tokens: int | None
     ) -> Generator[None, None, list[int]]:
@@ -205,11 +233,25 @@ class Tokenizer:
                     raise TooManyTokens(len(so_far), is_exact=False)
                 if number:
                     yield
+                if most_tokens is not None and len(piece) > UNCUT_CHARACTERS:
+                    yield from self._check_uncut(piece, param, most_tokens)
                 so_far.extend(self._encode(piece, False, param))
             token_ids = [*so_far, *after]
         if most_tokens is not None and len(token_ids) > most_tokens:
             raise TooManyTokens(len(token_ids), is_exact=True)
         return token_ids
+
+    def _check_uncut(self, text: str, param: str, most_tokens: int) -> Generator[None, None, None]:
+        """Raise TooManyTokens for a long text without cuts, in a turn for each part: whole, it might take seconds.
+
+        Parts may have some tokens more than the whole, but not half as many again.
+        """
+        num_tokens = 0
+        for start in range(0, len(text), UNCUT_CHARACTERS):
+            num_tokens += len(self._encode(text[start : start + UNCUT_CHARACTERS], False, param))
+            if 2 * num_tokens > 3 * most_tokens:
+                raise TooManyTokens(most_tokens + 1, is_exact=False)
+            yield
 
     def _encode_start(
         self, text: str, add_special_tokens: bool, param: str, most_tokens: int
