@@ -25,8 +25,8 @@ from oaiserve.engine.model.states import StateCache
 _PIECE = 64
 
 
-def bring_paged_attention(model: PreTrainedModel) -> bool:
-    """Change attention modules where their family needs it; true if it calls none of transformers' functions."""
+def bring_paged_attention(model: PreTrainedModel) -> None:
+    """Change attention modules where their family needs it."""
     handed, family = Handed(), family_of(model.config.model_type)
     changed = [
         family.attention[name](module, model, handed)
@@ -35,7 +35,6 @@ def bring_paged_attention(model: PreTrainedModel) -> bool:
     ]
     if any(changed):
         handed.take_from(model)
-    return family.computes_attention
 
 
 def share_caches(model: PreTrainedModel) -> int:

@@ -97,8 +97,6 @@ def _probe_attention(
     kept: dict[int, LayerStateShapes] = {}
     batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
     probe = _Probe(ReferenceAttention(batch), outputs)
-    if getattr(model.config, "alibi", False):
-        model.set_attn_implementation("sdpa")  # in eager attention, transformers' code of Falcon adds ALiBi twice
     with torch.inference_mode():
         with outputs.recorded():
             # Of all tokens: for the last one's logits alone, layers of Gemma 4 would compute nothing else.
@@ -109,8 +107,8 @@ def _probe_attention(
             bring_states(model)
             batch.states = States(kept, 1, model.device).of_step([StateChunk(0, 0, _PROBE_TOKENS)])
         num_sharing = share_caches(model)
-        computes_itself = bring_paged_attention(model)
-        if not computes_itself and has_attention(model.config):
+        bring_paged_attention(model)
+        if has_attention(model.config):
             model.set_attn_implementation(ATTENTION)
             if model.config._attn_implementation != ATTENTION:
                 raise StartupError(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PIECE_CHARACTERS = 2**14  # encoded within about five milliseconds
 SLICE_CHARACTERS = 2**17  # counted within about a quarter of a millisecond
+SEARCHED_CHARACTERS = 2**20  # for a cut: the search keeps other threads waiting for some 30 milliseconds
 MOST_CANDIDATES = 64  # positions to look at for a cut; a text could have millions that are none
 WINDOW_CHARACTERS = 32  # on both sides of a cut, for the last check by the tokenizer itself
 SPACE = "▁"
@@ -141,7 +142,7 @@ class EncodingRules:
                 num_tried += 1
                 if num_tried == MOST_CANDIDATES:
                     return None
-        for match in self._candidates.finditer(text, last):
+        for match in self._candidates.finditer(text, last, last + SEARCHED_CHARACTERS):
             if self._is_cut(text, match.start()):
                 return match.start()
             num_tried += 1

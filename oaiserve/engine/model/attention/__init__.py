@@ -50,14 +50,12 @@ class ScaledCache(LayerCache):
 
 
 class Scoring(NamedTuple):
-    """Scoring says how a layer makes scores of queries and keys. No layer has both sinks and slopes."""
+    """Scoring says how a layer makes scores of queries and keys."""
 
     scaling: float
     sliding_window: int | None = None  # a token attends only to so many last tokens
     softcap: float | None = None  # squashes scores to the range from -softcap to softcap
     sinks: torch.Tensor | None = None  # float32 [heads], scores of a key more, which all tokens see; its value is 0
-    # float32 [heads] (ALiBi): times the distance between a token and a key, they are subtracted from their score.
-    slopes: torch.Tensor | None = None
 
 
 class StepAttention(Protocol):

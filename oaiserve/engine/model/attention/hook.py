@@ -38,7 +38,6 @@ def paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    slopes: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute a layer's attention, with the signature of transformers' attention functions.
@@ -55,7 +54,6 @@ def paged_attention(
             sliding_window,
             softcap,
             None if s_aux is None else s_aux.float(),
-            slopes,
         ),
     )
     return out.unsqueeze(0), None

@@ -110,8 +110,8 @@ def _attention(
     scoring: Scoring,
 ) -> torch.Tensor:  # [B, heads, Q, value_dim]
     groups = query.shape[1] // key.shape[1]
-    scaling, _, softcap, sinks, slopes = scoring
-    is_plain = softcap is None and sinks is None and slopes is None
+    scaling, _, softcap, sinks = scoring
+    is_plain = softcap is None and sinks is None
     if is_plain and query.shape[2] == 1:
         # The query heads that share a key head are rows of one query: six times as fast as grouped attention on a CPU.
         rows = query.reshape(query.shape[0], key.shape[1], groups, query.shape[3])
@@ -122,10 +122,6 @@ def _attention(
     scores = query @ key.transpose(2, 3) * scaling
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
-    if slopes is not None:
-        # The distance to the last key in place of that to the query: a constant for all keys changes no weight.
-        distances = torch.arange(key.shape[2] - 1, -1, -1, device=key.device)
-        scores = scores.float() - slopes[:, None, None] * distances
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     if sinks is not None:
         sink = sinks.view(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)

@@ -94,14 +94,8 @@ def _scalars(scoring: Scoring) -> tuple[float, float]:
     return 2 * scoring.scaling * log2_e / scoring.softcap, scoring.softcap * log2_e
 
 
-def _of_heads(scoring: Scoring, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sinks and the slopes of a layer, with an unread tensor in place of a missing one."""
-    return query if scoring.sinks is None else scoring.sinks, query if scoring.slopes is None else scoring.slopes
-
-
 def _has(scoring: Scoring) -> dict[str, bool]:
-    softcap, sinks, slopes = (number is not None for number in scoring[2:])
-    return {"HAS_SOFTCAP": softcap, "HAS_SINKS": sinks, "HAS_SLOPES": slopes}
+    return {"HAS_SOFTCAP": scoring.softcap is not None, "HAS_SINKS": scoring.sinks is not None}
 
 
 def _strides(*tensors: torch.Tensor) -> list[int]:
@@ -247,7 +241,7 @@ def decode(
         *(batch.slots, batch.seq_lens, batch.block_tables, batch.table_rows),
         *_rotation(rotation, key),
         *(factor * key_scale, softcap, key_scale, value_scale),
-        *_of_heads(scoring, query),
+        query if scoring.sinks is None else scoring.sinks,  # unread where there are none
         num_rows,
         *_strides(query, key, value, out),
         *cache.keys.stride()[:3],
@@ -286,7 +280,7 @@ def prefill(
     prefill_kernel[(kv_heads, in_tiles.shape[0])](
         *(query, out, *cache, in_tiles, batch.block_tables, batch.table_rows),
         *(factor * key_scale, softcap, value_scale),
-        *_of_heads(scoring, query),
+        query if scoring.sinks is None else scoring.sinks,  # unread where there are none
         *_strides(query, out),
         *cache.keys.stride()[:3],
         *cache.values.stride()[:3],

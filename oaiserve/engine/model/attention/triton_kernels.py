@@ -201,8 +201,6 @@ def _attend(
     table,  # the block table of this sequence
     scale,
     softcap,
-    slope,  # [ROWS], of each row's head
-    origin,  # of the distances that are multiplied by the slopes; any position near the end of the sequence
     keys_stride_block,
     keys_stride_token,
     values_stride_block,
@@ -210,7 +208,6 @@ def _attend(
     HAS_ENDS: tl.constexpr,  # False: the range consists of whole tiles
     WINDOW: tl.constexpr,  # 0: there is no sliding window
     HAS_SOFTCAP: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     TILE_KEY_DIM: tl.constexpr,
@@ -238,8 +235,6 @@ def _attend(
         if HAS_SOFTCAP:
             # This is softcap * tanh(x), computed with exp2: `Scoring.scalars` prepares `scale` and `softcap` for it.
             scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores))
-        if HAS_SLOPES:
-            scores += slope[:, None] * (token - origin)[None, :].to(tl.float32)
         if position is not None:
             is_visible = token[None, :] <= position[:, None]
             if WINDOW > 0:
@@ -277,7 +272,6 @@ def prefill_kernel(
     softcap,
     value_scale,
     sinks,
-    slopes,
     query_stride_token,
     query_stride_head,
     out_stride_token,
@@ -292,7 +286,6 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
     GROUP: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -322,7 +315,6 @@ def prefill_kernel(
     keys += kv_head * keys_stride_head
     values += kv_head * values_stride_head
     table = block_tables + tl.load(table_rows + row) * table_stride
-    slope = _of_heads(slopes, head, is_row, 0.0, HAS_SLOPES)
     state = _first_state(_of_heads(sinks, head, is_row, MASKED, HAS_SINKS), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
     last = first_position + num_tokens
     if WINDOW > 0:
@@ -331,14 +323,14 @@ def prefill_kernel(
         # Keys that every row sees need no mask, and these are most of a long context.
         first = (first_position + 1) // TILE_N * TILE_N
         state = _attend(
-            state, q, None, 0, first, keys, values, table, scale, softcap, slope, last,
+            state, q, None, 0, first, keys, values, table, scale, softcap,
             keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
-            False, 0, HAS_SOFTCAP, HAS_SLOPES, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
+            False, 0, HAS_SOFTCAP, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
         )  # fmt: skip
     acc, total, _ = _attend(
-        state, q, position, first, last, keys, values, table, scale, softcap, slope, last,
+        state, q, position, first, last, keys, values, table, scale, softcap,
         keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
-        True, WINDOW, HAS_SOFTCAP, HAS_SLOPES, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
+        True, WINDOW, HAS_SOFTCAP, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
     )  # fmt: skip
 
     value_dim = tl.arange(0, TILE_VALUE_DIM)
@@ -454,7 +446,6 @@ def decode_kernel(
     key_scale,
     value_scale,
     sinks,
-    slopes,
     num_rows,
     query_stride_token,
     query_stride_head,
@@ -473,7 +464,6 @@ def decode_kernel(
     table_stride,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
     GROUP: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -540,7 +530,6 @@ def decode_kernel(
         # Other threads of this program read them below; no other program does.
         tl.debug_barrier()
 
-    slope = _of_heads(slopes, head, is_row, 0.0, HAS_SLOPES)
     is_first = number == tl.load(first_items + sequence)  # which has the sink
     state = _first_state(
         _of_heads(sinks, head, is_row & is_first, MASKED, HAS_SINKS), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS
@@ -548,8 +537,8 @@ def decode_kernel(
     # There is one loop, with masks: a second loop, for the last tile alone, would wait for memory once more.
     acc, total, highest = _attend(
         state, q, None, first, last, keys, values, block_tables + tl.load(table_rows + sequence) * table_stride,
-        scale, softcap, slope, seq_len, keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
-        True, 0, HAS_SOFTCAP, HAS_SLOPES, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
+        scale, softcap, keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
+        True, 0, HAS_SOFTCAP, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
     )  # fmt: skip
 
     # A padded row of a captured batch has no tokens: its result is zeros.

@@ -86,13 +86,13 @@ class NativeAttention:
         pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
         is_int8 = cache.keys.dtype == torch.int8
         memory = CacheMemory(*pointers, kv_heads, key_dim, value_dim, self._block_size, is_int8)
-        numbers = [None if of_heads is None else of_heads.contiguous() for of_heads in (scoring.sinks, scoring.slopes)]
+        sinks = None if scoring.sinks is None else scoring.sinks.contiguous()
         options = AttentionOptions(
             heads,
             scoring.scaling,
             scoring.sliding_window or 0,
             scoring.softcap or 0.0,
-            *(None if of_heads is None else of_heads.data_ptr() for of_heads in numbers),
+            None if sinks is None else sinks.data_ptr(),
         )
         tensors = (tensor.data_ptr() for tensor in (query, key, value, out))
         if self._library.attention_layer(self._handle, memory, options, *tensors):

@@ -76,7 +76,7 @@ class _Description:
         reader = self._reader
         if (reason := self._family.no_native_step) is not None:
             raise NotKnown(reason)
-        embedding = reader.child(self._base, "embed_tokens", "wte", "embed_in", "word_embeddings", "embeddings")
+        embedding = reader.child(self._base, "embed_tokens", "wte", "embed_in", "embeddings")
         position = reader.child(self._base, "wpe", "embed_positions", optional=True)
         config = self._config
         if any(getattr(one, "clip_qkv", None) for one in (config, getattr(config, "attn_config", None))):
@@ -86,7 +86,6 @@ class _Description:
             embedding=reader.weights(embedding),
             embedding_scale=float(getattr(embedding, "embed_scale", 1)) * getattr(config, "embedding_multiplier", 1.0),
             position_embedding=None if position is None else reader.tensor(position)[getattr(position, "offset", 0) :],
-            embedding_norm=reader.norm_of(self._base, "word_embeddings_layernorm"),
             layer_inputs=self._layer_inputs(),
             layers=[self._layer(index, layer) for index, layer in enumerate(layers)],
             residual_scale=getattr(config, "residual_multiplier", getattr(layers[0], "residual_scale", 1.0)),
@@ -132,10 +131,10 @@ class _Description:
         attends = mixer is None or index in self._loaded.kv_shapes
         attention = reader.child(layer, "self_attn", "attn", "attention", "self_attention") if attends else None
         attention_norm = reader.norm_of(
-            layer, "input_layernorm", "ln_1", "norm_1", "ln_attn", "self_attn_layer_norm", "operator_norm"
+            layer, "input_layernorm", "ln_1", "norm_1", "self_attn_layer_norm", "operator_norm"
         )
         after_attention = reader.norm_of(layer, "post_self_attn_layernorm")
-        between = reader.norm_of(layer, "post_attention_layernorm", "ln_2", "norm_2", "ln_mlp", "final_layer_norm")
+        between = reader.norm_of(layer, "post_attention_layernorm", "ln_2", "norm_2", "final_layer_norm")
         before_mlp = reader.norm_of(layer, "pre_feedforward_layernorm", "pre_ff_layernorm", "ffn_norm")
         # `post_attention_layernorm` is the norm before the MLP. If the MLP has its own, or attention has no norm before
         # it, that name is the norm of attention's output.
@@ -144,7 +143,7 @@ class _Description:
         else:
             after_attention = between
         is_parallel = before_mlp is None and attention_norm is not None
-        is_parallel = getattr(layer, "use_parallel_residual", is_parallel) or hasattr(layer, "ln_mlp")
+        is_parallel = getattr(layer, "use_parallel_residual", is_parallel)
         beside = reader.child(layer, "shared_mlp", optional=True)
         mlp = (
             layer
@@ -253,12 +252,7 @@ class _Description:
     def _rotary(self, index: int, attention: Module, parameters: AttentionParameters) -> RotaryTable | None:
         reader = self._reader
         rotary = reader.child(self._base, "rotary_emb", "pos_emb", optional=True)
-        if (of_layer := reader.child(attention, "embed_positions", optional=True)) is not None:
-            # Its pairs are neighbours.
-            sines, cosines = (table.contiguous() for table in of_layer.float().chunk(2, dim=-1))
-            return RotaryTable(cosines, sines, True, 1)
-        is_left_out = parameters.slopes is not None  # which tell positions apart
-        is_left_out |= self._family.rotates_in_windows and parameters.sliding_window is None
+        is_left_out = self._family.rotates_in_windows and parameters.sliding_window is None
         if rotary is None or is_left_out or not getattr(attention, "use_rope", True):
             return None
         layer_type = None
@@ -358,9 +352,7 @@ def _scaled(parameters: AttentionParameters, attention: Any) -> AttentionParamet
 
 
 def _mlp(reader: ModuleReader, mlp: Module) -> MLP:
-    down = reader.matrix(
-        reader.child(mlp, "down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "output_linear", "w2")
-    )
+    down = reader.matrix(reader.child(mlp, "down_proj", "c_proj", "fc2", "dense_4h_to_h", "output_linear", "w2"))
     function = reader.child(
         mlp, "act_fn", "activation_fn", "act", "activation", "gelu_impl", optional=hasattr(mlp, "w1")
     )
@@ -370,7 +362,7 @@ def _mlp(reader: ModuleReader, mlp: Module) -> MLP:
         (gate, up), biases = both.weight.chunk(2), (None, None) if both.bias is None else both.bias.chunk(2)
         upper = replace(both, weight=up, bias=biases[1], first_row=len(gate))
         return MLP(replace(both, weight=gate, bias=biases[0]), upper, down, activation)
-    up_proj = reader.child(mlp, "up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h", "w3")
+    up_proj = reader.child(mlp, "up_proj", "c_fc", "fc1", "dense_h_to_4h", "w3")
     factors = [float(getattr(mlp, name, 1.0)) for name in ("gate_multiplier", "down_multiplier")]
     return MLP(reader.matrix_of(mlp, "gate_proj", "w1"), reader.matrix(up_proj), down, activation, *factors)
 

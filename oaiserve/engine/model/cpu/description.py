@@ -111,7 +111,6 @@ class AttentionParameters:
     sliding_window: int | None
     softcap: float | None
     has_sinks: bool = False
-    slopes: Tensor | None = None  # float32 [heads], see StepAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +394,6 @@ class Decoder:
     embedding: Tensor | Blocks  # [vocab, width]
     embedding_scale: float
     position_embedding: Tensor | None  # [positions, width]
-    embedding_norm: Norm | None
     layer_inputs: LayerInputs | None
     layers: list[Layer]
     residual_scale: float  # the factor of a layer's additions to the hidden state

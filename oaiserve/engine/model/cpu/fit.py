@@ -47,7 +47,6 @@ def _num_rows(matrices: list[Matrix]) -> int:
 
 def _decoder(decoder: Decoder) -> Sizes:
     width, inputs, numbers = decoder.embedding.shape[1], decoder.layer_inputs, 0
-    yield from _lengths(width, decoder.embedding_norm)
     if inputs is not None:
         numbers = len(inputs.norm.weight)  # of a layer
         yield inputs.table.shape[1], len(decoder.layers) * numbers
@@ -79,7 +78,7 @@ def _attention(attention: Attention, width: int) -> Sizes:
     yield from _lengths(shape.value_dim, attention.value_norm)
     yield from _shapes(width, heads * shape.value_dim, attention.out)
     yield from _shapes(heads * shape.value_dim, width, attention.gate)
-    yield from _lengths(heads, attention.sinks, attention.parameters.slopes)
+    yield from _lengths(heads, attention.sinks)
     if attention.values_of_keys:
         yield shape.value_dim, shape.key_dim
     rotated = 0  # numbers of a head

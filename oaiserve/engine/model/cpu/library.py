@@ -227,7 +227,6 @@ class AttentionOptions(Structure):
         ("window", c_long),
         ("softcap", c_float),
         ("sinks", c_void_p),
-        ("slopes", c_void_p),
     )
 
 

@@ -114,9 +114,6 @@ class Operations:
             self._embed(decoder.embedding, self._hidden, decoder.embedding_scale, decoder.position_embedding)
         else:
             self._begin_head(decoder, self._head)
-        if decoder.embedding_norm is not None:
-            norm = Normalize.of(decoder.embedding_norm)
-            operations.add("embed", "norm_floats", self._hidden, self._hidden, norm, False)
         if decoder.layer_inputs is not None:
             self._inputs_of_layers(decoder.layer_inputs, len(decoder.layers))
         for index, layer in enumerate(decoder.layers):
@@ -287,8 +284,8 @@ class Operations:
         operations = self._operations
         heads, parameters = attention.heads, attention.parameters
         window = parameters.sliding_window or 0
-        per_head = (None if one is None else operations.keep(one) for one in (attention.sinks, parameters.slopes))
-        options = AttentionOptions(heads, parameters.scaling, window, parameters.softcap or 0.0, *per_head)
+        sinks = None if attention.sinks is None else operations.keep(attention.sinks)
+        options = AttentionOptions(heads, parameters.scaling, window, parameters.softcap or 0.0, sinks)
         plan = self._library.add_plan(operations.handle, heads, cache, window)
         operations.add("attention", "attend", self._queries, out, cache, plan, options)
 

@@ -37,7 +37,7 @@ class FusedLayers:
     def __init__(self, loaded: LoadedModel, decoder: Decoder, operations: ModuleType) -> None:
         if not isinstance(decoder.embedding, Tensor):
             raise NotKnown("its embedding is in blocks")
-        if decoder.embedding_norm is not None or decoder.layer_inputs is not None:
+        if decoder.layer_inputs is not None:
             raise NotKnown("it has a norm behind its embedding, or embeddings of layers")
         self._operations = operations
         self._decoder = decoder
@@ -109,7 +109,7 @@ class _FusedLayer:
         self.described, self._attention, own = layer, attention, attention.parameters
         self._qkv, self._out = _product(loaded, attention.qkv), _product(loaded, [attention.out])
         self.mlp = _fused_mlp(loaded, mlp, operations) if isinstance(mlp, MLP) else _mixture(loaded, index)
-        self._scoring = Scoring(own.scaling, own.sliding_window, own.softcap, attention.sinks, own.slopes)
+        self._scoring = Scoring(own.scaling, own.sliding_window, own.softcap, attention.sinks)
         # Norms queries and keys of all members, if that is how they are normed.
         self._all_heads = loaded.sums if loaded.sums is not None and loaded.sums.norms_all_heads else None
         # Queries and keys are normed by head, as attention does it.

@@ -54,7 +54,7 @@ _current = _CurrentLayer()
     "oaiserve::attend",
     mutates_args=(),  # the caches, which it writes, are not among its arguments
     schema="(Tensor query, Tensor key, Tensor value, float scaling, int? sliding_window, float? softcap, "
-    "Tensor? sinks, Tensor? slopes) -> Tensor",
+    "Tensor? sinks) -> Tensor",
 )
 def _attend(
     query: torch.Tensor,
@@ -64,13 +64,12 @@ def _attend(
     sliding_window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
-    slopes: torch.Tensor | None,
 ) -> torch.Tensor:
     """Compute attention in one operation that the compiler does not look into; see `StepAttention` for arguments."""
     call = _current.call
     assert call is not None
     cache = call.caches[_current.layer]
-    out = call.attention(query, key, value, cache, Scoring(scaling, sliding_window, softcap, sinks, slopes))
+    out = call.attention(query, key, value, cache, Scoring(scaling, sliding_window, softcap, sinks))
     return out.contiguous()
 
 
@@ -90,7 +89,6 @@ def _attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    slopes: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute a layer's attention in the form of transformers' attention functions, for layers that are compiled."""
@@ -102,7 +100,6 @@ def _attention(
         sliding_window,
         softcap,
         None if s_aux is None else s_aux.float(),
-        slopes,
     )
     return out.unsqueeze(0), None
 

@@ -21,12 +21,10 @@ class Layer(NamedTuple):
     sliding_window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
-    has_slopes: bool = False
 
     def scoring(self) -> Scoring:
-        of_heads = torch.linspace(0.02, 2.0, self.heads)
-        sinks, slopes = 3 * of_heads if self.has_sinks else None, of_heads if self.has_slopes else None
-        return Scoring(0.2, self.sliding_window, self.softcap, sinks=sinks, slopes=slopes)
+        sinks = torch.linspace(0.06, 6.0, self.heads) if self.has_sinks else None
+        return Scoring(0.2, self.sliding_window, self.softcap, sinks)
 
 
 def native_attention(

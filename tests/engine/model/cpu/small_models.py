@@ -144,14 +144,6 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "olmo": config("olmo"),  # LayerNorm without weights
     "ministral3": config_of("ministral3"),  # queries that grow with their positions
     "opt": config("opt", ffn_dim=96, word_embed_proj_dim=64),  # positions from 2 on, queries that are scaled before
-    "gptj": config_of("gptj"),  # a rotary table in each layer
-    # projections sorted by groups of heads, with values before keys
-    "bloom": config("bloom"),  # ALiBi, a norm of the embedding
-    "falcon": config_of("falcon"),  # one key head, parallel
-    "falcon with groups": config_of(
-        "falcon", new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=2, bias=True
-    ),
-    "falcon with ALiBi": config_of("falcon", alibi=True, multi_query=False, parallel_attn=False),
     "llama4_text": config(  # experts whose inputs are weighed, layers without positions, norms behind the rotation
         "llama4_text",
         **EXPERTS,

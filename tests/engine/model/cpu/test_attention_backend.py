@@ -39,8 +39,7 @@ LAYERS = [
     Layer(5, KVShape(1, 256, 240), sliding_window=1000),
     Layer(5, KVShape(1, 512, 496), sliding_window=400),
     Layer(6, KVShape(2, 48, 32), sliding_window=21, has_sinks=True),
-    Layer(6, KVShape(2, 48, 32), has_slopes=True),
-    Layer(4, KVShape(2, 32, 32), softcap=3.0, has_slopes=True),
+    Layer(4, KVShape(2, 32, 32), softcap=3.0),
 ]
 
 

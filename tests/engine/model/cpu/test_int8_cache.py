@@ -41,9 +41,9 @@ LAYERS = [
     Layer(4, KVShape(4, 80, 96, is_int8=True), sliding_window=21),
     Layer(8, KVShape(1, 128, 128, is_int8=True), has_sinks=True),
     Layer(3, KVShape(3, 16, 240, is_int8=True), softcap=2.0, sliding_window=270),
-    Layer(5, KVShape(1, 256, 256, is_int8=True), has_slopes=True),
+    Layer(5, KVShape(1, 256, 256, is_int8=True)),
     Layer(4, KVShape(1, 512, 512, is_int8=True), sliding_window=300),
-    Layer(4, KVShape(2, 48, 32, is_int8=True), softcap=3.0, has_slopes=True),
+    Layer(4, KVShape(2, 48, 32, is_int8=True), softcap=3.0),
 ]
 
 

@@ -69,7 +69,7 @@ def check(config: PreTrainedConfig, backend: Backend, operations: Any, lengths: 
 
 
 # They have a norm behind their embedding, inputs of layers, queries that are scaled by their positions, or states.
-NOT_KNOWN = ["bloom", "gemma4_text", "llama4_text", "ministral3", *STATE_FAMILIES]
+NOT_KNOWN = ["gemma4_text", "llama4_text", "ministral3", *STATE_FAMILIES]
 DENSE = [
     name
     for name, config in KNOWN.items()

@@ -207,13 +207,13 @@ def main() -> None:
     backend._num_multiprocessors = triton_matrices._num_multiprocessors = lambda device: 132
     attend(64, num_decodes=64, query_len=2048, dtype=torch.float16, sliding_window=512, softcap=30.0)
     attend(64, num_decodes=64, query_len=2048, dtype=torch.bfloat16, sinks=torch.ones(32))
-    attend(128, num_decodes=2, query_len=2048, dtype=torch.bfloat16, slopes=torch.ones(32))
+    attend(128, num_decodes=2, query_len=2048, dtype=torch.bfloat16)
     attend(80, num_decodes=0, query_len=20, dtype=torch.float32)
     # Queries and keys that are rotated where they are read, and normed in the largest heads. Other layers do less.
     attend(128, num_decodes=64, query_len=2048, dtype=torch.bfloat16, is_rotated=True)
     attend(256, num_decodes=64, query_len=20, dtype=torch.bfloat16, is_rotated=True, has_norms=True, heads=16)
     attend(128, num_decodes=64, query_len=2048, dtype=torch.bfloat16, is_scaled=True, is_rotated=True)
-    attend(64, num_decodes=64, query_len=0, dtype=torch.bfloat16, heads=71, kv_heads=1)  # as Falcon has them
+    attend(64, num_decodes=64, query_len=0, dtype=torch.bfloat16, heads=71, kv_heads=1)  # many for one key
     adapt(torch.bfloat16)
     operate(4096, 14336, 64)
     for rows in (1, 2048):  # the smallest and the largest tiles

@@ -43,7 +43,6 @@ struct AttentionOptions {
   long window;    // how many tokens a query sees, including its own; 0: all tokens up to its own
   float softcap;  // scores are softcap * tanh(scores * scaling / softcap); 0: scores * scaling
   const float* sinks;   // [heads], the score of a key more, whose value is 0; null: there is none
-  const float* slopes;  // [heads], which are multiplied by the distance of a key and subtracted; null: nothing is
 };
 
 // A unit of work: some rows of one sequence and key-value head, over a range of keys. Row r is the query of token
@@ -397,11 +396,6 @@ inline void cap_scores(float* scores, long count, const AttentionOptions& option
   }
 }
 
-// Subtracts slope * distance from the scores of one row. The first key is `distance` tokens before the row's.
-inline void subtract_distances(float* scores, long count, float slope, long distance) {
-  for (long k = 0; k < count; k++) scores[k] -= slope * float(distance - k);
-}
-
 // The softmax of up to `ROWS` rows over some keys. A key weighs 2^(scale * score - maximum), and `sums` are the sums of
 // the weights, by lane.
 template <long ROWS>
@@ -618,12 +612,6 @@ class ItemWalk {
     for (long r = 0; r < count; r++) {
       float* row_scores = scores + r * SCORE_STRIDE;
       if (options_.softcap > 0) cap_scores(row_scores, (end - begin) * PANEL_KEYS, options_);
-      if (options_.slopes) {
-        // Scores are multiplied by the scaling later, unless they have a softcap.
-        const float unit = options_.softcap > 0 ? 1.0f : options_.scaling;
-        subtract_distances(row_scores, (end - begin) * PANEL_KEYS, options_.slopes[head(*run.unit, row + r)] / unit,
-                           position_[row + r] - first);
-      }
       long from = std::max(first_visible_key(position_[row + r], options_.window), first);
       long to = std::min(position_[row + r] + 1, last);
       Number* row_weights = weights + r * SCORE_STRIDE;
