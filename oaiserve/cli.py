@@ -406,14 +406,14 @@ def _route(options: RouteOptions, sock: socket.socket) -> int:
 
     logs.configure(options.log_level, options.log_format)
     server = options.server
-    made = create_gateway(options)
+    app, gateway = create_gateway(options)
     url = _url(server, sock.getsockname()[1])
     banner = f"""
 oaiserve {__version__} routes to {", ".join(options.replica)} at {url}/v1
 
 Ctrl-C stops it.
 """
-    run_until_signal(made.app, server, sock, allowed_connections(server), banner, on_drain=made.gateway.drain)
+    run_until_signal(app, server, sock, allowed_connections(server), banner, on_drain=gateway.drain)
     return 0
 
 

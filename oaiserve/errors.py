@@ -209,3 +209,11 @@ class Unavailable(APIError):
 
 class StartupError(Exception):
     """The server cannot start with these settings. The message is one sentence for the user at the terminal."""
+
+
+def kinds_of(kind: type[Exception]) -> dict[str, type[Exception]]:
+    """Return a class of errors and all below it, by name."""
+    found = {kind.__name__: kind}
+    for more in kind.__subclasses__():
+        found |= kinds_of(more)
+    return found

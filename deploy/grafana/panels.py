@@ -143,7 +143,13 @@ def buckets(title: str, description: str, unit: str, histogram: str, selector: s
     )
 
 
-def board(uid: str, title: str, description: str, rows: Sequence[tuple[str, Sequence[Panel]]]) -> models.Dashboard:
+def board(
+    uid: str,
+    title: str,
+    description: str,
+    rows: Sequence[tuple[str, Sequence[Panel]]],
+    instances: str = 'label_values(oaiserve_model_info{model=~"$model"}, instance)',
+) -> models.Dashboard:
     """Return a dashboard with these rows of panels, and with the variables that all queries use."""
     dashboard = (
         builders.Dashboard(title)
@@ -171,7 +177,7 @@ def board(uid: str, title: str, description: str, rows: Sequence[tuple[str, Sequ
         )
         .with_variable(builders.DatasourceVariable("datasource").label("Data source").type("prometheus"))
         .with_variable(_choice("model", "Model", "label_values(oaiserve_model_info, model)"))
-        .with_variable(_choice("instance", "Instance", 'label_values(oaiserve_model_info{model=~"$model"}, instance)'))
+        .with_variable(_choice("instance", "Instance", instances))
     )
     panel_id = 0
     for row, panels in rows:

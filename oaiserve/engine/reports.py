@@ -44,7 +44,8 @@ class Reports:
         self._lock = Lock()
         self._held: HeldPrefixes[BlockHash] = HeldPrefixes()
         self._incarnation = token_hex(8)
-        self._load = snapshot().load  # of the report before
+        self._before = snapshot()  # at the report before
+        self._load = self._before.load
         self._last: ReplicaReport | None = None
 
     @property
@@ -62,7 +63,9 @@ class Reports:
             now = self._snapshot()
             load = now.load.after(max(now_ns, now.load.at_ns), now.load.num_open, now.load.uncomputed_tokens)
             num_open, waiting_tokens = load.mean_since(self._load)
-            self._load = load
+            num_steps = now.num_steps - self._before.num_steps
+            step_seconds = (now.model_ns - self._before.model_ns) / max(1, num_steps) / 1e9
+            self._load, self._before = load, now
             self._last = ReplicaReport(
                 replica=replica,
                 incarnation=self._incarnation,
@@ -73,5 +76,6 @@ class Reports:
                 num_running=now.num_running,
                 num_waiting=now.num_waiting + now.num_tokenizing,
                 kv_use=now.kv_usage,
+                step_seconds=step_seconds,
             )
             return self._last

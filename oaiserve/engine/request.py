@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.errors import APIError
 from oaiserve.facts.continuation import Piece
-from oaiserve.facts.record import EngineAccount
+from oaiserve.facts.record import EngineAccount, Origin
 from oaiserve.facts.times import RequestTimes
 
 if TYPE_CHECKING:
@@ -146,6 +146,7 @@ class Request:
     # The prefix keys of its only prompt, for routers, each with its share of the prompt.
     prefix_keys: tuple[tuple[int, float], ...] = ()
     sent: tuple[Piece, ...] = ()  # of its answer, by another server: it goes on behind these
+    origin: Origin = Origin()  # noqa: RUF009 - immutable
 
     @property
     def num_choices(self) -> int:

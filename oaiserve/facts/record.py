@@ -214,6 +214,17 @@ class EngineAccount:
             self.num_events_dropped += 1
 
 
+class Origin(NamedTuple):
+    """What a record says of how a request came, for an engine that is left alone with it when its front end is lost."""
+
+    request_id: str = "unknown"
+    operation: str = "unknown"
+    http_route: str = "unknown"
+    model: str = "unknown"
+    adapter: str | None = None
+    client: str | None = None  # as in the record
+
+
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
     """The record of one ended request. Telemetry makes everything about the request from it."""
@@ -250,6 +261,7 @@ class RequestRecord:
     )
     server_port: int | None = fact("Its port.", None, spans="server.port", span_when="server_address")
     response_id: str | None = fact("The `id` of the answer.", None, json=True, span="gen_ai.response.id")
+    engine_id: str | None = None  # by which the engine knows it
     conversation_id: str | None = fact(
         "The `id` of the first answer of a conversation over several requests.",
         None,

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import msgspec
+
 if TYPE_CHECKING:
     Keys = array[int]
 else:  # msgspec reads it when a report is sent, and knows no generic array
@@ -37,11 +39,37 @@ class ReplicaReport:
     num_running: int = 0  # sequences in steps
     num_waiting: int = 0  # sequences that wait for a step, or for the tokenizer
     kv_use: float = 0.0  # share of the KV cache's blocks that sequences use
+    step_seconds: float = 0.0  # mean time of a step since the report before
 
     @property
     def is_full(self) -> bool:
         """Return True if the replica may hold more keys than the report."""
         return len(self.keys) >= MOST_KEYS
+
+
+class Report(msgspec.Struct):
+    """A replica's report over HTTP: its load, and the prefix keys of its cached prompts. docs/scale.md explains it."""
+
+    incarnation: str
+    number: int
+    num_open: float
+    waiting_tokens: float
+    keys: bytes  # integers of 64 bits, little-endian, as all machines that it runs on have them
+    num_running: int
+    num_waiting: int
+    kv_use: float
+    is_ready: bool
+    step_seconds: float = 0.0
+    is_hung: bool = False  # its engine does not go on
+
+    @classmethod
+    def of(cls, made: ReplicaReport, *, is_ready: bool, is_hung: bool) -> Report:
+        own = {name: getattr(made, name) for name in cls.__struct_fields__ if hasattr(made, name)}
+        return cls(**own | {"keys": made.keys.tobytes()}, is_ready=is_ready, is_hung=is_hung)
+
+    def of_replica(self, name: str) -> ReplicaReport:
+        keys, load = array("Q", self.keys), (self.num_open, self.waiting_tokens)
+        return ReplicaReport(name, self.incarnation, self.number, *load, keys, step_seconds=self.step_seconds)
 
 
 class HeldPrefixes(Generic[Place]):

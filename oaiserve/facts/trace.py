@@ -7,7 +7,7 @@ spans all name the same trace. This module needs only the standard library.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import getrandbits
 
 # https://www.w3.org/TR/trace-context/#traceparent-header; versions above 00 may append fields.
@@ -40,6 +40,10 @@ class TraceContext:
                 return cls(int(trace_id, 16), span_id, int(parent_id, 16), bool(int(flags, 16) & 1), tracestate)
         return cls(getrandbits(128) or 1, span_id)
 
+    def traceparent(self, span_id: int, *, is_sampled: bool) -> str:
+        """Return the header for a request to another server, whose parent is this span."""
+        return f"00-{self.trace_id:032x}-{span_id:016x}-{is_sampled:02x}"
+
     @property
     def trace_id_hex(self) -> str:
         return f"{self.trace_id:032x}"
@@ -47,3 +51,17 @@ class TraceContext:
     @property
     def span_id_hex(self) -> str:
         return f"{self.span_id:016x}"
+
+
+@dataclass(slots=True)
+class Attempt:
+    """An attempt of a gateway to have a server answer a request."""
+
+    started_ns: int
+    attributes: dict[str, str | int]
+    ended_ns: int | None = None
+    error: str = ""  # why there is no whole answer
+    span_id: int = field(default_factory=lambda: getrandbits(64) or 1)
+
+    def end(self, now_ns: int, error: str = "") -> None:
+        self.ended_ns, self.error = now_ns, error

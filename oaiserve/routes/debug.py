@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-from array import array
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from oaiserve.errors import Conflict, NotFound, RequestTimeout, Unavailable
 from oaiserve.facts.record import Outcome, ProfileRecording
+from oaiserve.facts.report import Report
 from oaiserve.facts.times import PHASES
 from oaiserve.files import private
 from oaiserve.routes.accounts import AccountList, WholeAccount
@@ -143,20 +141,6 @@ def _save(recording: ProfileRecording, path: Path) -> None:
         written.replace(path)
 
 
-class Report(msgspec.Struct):
-    """The report of a replica: its load, and the prefix keys of its cached prompts. docs/scale.md explains it."""
-
-    incarnation: str
-    number: int
-    num_open: float
-    waiting_tokens: float
-    keys: bytes
-    num_running: int
-    num_waiting: int
-    kv_use: float
-    is_ready: bool
-
-
 @Operation(
     summary="What a router learns of this server: its load, and the keys of the prompts in its prefix cache.",
     group="Debugging",
@@ -166,11 +150,7 @@ async def report(request: Request) -> Response:
     """Answer with the report of this moment. Its `keys` are integers of 64 bits, little-endian, in base64."""
     engine = serving_of(request).engine
     made = await run_in_threadpool(engine.report)
-    keys = array("Q", made.keys)
-    if sys.byteorder == "big":
-        keys.byteswap()
-    fields = {name: getattr(made, name) for name in Report.__struct_fields__ if name not in ("keys", "is_ready")}
-    return json_response(Report(**fields, keys=keys.tobytes(), is_ready=engine.is_ready))
+    return json_response(Report.of(made, is_ready=engine.is_ready, is_hung=bool(engine.hang)))
 
 
 def prefers_text(accept: str) -> bool:

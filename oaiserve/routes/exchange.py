@@ -48,6 +48,8 @@ class Exchange:
     trace: TraceContext
     client: str  # with whom others share the server: the name of its API key, or else its address
     key_name: str | None = None
+    operation: str = ""
+    http_route: str = ""
     ids: StreamIds | None = None  # that a gateway gives it
     received_ns: int | None = None
     http_status: int | None = None
@@ -60,6 +62,7 @@ class Exchange:
     tool_calls: dict[ToolCallOutcome, int] = field(default_factory=dict)  # by outcome, as in the record
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     response_id: str | None = None  # as in the answer's `id`
+    engine_id: str | None = None  # by which the engine knows it
     conversation_id: str | None = None  # the same of the first answer of its conversation, if there may be several
     prompt_text: str | None = None  # only if the operator wants it in traces
     routing: Mapping[str, str | int | float] = field(default_factory=dict)  # the decision of the router in front
@@ -134,7 +137,8 @@ class Accounting:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
-        exchange = Exchange(state["request_id"], state["unique_id"], state["trace"], state["client"], state["key_name"])
+        ids, client = (state["request_id"], state["unique_id"], state["trace"]), (state["client"], state["key_name"])
+        exchange = Exchange(*ids, *client, self._operation, self._http_route)
         exchange.routing = state.get("routing", exchange.routing)
         state["exchange"] = exchange
 
@@ -180,9 +184,9 @@ class Accounting:
                 trace=exchange.trace,
                 times=times,
                 outcome=exchange.outcome,
-                operation=self._operation,
+                operation=exchange.operation,
                 http_method=scope["method"],
-                http_route=self._http_route,
+                http_route=exchange.http_route,
                 http_status=exchange.http_status,
                 model=serving.name_of(exchange.adapter),
                 adapter=adapter,
@@ -191,6 +195,7 @@ class Accounting:
                 server_address=address,
                 server_port=port,
                 response_id=exchange.response_id,
+                engine_id=exchange.engine_id,
                 conversation_id=exchange.conversation_id,
                 error_type=type(exchange.error).__name__ if exchange.error is not None else None,
                 error_param=exchange.error.param if exchange.error is not None else None,

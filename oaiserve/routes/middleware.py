@@ -40,10 +40,11 @@ class RequestHeaders:
     `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`,
     `client` (its address, until a key names it), `key_name` (None) and `owner` ("", likewise), `routing` (the decision
     of a router in front, if there is one), and `send`, by which the chunks of a stream bypass the layers in between.
-    `is_sampled` returns whether the spans of a trace will be exported. Requests without an account have none.
+    `is_sampled` returns whether the spans of a trace will be exported. Requests without an account have none. Without
+    it, trace and time are left to the server behind this one.
     """
 
-    def __init__(self, app: ASGIApp, *, is_sampled: Callable[[TraceContext], bool]) -> None:
+    def __init__(self, app: ASGIApp, *, is_sampled: Callable[[TraceContext], bool] | None = None) -> None:
         self.app = app
         self._is_sampled = is_sampled
 
@@ -62,9 +63,10 @@ class RequestHeaders:
             if message["type"] == "http.response.start":
                 response = MutableHeaders(scope=message)
                 response["x-request-id"] = request_id
-                response["openai-processing-ms"] = str((monotonic_ns() - started_ns) // 1_000_000)
-                flags = "01" if "exchange" in scope["state"] and self._is_sampled(trace) else "00"
-                response["traceresponse"] = f"00-{trace.trace_id_hex}-{trace.span_id_hex}-{flags}"
+                if self._is_sampled is not None:
+                    response["openai-processing-ms"] = str((monotonic_ns() - started_ns) // 1_000_000)
+                    is_sampled = "exchange" in scope["state"] and self._is_sampled(trace)
+                    response["traceresponse"] = trace.traceparent(trace.span_id, is_sampled=is_sampled)
                 connection = scope.get("extensions", {}).get(CONNECTION)
                 if connection is not None and connection["awaits_body"]():
                     # The rest of the body would have to be read before the next request, however long it is.

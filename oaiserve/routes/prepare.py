@@ -19,6 +19,7 @@ from oaiserve.engine.request import Prompt, Request, SamplingParams, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.facts.continuation import IDS_HEADER, SENT_HEADER, Piece, ids_of, take_sent
 from oaiserve.facts.prefix_keys import prefix_keys_of, prompt_of_body
+from oaiserve.facts.record import Origin
 from oaiserve.routes import parameters, protocol
 from oaiserve.routes.bodies import MAX_CHOICES_PER_REQUEST, SamplingBody
 from oaiserve.routes.body import in_turns_if_large, read_body
@@ -123,11 +124,15 @@ class Intake(Generic[OwnBody]):
         exchange.response_id = self.head.id
         # Of a request with ids of a gateway, the engine may still have another part.
         own_id = self.head.id if exchange.ids is None else f"{self.head.id}-{exchange.unique_id}"
+        exchange.engine_id = own_id
+        adapter, model = exchange.adapter, self.serving.name_of(exchange.adapter)
+        came = (exchange.request_id, exchange.operation, exchange.http_route, model)
         return Request(
             own_id,
             prompts,
             params,
-            adapter=0 if exchange.adapter is None else exchange.adapter.number,
+            adapter=0 if adapter is None else adapter.number,
+            origin=Origin(*came, None if adapter is None else adapter.name, exchange.key_name),
             client=exchange.client,
             num_bytes=self.num_bytes,
             received_ns=exchange.received_ns,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from hashlib import blake2b
 from math import exp, sqrt
 
@@ -59,11 +59,6 @@ class Router:
         self._total_sent = self._total_rest = 0.0  # of these, as in _Replica
         self._fading_since_ns = 0
         self._next_silent_ns = 0  # when one of them may have been silent for too long
-
-    @property
-    def num_prefixes(self) -> int:
-        """Return the number of prefix keys in memory."""
-        return len(self._holders)
 
     def update_replicas(self, names: Iterable[str], now_ns: int) -> None:
         """Set the present replicas. Draining ones are left out, as are those without an open port."""
@@ -135,7 +130,8 @@ class Router:
                 longest, num_holders = depth, len(replicas)
             hit_tokens = _num_tokens(prompt, depth)
             most_load = bound - _weight(prompt.num_tokens - hit_tokens)
-            chosen = _first_below(most_load, _in_order(replicas, own), fading, session)
+            in_order = sorted(replicas, key=lambda replica: -score(own, replica.seed))
+            chosen = _first_below(most_load, in_order, fading, session)
             if chosen is not None:
                 reason = Reason.PREFIX if depth == longest else Reason.SHORTER_PREFIX
                 load = self._send(chosen, prompt, hit_tokens, fading)
@@ -267,10 +263,6 @@ def _first_below(most_load: float, replicas: Iterable[_Replica], fading: float, 
                 return replica if replica.load(fading) < first.load(fading) else first
             first = replica
     return first
-
-
-def _in_order(replicas: Sequence[_Replica], key: int) -> Sequence[_Replica]:
-    return sorted(replicas, key=lambda replica: -score(key, replica.seed)) if len(replicas) > 1 else replicas
 
 
 class Holders:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import RequestRecord, StepRecord
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from oaiserve.telemetry.otlp_metrics import MetricsExport
     from oaiserve.telemetry.tracing import Tracing
 
-__all__ = ["Measured", "Telemetry", "sampling"]
+__all__ = ["Measured", "Telemetry", "make_tracing", "sampling"]
 
 
 def sampling(version: str, environ: Mapping[str, str] = os.environ) -> Callable[[TraceContext], bool]:
@@ -39,6 +39,19 @@ def sampling(version: str, environ: Mapping[str, str] = os.environ) -> Callable[
     from oaiserve.telemetry import tracing  # late, as below
 
     return tracing.TraceSampling(resource(version)).is_sampled
+
+
+def make_tracing(environ: Mapping[str, str] = os.environ, **settings: Any) -> Tracing | None:
+    """Return `Tracing` with the exporter that the environment asks for, or None if it asks for none.
+
+    Raises StartupError for an unsupported exporter, and ValueError, as the SDK, for other invalid values.
+    """
+    if (kind := exporter_kind(environ, "traces")) is None:
+        return None
+    # Exporters are imported late: OpenTelemetry's SDK would take a tenth of a second of each start.
+    from oaiserve.telemetry import tracing
+
+    return tracing.Tracing(tracing.exporter(kind), **settings)
 
 
 class Telemetry:
@@ -64,7 +77,6 @@ class Telemetry:
         # The offset is taken once per process, and turns every stamp into epoch time.
         epoch_offset_ns = time.time_ns() - monotonic_ns()
         self._steps_of_engine = measured.take_steps
-        self._tracing: Tracing | None = None
         self.recent = RecentRequests(recent_requests, epoch_offset_ns)
         elsewhere = dict(measured.elsewhere)
         if log_limit is not None:
@@ -85,21 +97,16 @@ class Telemetry:
             consumers["recording"] = self._recording.add
         self._metrics_export: MetricsExport | None = None
         try:
+            self._tracing = make_tracing(
+                environ,
+                epoch_offset_ns=epoch_offset_ns,
+                version=measured.version,
+                count_spans=partial(self._metrics.count, names.SPANS),
+                step_share=trace_step_share,
+            )
             interval_ms = positive_integer(environ, "OTEL_METRIC_EXPORT_INTERVAL", 60_000)
-            # Exporters are imported late: OpenTelemetry's SDK would take a tenth of a second of each start.
-            if (kind := exporter_kind(environ, "traces")) is not None:
-                from oaiserve.telemetry import tracing
-
-                self._tracing = tracing.Tracing(
-                    tracing.exporter(kind),
-                    epoch_offset_ns=epoch_offset_ns,
-                    version=measured.version,
-                    count_spans=partial(self._metrics.count, names.SPANS),
-                    step_share=trace_step_share,
-                )
-                consumers["tracing"] = self._tracing.record
             if (kind := exporter_kind(environ, "metrics")) is not None:
-                from oaiserve.telemetry import otlp_metrics
+                from oaiserve.telemetry import otlp_metrics  # late, as above
 
                 self._metrics_export = otlp_metrics.MetricsExport(
                     otlp_metrics.exporter(kind),
@@ -107,10 +114,11 @@ class Telemetry:
                     version=measured.version,
                     interval_seconds=interval_ms / 1000,
                 )
-        except ValueError as error:  # the SDK raises this for an invalid value in the environment
+        except ValueError as error:
             raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
+        if self._tracing is not None:
+            consumers["tracing"] = self._tracing.record
         self._recorder = Recorder(consumers, partial(self._metrics.count, names.TELEMETRY_ERRORS), self._tick)
-        self.flush = self._recorder.flush
 
     def record(self, record: RequestRecord) -> None:
         """Queue the record of an ended request. The event loop calls this, so it never blocks and never raises."""

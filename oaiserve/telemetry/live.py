@@ -34,10 +34,8 @@ Totals = Mapping[Any, int]
 class Live:
     """A ring of samples ready for JSON. The telemetry thread writes it under the lock of the series; any may read.
 
-    A sample has `number` (starting at 1), `at_unix_ms`, `seconds` since the previous sample, `running`, `waiting` and
-    `tokenizing` requests, `kv_usage` and `kv_cached` (shares of the KV cache), and the increases during these seconds:
-    `requests` that ended, by outcome; their `generation_tokens`; `computed_tokens` of the engine's steps; and the
-    histograms `time_to_first_token`, `inter_token` and `duration`, as pairs of a bucket's index and its increase.
+    Numbers of requests and tokens are increases since the sample before; histograms are pairs of a bucket's index and
+    its increase.
     """
 
     def __init__(

@@ -212,3 +212,9 @@ def _lora_requests(model: str, now: EngineNumbers) -> Numbers:
         ",".join(sorted(name for name, numbers in now.adapters.items() if numbers[state])) for state in (0, 1)
     )
     return {(model, vllm_names.ENGINE_INDEX, str(vllm_names.MOST_ADAPTERS), running, waiting): time.time()}
+
+
+def numbers_of(pid: int) -> dict[str, float]:
+    """Return the client library's numbers of a process by name; none if it is gone, or where there is no /proc."""
+    families = ProcessCollector(pid=lambda: pid, registry=None).collect()
+    return {family.name: sample.value for family in families for sample in family.samples}

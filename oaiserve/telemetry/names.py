@@ -378,6 +378,8 @@ EVENT_PREFIX = "oaiserve.event."
 
 URL_PATH = "url.path"
 ERROR_TYPE = "error.type"
+HTTP_REQUEST_METHOD, HTTP_RESPONSE_STATUS = "http.request.method", "http.response.status_code"
+SERVER_ADDRESS, SERVER_PORT = "server.address", "server.port"
 
 GEN_AI_OPERATION_NAME = "gen_ai.operation.name"
 GEN_AI_PROVIDER_NAME = "gen_ai.provider.name"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from oaiserve.errors import APIError
+from oaiserve.errors import APIError, kinds_of
 from oaiserve.facts.record import (
     POOLING_OPERATIONS,
     AccessRefusal,
@@ -48,7 +48,7 @@ class Observations:
         self._adapters: set[str] = set()
         self._epoch_offset_ns = epoch_offset_ns
         self._exemplars_unix_ns = -EXEMPLAR_SPACING_NS  # when the last request that left exemplars ended
-        self._error_types = _class_names(APIError)
+        self._error_types = frozenset(kinds_of(APIError))
 
         own = (*names.METRICS, names.INFERENCE_SECONDS)
         every = (*own, *names.GEN_AI_METRICS, *vllm_names.METRICS)
@@ -182,10 +182,6 @@ class Observations:
 def _per_unit(metric: Metric) -> int:
     """Return the number of counted integers in a unit of the metric."""
     return {"seconds": NS_PER_SECOND, "ratio": PER_RATIO}.get(metric.unit, 1)
-
-
-def _class_names(kind: type[APIError]) -> frozenset[str]:
-    return frozenset({kind.__name__}).union(*map(_class_names, kind.__subclasses__()))
 
 
 def _known(value: str, known: frozenset[str]) -> str:

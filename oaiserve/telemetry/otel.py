@@ -62,14 +62,14 @@ def positive_integer(environ: Mapping[str, str], variable: str, default: int) ->
     return int(text)
 
 
-def resource(version: str) -> Resource:
+def resource(version: str, service: str = names.SERVICE_NAME) -> Resource:
     """Return the OpenTelemetry resource of this process, for exported data.
 
     OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override the defaults.
     """
     from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
 
-    defaults = Resource({SERVICE_NAME: names.SERVICE_NAME, SERVICE_VERSION: version})
+    defaults = Resource({SERVICE_NAME: service, SERVICE_VERSION: version})
     return Resource.create(defaults.merge(OTELResourceDetector().detect()).attributes)
 
 

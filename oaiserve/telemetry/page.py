@@ -1,7 +1,7 @@
 """The page for /metrics is rendered in Prometheus' classic text format and in OpenMetrics.
 
 A scrape comes every few seconds, or twenty times a second from a router, and most numbers have not changed since the
-previous one. So each family keeps its rendered lines, and so does each histogram in it. This module is not thread-safe.
+previous one. So each histogram keeps its rendered lines. This module is not thread-safe.
 """
 
 from __future__ import annotations
@@ -53,10 +53,7 @@ REGISTRY_SECONDS = 1.0
 
 
 class Page:
-    """A page renders its families, and then the metrics of `registry` by the client library's own encoder.
-
-    The numbers of the registry are up to REGISTRY_SECONDS old.
-    """
+    """A page renders its families, and then the metrics of `registry`, which are up to REGISTRY_SECONDS old."""
 
     def __init__(self, families: Iterable[Family], registry: CollectorRegistry) -> None:
         self._blocks = [
@@ -88,16 +85,10 @@ class _Numbers:
         self.headers = _headers(family.metric)
         self._family = family
         self._start = cache(partial(_start_of_line, family.metric))
-        self._num_changes: int | None = None
-        self._lines = b""
 
     def lines(self, form: Form) -> bytes:
-        num_changes = self._family.num_changes
-        if num_changes is None or num_changes != self._num_changes:
-            self._num_changes = num_changes
-            points = self._family.points().items()
-            self._lines = "".join(f"{self._start(values)}{_number(value)}\n" for values, value in points).encode()
-        return self._lines
+        points = self._family.points().items()
+        return "".join(f"{self._start(values)}{_number(value)}\n" for values, value in points).encode()
 
 
 class _Histograms:
@@ -107,18 +98,12 @@ class _Histograms:
         self.headers = _headers(family.metric)
         self._family = family
         self._histograms: dict[LabelValues, _Histogram] = {}
-        self._num_changes = dict.fromkeys(Form, -1)
-        self._lines = dict.fromkeys(Form, b"")
 
     def lines(self, form: Form) -> bytes:
-        num_changes = self._family.num_changes
-        if num_changes != self._num_changes[form]:
-            self._num_changes[form] = num_changes
-            for child in self._family.children():
-                if child.labels not in self._histograms:
-                    self._histograms[child.labels] = _Histogram(self._family, child)
-            self._lines[form] = "".join(histogram.lines(form) for histogram in self._histograms.values()).encode()
-        return self._lines[form]
+        for child in self._family.children():
+            if child.labels not in self._histograms:
+                self._histograms[child.labels] = _Histogram(self._family, child)
+        return "".join(histogram.lines(form) for histogram in self._histograms.values()).encode()
 
 
 class _Histogram:
@@ -131,11 +116,8 @@ class _Histogram:
         bounds = [_number(bound) for bound in (*metric.buckets, float("inf"))] if metric.buckets else []
         buckets = [start("_bucket", le=bound) for bound in bounds]
         end = f"{start('_count')}%d.0\n{start('_sum')}%s\n"
-        self._templates = {
-            Form.TEXT: "".join(f"{bucket}%d.0\n" for bucket in buckets) + end,
-            # The %s of a bucket is its exemplar, or empty.
-            Form.OPENMETRICS: "".join(f"{bucket}%d.0%s\n" for bucket in buckets) + end,
-        }
+        # The %s of a bucket is its exemplar, or empty.
+        self._template = "".join(f"{bucket}%d.0%s\n" for bucket in buckets) + end
         self._family = family
         self._child = child
         self._num = dict.fromkeys(Form, -1)
@@ -145,20 +127,18 @@ class _Histogram:
         num = self._child.num
         if num != self._num[form]:
             self._num[form] = num
-            self._lines[form] = self._templates[form] % self._values(form)
+            self._lines[form] = self._template % self._values(form)
         return self._lines[form]
 
     def _values(self, form: Form) -> tuple[object, ...]:
-        """Return the values for the placeholders in the format's template."""
+        """Return the values for the placeholders in the template."""
         family, child = self._family, self._child
         total = _number(family.total(child))
         if not family.metric.buckets:
             return (child.num, total)
         counts = family.cumulative(child)
-        if form is Form.TEXT:
-            return (*counts, counts[-1], total)
         exemplars = [""] * len(counts)
-        for bucket, (value, origin) in family.exemplars(child).items():
+        for bucket, (value, origin) in family.exemplars(child).items() if form is Form.OPENMETRICS else ():
             at_seconds = origin.at_unix_ns / NS_PER_SECOND
             exemplars[bucket] = (
                 f' # {{trace_id="{origin.trace_id:032x}"}} {_number(value / family.per_unit)} {at_seconds}'

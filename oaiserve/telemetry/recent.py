@@ -26,10 +26,7 @@ class _Kept(NamedTuple):
 
 
 class RecentRequests:
-    """The last `size` records, as entries ready for JSON.
-
-    The telemetry thread writes them; any thread may read.
-    """
+    """The last `size` records, as entries ready for JSON. The telemetry thread writes them; any thread may read."""
 
     def __init__(self, size: int, epoch_offset_ns: int) -> None:
         self._epoch_offset_ns = epoch_offset_ns  # wall clock minus monotonic clock

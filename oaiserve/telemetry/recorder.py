@@ -36,7 +36,7 @@ _LOG_INTERVAL_NS = 60_000_000_000  # a consumer that always fails logs one line 
 class Recorder:
     """A queue of records, and the thread for the consumers.
 
-    The thread also calls `tick`: after each batch of records, before a flush returns, and at least once a second.
+    The thread also calls `tick`: after each batch of records, and at least once a second.
     `count_error(name)` is called when consumer `name` or the "tick" raises, and with "queue" when a record is dropped
     because `max_queued` records are waiting.
     """
@@ -59,8 +59,8 @@ class Recorder:
         self._batch_seconds = batch_seconds
         self._tick_seconds = tick_seconds
         self._clock_ns = clock_ns
-        self._queue: SimpleQueue[RequestRecord | Event | None] = SimpleQueue()
-        self._urgent = Event()  # set by flush and close: batches are not waited for
+        self._queue: SimpleQueue[RequestRecord | None] = SimpleQueue()
+        self._urgent = Event()  # set by close: batches are not waited for
         self._logged_ns: dict[str, int] = {}
         self._thread = Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
@@ -71,13 +71,6 @@ class Recorder:
             self._queue.put(record)
         else:
             self._count_error("queue")
-
-    def flush(self, timeout_seconds: float) -> bool:
-        """Wait until the consumers have seen every record queued so far. Return False if the timeout comes first."""
-        reached = Event()
-        self._urgent.set()
-        self._queue.put(reached)
-        return reached.wait(timeout_seconds)
 
     def close(self, timeout_seconds: float) -> bool:
         """Pass the queued records to the consumers and end the thread. Return False if the timeout comes first.
@@ -91,29 +84,21 @@ class Recorder:
 
     def _run(self) -> None:
         """Pass one batch of records after the other to the consumers, until the recorder is closed."""
-        item: RequestRecord | Event | None
+        item: RequestRecord | None
         is_closed = False
         while not is_closed:
             with suppress(Empty):
                 item = self._queue.get(timeout=self._tick_seconds)
-                if isinstance(item, RequestRecord):
+                if item is not None:
                     self._urgent.wait(self._batch_seconds)
                 while item is not None:
-                    self._take(item)
+                    for name, consumer in self._consumers.items():
+                        self._call(name, partial(consumer, item), f"on request {item.request_id}")
+                    if self._queue.qsize() < YIELD_MAX_QUEUED:
+                        self._urgent.wait(YIELD_SECONDS)
                     item = self._queue.get_nowait()
                 is_closed = True
             self._call("tick", self._tick, "at the end of a batch")
-
-    def _take(self, item: RequestRecord | Event) -> None:
-        if isinstance(item, Event):
-            self._call("tick", self._tick, "before a flush")
-            self._urgent.clear()
-            item.set()
-            return
-        for name, consumer in self._consumers.items():
-            self._call(name, partial(consumer, item), f"on request {item.request_id}")
-        if self._queue.qsize() < YIELD_MAX_QUEUED:
-            self._urgent.wait(YIELD_SECONDS)
 
     def _call(self, name: str, function: Callable[[], None], when: str) -> None:
         """Call the function, and count and log an exception instead of raising it.

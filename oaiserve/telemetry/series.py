@@ -44,21 +44,15 @@ class Exemplar(NamedTuple):
 
 
 class Counter:
-    """A sum for each combination of label values.
-
-    Sums are integers so that they stay exact. `per_unit` of them make one unit of the metric: 10**9 for nanoseconds
-    that are shown as seconds.
-    """
+    """An exact sum for each combination of label values. `per_unit` make one unit of the metric: 10**9 for ns."""
 
     def __init__(self, *labels: str, per_unit: int = 1) -> None:
         self.labels = labels
         self.per_unit = per_unit
         self.values: dict[LabelValues, int] = {}
-        self.num_changes = 0
 
     def add(self, labels: LabelValues, amount: int = 1) -> None:
         self.values[labels] = self.values.get(labels, 0) + amount
-        self.num_changes += 1
 
 
 class DistributionChild:
@@ -76,8 +70,7 @@ class DistributionChild:
 class Distribution:
     """A distribution keeps bucket counts and the sum of its values for each combination of label values.
 
-    Its boundaries are all bucket boundaries of the metrics in `shown_as`, as integers: `per_unit` of them make one
-    unit.
+    Its boundaries are all those of the metrics in `shown_as`, as integers: `per_unit` of them make one unit.
     """
 
     def __init__(self, *labels: str, shown_as: Iterable[Metric], per_unit: int = 1) -> None:
@@ -87,7 +80,6 @@ class Distribution:
         num_buckets = len(self.boundaries) + 1
         # It only grows.
         self.children: dict[LabelValues, DistributionChild] = defaultdict(lambda: DistributionChild(num_buckets))
-        self.num_changes = 0
 
     def add(self, labels: LabelValues, value: Number, origin: Origin | None = None) -> None:
         child = self.children[labels]
@@ -97,7 +89,6 @@ class Distribution:
         child.total += value
         if origin is not None:
             child.exemplars[bucket] = Exemplar(value, origin)
-        self.num_changes += 1
 
     def add_all(self, labels: LabelValues, values: array[int], origin: Origin | None) -> None:
         """Add many values of the same request at once."""
@@ -114,7 +105,6 @@ class Distribution:
                     child.exemplars[bucket] = Exemplar(value, origin)
             child.total += sum(part)
         child.num += len(values)
-        self.num_changes += 1
 
 
 def labelling(
@@ -160,10 +150,6 @@ class CounterFamily:
         self._series = series
         self._shown = cache(labelling(metric, series.labels, constants))
 
-    @property
-    def num_changes(self) -> int:
-        return self._series.num_changes
-
     def points(self) -> Mapping[LabelValues, Number]:
         totals: dict[LabelValues, Number] = {}
         for values, amount in self._series.values.items():
@@ -177,8 +163,6 @@ class CounterFamily:
 
 class CallbackFamily:
     """A family of numbers from elsewhere, by a call of `read` for every page."""
-
-    num_changes = None  # unknown, so its lines are rendered anew for every page
 
     def __init__(self, metric: Metric, read: Callable[[], Mapping[LabelValues, Number]]) -> None:
         self.metric = metric
@@ -213,10 +197,6 @@ class HistogramFamily:
         ends.append(len(series.boundaries))
         self._ends = ends  # for each bucket of the metric, the last bucket of the series within it
         self._pick = itemgetter(*ends) if len(ends) > 1 else lambda counts: (counts[-1],)
-
-    @property
-    def num_changes(self) -> int:
-        return self._series.num_changes
 
     def children(self) -> Iterable[HistogramChild]:
         """Return the histograms of the family in the order in which they first had a value."""

@@ -34,10 +34,7 @@ CountSpans = Callable[[str, int], None]
 
 
 class BatchLimits(NamedTuple):
-    """The limits of the queue and of a batch, in spans.
-
-    The spans of one request stay together even beyond these limits.
-    """
+    """The limits of the queue and of a batch, in spans. Those of one request stay together even beyond these."""
 
     queue_size: int = 2048
     batch_size: int = 512
@@ -60,9 +57,7 @@ class SpanExport:
     """A bounded queue of spans and the thread that exports them.
 
     `count_spans(result, number)` is called twice for each span: with "ended", and then with "exported", "failed" (the
-    collector did not accept it) or "dropped" (the queue was full, or the time of `close` too short). Both threads call
-    it.
-
+    collector did not accept it) or "dropped" (the queue was full, or the time of `close` too short), by both threads.
     One line is logged when spans begin to be lost, and one when no span was lost for RECOVERY_NS.
     """
 
@@ -87,10 +82,7 @@ class SpanExport:
         self._thread.start()
 
     def put(self, spans: Sequence[ReadableSpan]) -> None:
-        """Queue the spans of one request without blocking.
-
-        If the queue is full, the spans of the oldest requests are dropped.
-        """
+        """Queue the spans of one request without blocking. If the queue is full, those of the oldest are dropped."""
         self._count_spans("ended", len(spans))
         num_dropped = 0
         with self._changed:

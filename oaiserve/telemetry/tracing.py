@@ -26,7 +26,7 @@ from opentelemetry.util.types import Attributes, AttributeValue
 
 from oaiserve.facts.record import POOLING_OPERATIONS, EventKind, Outcome, RequestRecord, StepRecord
 from oaiserve.facts.times import PHASES, Phase
-from oaiserve.facts.trace import TraceContext
+from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.telemetry import names
 from oaiserve.telemetry.otel import resource
 from oaiserve.telemetry.shown import attributes, server_attributes, step_attributes, steps_of
@@ -79,14 +79,10 @@ class TraceSampling:
 class Tracing:
     """Makes spans of requests and steps, and queues them for export.
 
-    Only the telemetry thread calls `record`. Any thread may call `record_step`, but only one at a time, and
-    `is_sampled`.
-
-    A random share `step_share` of all steps is offered to the sampler, each as the only span of a trace. The operation
-    span of a request links to its sampled steps. `epoch_offset_ns` is wall clock minus
-    monotonic clock, taken once, so that exported times differ from the stamps by one constant. `count_spans` is that of
-    SpanExport. The default `sampler` is that of OTEL_TRACES_SAMPLER. Raises ValueError if an OTEL_* variable
-    has an invalid value.
+    Only one thread calls `record`, and one at a time `record_step`. A random share `step_share` of all steps is offered
+    to the sampler, each as the only span of a trace. The operation span of a request links to its sampled steps.
+    `epoch_offset_ns` is wall clock minus monotonic clock, taken once, so that exported times differ from the stamps by
+    one constant. Raises ValueError if an OTEL_* variable has an invalid value.
     """
 
     def __init__(
@@ -98,9 +94,10 @@ class Tracing:
         count_spans: CountSpans,
         sampler: Sampler | None = None,
         step_share: float = 0,
+        service: str = names.SERVICE_NAME,
     ) -> None:
         self._epoch_offset_ns = epoch_offset_ns
-        self._resource = resource(version)
+        self._resource = resource(version, service)
         self._scope = InstrumentationScope(names.SERVICE_NAME, version)
         self._limits = SpanLimits()
         self._sampling = TraceSampling(self._resource, sampler)
@@ -171,6 +168,30 @@ class Tracing:
             for phase, phase_events in zip(phases, events, strict=True)
         ]
         self._export.put([*spans, inner_span, server_span])
+
+    def record_passed(
+        self, trace: TraceContext, whole: Phase, attributes: dict[str, AttributeValue], attempts: Sequence[Attempt]
+    ) -> None:
+        """Export the spans of a request that a gateway has passed on: its own, and one for each attempt."""
+        parent = _client_span(trace)
+        sampling = self._sampling.decide(trace, parent, whole.name, attributes)
+        if sampling.decision is not Decision.RECORD_AND_SAMPLE:
+            return
+        contexts = [
+            otel.SpanContext(trace.trace_id, span_id, False, _SAMPLED, sampling.trace_state)
+            for span_id in (trace.span_id, *(attempt.span_id for attempt in attempts))
+        ]
+        status = _ERROR if names.ERROR_TYPE in attributes else _UNSET
+        spans = [self._span(whole, contexts[0], parent, attributes, kind=otel.SpanKind.SERVER, status=status)]
+        for attempt, context in zip(attempts, contexts[1:], strict=True):
+            name = str(attempt.attributes[names.HTTP_REQUEST_METHOD])
+            tried = Phase(name, attempt.started_ns, attempt.ended_ns or whole.end_ns)
+            found: dict[str, AttributeValue] = {**attempt.attributes}
+            if attempt.error:
+                found[names.ERROR_TYPE] = attempt.error
+            status = _ERROR if attempt.error else _UNSET
+            spans.append(self._span(tried, context, contexts[0], found, kind=otel.SpanKind.CLIENT, status=status))
+        self._export.put(spans)
 
     def close(self, timeout_seconds: float) -> bool:
         """Export the queued spans. If the timeout comes first, drop the rest and return False."""

@@ -34,7 +34,9 @@ KNOWN_LABELS |= {
     for name, metric in vars(_GATEWAY).items()
     if isinstance(metric, Counter)
 }
-KNOWN_LABELS["oaiserve_gateway_replica_up"] = {"replica", *_TARGET}
+_OF_REPLICAS = ("replica_up", "open_requests", "ejected_total")
+KNOWN_LABELS |= {f"oaiserve_gateway_{name}": {"replica", *_TARGET} for name in _OF_REPLICAS}
+KNOWN_LABELS |= {f"oaiserve_gateway_{name}_seconds_bucket": {"le", *_TARGET} for name in ("choice", "wait")}
 KNOWN_LABELS["ALERTS"] = {"alertname", "alertstate", "severity", "slo", "model", *_TARGET}
 
 _STRING = re.compile(r'"[^"]*"')

@@ -28,6 +28,7 @@ from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import Measured, Telemetry
 from tests.clocks import put_on_clock
 from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Clock, Inbox, ScriptedRunner, make_engine
+from tests.waiting import wait_until
 
 DELAY_NS = 100_000_000
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -181,7 +182,7 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> Reports:
         finally:  # so that the test fails, and does not hang, if the request never came so far
             tokenizer.release.set()
             runner.permit(10_000)
-        assert await asyncio.to_thread(telemetry.flush, TIMEOUT_SECONDS)
+        await asyncio.to_thread(wait_until, lambda: bool(records) and telemetry.recent.get("slow") is not None)
         debug = (await http.get("/debug/requests/slow")).json()
     (record,) = records
     return Reports(case, answer, record, debug)

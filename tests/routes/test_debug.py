@@ -265,6 +265,8 @@ def test_the_report_has_its_keys_in_64_bits_each(served: Served) -> None:
         "num_waiting": 1,
         "kv_use": 0.25,
         "is_ready": True,
+        "step_seconds": 0.0,
+        "is_hung": False,
     }
 
 

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.adapters import MOST_ADAPTERS
-from oaiserve.errors import APIError
+from oaiserve.errors import APIError, kinds_of
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, RequestRecord, StepKind, StepRecord, WaitReason
 from oaiserve.telemetry import names, observations, vllm_names
@@ -291,7 +291,7 @@ def test_labels_have_few_values_whatever_records_say(hostile: list[RequestRecord
             values.setdefault(label, set()).add(value)
     assert values.get("model", {"demo"}) <= {"demo"}
     assert values.get("operation", set()) <= observations.OPERATIONS | {"other"}
-    assert values.get("error_type", set()) <= observations._class_names(APIError) | {"", "other"}
+    assert values.get("error_type", set()) <= kinds_of(APIError).keys() | {"", "other"}
     assert values.get("reason", set()) <= {"stop", "length", "abort", "other", *WaitReason}
     assert all(value == "other" or 100 <= int(value) <= 599 for value in values.get("status", ()))
 

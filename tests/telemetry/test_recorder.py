@@ -9,6 +9,7 @@ import pytest
 
 from oaiserve.facts.record import RequestRecord
 from oaiserve.telemetry.recorder import Recorder
+from tests.waiting import wait_until
 
 
 def fail(record: RequestRecord) -> None:
@@ -38,7 +39,7 @@ def test_a_consumer_that_raises_is_counted_and_does_not_stop_the_others(make_rec
     recorder = Recorder({"bad": fail, "good": seen.append}, errors.append)
     recorder.record(make_record())
     recorder.record(make_record())
-    assert recorder.flush(5)
+    assert recorder.close(5)
     assert (len(seen), errors) == (2, ["bad", "bad"])
 
 
@@ -48,7 +49,7 @@ def test_failures_are_logged_once_a_minute(make_record, caplog: pytest.LogCaptur
     for i in range(5):
         recorder.record(make_record(request_id=f"req-{i}"))
     with caplog.at_level(logging.ERROR):
-        assert recorder.flush(5)
+        assert recorder.close(5)
     assert ["req-0" in line or "req-3" in line for line in caplog.messages] == [True, True]
 
 
@@ -74,19 +75,17 @@ def test_records_beyond_the_bound_are_dropped_and_counted(make_record) -> None:
 
 def test_a_batch_of_records_causes_one_tick(make_record) -> None:
     calls: list[str] = []
-    ticked = Event()
     recorder = Recorder(
         {"one": lambda record: calls.append("record")},
         [].append,
-        lambda: (calls.append("tick"), ticked.set()),
-        batch_seconds=60,  # the flush ends the wait
+        lambda: calls.append("tick"),
+        batch_seconds=60,  # the end of the recorder ends the wait
     )
     for _ in range(64):
         recorder.record(make_record())
-    assert recorder.flush(5)
-    assert calls[:65] == ["record"] * 64 + ["tick"]
     assert recorder.close(5)
-    assert calls[64:] == ["tick"] * len(calls[64:])
+    assert [call for call in calls if call == "record"] == ["record"] * 64
+    assert calls[calls.index("record") :] == ["record"] * 64 + ["tick"]
 
 
 def test_the_first_record_waits_for_others_for_batch_seconds_at_most(make_record) -> None:
@@ -99,14 +98,6 @@ def test_the_first_record_waits_for_others_for_batch_seconds_at_most(make_record
     seen.clear()
     recorder.record(make_record())
     assert seen.wait(60)
-
-
-def test_a_flush_waits_for_its_tick() -> None:
-    release = Event()
-    recorder = Recorder({}, [].append, lambda: release.wait(60))
-    assert not recorder.flush(0.01)
-    release.set()
-    assert recorder.flush(5)
 
 
 def test_ticks_happen_without_records() -> None:
@@ -122,18 +113,9 @@ def test_a_tick_that_raises_is_counted_and_does_not_end_the_thread(make_record) 
         raise RuntimeError("no steps")
 
     errors, seen = [], []
-    recorder = Recorder({"one": seen.append}, errors.append, fail_to_tick)
-    assert recorder.flush(5)
+    recorder = Recorder({"one": seen.append}, errors.append, fail_to_tick, tick_seconds=0.001)
+    wait_until(lambda: bool(errors))
     recorder.record(make_record())
-    assert recorder.flush(5)
     assert recorder.close(5)  # else it would fail, and log that, in a minute, while another test runs
     assert len(seen) == 1
     assert set(errors) == {"tick"}
-
-
-def test_a_flush_does_not_hurry_later_batches(make_record) -> None:
-    """After the flush, records wait for each other again."""
-    recorder = Recorder({}, [].append, batch_seconds=60)
-    assert recorder.flush(5)
-    assert not recorder._urgent.is_set()
-    assert recorder.close(5)

@@ -22,6 +22,7 @@ from oaiserve.facts.recordings import BLOCK_TOKENS, block_hashes
 from oaiserve.facts.times import RequestTimes
 from oaiserve.telemetry.recorder import Recorder
 from oaiserve.telemetry.recording import COST_EVERY, Recording, draft_runs
+from tests.waiting import wait_until
 
 COST = {"rows_ns": [5.0, 6.0]}
 EPOCH_NS = 1_000_000_000_000
@@ -158,7 +159,7 @@ def test_a_recording_goes_on_when_the_disk_has_room_again_and_says_what_it_lacks
         for number, room in enumerate((10, 0)):  # bytes; half a line is taken back
             patch.setattr(os, "write", full if room == 0 else lambda file, content: write(file, content[:10]))
             telemetry.record(ended([1] * number))
-            assert telemetry.flush(60)
+            wait_until(lambda tried=number + 1: len(errors) == tried)
     telemetry.record(ended([2, 3]))
     assert telemetry.close(60)
     recording.close()

@@ -97,11 +97,10 @@ def test_a_collector_that_hangs_delays_the_end_no_longer_than_allowed(
 def test_spans_are_off_without_the_variables(snapshot: EngineNumbers, make_record: MakeRecord) -> None:
     telemetry = of_engine(snapshot, environ={})
     telemetry.record(make_record())
-    assert telemetry.flush(5)
+    assert telemetry.close(5)
     page = telemetry.render(None)[0]
     assert b"oaiserve_requests_total{" in page
     assert b"oaiserve_spans_total{" not in page
-    assert telemetry.close(5)
 
 
 def test_a_collector_for_traces_alone_gets_no_metrics(
@@ -124,14 +123,13 @@ def test_steps_and_event_loop_lag_are_shown_without_a_request(snapshot) -> None:
         environ={},
     )
     telemetry.observe_event_loop_lag(0.25)
-    assert telemetry.flush(5)
+    assert telemetry.close(5)
     assert steps == []
     page = telemetry.render(None)[0]
     assert b'oaiserve_engine_step_seconds_sum{kind="decode"} 0.005\n' in page
     assert b"oaiserve_event_loop_lag_seconds_sum 0.25\n" in page
     assert b'device="cpu"' in page
     assert b"vllm" not in page
-    assert telemetry.close(5)
 
 
 def test_the_log_says_what_it_left_out_when_telemetry_ends(snapshot) -> None:

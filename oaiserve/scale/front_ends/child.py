@@ -1,4 +1,4 @@
-"""Starts the process of a front end, reads its CPU time, memory and open files from Linux, and ends it."""
+"""Starts the process of a front end, and ends it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,9 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
 from oaiserve.config import Config
 from oaiserve.scale.front_ends.messages import Begin, pickled
-
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# The fields of /proc/PID/stat behind the name, which may have spaces: utime, stime and rss are the 14th, 15th and 24th.
-_USER, _SYSTEM, _RESIDENT = 11, 12, 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +49,3 @@ def start_child(config: Config, switch_seconds: float) -> Child:
     messages.sendall(pickled(Begin(config, switch_seconds)))  # small enough to wait in the socket
     connections.setblocking(False)
     return Child(process, messages, connections)
-
-
-class ProcessNumbers(NamedTuple):
-    """The numbers of a process at one moment."""
-
-    cpu_seconds: float
-    resident_bytes: int
-    open_files: int
-
-
-def numbers_of(pid: int) -> ProcessNumbers | None:
-    """Return the numbers of a process, or None if it is gone, or where there is no /proc."""
-    folder = Path(f"/proc/{pid}")
-    try:
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        open_files = len(os.listdir(folder / "fd"))
-    except OSError:
-        return None
-    cpu_ticks = int(fields[_USER]) + int(fields[_SYSTEM])
-    return ProcessNumbers(cpu_ticks / _TICKS, int(fields[_RESIDENT]) * _PAGE_BYTES, open_files)

@@ -20,7 +20,15 @@ from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.request import TERMINAL, Event, Failed, Request, Terminal, Usage
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import APIError, InternalError
-from oaiserve.facts.record import AccessRefusal, EngineAccount, Outcome, Profile, ProfileRecording, RequestRecord
+from oaiserve.facts.record import (
+    AccessRefusal,
+    EngineAccount,
+    Origin,
+    Outcome,
+    Profile,
+    ProfileRecording,
+    RequestRecord,
+)
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
@@ -37,8 +45,6 @@ if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine  # a front end has none, and names the methods of this class
 
 log = logging.getLogger(__name__)
-
-UNKNOWN = "unknown"  # stands for the facts of a request that were lost with its front end
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +68,9 @@ class FrontEnd:
         self._engine, self._telemetry = shared.engine, shared.telemetry
         self._on_up = on_up
         self._encoding: dict[str, Request] = {}  # whose prompts it encodes
-        self._not_begun: set[str] = set()  # of these, those that no thread of it has taken yet
-        self._unrecorded: dict[str, Terminal | None] = {}  # by request id, until the record comes: how they have ended
+        self.not_begun: set[str] = set()  # of these, those that no thread of it has taken yet
+        self.unrecorded: dict[str, Terminal | None] = {}  # by request id, until the record comes: how they have ended
+        self._origins: dict[str, Origin] = {}  # of the same, to record them if the front end is lost
         self._rooms: dict[int, tuple[str, int]] = {}  # that work on bodies has: client, bytes
         self._room_numbers = itertools.count()
         self._addresses: Counter[str] = Counter()  # of its connections
@@ -84,16 +91,6 @@ class FrontEnd:
 
     def send(self, message: messages.Message) -> None:
         self._link.send(messages.framed(message))
-
-    @property
-    def num_open(self) -> int:
-        """Return the number of requests without a record."""
-        return len(self._unrecorded)
-
-    @property
-    def num_encoding(self) -> int:
-        """Return the number of requests whose encoding the front end has not begun."""
-        return len(self._not_begun)
 
     def connected(self, address: str) -> None:
         """Note an admitted connection of the front end."""
@@ -132,8 +129,9 @@ class FrontEnd:
     def submit(self, sent: messages.Submit) -> None:
         """Take a request, whose prompts the front end encodes."""
         request = sent.request()
-        self._encoding[request.request_id], self._unrecorded[request.request_id] = request, None
-        self._not_begun.add(request.request_id)
+        self._encoding[request.request_id], self.unrecorded[request.request_id] = request, None
+        self._origins[request.request_id] = request.origin
+        self.not_begun.add(request.request_id)
         try:
             self._engine.open(request, self._deliver, sent.submitted_ns)
         except APIError as error:  # its account ends where it was received, as if its submission had raised this
@@ -144,7 +142,7 @@ class FrontEnd:
     @offered
     def encoding_started(self, request_id: str, at_ns: int) -> None:
         """Note that a thread of the front end has begun to encode the prompts of a request."""
-        self._not_begun.discard(request_id)
+        self.not_begun.discard(request_id)
         if (request := self._encoding.get(request_id)) is not None:
             self._engine.encoding_started(TokenizeStarted(request, at_ns))
 
@@ -169,7 +167,7 @@ class FrontEnd:
 
     def _end_encoding(self, request_id: str) -> Request | None:
         """Return the request if it was being encoded, which is over."""
-        self._not_begun.discard(request_id)
+        self.not_begun.discard(request_id)
         return self._encoding.pop(request_id, None)
 
     @offered
@@ -181,8 +179,8 @@ class FrontEnd:
         """Send the events of a step, in one message. The engine thread calls this."""
         ended = [event for event in events if isinstance(event, TERMINAL)]
         for event in ended:
-            if event.request_id in self._unrecorded:
-                self._unrecorded[event.request_id] = event
+            if event.request_id in self.unrecorded:
+                self.unrecorded[event.request_id] = event
         if not self._is_lost:
             self._link.send(messages.framed(messages.Events.of(events)))
         else:
@@ -191,7 +189,8 @@ class FrontEnd:
     @offered
     def record(self, sent: messages.Recorded) -> None:
         """Take the record of an ended request, which gets its account here."""
-        terminal = self._unrecorded.pop(sent.values.response_id, None)
+        self._origins.pop(sent.values.engine_id, None)
+        terminal = self.unrecorded.pop(sent.values.engine_id, None)
         self._telemetry.record(sent.record(EngineAccount() if terminal is None else terminal.account))
         self._count_ended(sent.values.outcome)
 
@@ -253,23 +252,17 @@ class FrontEnd:
             self._engine.give_room_back(*room)
 
     @offered
-    async def render_metrics(self, accept: str) -> tuple[bytes, str]:
-        return await asyncio.to_thread(self._telemetry.render, accept)
-
-    @offered
-    async def list_recent(
-        self, slowest: str | None, outcome: str | None, id_prefix: str, limit: int | None
-    ) -> list[dict[str, Any]]:
-        entries = self._telemetry.recent.list
-        return await asyncio.to_thread(entries, slowest=slowest, outcome=outcome, id_prefix=id_prefix, limit=limit)
-
-    @offered
-    async def get_recent(self, request_id: str) -> dict[str, Any] | None:
-        return await asyncio.to_thread(self._telemetry.recent.get, request_id)
-
-    @offered
-    async def live_after(self, sample: int) -> list[dict[str, Any]]:
-        return self._telemetry.live.after(sample)
+    async def read(self, what: str, value: str | int | None, named: dict[str, str | int | None]) -> Any:
+        """Return the page of metrics, accounts of recent requests, or samples of the live page."""
+        telemetry = self._telemetry
+        reads: dict[str, Callable[..., Any]] = {
+            "render": telemetry.render,
+            "list": telemetry.recent.list,
+            "get": telemetry.recent.get,
+            "after": telemetry.live.after,
+        }
+        given = () if value is None else (value,)
+        return await asyncio.to_thread(reads[what], *given, **named)
 
     @offered
     async def report(self) -> ReplicaReport:
@@ -277,7 +270,7 @@ class FrontEnd:
         is_first = not self._engine.is_reporting
         report = await asyncio.to_thread(self._engine.report)
         if is_first:
-            self._shared.tell(messages.Reporting())
+            self._shared.tell(messages.State.of(self._engine))
         return report
 
     @offered
@@ -299,13 +292,13 @@ class FrontEnd:
     @offered
     async def load_adapter(self, name: str, path: str) -> ServedAdapter:
         adapter = await asyncio.to_thread(self._engine.load_adapter, name, Path(path))
-        self._shared.tell(messages.Adapters(list(self._engine.adapters.served)))
+        self._shared.tell(messages.State.of(self._engine))
         return adapter
 
     @offered
     async def unload_adapter(self, name: str) -> ServedAdapter:
         adapter = self._engine.unload_adapter(name)
-        self._shared.tell(messages.Adapters(list(self._engine.adapters.served)))
+        self._shared.tell(messages.State.of(self._engine))
         return adapter
 
     @offered
@@ -333,7 +326,7 @@ class FrontEnd:
     def _lost(self) -> None:
         """Give back the front end's limits, abort its requests, and record them as failed."""
         self._is_lost = True
-        left = dict(self._unrecorded)
+        left = dict(self.unrecorded)
         for request_id, terminal in left.items():
             if terminal is None:
                 self._engine.abort(request_id)
@@ -346,7 +339,7 @@ class FrontEnd:
             self._shared.connections.release(address)
         for asked in self._profiles.values():
             self._engine.end_profile(asked)
-        for kept in (self._encoding, self._not_begun, self._rooms, self._addresses, self._recordings):
+        for kept in (self._encoding, self.not_begun, self._rooms, self._addresses, self._recordings):
             kept.clear()
         self.is_up = False
         self.ended.set_result(len(left))
@@ -354,21 +347,19 @@ class FrontEnd:
     def _record_lost(self, ended: Sequence[Terminal]) -> None:
         """Record requests whose front end is gone, once each: two threads may have the same one."""
         for terminal in ended:
-            if self._unrecorded.pop(terminal.request_id, None) is None:
+            if self.unrecorded.pop(terminal.request_id, None) is None:
                 continue
             self._count_ended(Outcome.FAILED)
             self._telemetry.record(
                 RequestRecord(
-                    request_id=terminal.request_id,
+                    **self._origins.pop(terminal.request_id)._asdict(),
                     trace=TraceContext.from_headers(None, None),
                     times=terminal.times.ended(),
                     outcome=Outcome.FAILED,
-                    operation=UNKNOWN,
                     http_method="POST",
-                    http_route=UNKNOWN,
                     http_status=None,
-                    model=UNKNOWN,
                     response_id=terminal.request_id,
+                    engine_id=terminal.request_id,
                     error_type=InternalError.__name__,
                     prompt_tokens=terminal.usage.prompt_tokens,
                     cached_tokens=terminal.usage.cached_tokens,

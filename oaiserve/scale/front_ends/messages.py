@@ -10,7 +10,7 @@ import pickle
 import struct
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Union, get_type_hints
 
 import msgspec
@@ -30,11 +30,14 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
-from oaiserve.errors import APIError, InternalError, restored
+from oaiserve.errors import APIError, InternalError, kinds_of, restored
 from oaiserve.facts.record import EngineAccount, RequestRecord
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files.adapters import BadAdapter
 from oaiserve.routes.responses.store import ConversationTooLarge
+
+if TYPE_CHECKING:
+    from oaiserve.engine.engine import Engine  # a front end has none
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):
@@ -61,9 +64,8 @@ class Model:
     vocab_size: int
     default_params: dict[str, float | int]
     pooling: Pooling | None
-    adapters: list[ServedAdapter]
+    state: State
     is_on_cpu: bool
-    is_reporting: bool
     started_unix_seconds: float
     live_boundaries_seconds: dict[str, list[float]]
 
@@ -108,31 +110,20 @@ class Submit(Message):
 class Recorded(Message):
     """The record of an ended request. The engine process has its account."""
 
-    trace_id: bytes  # of 128 bits, which no integer of msgpack has
-    span_id: int
-    parent_span_id: int | None
-    parent_sampled: bool
-    tracestate: str | None
+    # Its TraceContext: the trace's id has 128 bits, which no integer of msgpack has.
+    trace: tuple[bytes, int, int | None, bool, str | None]
     values: RecordValues
 
     @classmethod
     def of(cls, record: RequestRecord) -> Recorded:
-        trace = record.trace
+        trace_id, *rest = astuple(record.trace)
         values = _values_of(record, RecordValues)
         if record.prompt_text is not None:  # which may have half of a surrogate pair, as no export can
             values.prompt_text = record.prompt_text.encode(errors="replace").decode()
-        return cls(
-            trace.trace_id.to_bytes(16),
-            trace.span_id,
-            trace.parent_span_id,
-            trace.parent_sampled,
-            trace.tracestate,
-            values,
-        )
+        return cls((trace_id.to_bytes(16), *rest), values)
 
     def record(self, account: EngineAccount) -> RequestRecord:
-        trace_id = int.from_bytes(self.trace_id)
-        trace = TraceContext(trace_id, self.span_id, self.parent_span_id, self.parent_sampled, self.tracestate)
+        trace = TraceContext(int.from_bytes(self.trace[0]), *self.trace[1:])
         return RequestRecord(trace=trace, account=account, **msgspec.structs.asdict(self.values))
 
 
@@ -177,30 +168,23 @@ class Events(Message):
         return [*self.prompts, *self.chunks, *self.pooled, *self.finished, *self.failed, *self.aborted]
 
 
-class Adapters(Message):
-    """The new list of adapters."""
+class State(Message):
+    """The state of the engine, which is sent whole when a part of it changes."""
 
-    served: list[ServedAdapter]
+    adapters: list[ServedAdapter]
+    is_reporting: bool  # routers ask for reports, so requests have prefix keys
+    hang: str  # the part of its work in which it hangs, or nothing
+    failure: str  # with which it has ended, or nothing
 
-
-class Reporting(Message):
-    """Routers request reports, so requests have prefix keys from now on."""
+    @classmethod
+    def of(cls, engine: Engine) -> State:
+        why = engine.failure
+        failure = "" if why is None else f"{type(why).__name__}: {why}"
+        return cls(list(engine.adapters.served), engine.is_reporting, engine.hang, failure)
 
 
 class Shutdown(Message):
     """The shutdown begins; the second time, running requests are not waited for."""
-
-
-class Hang(Message):
-    """The engine hangs in this part of its work, or, if it is empty, goes on."""
-
-    part: str
-
-
-class EngineFailed(Message):
-    """The engine has failed, and all requests with it."""
-
-    reason: str
 
 
 class Answered(Message):
@@ -220,18 +204,11 @@ class AskFailed(Message):
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 LENGTH = struct.Struct("<I")  # of a message, in front of it
-TO_FRONT_END = (Events, Adapters, Reporting, Shutdown, Hang, EngineFailed, Answered, AskFailed)
-
-
-def _error_kinds(kind: type[Exception]) -> dict[str, type[Exception]]:
-    found = {kind.__name__: kind}
-    for more in kind.__subclasses__():
-        found |= _error_kinds(more)
-    return found
+TO_FRONT_END = (Events, State, Shutdown, Answered, AskFailed)
 
 
 _ERRORS = {
-    **_error_kinds(APIError),
+    **kinds_of(APIError),
     BadAdapter.__name__: BadAdapter,
     ConversationTooLarge.__name__: ConversationTooLarge,
 }

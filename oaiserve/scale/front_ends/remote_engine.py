@@ -70,11 +70,9 @@ class RemoteEngine:
         self.default_params = model.default_params
         self.pooling = model.pooling
         self.adapters = AdapterTable()
-        self.adapters.replace(model.adapters)
         self.failure: Exception | None = None
-        self.hang = ""
         self.is_ready = False
-        self.is_reporting = model.is_reporting
+        self._learn(model.state)
         self._open: dict[str, _Open] = {}
         self._profiles: dict[Future[Profile], int] = {}
         self._profile_numbers = itertools.count()
@@ -218,17 +216,17 @@ class RemoteEngine:
                 self._hand_out(message.in_order())
             case messages.Answered() | messages.AskFailed():
                 self._process.settle(message)
-            case messages.Adapters():
-                self.adapters.replace(message.served)
-            case messages.Reporting():
-                self.is_reporting = True
-            case messages.Hang():
-                self.hang = message.part
-            case messages.EngineFailed():
-                self.failure = EngineGone(message.reason)
-                self.drain()
+            case messages.State():
+                self._learn(message)
             case messages.Shutdown():
                 self._on_shutdown()
+
+    def _learn(self, state: messages.State) -> None:
+        self.adapters.replace(state.adapters)
+        self.is_reporting, self.hang = state.is_reporting, state.hang
+        if state.failure:
+            self.failure = EngineGone(state.failure)
+            self.drain()
 
     def _hand_out(self, events: list[Event]) -> None:
         outbox: dict[Deliver, list[Event]] = {}

@@ -9,6 +9,7 @@ import asyncio
 import builtins
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from oaiserve.facts.record import AccessRefusal, RequestRecord
@@ -40,8 +41,7 @@ class RemoteTelemetry:
         self._log_limit = log_limit
         self._lags: list[float] = []  # that are not sent yet
         self._told: Counter[tuple[str, ...]] = Counter()  # of the log's counts, what the engine process knows
-        self.recent = RemoteRecent(process)
-        self.live = RemoteLive(process, boundaries_seconds)
+        self.recent = self.live = RemoteReads(process, boundaries_seconds)
 
     def record(self, record: RequestRecord) -> None:
         self._process.tell(FrontEnd.record, Recorded.of(record))
@@ -70,7 +70,8 @@ class RemoteTelemetry:
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the page for /metrics and its content type. Call it in a worker thread."""
-        return self._process.ask(FrontEnd.render_metrics, accept).result()
+        page, content_type = self._process.ask(FrontEnd.read, "render", accept, {}).result()
+        return page, content_type
 
     def close(self, timeout_seconds: float) -> bool:
         """Send all that is left to send. Return False if it may be lost."""
@@ -78,30 +79,18 @@ class RemoteTelemetry:
         return self._process.link.flush(timeout_seconds)
 
 
-class RemoteRecent:
-    """The accounts of the last requests of all front ends. Calls block, so they are made in worker threads."""
+class RemoteReads:
+    """The accounts of the last requests of all front ends, and the samples of the live page. Calls block, so they are
+    made in worker threads."""
 
-    def __init__(self, process: EngineProcess) -> None:
-        self._process = process
+    def __init__(self, process: EngineProcess, boundaries_seconds: dict[str, builtins.list[float]]) -> None:
+        def read(what: str, value: str | int | None = None, /, **named: str | int | None) -> Any:
+            return process.ask(FrontEnd.read, what, value, named).result()
 
-    def list(
-        self, *, slowest: str | None, outcome: str | None, id_prefix: str, limit: int | None
-    ) -> builtins.list[Entry]:
-        return self._process.ask(FrontEnd.list_recent, slowest, outcome, id_prefix, limit).result()
-
-    def get(self, request_id: str) -> Entry | None:
-        return self._process.ask(FrontEnd.get_recent, request_id).result()
-
-
-class RemoteLive:
-    """The samples of the live page. `after` blocks, so it is called in a worker thread."""
-
-    def __init__(self, process: EngineProcess, boundaries_seconds: dict[str, list[float]]) -> None:
-        self._process = process
         self.boundaries_seconds = boundaries_seconds
-
-    def after(self, number: int) -> list[Entry]:
-        return self._process.ask(FrontEnd.live_after, number).result()
+        self.list: Callable[..., builtins.list[Entry]] = partial(read, "list")
+        self.get: Callable[[str], Entry | None] = partial(read, "get")
+        self.after: Callable[[int], builtins.list[Entry]] = partial(read, "after")
 
 
 class RemoteStore:

@@ -27,13 +27,13 @@ from oaiserve.http.connections import Connections
 from oaiserve.http.listener import Listener
 from oaiserve.http.server import too_many_connections
 from oaiserve.routes.responses.store import ResponseStore
-from oaiserve.scale.front_ends.child import Child, numbers_of
+from oaiserve.scale.front_ends.child import Child
 from oaiserve.scale.front_ends.front_end import FrontEnd, Shared
 from oaiserve.scale.front_ends.link import Link, hand_over
-from oaiserve.scale.front_ends.messages import EngineFailed, Hang, Message, Model, Shutdown, pickled
+from oaiserve.scale.front_ends.messages import Message, Model, Shutdown, State, pickled
 from oaiserve.telemetry import Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
-from oaiserve.telemetry.metrics import Numbers
+from oaiserve.telemetry.metrics import Numbers, numbers_of
 from oaiserve.telemetry.names import Metric
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class FrontEnds:
     def snapshot(self) -> EngineNumbers:
         """Return the engine's snapshot, with the prompts that wait for the threads of front ends."""
         now = self.engine.snapshot()
-        num_encoding = sum(running.front_end.num_encoding for running in self.running)
+        num_encoding = sum(len(running.front_end.not_begun) for running in self.running)
         return replace(now, num_tokenizing=now.num_tokenizing + num_encoding)
 
     def measured(self) -> dict[Metric, Callable[[], Numbers]]:
@@ -76,14 +76,14 @@ class FrontEnds:
         return {
             names.FRONT_ENDS: lambda: {(): sum(running.front_end.is_up for running in self.running)},
             names.FRONT_ENDS_ENDED: lambda: {(): self.num_ended},
-            names.FRONT_END_CPU_SECONDS: lambda: self._of_processes("cpu_seconds"),
-            names.FRONT_END_RESIDENT_BYTES: lambda: self._of_processes("resident_bytes"),
-            names.FRONT_END_OPEN_FDS: lambda: self._of_processes("open_files"),
+            names.FRONT_END_CPU_SECONDS: lambda: self._of_processes("process_cpu_seconds"),
+            names.FRONT_END_RESIDENT_BYTES: lambda: self._of_processes("process_resident_memory_bytes"),
+            names.FRONT_END_OPEN_FDS: lambda: self._of_processes("process_open_fds"),
         }
 
     def _of_processes(self, number: str) -> Numbers:
         found = {running.number: numbers_of(running.child.process.pid) for running in self.running}
-        return {(str(at),): getattr(numbers, number) for at, numbers in found.items() if numbers is not None}
+        return {(str(at),): numbers[number] for at, numbers in found.items() if number in numbers}
 
     def tell(self, message: Message) -> None:
         for running in self.running:
@@ -119,9 +119,8 @@ class Supervisor:
             vocab_size=engine.vocab_size,
             default_params=engine.default_params,
             pooling=engine.pooling,
-            adapters=engine.adapters.served,
+            state=State.of(engine),
             is_on_cpu=engine.model_info["device"] == "cpu",
-            is_reporting=engine.is_reporting,
             started_unix_seconds=time.time(),
             live_boundaries_seconds=telemetry.live.boundaries_seconds,
         )
@@ -162,7 +161,7 @@ class Supervisor:
         ending = [running.front_end for running in self._front_ends.running]
         for front_end in ending:
             front_end.is_ending = True
-        num_open = sum(front_end.num_open for front_end in ending)
+        num_open = sum(len(front_end.unrecorded) for front_end in ending)
         log.info("Shutting down. Requests running: %d, given %d s", num_open, self._drain_timeout_seconds)
         self._front_ends.tell(Shutdown())
         await asyncio.wait(keepers, timeout=self._drain_timeout_seconds + END_SECONDS)
@@ -195,15 +194,14 @@ class Supervisor:
         while (failure := self._engine.failure) is None:
             await asyncio.sleep(POLL_SECONDS)
             if hang != (hang := self._engine.hang):
-                self._front_ends.tell(Hang(hang))
+                self._front_ends.tell(State.of(self._engine))
             for running in self._front_ends.running:
                 running.front_end.num_silent += running.front_end.is_up
                 if running.front_end.num_silent == self._most_silent:
                     log.error("A front end has not been heard of for a while, so it is killed")
                     running.child.process.kill()
-        reason = f"{type(failure).__name__}: {failure}"
-        log.error("The engine has stopped (%s), so the server ends", reason)
-        self._front_ends.tell(EngineFailed(reason))
+        log.error("The engine has stopped (%s: %s), so the server ends", type(failure).__name__, failure)
+        self._front_ends.tell(State.of(self._engine))
         self._is_ending.set()
 
     # -- processes ----------------------------------------------------------------------------------------------------
@@ -241,8 +239,7 @@ class Supervisor:
         """Serve one process of a front end until its end, and return how many requests are lost with it."""
         link = Link(child.messages)
         front_end = FrontEnd(link, self._shared, on_up=self._place)
-        is_reporting = self._engine.is_reporting
-        link.send(pickled(replace(self._model, adapters=self._engine.adapters.served, is_reporting=is_reporting)))
+        link.send(pickled(replace(self._model, state=State.of(self._engine))))
         front_end.start()
         running = _Running(number, front_end, child)
         self._front_ends.running = [*self._front_ends.running, running]

@@ -3,68 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve import __version__
 from oaiserve.config import RouteOptions
-from oaiserve.errors import Unavailable
+from oaiserve.errors import StartupError, Unavailable
 from oaiserve.facts.record import AccessRefusal
+from oaiserve.facts.times import monotonic_ns
 from oaiserve.routes.access import Hosts, Origins
-from oaiserve.routes.middleware import Errors, TidyPath, json_response, render_http_exception, request_ids
+from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, json_response, render_http_exception
 from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from oaiserve.scale.gateway.watch import USUAL, Pace, Resolve, Watch, addresses_of
 from oaiserve.scale.router import Router
+from oaiserve.telemetry import make_tracing
+
+CLOSE_SECONDS = 5.0  # the longest wait for a collector that does not answer
 
 
-class Ids:
-    """Gives the request its ids, which the replica gets, too.
-
-    The other headers of the server's own layer come from the replica.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        state = request_ids(scope)
-        scope.setdefault("state", {}).update(state, send=send)
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = state["request_id"]
-            await send(message)
-
-        await self.app(scope, receive, send_with_id)
-
-
-class GatewayApp(NamedTuple):
-    """The app, and its watch, which learns of the shutdown."""
-
-    app: Starlette
-    gateway: Gateway
-
-
-def create_gateway(options: RouteOptions, resolve: Resolve = addresses_of, pace: Pace = USUAL) -> GatewayApp:
-    """Return the gateway's app. `resolve` finds the replicas of a URL."""
+def create_gateway(
+    options: RouteOptions, resolve: Resolve = addresses_of, pace: Pace = USUAL
+) -> tuple[Starlette, Gateway]:
+    """Return the gateway's app, and the gateway, which learns of the shutdown. `resolve` finds a URL's replicas."""
     router = Router()
     watch = Watch(router, options.replica, options.replica_key, resolve, pace)
     metrics = GatewayMetrics(watch)
-    gateway = Gateway(router, watch, metrics, options.body_limit, options.continue_streams)
+    try:
+        tracing = make_tracing(
+            epoch_offset_ns=time.time_ns() - monotonic_ns(),
+            version=__version__,
+            count_spans=lambda result, number: metrics.spans.labels(result).inc(number),
+            service="oaiserve-gateway",
+        )
+    except ValueError as error:
+        raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
+    gateway = Gateway(router, watch, metrics, options, tracing)
 
     async def health(request: Request) -> Response:
         return Response()
@@ -89,6 +72,8 @@ def create_gateway(options: RouteOptions, resolve: Resolve = addresses_of, pace:
             watching.cancel()
             with suppress(asyncio.CancelledError):
                 await watching
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close, CLOSE_SECONDS)
 
     def count_refused(reason: AccessRefusal) -> None:
         metrics.refused_access.labels(reason).inc()
@@ -102,7 +87,7 @@ def create_gateway(options: RouteOptions, resolve: Resolve = addresses_of, pace:
             Mount("", gateway),
         ],
         middleware=[
-            Middleware(Ids),
+            Middleware(RequestHeaders),
             Middleware(Errors),
             Middleware(TidyPath),
             Middleware(Hosts, listens_on=options.host, allowed=options.allowed_host, count=count_refused),
@@ -111,4 +96,4 @@ def create_gateway(options: RouteOptions, resolve: Resolve = addresses_of, pace:
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )
-    return GatewayApp(app, gateway)
+    return app, gateway

@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from random import getrandbits
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from oaiserve.config import ContinueStreams
+from oaiserve.config import RouteOptions
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.errors import BadGateway, BodyTooLarge, NotFound, Overloaded, RequestTimeout, Unavailable
 from oaiserve.facts.continuation import IDS_HEADER, KIND_HEADER, SENT_HEADER, Piece, StreamIds, split_at_marks
 from oaiserve.facts.prefix_keys import Prompt, prompt_of_body
 from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
-from oaiserve.facts.times import monotonic_ns
+from oaiserve.facts.times import Phase, monotonic_ns
+from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.http.connections import CONNECTION
 from oaiserve.routes import sse
 from oaiserve.routes.body import client_left
@@ -35,6 +37,10 @@ from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream, UpstreamAnswer
 from oaiserve.scale.gateway.watch import Watch
 from oaiserve.scale.router import NoReplica, Router
+from oaiserve.telemetry import names
+
+if TYPE_CHECKING:
+    from oaiserve.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +49,15 @@ MOVES_ON = (429, 503)  # the statuses of refusals that another replica may not h
 MOST_RECEIVED_BYTES = 256 * 2**20  # of the bodies of all requests that have no answer yet
 BODY_SECONDS = 60.0
 GO_ON_SECONDS, PAUSE_SECONDS = 60.0, 0.2  # in which a replica must be found for a stream that was cut off
+# A stream is sent to a second replica only if its prompt is short, and of those streams only this share; a few may come
+# together. It begins with its first token, and other answers when they are complete, so only streams tell in time.
+HEDGED_TOKENS, HEDGED_SHARE, MOST_HEDGES = 1024, 0.05, 10.0
+_STREAMS = re.compile(rb'"stream"\s*:\s*true')
 UNLIKE = b": the answer goes on at a server of another kind\n\n"
 LARGE_BYTES = 64 * 1024  # larger bodies are looked at in a worker thread
 MOST_EVENT_BYTES = 16 * 2**20  # of one event of a stream: the last one of /v1/responses has the whole answer
 SESSION_HEADER = "x-session-id"
-ROUTE_HEADER = DECISION_HEADER.encode()
+ROUTE_HEADER, TRACEPARENT = DECISION_HEADER.encode(), b"traceparent"
 
 # The headers of one connection, not of the next one.
 _OF_CONNECTION = {
@@ -75,7 +85,9 @@ class _Asked:
     prompt: Prompt
     session: str | None
     began_ns: int
+    trace: TraceContext
     sent: list[Piece] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,7 @@ class _Begun:
     answer: UpstreamAnswer
     decision: Decision
     upstream: Upstream
+    attempt: Attempt
 
     @property
     def is_stream(self) -> bool:
@@ -107,19 +120,22 @@ class Gateway:
     """
 
     def __init__(
-        self, router: Router, watch: Watch, metrics: GatewayMetrics, body_limit: int, continues: ContinueStreams
+        self, router: Router, watch: Watch, metrics: GatewayMetrics, options: RouteOptions, tracing: Tracing | None
     ) -> None:
         self._router = router
         self._watch = watch
         self._metrics = metrics
-        self._body_limit = body_limit
-        self._continues = continues
+        self._tracing = tracing
+        self._body_limit = options.body_limit
+        self._continues = options.continue_streams
+        self._hedge_after_seconds = options.hedge_after_seconds
+        self._num_hedges = 1.0  # that may begin now
         self._received = SharedLimit(MOST_RECEIVED_BYTES)
         self.is_draining = False
 
     @property
     def is_ready(self) -> bool:
-        return self._watch.num_ready > 0 and not self.is_draining
+        return bool(self._watch.joined - self._watch.silent) and not self.is_draining
 
     def drain(self) -> None:
         """Take no further requests. A signal handler may call this."""
@@ -127,7 +143,7 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises the gateway's own errors, before the status line."""
-        ending = Ending.REFUSED
+        ending, began_ns = Ending.REFUSED, monotonic_ns()
         try:
             ending = await self._pass_on(scope, receive, send)
         except ClientDisconnect:
@@ -137,6 +153,13 @@ class Gateway:
             raise Unavailable("No replica can be reached; try again later.", retry_after_seconds=5) from None
         finally:
             self._metrics.requests.labels(ending).inc()
+            asked = scope["state"].pop("asked", None)  # a connection that is kept open keeps the scope
+            if self._tracing is not None and asked is not None:
+                found: dict[str, Any] = {names.HTTP_REQUEST_METHOD: asked.method, names.URL_PATH: scope["path"]}
+                if ending in (Ending.CUT_OFF, Ending.NO_REPLICA):
+                    found[names.ERROR_TYPE] = ending.value
+                whole = Phase(f"{asked.method} {scope['path'][:100]}", began_ns, monotonic_ns())
+                self._tracing.record_passed(asked.trace, whole, found, asked.attempts)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Ending:
         path, client = scope["path"], scope["state"]["client"]
@@ -146,11 +169,15 @@ class Gateway:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
         body = bytearray()
         try:
-            await self._read(receive, client, body)
+            await self._read(Request(scope, receive), client, body)
             left = asyncio.create_task(client_left(receive))
             try:
-                asked = await _asked(scope, body)
-                begun = await self._ask(asked, left, [])
+                asked = scope["state"]["asked"] = await _asked(scope, body)
+                if self._tracing is not None:  # each attempt has its own
+                    asked.headers = [header for header in asked.headers if header[0] != TRACEPARENT]
+                hedges = self._hedge_after_seconds and asked.prompt.num_tokens <= HEDGED_TOKENS
+                ask = self._ask_two if hedges and _STREAMS.search(body) else self._ask
+                begun = await ask(asked, left, [])
                 if not begun.may_go_on or self._continues == "never":
                     self._received.give_back(client, len(body))
                     asked.body = body = bytearray()  # nobody needs it any more
@@ -160,23 +187,17 @@ class Gateway:
         finally:
             self._received.give_back(client, len(body))
 
-    async def _read(self, receive: Receive, client: str, body: bytearray) -> None:
+    async def _read(self, request: Request, client: str, body: bytearray) -> None:
         """Read the body. Raises BodyTooLarge, Overloaded, RequestTimeout and ClientDisconnect."""
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    part = message.get("body", b"")
+                async for part in request.stream():
                     if len(body) + len(part) > self._body_limit:
                         raise BodyTooLarge(f"The body is too large: at most {int(self._body_limit)} bytes are read.")
                     if not self._received.take(client, len(part)):
                         text = "Too many large bodies are under way already; try again later."
                         raise Overloaded(text, retry_after_seconds=1)
                     body += part
-                    if not message.get("more_body"):
-                        return
         except TimeoutError:
             text = f"The body did not arrive within {BODY_SECONDS:g} seconds. Please try again."
             raise RequestTimeout(text) from None
@@ -198,35 +219,74 @@ class Gateway:
                 metrics.moved.labels(moves).inc()
             elif not tried:
                 metrics.choice_seconds.observe((monotonic_ns() - asked.began_ns) / 1e9)
-            metrics.choices.labels(decision.replica, decision.reason).inc()
             tried.append(decision.replica)
             upstream = self._watch.upstreams[decision.replica]
+            metrics.choices.labels(str(upstream.number), decision.reason).inc()
             upstream.num_open += 1
+            ip, port, *_ = upstream.address
+            found: dict[str, str | int] = {names.SERVER_ADDRESS: ip, names.SERVER_PORT: port}
+            found[names.HTTP_REQUEST_METHOD] = asked.method
+            asked.attempts.append(attempt := Attempt(monotonic_ns(), found))
+            own = [(ROUTE_HEADER, as_text(decision).encode())]
+            if self._tracing is not None:
+                is_sampled = self._tracing.is_sampled(asked.trace)
+                own.append((TRACEPARENT, asked.trace.traceparent(attempt.span_id, is_sampled=is_sampled).encode()))
             try:
-                route = (ROUTE_HEADER, as_text(decision).encode())
-                asking = upstream.ask(asked.method, asked.target, [*headers, route], body)
-                begun = _Begun(await _unless_left(asking, left), decision, upstream)
+                asking = upstream.ask(asked.method, asked.target, [*headers, *own], body)
+                begun = _Begun(await _unless_left(asking, left), decision, upstream, attempt)
             except Unreachable as error:
                 moves = "unreachable"
+                attempt.end(monotonic_ns(), moves)
                 self._watch.exclude(upstream.name, str(error))
+                self._watch.failed(upstream, str(error))
                 continue
             except BadAnswer as error:
-                log.warning("The replica %s has answered what is no HTTP: %s", upstream.name, error)
+                attempt.end(monotonic_ns(), "no HTTP")
+                log.warning("The replica %s has answered what is no HTTP: %s", upstream.shown, error)
+                self._watch.failed(upstream, f"no HTTP: {error}")
                 raise BadGateway("The answer to this request could not be read. Please try again.") from None
             finally:
                 upstream.num_open -= 1
-            status = begun.answer.status
+            attempt.attributes[names.HTTP_RESPONSE_STATUS] = status = begun.answer.status
             if status not in MOVES_ON:
+                if status >= 500:
+                    self._watch.failed(upstream, f"an answer of {status}")
                 if not asked.sent:
                     metrics.wait_seconds.observe((monotonic_ns() - asked.began_ns) / 1e9)
                 metrics.expected_hit_tokens.inc(decision.expected_hit_tokens)
                 return begun
             moves, refused = str(status), begun
+            attempt.end(monotonic_ns(), moves)
             if status == 503:
                 self._watch.exclude(upstream.name, "it takes no requests (503)")
         if refused is None:
             raise NoReplica
         return refused
+
+    async def _ask_two(self, asked: _Asked, left: asyncio.Task[None], tried: list[str]) -> _Begun:
+        """As `_ask`. If no answer begins in time, a second replica is asked, too, and the first answer counts."""
+        self._num_hedges = min(MOST_HEDGES, self._num_hedges + HEDGED_SHARE)
+        asking = [asyncio.create_task(self._ask(asked, left, tried))]
+        winner = asking[0]
+        try:
+            _, running = await asyncio.wait(asking, timeout=self._hedge_after_seconds)
+            if running and self._num_hedges >= 1:
+                self._num_hedges -= 1
+                asking.append(asyncio.create_task(self._ask(asked, left, tried)))
+            running = {*asking}
+            while running:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                winner = max(done, key=_is_answered)
+                if _is_answered(winner):
+                    break
+            if len(asking) > 1:
+                self._metrics.hedged.labels("won" if winner is asking[1] else "lost").inc()
+            return winner.result()
+        finally:
+            for task in asking:
+                if task is not winner:
+                    task.cancel()
+                    task.add_done_callback(_close)
 
     async def _relay(self, scope: Scope, send: Send, asked: _Asked, begun: _Begun, left: asyncio.Task[None]) -> Ending:
         """Send an answer as it comes, until its end. Raises ClientDisconnect."""
@@ -237,31 +297,31 @@ class Gateway:
         send_part: Send = scope["state"]["send"]  # past the layers around this, which would cost each part some time
         is_stream, may_go_on = begun.is_stream, begun.may_go_on and self._continues != "never"
         while True:
+            ending = Ending.ANSWERED
             try:
                 rest = await self._send_parts(begun, asked, send_part, left)
             except CutOff as error:
                 if left.done():
                     raise ClientDisconnect from None
-                self._watch.exclude(begun.decision.replica, f"it has cut off an answer: {error}")
+                begun.attempt.end(monotonic_ns(), "cut off")
+                self._watch.exclude(begun.upstream.name, f"it has cut off an answer: {error}")
+                self._watch.failed(begun.upstream, f"an answer cut off: {error}")
                 if may_go_on and (again := await self._go_on(asked, begun, kind, left)) is not None:
                     begun = again
                     if not kind or begun.kind != kind:
                         await send_part({"type": "http.response.body", "body": UNLIKE, "more_body": True})
                     continue
-                if is_stream:
-                    rest = _last_events(scope, "The replica that wrote this answer has ended. Please try again.")
-                    await send_part({"type": "http.response.body", "body": rest, "more_body": False})
-                else:
+                if not is_stream:
                     scope["extensions"][CONNECTION]["cut"]()  # no status can say it any more
-                return Ending.CUT_OFF
+                    return Ending.CUT_OFF
+                ending, why = Ending.CUT_OFF, "The replica that wrote this answer has ended. Please try again."
+                rest = _last_events(scope, why)
             except asyncio.CancelledError:  # the shutdown cuts off running requests
                 if not is_stream:
                     raise
-                rest = _last_events(scope, "The server is shutting down. Please try again.")
-                await send_part({"type": "http.response.body", "body": rest, "more_body": False})
-                return Ending.CUT_OFF
+                ending, rest = Ending.CUT_OFF, _last_events(scope, "The server is shutting down. Please try again.")
             await send_part({"type": "http.response.body", "body": rest, "more_body": False})
-            return Ending.ANSWERED
+            return ending
 
     async def _send_parts(self, begun: _Begun, asked: _Asked, send_part: Send, left: asyncio.Task[None]) -> bytes:
         """Send what comes from a replica, and return the end of its answer. Raises CutOff, behind whole pieces."""
@@ -283,8 +343,11 @@ class Gateway:
                     await send_part({"type": "http.response.body", "body": part, "more_body": True})
                 if len(rest) > MOST_EVENT_BYTES:
                     raise CutOff(f"an event of more than {MOST_EVENT_BYTES} bytes")
+            if asked.method == "POST" and answer.status < 400:
+                begun.upstream.answered()
             return rest
         finally:
+            begun.attempt.end(monotonic_ns())
             begun.upstream.num_open -= 1
             answer.close()
 
@@ -327,7 +390,17 @@ async def _asked(scope: Scope, body: bytearray) -> _Asked:
         ids = StreamIds(state["unique_id"], int(time.time()), getrandbits(63))
         headers.append((IDS_HEADER.encode(), ids.as_text.encode()))
     session = Headers(scope=scope).get(SESSION_HEADER)
-    return _Asked(method, target, headers, body, prompt, session, began_ns)
+    return _Asked(method, target, headers, body, prompt, session, began_ns, state["trace"])
+
+
+def _is_answered(asking: asyncio.Task[_Begun]) -> bool:
+    return asking.exception() is None and asking.result().answer.status < 400
+
+
+def _close(asking: asyncio.Task[_Begun]) -> None:
+    """End an answer that nobody waits for any more."""
+    if not asking.cancelled() and asking.exception() is None:
+        asking.result().answer.close()
 
 
 async def _unless_left(work: Coroutine[Any, Any, Result], left: asyncio.Task[None]) -> Result:

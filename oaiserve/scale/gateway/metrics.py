@@ -13,7 +13,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from oaiserve.scale.gateway.watch import Watch
@@ -47,32 +47,15 @@ class GatewayMetrics:
             return Histogram(f"oaiserve_gateway_{name}_seconds", text, buckets=bounds, registry=registry)
 
         self.choices = counter("choices", "Replicas that were chosen, by the reason.", "replica", "reason")
-        self.expected_hit_tokens = counter(
-            "expected_hit_tokens",
-            "Prompt tokens that were expected in the prefix cache of the chosen replica, at least.",
-        )
+        self.expected_hit_tokens = counter("expected_hit_tokens", "Prompt tokens expected in the cache, at least.")
         self.requests = counter("requests", "Requests that have ended, by how.", "ending")
-        self.moved = counter(
-            "moved", "Times a request was sent to another replica, by the reason: unreachable, or a status.", "reason"
-        )
-        self.continued = counter(
-            "continued",
-            "Streams that another replica was asked to end, by the result: alike, unlike (another kind), failed.",
-            "result",
-        )
-        self.refused_access = counter(
-            "refused_access",
-            "Requests that were refused for the name of the server or the page that they came from.",
-            "reason",
-        )
-        self.choice_seconds = histogram(
-            "choice", "Time to make the keys of a prompt and to choose a replica.", CHOICE_SECONDS
-        )
-        self.wait_seconds = histogram(
-            "wait",
-            "Time from the body of a request to the head of its answer, of which the replica has most.",
-            WAIT_SECONDS,
-        )
+        self.moved = counter("moved", "Requests sent to another replica: unreachable, or the status.", "reason")
+        self.continued = counter("continued", "Streams that another replica goes on with, or failed.", "result")
+        self.hedged = counter("hedged", "Streams sent to two replicas: the second won or lost.", "result")
+        self.spans = counter("spans", "Spans: ended, and then exported, failed or dropped.", "result")
+        self.refused_access = counter("refused_access", "Requests by a forbidden name, or web page.", "reason")
+        self.choice_seconds = histogram("choice", "Time to make a prompt's keys, and to choose.", CHOICE_SECONDS)
+        self.wait_seconds = histogram("wait", "Time from a body to the head of its answer.", WAIT_SECONDS)
         registry.register(_Replicas(watch))
         ProcessCollector(registry=registry)
 
@@ -86,17 +69,15 @@ class _Replicas(Collector):
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         watch = self._watch
-        up = GaugeMetricFamily(
-            "oaiserve_gateway_replica_up", "Whether a replica has answered when it was last asked.", labels=["replica"]
-        )
-        num_open = GaugeMetricFamily(
-            "oaiserve_gateway_open_requests",
-            "Requests at a replica that have no complete answer yet.",
-            labels=["replica"],
-        )
+        by = ["replica"]
+        up = GaugeMetricFamily("oaiserve_gateway_replica_up", "Whether it has answered when last asked.", labels=by)
+        num_open = GaugeMetricFamily("oaiserve_gateway_open_requests", "Requests without a whole answer.", labels=by)
+        ejected = CounterMetricFamily("oaiserve_gateway_ejected", "Pauses after failed requests.", labels=by)
         for name, upstream in watch.upstreams.items():
-            up.add_metric([name], float(name in watch.joined and name not in watch.silent))
-            num_open.add_metric([name], upstream.num_open)
-        yield from (up, num_open)
+            labels = [str(upstream.number)]
+            up.add_metric(labels, float(name in watch.joined and name not in watch.silent))
+            num_open.add_metric(labels, upstream.num_open)
+            ejected.add_metric(labels, upstream.num_ejections)
+        yield from (up, num_open, ejected)

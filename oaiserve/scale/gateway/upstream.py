@@ -7,6 +7,7 @@ router nor the content of requests.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,6 +16,8 @@ from typing import NamedTuple, cast
 import httptools
 
 CONNECT_SECONDS = 2.0
+# A peer that answers no packets is gone after eleven seconds without an answer, or ten with data on their way to it.
+KEEPALIVE = {"SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 MOST_IDLE = 64  # connections that are kept for further requests
 MOST_HEAD_BYTES = 64 * 1024  # of the head of an answer, with all interim ones before it
 MOST_GATHERED_BYTES = 256 * 1024  # of an answer, until its reader takes them
@@ -125,9 +128,13 @@ class UpstreamAnswer:
 class Upstream:
     """The connections to one replica."""
 
-    def __init__(self, address: Address) -> None:
-        self.address = address
-        self.name = address.name
+    def __init__(self, address: Address, number: int) -> None:
+        self.address, self.name = address, address.name
+        self.number = number  # which is shown in place of the address
+        self.shown = f"{number} ({self.name})"  # to operators
+        self.num_failures = self.num_pauses = 0  # since its last answer
+        self.num_ejections = self.out_until_ns = 0
+        self.is_told_mute = False  # the log says that it gives no reports
         self.num_open = 0  # requests that have no complete answer yet; written by whoever asks
         self._tls = None if address.tls_name is None else ssl.create_default_context()
         self._idle: list[_Connection] = []
@@ -167,6 +174,10 @@ class Upstream:
             return answer.status, b"".join(parts)
         finally:
             answer.close()
+
+    def answered(self) -> None:
+        """Note that it has answered a request to the end."""
+        self.num_failures = self.num_pauses = 0
 
     def abandon(self) -> None:
         """Cut off all connections, because the replica is silent: its requests can move, and its streams go on."""
@@ -233,6 +244,10 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        sock = transport.get_extra_info("socket")
+        for name, value in KEEPALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:  # not every system has all
+                sock.setsockopt(socket.SOL_SOCKET if name.startswith("SO") else socket.IPPROTO_TCP, option, value)
         self._upstream._all.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -276,9 +291,9 @@ class _Connection(asyncio.Protocol):
         if self._answer is None:
             return
         self._answer.status = status = self._parser.get_status_code()
-        if status < 200:  # an interim answer
+        if 100 <= status < 200:  # an interim answer
             self._answer.headers.clear()
-        elif status > 599:
+        elif not 100 <= status <= 599:
             self._spoil(self._answer, f"a status of {status}")
         else:
             self._answer.began()

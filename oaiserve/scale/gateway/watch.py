@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import sys
 from array import array
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from oaiserve.facts.report import ReplicaReport
+from oaiserve.facts.report import ReplicaReport, Report
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.scale.gateway.upstream import Address, BadAnswer, CutOff, Unreachable, Upstream
 from oaiserve.scale.router import Router
@@ -26,27 +25,24 @@ log = logging.getLogger(__name__)
 
 Resolve = Callable[[str], Awaitable[Iterable[Address]]]
 
+# A replica is silent when a report takes so many times as long as its reports do, or as its steps, which may keep it
+# from answering. What took long is remembered, but for this share a second.
+SLOW_ANSWERS, SLOW_STEPS, REMEMBERED = 10, 20, 0.9
+MOST_FAILURES = 3  # of requests of a replica in a row, before it gets none for a while
+MOST_PAUSE_SECONDS = 60.0
+
 
 class Pace(NamedTuple):
     """The pace says how often, and for how long, replicas are looked at."""
 
     report_seconds: float = 1.0  # between two reports of a replica
-    answer_seconds: float = 5.0  # in which a report must come
+    answer_seconds: float = 5.0  # in which a report must come, and the first one from a replica
+    least_answer_seconds: float = 1.5  # that it has, however fast it usually is
     resolve_seconds: float = 5.0  # between two looks at the addresses of names
+    pause_seconds: float = 2.0  # for which a replica whose requests fail gets none, the first time
 
 
 USUAL = Pace()
-
-
-class Reported(msgspec.Struct):
-    """The report of a replica, as it comes over HTTP."""
-
-    incarnation: str
-    number: int
-    num_open: float
-    waiting_tokens: float
-    keys: bytes
-    is_ready: bool
 
 
 class Watch:
@@ -60,15 +56,11 @@ class Watch:
         self._resolve = resolve
         self._pace = pace
         self._polls: dict[str, asyncio.Task[None]] = {}
+        self._numbers: dict[str, int] = {}  # of all replicas that there have been
         self._mute: set[str] = set()  # replicas that serve, and give no reports
         self.upstreams: dict[str, Upstream] = {}  # by name: all that there are
         self.joined: set[str] = set()  # those that the router knows
         self.silent: set[str] = set()  # those that did not answer when they were last asked
-
-    @property
-    def num_ready(self) -> int:
-        """Return the number of replicas that answer and take requests."""
-        return len(self.joined - self.silent)
 
     async def run(self) -> None:
         """Watch until it is cancelled. Then only connections of answers under way are left."""
@@ -93,14 +85,17 @@ class Watch:
                 log.warning("The name in %s has no address now: %s", url, error.strerror or error)
         found = {address.name: address for addresses in self._found.values() for address in addresses}
         for name in self.upstreams.keys() - found.keys():
-            log.info("The replica %s is gone", name)
+            upstream = self.upstreams.pop(name)
+            log.info("The replica %s is gone", upstream.shown)
             self._polls.pop(name).cancel()
-            self.upstreams.pop(name).close()
+            upstream.close()
             for names in (self.joined, self.silent, self._mute):
                 names.discard(name)
         self._router.update_replicas(self.joined, monotonic_ns())
-        for name in found.keys() - self.upstreams.keys():
-            self.upstreams[name] = upstream = Upstream(found[name])
+        for name in sorted(found.keys() - self.upstreams.keys()):
+            number = self._numbers.setdefault(name, len(self._numbers) + 1)
+            self.upstreams[name] = upstream = Upstream(found[name], number)
+            log.info("Replica %d is %s", number, name)
             self._polls[name] = asyncio.create_task(self._poll(upstream))
 
     def exclude(self, name: str, why: str) -> None:
@@ -111,34 +106,62 @@ class Watch:
         if name not in self.silent:
             self._mute.discard(name)  # it may be another one when it is back
             self.silent.add(name)
-            log.warning("The replica %s gets no requests until it answers again: %s", name, why)
+            shown = self.upstreams[name].shown
+            log.warning("The replica %s gets no requests until it answers again: %s", shown, why)
+
+    def failed(self, upstream: Upstream, why: str) -> None:
+        """Note that a request has failed. A replica whose requests keep failing gets none for a while, however well it
+        reports: for twice as long each time, and with at most half of the replicas out."""
+        name, now_ns = upstream.name, monotonic_ns()
+        upstream.num_failures += 1
+        num_out = sum(now_ns < other.out_until_ns for other in self.upstreams.values())
+        is_enough = upstream.num_failures >= MOST_FAILURES and now_ns >= upstream.out_until_ns
+        if not is_enough or name not in self.upstreams or 2 * (num_out + 1) > len(self.joined):
+            return
+        seconds = min(MOST_PAUSE_SECONDS, self._pace.pause_seconds * (1 << min(upstream.num_pauses, 10)))
+        log.warning("The replica %s gets no requests for %g s, as these keep failing: %s", upstream.shown, seconds, why)
+        upstream.num_pauses += 1
+        upstream.num_ejections += 1
+        upstream.out_until_ns = now_ns + int(seconds * 1e9)
+        self.silent.add(name)
+        self._router.exclude(name, now_ns)
 
     async def _poll(self, upstream: Upstream) -> None:
-        number, seconds = 0, self._pace.answer_seconds
+        pace, number = self._pace, 0
+        slow_seconds = pace.answer_seconds
         while True:
             number += 1
+            asked_ns = monotonic_ns()
+            most_seconds = min(pace.answer_seconds, max(pace.least_answer_seconds, slow_seconds))
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(most_seconds):
                     report = await self._ask(upstream, number)
             except TimeoutError:
-                self.exclude(upstream.name, f"no report within {seconds:g} seconds")
+                self.exclude(upstream.name, f"no report within {most_seconds:.3g} seconds")
                 upstream.abandon()
+                slow_seconds = pace.answer_seconds
             except (Unreachable, BadAnswer, CutOff, NotReady) as error:
                 self.exclude(upstream.name, str(error))
+                if isinstance(error, Hung):
+                    upstream.abandon()
             except Exception:  # the others, and the next report, must not be lost with it
-                log.exception("The report of the replica %s cannot be read", upstream.name)
+                log.exception("The report of the replica %s cannot be read", upstream.shown)
             else:
-                self._learn(report)
+                took_seconds = (monotonic_ns() - asked_ns) / 1e9
+                now_seconds = max(SLOW_ANSWERS * took_seconds, SLOW_STEPS * report.step_seconds)
+                slow_seconds = now_seconds if number == 1 else max(REMEMBERED * slow_seconds, now_seconds)
+                if monotonic_ns() >= upstream.out_until_ns:
+                    self._learn(report, upstream)
             await asyncio.sleep(self._pace.report_seconds)
 
-    def _learn(self, report: ReplicaReport) -> None:
+    def _learn(self, report: ReplicaReport, upstream: Upstream) -> None:
         name, now_ns = report.replica, monotonic_ns()
         if name not in self.joined:
-            log.info("The replica %s takes requests", name)
+            log.info("The replica %s takes requests", upstream.shown)
             self.joined.add(name)
             self._router.update_replicas(self.joined, now_ns)
         elif name in self.silent:
-            log.info("The replica %s answers again", name)
+            log.info("The replica %s gets requests again", upstream.shown)
         self.silent.discard(name)
         self._router.learn(report, now_ns)
 
@@ -148,11 +171,18 @@ class Watch:
         if name not in self._mute:
             status, content = await upstream.get(b"/debug/report", self._headers)
             if status == 200:
-                return _report(name, content)
+                report = msgspec.json.decode(content, type=Report)
+                if report.is_hung:
+                    raise Hung("its engine hangs")
+                if not report.is_ready:
+                    raise NotReady("it is not ready")
+                return report.of_replica(name)
             if status in (401, 403, 404):
                 self._mute.add(name)
-                text = "The replica %s gives no reports (%d), so that its load and its cache are guessed. %s"
-                log.warning(text, name, status, _message(content))
+                if not upstream.is_told_mute:
+                    upstream.is_told_mute = True
+                    text = "The replica %s gives no reports (%d): load and cache are guessed. It may need --replica-key"
+                    log.warning(text, upstream.shown, status)
         status, _ = await upstream.get(b"/ready", self._headers)
         if status != 200:
             raise NotReady(f"it is not ready ({status})")
@@ -163,30 +193,12 @@ class NotReady(Exception):
     """A replica answers, and takes no requests."""
 
 
-def _report(name: str, content: bytes) -> ReplicaReport:
-    reported = msgspec.json.decode(content, type=Reported)
-    if not reported.is_ready:
-        raise NotReady("it is not ready")
-    keys = array("Q", reported.keys)
-    if sys.byteorder == "big":
-        keys.byteswap()
-    return ReplicaReport(name, reported.incarnation, reported.number, reported.num_open, reported.waiting_tokens, keys)
-
-
-def _message(content: bytes) -> str:
-    """Return the message of an error of ours, or else ""."""
-    try:
-        message: str = msgspec.json.decode(content)["error"]["message"]
-    except (msgspec.MsgspecError, LookupError, TypeError):
-        return ""
-    return message
+class Hung(NotReady):
+    """The engine of a replica does not go on, as its watchdog says."""
 
 
 async def addresses_of(url: str) -> list[Address]:
-    """Return the addresses of a URL's name: those of IPv4, or those of IPv6 if there are none. Raises OSError.
-
-    A machine with both would otherwise count as two.
-    """
+    """Return a URL's addresses: those of IPv4, or else of IPv6, as a machine with both is one. Raises OSError."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     tls_name = parts.hostname if parts.scheme == "https" else None

@@ -21,8 +21,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.http.connections import Connections
 from oaiserve.scale.front_ends.child import Child
 from oaiserve.scale.front_ends.messages import Call, framed, packed
-from oaiserve.scale.front_ends.process import received
-from oaiserve.scale.front_ends.serve import serve
+from oaiserve.scale.front_ends.process import received, serve
 from oaiserve.scale.front_ends.supervisor import MOST_SILENT, FrontEnds, Supervisor
 from oaiserve.telemetry import Telemetry
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine

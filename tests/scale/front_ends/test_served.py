@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.engine.adapters import AdapterTable
+from oaiserve.facts.continuation import IDS_HEADER, StreamIds
 from oaiserve.facts.prefix_keys import prompt_of
 from oaiserve.facts.times import PHASES
 from oaiserve.files.adapters import BadAdapter
@@ -304,7 +305,7 @@ def begun(served: Served, request_id: str, **fields: Any) -> BinaryIO:
 
     def num_encoded() -> int:
         front_ends = [running.front_end for running in served.front_ends.running]
-        return sum(len(front_end._unrecorded) - len(front_end._encoding) for front_end in front_ends)
+        return sum(len(front_end.unrecorded) - len(front_end._encoding) for front_end in front_ends)
 
     before = num_encoded()
     sock = send_request(served.url, request_id=request_id, **{"prompt": "Hi", "stream": True, **fields})
@@ -330,6 +331,29 @@ def test_a_front_end_that_hangs_is_killed_and_started_again(caplog: pytest.LogCa
         with served.client() as client:
             assert client.post(COMPLETIONS, json={"prompt": "Hi", "max_tokens": 3}).status_code == 200
     assert "A front end has not been heard of for a while, so it is killed" in caplog.messages
+
+
+def test_the_account_of_a_request_whose_front_end_is_lost_says_what_it_was() -> None:
+    server, headers = {"api_key": ("key",)}, {"authorization": "Bearer key", "x-request-id": "lost"}
+    with serving(ScriptedRunner(gated=True), number=1, server=server) as served, served.client() as client:
+        (running,) = served.front_ends.running
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(client.post, COMPLETIONS, json={"prompt": "Hi", "max_tokens": 50}, headers=headers)
+            wait_until(lambda: bool(running.front_end.unrecorded))
+            running.child.process.kill()
+            served.runner.permit(1000)
+            account = served.account("lost")
+            assert asked.result(TIMEOUT_SECONDS).status_code == 500
+        assert [account[name] for name in ("outcome", "operation", "model")] == ["failed", "text_completion", "demo"]
+        assert account["client"] is not None
+
+
+def test_a_request_of_a_gateway_has_its_account() -> None:
+    headers = {IDS_HEADER: StreamIds("0" * 32, 1, 2).as_text, "x-request-id": "passed-on"}
+    with serving(number=1) as served, served.client() as client:
+        assert client.post(COMPLETIONS, json={"prompt": "Hi", "max_tokens": 3}, headers=headers).status_code == 200
+        assert served.account("passed-on")["steps"]["number"] >= 3
+        assert not served.front_ends.running[0].front_end.unrecorded
 
 
 def test_a_second_signal_cuts_off_what_runs(caplog: pytest.LogCaptureFixture) -> None:

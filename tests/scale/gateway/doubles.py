@@ -18,7 +18,8 @@ from oaiserve.config import Config, ContinueStreams, RouteOptions, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
-from oaiserve.scale.gateway.app import GatewayApp, create_gateway
+from oaiserve.scale.gateway.app import create_gateway
+from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.upstream import Address
 from oaiserve.scale.gateway.watch import Pace
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine, next_letter
@@ -26,7 +27,7 @@ from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry
 from tests.waiting import wait_until
 
-QUICK = Pace(report_seconds=0.05, resolve_seconds=0.02)
+QUICK = Pace(report_seconds=0.05, least_answer_seconds=5.0, resolve_seconds=0.02)
 OPTIONS = ServerOptions(drain_timeout_seconds=0)
 BEHIND_A_GATEWAY = ServerOptions(drain_timeout_seconds=0, trusted_proxy=("127.0.0.1",))
 SIGNATURE, SEEN_CLIENT = "x-signature", "x-seen-client"
@@ -99,7 +100,7 @@ class Fleet:
     named: list[Address] = field(default_factory=list)  # what the gateway's name stands for
     token_of: Callable[[Sequence], int | list[int]] = next_letter
     server: ServerOptions = BEHIND_A_GATEWAY
-    made: GatewayApp = field(init=False)
+    gateway: Gateway = field(init=False)
     http: httpx.Client = field(init=False)
 
     def add(self, *, gated: bool = False, engine: Engine | None = None, **options: Any) -> Replica:
@@ -122,7 +123,7 @@ class Fleet:
 
     @property
     def watch(self) -> Any:
-        return self.made.gateway._watch
+        return self.gateway._watch
 
     def wait_until_known(self) -> None:
         """Wait until the gateway has heard of all replicas, and of no others."""
@@ -132,8 +133,12 @@ class Fleet:
         body = {"prompt": prompt, "max_tokens": 4, **more.pop("body", {})}
         return self.http.post("/v1/completions", json=body, **more)
 
+    def number_of(self, name: str) -> str:
+        """Return the number by which metrics name a replica."""
+        return str(self.watch.upstreams[name].number)
+
     def metric(self, name: str, **labels: str) -> float:
-        return self.made.gateway._metrics._registry.get_sample_value(name, labels) or 0.0
+        return self.gateway._metrics._registry.get_sample_value(name, labels) or 0.0
 
 
 @contextmanager
@@ -152,9 +157,9 @@ def fleet(
         for _ in range(number):
             fleet.add(**options)
         given = RouteOptions(replica=("http://replicas",), body_limit=20_000, continue_streams=continues)
-        fleet.made = create_gateway(given, fleet.resolve, pace)
-        gateway = RunningServer(fleet.made.app, OPTIONS, on_drain=fleet.made.gateway.drain)
-        url = stack.enter_context(gateway).url
+        app, fleet.gateway = create_gateway(given, fleet.resolve, pace)
+        server_before = RunningServer(app, OPTIONS, on_drain=fleet.gateway.drain)
+        url = stack.enter_context(server_before).url
         fleet.http = stack.enter_context(httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS))
         try:
             fleet.wait_until_known()

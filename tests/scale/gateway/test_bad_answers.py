@@ -1,4 +1,4 @@
-"""A replica that answers what is no HTTP, or has no end: its client gets a 502, and nobody else notices."""
+"""Replicas that answer what is no HTTP, has no end or is an error, or nothing: what clients and operators notice."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import httpx
 import pytest
 
 from oaiserve.config import RouteOptions
-from oaiserve.scale.gateway import gateway, upstream
+from oaiserve.scale.gateway import gateway, upstream, watch
 from oaiserve.scale.gateway.app import create_gateway
+from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.upstream import Address
+from oaiserve.scale.gateway.watch import Pace
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.routes.conftest import RunningServer
 from tests.scale.gateway.doubles import OPTIONS, QUICK
@@ -29,6 +33,10 @@ class RawReplica:
 
     def __init__(self) -> None:
         self.answer = GOOD
+        self.ready_status = b"200"
+        self.num_asked = 0
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = Address("127.0.0.1", self._listening.getsockname()[1], "raw")
         threading.Thread(target=self._accept, daemon=True).start()
@@ -46,7 +54,10 @@ class RawReplica:
                         length = int(line.split(b":")[1])
                 reader.read(length)
                 is_report = head.startswith((b"GET /debug/report", b"GET /ready"))
-                status = b"404" if head.startswith(b"GET /debug/report") else b"200"
+                status = b"404" if head.startswith(b"GET /debug/report") else self.ready_status
+                if not is_report:
+                    self.num_asked += 1
+                    self.may_answer.wait(TIMEOUT_SECONDS)
                 own = b"HTTP/1.1 %b OK\r\ncontent-length: 0\r\n\r\n" % status
                 sock.sendall(own if is_report else self.answer)
 
@@ -55,23 +66,36 @@ class RawReplica:
 
 
 @contextmanager
-def gateway_before(replica: RawReplica) -> Iterator[httpx.Client]:
+def gateway_before(*replicas: RawReplica, pace: Pace = QUICK, **options: Any) -> Iterator[tuple[Gateway, httpx.Client]]:
     async def resolve(url: str) -> list[Address]:
-        return [replica.address]
+        return [replica.address for replica in replicas]
 
-    made = create_gateway(RouteOptions(replica=("http://raw",)), resolve, QUICK)
+    app, made = create_gateway(RouteOptions(replica=("http://raw",), **options), resolve, pace)
     with (
-        RunningServer(made.app, OPTIONS, on_drain=made.gateway.drain) as server,
+        RunningServer(app, OPTIONS, on_drain=made.drain) as server,
         httpx.Client(base_url=server.url, timeout=TIMEOUT_SECONDS) as http,
     ):
-        wait_until(lambda: made.gateway.is_ready)
-        yield http
+        wait_until(lambda: len(made._watch.joined) == len(replicas))
+        yield made, http
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[RawReplica, RawReplica]]:
+    replicas = RawReplica(), RawReplica()
+    yield replicas
+    for replica in replicas:
+        replica.may_answer.set()
+        replica.close()
+
+
+def metric(made: Gateway, name: str, **labels: str) -> float:
+    return made._metrics._registry.get_sample_value(f"oaiserve_gateway_{name}", labels) or 0.0
 
 
 @pytest.fixture(scope="module")
 def raw() -> Iterator[tuple[RawReplica, httpx.Client]]:
     replica = RawReplica()
-    with gateway_before(replica) as http:
+    with gateway_before(replica) as (_, http):
         yield replica, http
     replica.close()
 
@@ -80,13 +104,14 @@ def raw() -> Iterator[tuple[RawReplica, httpx.Client]]:
     "answer",
     [
         b"HTTP/1.1 999 No\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 099 No\r\ncontent-length: 0\r\n\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
         b"SMTP 220 hello\r\n",
         b"HTTP/1.1 200 OK\r\nx-long: " + b"a" * upstream.MOST_HEAD_BYTES * 2,
         b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * upstream.MOST_HEAD_BYTES,
         b"HTTP/1.1 100 Continue\r\n\r\n" * upstream.MOST_HEAD_BYTES,
     ],
-    ids=["status", "protocol", "no HTTP", "long header", "headers", "interim answers"],
+    ids=["high status", "low status", "protocol", "no HTTP", "long header", "headers", "interim answers"],
 )
 def test_an_answer_that_is_no_http_is_a_502(raw: tuple[RawReplica, httpx.Client], answer: bytes) -> None:
     replica, http = raw
@@ -122,3 +147,78 @@ def test_an_event_without_end_ends_its_stream_with_an_error(
     lines = http.post("/v1/completions", json={"prompt": "Hello", "stream": True}).text.splitlines()
     assert (lines[0], lines[-2]) == ("data: one", "data: [DONE]")
     assert json.loads(lines[2].removeprefix("data: "))["error"]["code"] == "service_unavailable"
+
+
+BROKEN = b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n"
+
+
+def ask_some(http: httpx.Client, number: int = 40) -> set[int]:
+    return {http.post("/v1/completions", json={"prompt": f"{one}"}).status_code for one in range(number)}
+
+
+def test_a_replica_whose_requests_fail_is_left_out_for_longer_each_time(
+    two: tuple[RawReplica, RawReplica], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    later_ns = [0]
+    monotonic_ns = watch.monotonic_ns
+    monkeypatch.setattr(watch, "monotonic_ns", lambda: monotonic_ns() + later_ns[0])
+    broken, _ = two
+    broken.answer = BROKEN
+    with gateway_before(*two, pace=QUICK._replace(pause_seconds=100)) as (made, http), caplog.at_level("WARNING"):
+        monkeypatch.setattr(watch, "MOST_PAUSE_SECONDS", 250)
+        out = made._watch.upstreams[broken.address.name]
+        for times, seconds in enumerate((100, 200, 250), start=1):
+            wait_until(lambda: out.name not in made._watch.silent)
+            assert ask_some(http) == {200, 500}
+            assert ask_some(http) == {200}
+            lines = [line for line in caplog.messages if "as these keep failing" in line]
+            assert (len(lines), f"gets no requests for {seconds} s" in lines[-1]) == (times, True)
+            assert metric(made, "ejected_total", replica=str(out.number)) == times
+            assert broken.num_asked == watch.MOST_FAILURES + times - 1
+            later_ns[0] += seconds * 10**9
+        broken.answer = GOOD
+        wait_until(lambda: out.name not in made._watch.silent)
+        assert ask_some(http) == {200}
+        assert out.num_pauses == 0
+
+
+def test_of_replicas_that_all_fail_half_are_left_out(two: tuple[RawReplica, RawReplica]) -> None:
+    for replica in two:
+        replica.answer = BROKEN
+    with gateway_before(*two, pace=QUICK._replace(pause_seconds=1000)) as (made, http):
+        assert ask_some(http) == {500}
+        assert len(made._watch.silent) == 1
+
+
+def test_no_reports_are_logged_once(two: tuple[RawReplica, RawReplica], caplog: pytest.LogCaptureFixture) -> None:
+    with gateway_before(two[0]) as (made, _):
+        for status in (b"503", b"200", b"503"):
+            two[0].ready_status = status
+            wait_until(lambda: made.is_ready is (two[0].ready_status == b"200"))
+    assert sum("gives no reports" in line for line in caplog.messages) == 1
+
+
+def test_a_stream_that_does_not_begin_is_sent_twice_and_few_are(two: tuple[RawReplica, RawReplica]) -> None:
+    events = b"data: one\n\ndata: [DONE]\n\n"
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(events)
+    for replica in two:
+        replica.answer = head + events
+        replica.may_answer.clear()
+    with gateway_before(*two, hedge_after_seconds=0.01) as (made, http), ThreadPoolExecutor(3) as threads:
+
+        def ask(number: int, *, stream: bool = True) -> Any:
+            """Send a request, and wait until so many have come to the replicas."""
+            asking = threads.submit(http.post, "/v1/completions", json={"prompt": "Hello", "stream": stream})
+            wait_until(lambda: sum(replica.num_asked for replica in two) == number)
+            return asking
+
+        whole, twice = ask(1, stream=False), ask(3)
+        two[1].may_answer.set()
+        assert twice.result(TIMEOUT_SECONDS).content == events
+        two[1].may_answer.clear()
+        again = ask(4)  # of twenty streams one may be sent twice
+        for replica in two:
+            replica.may_answer.set()
+        assert {one.result(TIMEOUT_SECONDS).content for one in (whole, again)} == {events}
+        assert sum(metric(made, "hedged_total", result=result) for result in ("won", "lost")) == 1
+        assert sum(replica.num_asked for replica in two) == 4

@@ -144,13 +144,16 @@ def test_streams_of_a_replica_that_hangs_go_on_when_its_reports_fail_to_come() -
     assert shown(found) == shown(running_alone)
 
 
-def test_a_request_without_a_head_moves_when_its_replica_hangs() -> None:
+@pytest.mark.parametrize("is_told", [False, True], ids=["no reports", "its watchdog"])
+def test_a_request_without_a_head_moves_when_its_replica_hangs(is_told: bool) -> None:
     with fleet(2, gated=True, pace=QUICK._replace(answer_seconds=0.3)) as running, ThreadPoolExecutor(1) as threads:
         asked = threads.submit(running.ask)
         replicas = [*running.replicas.values()]
         wait_until(lambda: any(not replica.runner.started.empty() for replica in replicas))
         (hung,) = (replica for replica in replicas if not replica.runner.started.empty())
-        with hung.server.hanging():
+        if is_told:
+            hung.engine._loop.watchdog.hang = "launch"
+        with nullcontext() if is_told else hung.server.hanging():
             for replica in replicas:
                 if replica is not hung:
                     replica.runner.permit(1000)

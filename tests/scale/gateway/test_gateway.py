@@ -16,11 +16,14 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 
 from oaiserve.facts.prefix_keys import key_of_session, prompt_of
 from oaiserve.facts.routing_decision import of_text
 from oaiserve.scale.gateway.upstream import Address
 from oaiserve.scale.router import score, seed_of
+from oaiserve.telemetry import tracing
 from tests.e2e.harness import alphabet
 from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, wait_until_idle
@@ -106,7 +109,7 @@ def test_the_turns_of_a_talk_stay_together_and_talks_are_shared_out(four: Fleet)
 
 
 def test_the_requests_of_a_session_stay_together(four: Fleet) -> None:
-    router = four.made.gateway._router
+    router = four.gateway._router
     wait_until(lambda: all(one.load(router._fading(time.monotonic_ns())) < 0.5 for one in router._available))
     # So few make no replica busy, however fast they come.
     assert len({replica_of(four.ask(f"{number}", headers={"x-session-id": "one"})) for number in range(4)}) == 1
@@ -118,7 +121,7 @@ def test_what_a_replica_computed_for_others_is_known_from_its_reports(four: Flee
     key = prompt_of({"prompt": text}).keys[0]
     with httpx.Client(base_url=f"http://{owner.name}", timeout=TIMEOUT_SECONDS) as http:
         assert http.post(COMPLETIONS, json={"prompt": text, "max_tokens": 2}).status_code == 200
-    wait_until(lambda: bool(four.made.gateway._router._holders.find(key)))
+    wait_until(lambda: bool(four.gateway._router._holders.find(key)))
     answer = four.ask(text)
     assert (replica_of(answer), reason_of(answer)) == (owner.name, "prefix")
     assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 400
@@ -178,7 +181,8 @@ def test_health_readiness_and_metrics_are_its_own(four: Fleet) -> None:
     assert [four.http.get(path).status_code for path in ("/health", "/ready", "/version")] == [200, 200, 200]
     text = four.http.get("/metrics").text
     for name in four.replicas:
-        assert f'oaiserve_gateway_replica_up{{replica="{name}"}} 1.0' in text
+        assert f'oaiserve_gateway_replica_up{{replica="{four.number_of(name)}"}} 1.0' in text
+        assert name not in text
 
 
 def test_replicas_come_and_go() -> None:
@@ -236,7 +240,7 @@ def test_streams_of_a_replica_that_is_killed_end_with_an_error_where_none_may_go
             assert "".join(event["choices"][0]["text"] for event in events) == alphabet(30)
         assert running.metric("oaiserve_gateway_requests_total", ending="cut_off") == 1
         # A report that it sent before may still arrive.
-        wait_until(lambda: running.metric("oaiserve_gateway_replica_up", replica=victim) == 0)
+        wait_until(lambda: running.metric("oaiserve_gateway_replica_up", replica=running.number_of(victim)) == 0)
         headers = {"x-session-id": session_of(running, victim)}
         assert [running.ask(headers=headers).status_code for _ in range(4)] == [200] * 4
 
@@ -303,6 +307,36 @@ def test_a_replica_that_hangs_gets_no_requests_until_it_answers_again() -> None:
         wait_until(lambda: replica_of(running.ask(f"again {next(numbers)}")) == hung.name)
 
 
+def test_the_faster_a_replica_reports_the_sooner_it_is_missed() -> None:
+    with fleet(2, pace=QUICK._replace(answer_seconds=2 * TIMEOUT_SECONDS, least_answer_seconds=0.3)) as running:
+        hung, _ = running.replicas.values()
+        with hung.server.hanging():
+            wait_until(lambda: hung.name in running.watch.silent)
+
+
+def test_a_trace_has_a_request_its_attempts_and_what_the_replica_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = InMemorySpanExporter()
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    monkeypatch.setattr(tracing, "exporter", lambda kind: kept)
+    with fleet(2, pace=QUICK._replace(report_seconds=TIMEOUT_SECONDS)) as running:
+        victim, other = running.replicas
+        running.replicas[victim].server.kill()
+        wait_until(lambda: not accepts(running.replicas[victim].server.port))
+        client = {"traceparent": f"00-{7:032x}-{9:016x}-01"}
+        assert running.ask(headers={"x-session-id": session_of(running, victim), **client}).status_code == 200
+        record = running.replicas[other].telemetry.records.get(timeout=TIMEOUT_SECONDS)
+    server, failed, answered = kept.get_finished_spans()
+    assert (server.name, server.kind, server.parent.span_id) == ("POST /v1/completions", SpanKind.SERVER, 9)
+    assert {span.context.trace_id for span in (server, failed, answered)} == {7, record.trace.trace_id}
+    assert {span.parent.span_id for span in (failed, answered)} == {server.context.span_id}
+    assert record.trace.parent_span_id == answered.context.span_id
+    assert (failed.attributes["error.type"], answered.attributes["http.response.status_code"]) == ("unreachable", 200)
+    places = [f"{span.attributes['server.address']}:{span.attributes['server.port']}" for span in (failed, answered)]
+    assert places == [victim, other]
+    assert server.start_time <= failed.start_time <= failed.end_time <= answered.start_time
+    assert answered.end_time <= server.end_time
+
+
 def open_of(running: Fleet, name: str) -> int:
     return int(running.watch.upstreams[name].num_open)
 
@@ -335,7 +369,7 @@ def test_an_address_where_nobody_listens_costs_a_try_and_no_request() -> None:
 def test_a_server_that_gives_no_reports_is_used_all_the_same() -> None:
     with fleet(2) as running:
         running.watch._mute |= running.replicas.keys()
-        members = running.made.gateway._router._members
+        members = running.gateway._router._members
         wait_until(lambda: all(member.incarnation == "" for member in members.values()))
         answers = [running.ask(f"{LONG}{number}") for number in range(4)]
         assert len({replica_of(answer) for answer in answers}) == 1

@@ -1,0 +1,117 @@
+"""The dashboard Gateway: does each server behind `oaiserve route` answer, and what became of those that did not?"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from deploy.grafana.panels import ENGINE, Panel, Query, board, buckets, lines, quantiles, rate
+
+NAME = "oaiserve_gateway"
+
+
+def dashboard() -> Dashboard:
+    return board(
+        "oaiserve-gateway",
+        "oaiserve / Gateway",
+        "Gateways, and the servers behind them as they see these. A gateway's log says which address has which number.",
+        [("Servers", _servers()), ("Requests", _requests()), ("What faults cost", _faults())],
+        instances=f"label_values({NAME}_replica_up, instance)",
+    )
+
+
+def _servers() -> list[Panel]:
+    def by_server(metric: str) -> list[Query]:
+        return [Query(f"max by (replica) ({NAME}_{metric}{{{ENGINE}}})", "{{replica}}")]
+
+    return [
+        lines(
+            "Servers that answer",
+            "1 while a server gets requests. 0 while it gives no reports, takes no requests or is left out.",
+            "short",
+            [Query(f"min by (replica) ({NAME}_replica_up{{{ENGINE}}})", "{{replica}}")],
+        ),
+        lines(
+            "Open requests",
+            "Requests at each server without a whole answer. One server far above the others holds the longest prefix, "
+            "or is slow.",
+            "short",
+            by_server("open_requests"),
+            stacked=True,
+        ),
+        lines(
+            "Left out for failures",
+            "Pauses per second of servers whose requests keep failing, though they report. Its log says why.",
+            "short",
+            [Query(rate(f"{NAME}_ejected_total", ENGINE, "replica"), "{{replica}}")],
+        ),
+    ]
+
+
+def _requests() -> list[Panel]:
+    return [
+        lines(
+            "Requests",
+            "Ended requests per second. cut_off and no_replica are what clients notice of faults.",
+            "reqps",
+            [Query(rate(f"{NAME}_requests_total", ENGINE, "ending"), "{{ending}}")],
+            stacked=True,
+        ),
+        lines(
+            "Why a server was chosen",
+            "Choices per second. Many that are spilled tell of a server with too many conversations for its share.",
+            "reqps",
+            [
+                Query(rate(f"{NAME}_choices_total", ENGINE, "reason"), "{{reason}}"),
+            ],
+            stacked=True,
+        ),
+        lines(
+            "Prompt tokens expected in caches",
+            "Tokens per second that the chosen servers were expected to have cached, at least.",
+            "short",
+            [Query(rate(f"{NAME}_expected_hit_tokens_total", ENGINE), "tokens")],
+        ),
+        lines(
+            "Time to the head of an answer",
+            "From the body of a request on. Of a stream it is the time to the first token, of others all of it.",
+            "s",
+            quantiles(f"{NAME}_wait_seconds", ENGINE),
+        ),
+        lines(
+            "Time to choose a server",
+            "What the gateway adds in front of a request, apart from passing it on.",
+            "s",
+            quantiles(f"{NAME}_choice_seconds", ENGINE),
+        ),
+        buckets(
+            "Time to the head of an answer, by count",
+            "Two bands mean two kinds of requests, or a server that is slower than the others.",
+            "s",
+            f"{NAME}_wait_seconds",
+            ENGINE,
+        ),
+    ]
+
+
+def _faults() -> list[Panel]:
+    def counted(title: str, description: str, metric: str, label: str) -> Panel:
+        query = Query(rate(f"{NAME}_{metric}_total", ENGINE, label), f"{{{{{label}}}}}")
+        return lines(title, description, "reqps", [query], stacked=True)
+
+    return [
+        counted("Moved", "Requests that another server got before their answer began, per second.", "moved", "reason"),
+        counted(
+            "Streams that went on",
+            "Streams whose server was lost, per second. failed ones ended with an error; unlike ones may differ.",
+            "continued",
+            "result",
+        ),
+        counted("Sent twice", "Streams that a second server got, too, per second.", "hedged", "result"),
+        counted(
+            "Refused by name",
+            "Requests by a name of the server, or from a web page, that is not allowed, per second.",
+            "refused_access",
+            "reason",
+        ),
+        counted("Spans", "Spans of the gateway, per second. dropped and failed ones are missing.", "spans", "result"),
+    ]
