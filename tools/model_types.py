@@ -39,11 +39,11 @@ from tests.models.small_configs import config_of
 from tests.models.wrappers import save_wrapper
 
 TYPES = """\
-afmoe apertus arcee axk1 bailing_hybrid bamba bart bert biogpt bitnet bloom codegen cohere cohere2 cohere2_moe cpmant
+afmoe apertus arcee axk1 bailing_hybrid bamba bart bert biogpt bitnet codegen cohere cohere2 cohere2_moe cpmant
 ctrl cwm dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots1 ernie4_5 ernie4_5_moe exaone4
-exaone_moe falcon falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3_text gemma3n_text gemma4_text
+exaone_moe falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3_text gemma3n_text gemma4_text
 gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese
-gpt_oss gptj granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text
+gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text
 hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jamba jetmoe kimi_linear laguna lfm2
 lfm2_moe lfm3 llama llama4_text longcat_flash mamba mamba2 mellum mimo_v2_flash minicpm3 minimax minimax_m2 ministral
 ministral3 mistral mixtral mllama modernbert-decoder mpt nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid

@@ -15,7 +15,6 @@ from torch.nn import Module
 from oaiserve.engine.model.cpu.description import (
     Convolution,
     DeltaNet,
-    LowRank,
     Mamba2,
     Matrix,
     Mixer,
@@ -68,35 +67,6 @@ def _delta_net(reader: ModuleReader, index: int, net: Any) -> DeltaNet:
         biases=reader.parameter(net, "dt_bias").float(),
         norm=_gated_norm(reader, reader.child(net, "norm", "o_norm")),
         out=reader.matrix(reader.child(net, "out_proj", "o_proj")),
-    )
-
-
-def _kimi_delta_net(reader: ModuleReader, index: int, net: Any) -> DeltaNet:
-    if (forget := reader.child(net, "forget_gate", optional=True)) is None:
-        raise NotKnown(f"it has no operations for states of type {type(net).__name__}")
-
-    def low_rank(module: Any, name: str) -> LowRank:
-        down, up = (reader.matrix(reader.child(module, f"{name}_{part}_proj")) for part in ("a", "b"))
-        return LowRank(down, up)
-
-    heads, dim = net.num_heads, net.head_dim
-    convolution = _convolution(reader, net.conv1d, net.activation)
-    _refuse_another_state(reader, index, convolution, (heads, dim, dim))
-    return DeltaNet(
-        projections=[reader.matrix(reader.child(net, name)) for name in ("q_proj", "k_proj", "v_proj")],
-        gates=low_rank(net, "g"),
-        gate_activation="sigmoid",
-        rates=[reader.matrix(reader.child(net, "b_proj"))],
-        decays=low_rank(forget, "f"),
-        convolution=convolution,
-        key_heads=heads,
-        value_heads=heads,
-        key_dim=dim,
-        value_dim=dim,
-        speeds=_speeds(reader, forget).flatten().repeat_interleave(dim),
-        biases=reader.parameter(forget, "dt_bias").float(),
-        norm=_gated_norm(reader, net.o_norm),
-        out=reader.matrix(reader.child(net, "o_proj")),
     )
 
 
@@ -196,5 +166,4 @@ _MIXERS: dict[str, Callable[[ModuleReader, int, Any], Mixer]] = {
     "mamba": _mamba2,
     "mixer": _mamba2,
     "conv": _short_convolution,
-    "self_attn": _kimi_delta_net,  # in other families attention, which is beside a mixer
 }

@@ -14,7 +14,6 @@ from oaiserve.engine.model.cpu.description import (
     Experts,
     LatentProjection,
     Layer,
-    LowRank,
     Mamba2,
     Matrix,
     Mixer,
@@ -133,24 +132,14 @@ def _mixer(mixer: Mixer, width: int) -> Sizes:
 
 
 def _delta_net(net: DeltaNet, width: int, rows: int, numbers: int) -> Sizes:
-    decays = net.value_heads * (1 if net.decays is None else net.key_dim)
     yield numbers, net.value_heads * net.value_dim
-    yield rows, 2 * net.key_heads * net.key_dim + numbers + (numbers if net.gates is None else 0)
+    yield rows, 2 * net.key_heads * net.key_dim + 2 * numbers
     for matrix in net.rates:
         yield matrix.weight.shape[1], width
-    yield _num_rows(net.rates), net.value_heads + (decays if net.decays is None else 0)
-    yield from _low_rank(net.gates, numbers, width)
-    yield from _low_rank(net.decays, decays, width)
+    yield _num_rows(net.rates), 2 * net.value_heads
     yield net.value_heads % net.key_heads, 0
-    yield from _lengths(decays, net.speeds, net.biases)
+    yield from _lengths(net.value_heads, net.speeds, net.biases)
     yield from _lengths(net.value_dim, net.norm)
-
-
-def _low_rank(product: LowRank | None, rows: int, width: int) -> Sizes:
-    if product is not None:
-        rank = len(product.down.weight)
-        yield from _shapes(rank, width, product.down)
-        yield from _shapes(rows, rank, product.up)
 
 
 def _mlp(mlp: MLP, width: int) -> Sizes:

@@ -9,7 +9,6 @@ import torch
 from oaiserve.engine.model.cpu import description
 from oaiserve.engine.model.cpu.description import (
     DeltaNet,
-    LowRank,
     Mamba2,
     Mixer,
     NotKnown,
@@ -45,11 +44,6 @@ class MixerOperations:
             self._rows = operations.floats(max(map(whole_lanes, widths)))
         if nets := [mixer for mixer in mixers if isinstance(mixer, DeltaNet)]:
             self._rates = operations.floats(max(whole_lanes(2 * net.value_heads) for net in nets))
-        if low := [(net, product) for net in nets for product in (net.gates, net.decays) if product is not None]:
-            rank = max(len(product.down.weight) for _, product in low)
-            self._low, self._short_low = operations.floats(rank), operations.elements(rank)
-            self._gates = operations.floats(max(net.value_heads * net.value_dim for net, _ in low))
-            self._decays = operations.floats(max(net.value_heads * net.key_dim for net, _ in low))
 
     def add(self, mixer: Mixer, x: int, out: int) -> None:
         """Add the operations of the next layer: they write the input of its last matrix to `out`."""
@@ -71,28 +65,11 @@ class MixerOperations:
             raise NotKnown(f"its states have keys of {net.key_dim} numbers, which are more than {MAX_KEY_DIM}")
         operations.project("projections", x, self._rates, net.rates)
         channels = self._convolve(net.convolution)
-        decays, first_decay, gates, first_gate = self._rates, net.value_heads, self._rows, channels
-        if net.decays is not None:
-            decays, first_decay = self._low_rank(net.decays, x, self._decays), 0
-        if net.gates is not None:
-            gates, first_gate = self._low_rank(net.gates, x, self._gates), 0
-        sizes = (net.key_heads, net.value_heads, net.key_dim, net.value_dim, first_decay)
-        heads = DeltaHeads(*sizes, net.decays is not None, net.rate_factor)
-        rows = (self._rows, self._rates, decays)
-        operations.add("recurrence", "prepare_delta", *rows, heads, net.speeds, net.biases)
-        rule = "delta_rule" if net.decays is None else "delta_rule_by_row"
-        operations.add("recurrence", rule, *rows, heads, self._num_layers)
-        gated = GatedNorm(channels - net.value_heads * net.value_dim, first_gate, net.value_heads, net.gate_activation)
-        operations.add("recurrence", "gate_and_norm", self._rows, gates, out, gated, Normalize.of(net.norm))
-
-    def _low_rank(self, product: LowRank, x: int, out: int) -> int:
-        """Add the operations that write a product to `out`, and return that."""
-        operations, rank = self._operations, len(product.down.weight)
-        _refuse_unless_whole(rank)
-        operations.project("projections", x, self._low, [product.down])
-        operations.add("projections", "norm", self._low, self._short_low, Normalize.of(None, rank), False)
-        operations.project("projections", self._short_low, out, [product.up])
-        return out
+        heads = DeltaHeads(net.key_heads, net.value_heads, net.key_dim, net.value_dim, net.rate_factor)
+        operations.add("recurrence", "prepare_delta", self._rows, self._rates, heads, net.speeds, net.biases)
+        operations.add("recurrence", "delta_rule", self._rows, self._rates, heads, self._num_layers)
+        gated = GatedNorm(channels - net.value_heads * net.value_dim, channels, net.value_heads, "silu")
+        operations.add("recurrence", "gate_and_norm", self._rows, self._rows, out, gated, Normalize.of(net.norm))
 
     def _mamba2(self, mixer: Mamba2, out: int) -> None:
         operations = self._operations

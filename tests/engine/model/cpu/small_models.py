@@ -165,15 +165,6 @@ NEMOTRON_H = {  # a state, attention, experts or an MLP in each layer
     "routed_scaling_factor": 1.5,
     "mamba_head_dim": 32,
 }
-KIMI = {
-    **LATENT,
-    **GROUPED_MOE,
-    "layer_types": DELTA["layer_types"],
-    "num_experts_per_tok": 3,
-    "num_experts": 8,
-    "linear_head_dim": 32,
-    "linear_num_heads": 4,
-}
 # Families with layers that keep a state.
 STATE_FAMILIES: dict[str, PreTrainedConfig] = {
     # projections sorted by head
@@ -202,7 +193,6 @@ STATE_FAMILIES: dict[str, PreTrainedConfig] = {
     "nemotron_h": config("nemotron_h", **NEMOTRON_H),  # experts without gates
     "nemotron_h with projections": config("nemotron_h", **NEMOTRON_H, moe_latent_size=32),
     "olmo_hybrid": config("olmo_hybrid", **DELTA, linear_allow_neg_eigval=True),  # norms before and behind
-    "kimi_linear": config("kimi_linear", **KIMI),  # decays of each row of a state, latent vectors beside states
 }
 FAMILIES |= STATE_FAMILIES
 WITHOUT_STEP = config("apertus")  # a family of which the native library supports only attention

@@ -33,7 +33,6 @@ from tests.engine.model.cpu.small_models import (
     DELTA,
     EMULATED_AMX,
     GROUPED_MOE,
-    KIMI,
     LATENT,
     MAMBA2,
     MOE,
@@ -77,7 +76,6 @@ NEMOTRON = config(
     moe_latent_size=32,
 )
 CONVOLUTION = config("lfm2", **LONG | {"layer_types": CONVOLUTIONS["layer_types"][:2]})
-KIMIS = config("kimi_linear", **LONG | KIMI | {"layer_types": DELTA["layer_types"][:2], "num_hidden_layers": 2})
 WEIGHED = config("llama4_text", **LONG | {"intermediate_size": 96}, num_local_experts=12, num_experts_per_tok=3)
 RECURRENT = config("qwen3_next", **LONG | DELTA | {"layer_types": DELTA["layer_types"][:2]}, **MOE)
 BLOCKY = config("llama", **LONG | {"intermediate_size": 1120})
@@ -98,7 +96,7 @@ CASES = {
     "experts with AMX": (MIXTURE, torch.bfloat16, "none", EMULATED_AMX),
     "bfloat16 with AMX": (GROUPED, torch.bfloat16, "none", EMULATED_AMX),
     "gated delta nets": (RECURRENT, torch.bfloat16, "none", "native"),
-    "gated delta nets with AVX2": (KIMIS, torch.bfloat16, "none", "x86-64-v3"),
+    "gated delta nets with AVX2": (RECURRENT, torch.bfloat16, "none", "x86-64-v3"),
     "Mamba 2": (NEMOTRON, torch.bfloat16, "none", "native"),
     "Mamba 2 with AVX2": (MAMBA, torch.float32, "none", "x86-64-v3"),
     "short convolutions": (CONVOLUTION, torch.bfloat16, "none", "native"),
