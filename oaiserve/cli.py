@@ -65,7 +65,7 @@ VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.files.private`
 # Commands with a command line of their own, without the settings of a server, and their help.
 OTHER_COMMANDS = {
     "bench": "Measure a server, or the engine in process, under load.",
-    "diff": "Say by what two recordings of requests, or two reports of bench, differ.",
+    "diff": "Say by what two recordings of requests differ.",
     "plan": "Say which rate of a recorded load a server stands, and which setting would help.",
 }
 FILE_FORMATS: dict[str, type[Toml | Yaml | Json]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}

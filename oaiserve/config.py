@@ -34,7 +34,7 @@ MOST_FRONT_ENDS = 64
 
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|kib|mib|gib)", re.IGNORECASE)
-_URL = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?/?")
+_URL = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # apps have schemes of their own
 
 
@@ -265,7 +265,8 @@ class RouteOptions:
 
     replica: tuple[str, ...] = ()
     """URL of a server, such as http://10.0.0.5:8000. May be repeated. A name with several addresses stands for as many
-    servers; it is looked up again every five seconds."""
+    servers. A URL with a path is that of a list of servers as for Prometheus' http_sd, such as
+    http://ray-head:8000/cluster/targets. Both are looked up again every five seconds."""
 
     replica_key: str | None = field(default=None, repr=False)
     """API key by which the servers are asked for their reports, where they need one. Requests have the keys of their
@@ -312,7 +313,7 @@ class RouteOptions:
     def __post_init__(self) -> None:
         for url in self.replica:
             is_url = _URL.fullmatch(url) is not None
-            _check(is_url, "--replica", f"'{url}'", "a URL of scheme, host and port, as in http://10.0.0.5:8000")
+            _check(is_url, "--replica", f"'{url}'", "a URL, as in http://10.0.0.5:8000")
         key = self.replica_key  # the message must not contain it
         _check(key is None or is_header_value(key), "--replica-key", "not usable", "printable ASCII without spaces")
         _check_choices(self)

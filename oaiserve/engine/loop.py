@@ -180,6 +180,7 @@ class EngineLoop:
         if self._profiling.deadline_ns is not None and self._profiling.deadline_ns <= now_ns:
             self._profiling.finish(now_ns)
         self.requests.end_overdue(now_ns)
+        self.requests.take_up()
         if self.requests.has_events:
             self._hand_over()  # of requests that have ended between two steps
         if not self._stepper.turn():

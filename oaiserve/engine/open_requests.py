@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from random import getrandbits
 
@@ -45,6 +45,8 @@ from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, EventKind
 from oaiserve.facts.times import RequestTimes
+
+MOST_TAKEN_UP = 64  # tokens that another server has sent, between two steps: each takes some 6 us
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +127,7 @@ class OpenRequests:
         self._causes = causes
         self._open: dict[str, OpenRequest] = {}
         self._outbox: dict[Deliver, list[Event]] = {}
+        self._taken_up: deque[Iterator[None]] = deque()  # answers that other servers have begun
         self._waiting = waiting
         self._waiting_tokens = SharedLimit(bounds.max_waiting_tokens)
         self._queue_deadlines = Deadlines(bounds.queue_timeout_seconds)
@@ -145,7 +148,7 @@ class OpenRequests:
 
     @property
     def has_events(self) -> bool:
-        return bool(self._outbox)
+        return bool(self._outbox or self._taken_up)
 
     @property
     def deadlines_ns(self) -> list[int]:
@@ -187,8 +190,22 @@ class OpenRequests:
     def tokenized(self, tokenized: Tokenized, kv_version: int) -> None:
         """Make the sequences of a request, unless it has ended while it was tokenized.
 
-        They share cached blocks only with sequences of the same `kv_version`, see `Runner`.
+        They share cached blocks only with sequences of the same `kv_version`, see `Runner`. A long answer that another
+        server has begun is taken up in parts, between steps.
         """
+        begun = self._begun(tokenized, kv_version)
+        if next(begun, begun) is None:
+            self._taken_up.append(begun)
+
+    def take_up(self) -> None:
+        """Take up a further part of an answer that another server has begun, if there is one."""
+        if self._taken_up:
+            begun = self._taken_up[0]
+            if next(begun, begun) is begun:
+                self._taken_up.popleft()
+
+    def _begun(self, tokenized: Tokenized, kv_version: int) -> Iterator[None]:
+        """Make the sequences of a request, with a pause after so many tokens that another server has sent."""
         request = tokenized.request
         opened = self._find(request)
         if opened is None:
@@ -242,17 +259,22 @@ class OpenRequests:
                     eos_token_ids=self._eos_token_ids,
                     stream_interval=request.stream_interval,
                 )
-                if request.sent and not self._goes_on(opened, sequence):
-                    return
-                if sequence in opened.outputs:
+                if not request.sent:
                     self._scheduler.add(sequence, leader, since_ns=tokenized.at_ns or self._clock_ns())
-                    leader = leader or (None if request.sent else sequence)
+                    leader = leader or sequence
+        if request.sent:
+            for sequence in [*opened.outputs]:
+                yield from self._taking_up(opened, sequence)
+                if self._find(request) is None:
+                    return
+            for sequence in opened.outputs:
+                self._scheduler.add(sequence, since_ns=tokenized.at_ns or self._clock_ns())
         self.finish_if_complete(opened, self._clock_ns())
 
-    def _goes_on(self, opened: OpenRequest, sequence: Sequence) -> bool:
+    def _taking_up(self, opened: OpenRequest, sequence: Sequence) -> Iterator[None]:
         """Put the tokens that another server has sent into a choice, which emits them as the same chunks.
 
-        Return whether the request goes on: it has failed if they cannot be what was sent.
+        The request fails if they cannot be what was sent.
         """
         output, prompt = opened.outputs[sequence], opened.prompts[sequence.index // opened.request.params.n]
         pieces = [piece.token_ids for piece in opened.request.sent if piece.choice == sequence.index]
@@ -264,6 +286,10 @@ class OpenRequests:
         try:
             for token_ids in pieces:
                 for token_id in token_ids:
+                    if output.num_tokens and output.num_tokens % MOST_TAKEN_UP == 0:
+                        yield
+                        if self._find(opened.request) is None:
+                            return
                     if output.finish_reason is not None:
                         raise GrammarViolation("it has tokens behind its end")
                     is_told = sequence.params.logprobs is not None
@@ -274,13 +300,12 @@ class OpenRequests:
                     self.emit_chunk(opened, chunk)
         except (GrammarGivenUp, GrammarViolation) as error:
             self._fail(opened, InvalidRequest(f"What was sent of this answer cannot be its begin: {error}."))
-            return False
+            return
         sequence.num_tokens = len(sequence.token_ids)
         if output.finish_reason is not None:
             del opened.outputs[sequence]
             opened.account.note_length(output.num_tokens)
             self._stop_waiting(opened, 1)
-        return True
 
     def abort(self, request_id: str) -> None:
         """Abort a request. This does nothing if it has ended."""

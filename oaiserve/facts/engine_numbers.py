@@ -45,9 +45,6 @@ class LoadTotals(NamedTuple):
         return open_ns / passed_ns, (self.uncomputed_token_ns - before.uncomputed_token_ns) / passed_ns
 
 
-_NO_LOAD = LoadTotals()
-
-
 @dataclass(slots=True)
 class EngineNumbers:
     """The engine's numbers after a step. A copy that was published is never changed."""
@@ -79,7 +76,7 @@ class EngineNumbers:
     blocks_total: int = 0
     host_ns: Mapping[HostPart, int] = field(default_factory=lambda: dict.fromkeys(HostPart, 0))  # so far
     idle_since_ns: int | None = None  # the engine thread is idle since then, which is not in `host_ns` yet
-    load: LoadTotals = _NO_LOAD
+    load: LoadTotals = LoadTotals()  # noqa: RUF009 - immutable
 
     # Sums over all steps so far.
     num_prefix_queries: int = fact(

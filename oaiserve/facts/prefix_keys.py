@@ -108,11 +108,8 @@ def _number(digest: bytes) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _has_three_bits(number: int) -> bool:
-    return number >> max(0, number.bit_length() - 3) << max(0, number.bit_length() - 3) == number
-
-
+_ROUND = [depth for depth in range(1, MOST_BLOCKS + 1) if depth % (1 << max(0, depth.bit_length() - 3)) == 0]
 _MARKED_DEPTHS = [
-    tuple(depth for depth in range(1, num_blocks + 1) if depth == num_blocks or _has_three_bits(depth))
+    (*(depth for depth in _ROUND if depth < num_blocks), num_blocks) if num_blocks else ()
     for num_blocks in range(MOST_BLOCKS + 1)
 ]

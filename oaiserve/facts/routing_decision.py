@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from oaiserve.facts.prefix_keys import Prompt
 
 DECISION_HEADER = "x-oaiserve-route"
 _FORMS = {
@@ -37,6 +40,15 @@ class Decision(NamedTuple):
     num_holders: int  # replicas that hold the longest known beginning and can be chosen
     load: float  # of the replica, with the request
     bound: float  # on its load, at that moment
+
+
+@dataclass(slots=True)
+class RoutingRequest:
+    """A request to be routed under Ray, and later the decision."""
+
+    prompt: Prompt
+    session: str | None = None
+    decision: Decision | None = None
 
 
 def as_text(decision: Decision, *, names_replica: bool = True) -> str:

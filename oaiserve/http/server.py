@@ -10,12 +10,13 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
 
 from oaiserve.config import ServerOptions
@@ -23,6 +24,7 @@ from oaiserve.errors import Unavailable
 from oaiserve.http.connection import Connection, Timeouts, closing_answer
 from oaiserve.http.connections import Refusal
 from oaiserve.http.listener import Admission, Listener, ListeningSocket
+from oaiserve.http.proxies import TrustedProxies
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        app: Callable[..., Awaitable[None]],
+        app: ASGIApp,
         options: ServerOptions,
         connections: Admission,
         *,
@@ -52,7 +54,7 @@ class Server(uvicorn.Server):
         takes_signals: bool = True,
     ) -> None:
         config = uvicorn.Config(
-            app,
+            TrustedProxies(app, options.trusted_proxy),
             loop="uvloop",
             http=Connection,
             headers=HEADERS,
@@ -61,8 +63,7 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=bool(options.trusted_proxy),
-            forwarded_allow_ips=[*options.trusted_proxy],
+            proxy_headers=False,
             ssl_certfile=options.tls_certificate,
             ssl_keyfile=options.tls_key,
         )

@@ -41,7 +41,6 @@ class RecordedServer:
 
     block_size: int = 16
     kv_blocks: int = 4096
-    max_model_len: int = 1 << 20
     max_running: int = 256
     max_step_tokens: int = 512
     policy: str = "fair"
@@ -151,7 +150,10 @@ def _cost(numbers: dict[str, Any], rows: list[dict[str, Any]]) -> Cost:
     ]
     respond_ns = [row["phases_ns"]["respond"] for row in rows if "respond" in row["phases_ns"]]
     host_ns = [row["host_ns"] / row["num_steps"] for row in rows if row.get("num_steps")]
-    return Cost(step, _median(host_ns) / 1e9, _median(before_ns) / 1e9, _median(respond_ns) / 1e9)
+    host, before, respond = (
+        statistics.median(times_ns or [0.0]) / 1e9 for times_ns in (host_ns, before_ns, respond_ns)
+    )
+    return Cost(step, host, before, respond)
 
 
 def _plain(rows: list[dict[str, Any]]) -> RecordedLoad:
@@ -192,10 +194,6 @@ def _prompt(length: int, hashes: list[str], block_tokens: int, index: int) -> li
 def _from_first(arrivals: list[Arrival]) -> list[Arrival]:
     arrivals = sorted(arrivals, key=lambda arrival: arrival.seconds)
     return [replace(arrival, seconds=arrival.seconds - arrivals[0].seconds) for arrival in arrivals]
-
-
-def _median(values: list[float]) -> float:
-    return statistics.median(values) if values else 0.0
 
 
 def busiest(load: RecordedLoad, most_prompts: int) -> RecordedLoad:

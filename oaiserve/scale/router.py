@@ -272,9 +272,6 @@ class Holders:
         self._most_keys = most_keys
         self._holders: OrderedDict[int, tuple[_Replica, ...]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._holders)
-
     def find(self, key: int) -> tuple[_Replica, ...]:
         return self._holders.get(key, ())
 

@@ -160,10 +160,6 @@ def test_a_comparison_has_ratios_intervals_and_different_settings() -> None:
     assert row is not None
     assert float(row[1]) < 1.99 < float(row[2])
     assert "slos" in text
-    assert "ttft p50 101.0 ms to 201.0 ms (1.99, " in text.splitlines()[0]
-    same = compare(make(num_runs=3), make(num_runs=3), with_tables=False)
-    assert "no figure changed for certain" in same
-    assert same.count("\n") == 1
     assert "Without repeats" in compare(make(num_runs=1), make(num_runs=1))
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from oaiserve.facts.routing_decision import DECISION_HEADER
 from oaiserve.scale.on_ray.haproxy import MARK, binary, changed
 
 # As Ray 2.60 writes it for one replica, the lines that do not matter left out.
@@ -94,12 +93,6 @@ def test_lines_are_changed_and_taken_out(line: str, is_there: bool) -> None:
     assert (line in changed(CONFIG)) is is_there
 
 
-def test_only_the_router_can_name_its_decision() -> None:
-    lines = [line.strip() for line in changed(CONFIG).splitlines()]
-    asks_router = next(at for at, line in enumerate(lines) if "lua.route_via_ingress_request_router" in line)
-    assert f"http-request del-header {DECISION_HEADER}" in lines[:asks_router]
-
-
 def test_a_backend_without_servers_keeps_those_that_it_had() -> None:
     server = "    server SERVE_REPLICA__default-replica-abc 127.0.0.1:30000 check observe layer4"
     assert server not in changed(BUILDING)
@@ -119,7 +112,7 @@ def test_the_front_has_its_rules_without_a_router() -> None:
         lines = changed(config).splitlines()
         front = lines.index("frontend http_frontend")
         rules = lines[front + 2 : lines.index("    acl is_http-default path_beg /")]
-        assert f"    http-request del-header {DECISION_HEADER}" in rules
+        assert "    http-request del-header x-oaiserve- -m beg" in rules
         assert [line.split()[:2] for line in rules if "unique-id" in line] == [
             ["unique-id-format", "%[uuid]"],
             ["http-request", "set-header"],

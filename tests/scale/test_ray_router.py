@@ -8,11 +8,13 @@ from array import array
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from oaiserve.config import OptionError
 from oaiserve.facts.prefix_keys import prompt_of_text
-from oaiserve.facts.report import ReplicaReport
-from oaiserve.scale.on_ray.messages import REPORT, RoutingRequest, encode_report
+from oaiserve.facts.report import ReplicaReport, Report
+from oaiserve.facts.routing_decision import RoutingRequest
 from oaiserve.scale.router import NoReplica, Reason, Router
 
 with warnings.catch_warnings():
@@ -20,6 +22,7 @@ with warnings.catch_warnings():
     pytest.importorskip("ray.serve", reason="not installed: oaiserve[ray]")
 
 from oaiserve.scale.on_ray.application import build
+from oaiserve.scale.on_ray.private import REPORT
 from oaiserve.scale.on_ray.replica import Replica
 from oaiserve.scale.on_ray.request_router import PrefixRouter
 
@@ -29,7 +32,7 @@ def replica(name: str, *, is_open: bool = True, keys: tuple[int, ...] = ()) -> A
     return SimpleNamespace(
         replica_id=SimpleNamespace(to_full_id_str=lambda: name),
         backend_http_endpoint=("127.0.0.1", 1) if is_open else None,
-        routing_stats={REPORT: encode_report(report)},
+        routing_stats={REPORT: msgspec.msgpack.encode(Report.of(report, is_ready=True, is_hung=False))},
     )
 
 
@@ -89,10 +92,15 @@ def test_a_replica_is_healthy_until_its_engine_has_failed(failure: Exception | N
 
 def test_the_application_has_replicas_and_a_router_where_haproxy_is_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oaiserve.scale.on_ray.private.HAS_HAPROXY", True)
-    built = build({"model": "demo", "drain-timeout-seconds": "7"})
+    monkeypatch.setattr("oaiserve.scale.on_ray.private.asks_for_keys", lambda: True)
+    with pytest.raises(OptionError, match="this application would answer anybody"):
+        build({"model": "demo"})
+    build({"model": "demo", "api_key": "a"})
+    built = build({"model": "demo", "drain-timeout-seconds": "7", "without_key": "true"})
     assert built._ingress_request_router is not None
     config = built._bound_deployment._deployment_config
     assert config.request_router_config.get_request_router_class().__name__ == "PrefixRouter"
     assert config.graceful_shutdown_timeout_s > 7
     monkeypatch.setattr("oaiserve.scale.on_ray.private.HAS_HAPROXY", False)
-    assert build({"model": "demo"})._ingress_request_router is None
+    with pytest.raises(OptionError, match="RAY_SERVE_ENABLE_HA_PROXY is not 1"):
+        build({"model": "demo"})

@@ -141,7 +141,7 @@ def test_reports_say_where_a_prefix_is(reports: list[ReplicaReport], expected: t
     name, reason = expected
     assert decision.reason is reason
     assert decision.replica in NAMES[:4] if name is None else decision.replica == name
-    assert len(router._holders) == 3
+    assert len(router._holders._holders) == 3
 
 
 def test_without_a_replica_there_is_an_error() -> None:
@@ -309,7 +309,7 @@ class RouterMachine(RuleBasedStateMachine):
         assert decision.load <= bound + 1e-4, "it was busy"
         assert decision.bound == pytest.approx(bound, abs=1e-4)
         assert decision.expected_hit_tokens <= 64 * len(words)
-        assert len(self.router._holders) <= self.MOST_PREFIXES
+        assert len(self.router._holders._holders) <= self.MOST_PREFIXES
 
 
 TestRouter = RouterMachine.TestCase

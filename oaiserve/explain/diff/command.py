@@ -10,7 +10,6 @@ from cyclopts import App
 from oaiserve.errors import StartupError
 from oaiserve.explain import commands
 from oaiserve.explain.diff.difference import AccountsDifference, MeanChange, difference, read
-from oaiserve.explain.diff.load_reports import compare, is_report, load_report
 
 MOST_NAMED = 4  # causes in the paragraph
 LEAST_SHARE = 0.05  # of the change of the duration, for a cause to be named
@@ -31,16 +30,12 @@ def _command_line() -> App:
         Parameters
         ----------
         a
-            A recording (serve --record-requests), an answer of /debug/requests, or a report of the load test: the
-            baseline.
+            A recording (serve --record-requests), or an answer of /debug/requests: the baseline.
         b
-            What is compared with A: another recording, answer, or report.
+            What is compared with A: another recording or answer.
         table
             Print all parts below the paragraph.
         """
-        if is_report(a) and is_report(b):
-            print(compare(load_report(a), load_report(b), with_tables=table), end="")
-            return 0
         sides = []
         for path in (a, b):
             accounts = read(path)

@@ -52,8 +52,8 @@ def read(path: Path) -> list[Account]:
             found = [_shown(row) for row in json.loads(text)["requests"] if row["outcome"] == "finished"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StartupError(
-            f"'{path}' must be a recording (serve --record-requests), an answer of /debug/requests, or a report of the "
-            f"load test (bench run --json), as the other file is ({type(error).__name__}: {error})."
+            f"'{path}' must be a recording (serve --record-requests) or an answer of /debug/requests "
+            f"({type(error).__name__}: {error}). Reports of the load test are for 'oaiserve bench compare'."
         ) from error
     return sorted(found, key=lambda account: account.arrived_seconds)
 

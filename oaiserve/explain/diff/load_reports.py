@@ -1,12 +1,11 @@
 """Compares two reports of the load test: B's figures as ratios to A's, with intervals where both were repeated.
 
-`oaiserve bench compare` prints the comparison, and so does `oaiserve diff` of two reports.
+`oaiserve bench compare` prints the comparison.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,17 +22,6 @@ SHOWN = (
     *("submit_p50", "submit_p99", "phase_tokenize_p50", "phase_queue_p50", "phase_prefill_p50"),
     *("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p99", "latency_p50", "latency_p99"),
 )  # fmt: skip
-MOST_NAMED = 6  # figures of a point in the paragraph
-LEAST_CHANGE = 0.02  # for a figure to be in the paragraph, if it is not due to chance
-
-
-def is_report(path: Path) -> bool:
-    """Return whether a file looks like a report; an unreadable one does not."""
-    try:
-        with path.open("rb") as file:
-            return b'"schema"' in file.read(100)
-    except OSError:
-        return False
 
 
 def load_report(path: Path) -> Report:
@@ -50,54 +38,15 @@ def load_report(path: Path) -> Report:
     return report  # type: ignore[no-any-return]
 
 
-def compare(a: Report, b: Report, *, with_tables: bool = True) -> str:
-    """Return the comparison as text: a paragraph, the settings that differ, and a table for each pair of points."""
-    lines = [paragraph(a, b)]
-    if not with_tables:
-        return lines[0] + "\n"
-    lines += ["", *_differences(a, b)]
-    for point_a, point_b, figures in _pairs(a, b):
-        lines.append(f"\n== A: {point_a['label']} ({point_a['verdict']}), B: {point_b['label']} ({point_b['verdict']})")
-        lines.append(table(("", "A", "B", "B / A", "95 %"), [_row(*figure) for figure in figures]))
-    return "\n".join(lines).lstrip("\n") + "\n"
-
-
-def _pairs(a: Report, b: Report) -> Iterator[tuple[Report, Report, list[tuple[str, Report, Report]]]]:
-    """Yield each pair of points, and the figures that both have: name, A's and B's."""
+def compare(a: Report, b: Report) -> str:
+    """Return the comparison as text: the settings that differ, and a table for each pair of points."""
+    lines = [*_differences(a, b)]
     for point_a, point_b in zip(a["points"], b["points"], strict=False):
         old, new = point_a["summary"], point_b["summary"]
-        yield point_a, point_b, [(name, old[name], new[name]) for name in SHOWN if name in old and name in new]
-
-
-def paragraph(a: Report, b: Report) -> str:
-    """Return the figures with the largest changes for each pair of points, the largest first.
-
-    Those of runs without repetition are named all the same, with a word about chance.
-    """
-    sentences, is_repeated = [], True
-    for point_a, point_b, figures in _pairs(a, b):
-        changed = []
-        for name, old, new in figures:
-            interval = ratio_interval(old["values"], new["values"])
-            is_repeated = is_repeated and interval is not None
-            if not old["mean"] or not new["mean"] or (interval and interval[0] <= 1 <= interval[1]):
-                continue
-            change = math.log(new["mean"] / old["mean"])
-            if abs(change) >= LEAST_CHANGE:
-                between = f", {interval[0]:.2f} .. {interval[1]:.2f}" if interval else ""
-                form, unit = (number, "") if name.endswith("second") else (ms, " ms")
-                title = name.replace("_", " ").replace(" per second", "/s")
-                values = f"{form(old['mean'])}{unit} to {form(new['mean'])}{unit}"
-                changed.append((abs(change), f"{title} {values} ({new['mean'] / old['mean']:.2f}{between})"))
-        changed.sort(key=lambda one: -one[0])
-        named = "; ".join(text for _, text in changed[:MOST_NAMED]) or "no figure changed for certain"
-        label = (
-            point_b["label"] if point_a["label"] == point_b["label"] else f"{point_a['label']} -> {point_b['label']}"
-        )
-        sentences.append(f"{label}: {named}.")
-    if not is_repeated:
-        sentences.append("Without --repeats on both sides, a change may be chance.")
-    return " ".join(sentences)
+        lines.append(f"\n== A: {point_a['label']} ({point_a['verdict']}), B: {point_b['label']} ({point_b['verdict']})")
+        rows = [_row(name, old[name], new[name]) for name in SHOWN if name in old and name in new]
+        lines.append(table(("", "A", "B", "B / A", "95 %"), rows))
+    return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def _row(name: str, a: Report, b: Report) -> list[str]:
@@ -116,9 +65,9 @@ def _differences(a: Report, b: Report) -> Iterator[str]:
     for part in ("target", "workload", "engine", "slos", "environment"):
         old, new = a.get(part), b.get(part)
         if isinstance(old, dict) and isinstance(new, dict):
-            skipped = {"load_average"}
-            changed = [k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and k not in skipped]
-            for key in sorted(changed):
+            for key in sorted(
+                key for key in (old.keys() | new.keys()) - {"load_average"} if old.get(key) != new.get(key)
+            ):
                 yield f"different: {part} {key} is {old.get(key)} in A, {new.get(key)} in B"
         elif old != new:
             yield f"DIFFERENT: {part} is {old} in A, {new} in B"

@@ -131,6 +131,7 @@ class Gateway:
         self._hedge_after_seconds = options.hedge_after_seconds
         self._num_hedges = 1.0  # that may begin now
         self._received = SharedLimit(MOST_RECEIVED_BYTES)
+        self._unmarked: set[str] = set()  # replicas whose streams cannot go on
         self.is_draining = False
 
     @property
@@ -172,13 +173,13 @@ class Gateway:
             await self._read(Request(scope, receive), client, body)
             left = asyncio.create_task(client_left(receive))
             try:
-                asked = scope["state"]["asked"] = await _asked(scope, body)
+                asked = scope["state"]["asked"] = await _asked(scope, body, has_ids=self._continues != "never")
                 if self._tracing is not None:  # each attempt has its own
                     asked.headers = [header for header in asked.headers if header[0] != TRACEPARENT]
                 hedges = self._hedge_after_seconds and asked.prompt.num_tokens <= HEDGED_TOKENS
                 ask = self._ask_two if hedges and _STREAMS.search(body) else self._ask
                 begun = await ask(asked, left, [])
-                if not begun.may_go_on or self._continues == "never":
+                if not begun.may_go_on:
                     self._received.give_back(client, len(body))
                     asked.body = body = bytearray()  # nobody needs it any more
                 return await self._relay(scope, send, asked, begun, left)
@@ -295,7 +296,11 @@ class Gateway:
         headers.append((ROUTE_HEADER, as_text(begun.decision, names_replica=False).encode()))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         send_part: Send = scope["state"]["send"]  # past the layers around this, which would cost each part some time
-        is_stream, may_go_on = begun.is_stream, begun.may_go_on and self._continues != "never"
+        is_stream, may_go_on = begun.is_stream, begun.may_go_on
+        if is_stream and not may_go_on and self._continues != "never" and begun.upstream.name not in self._unmarked:
+            self._unmarked.add(begun.upstream.name)
+            text = "Streams of replica %s end with it, unless its --trusted-proxy has the address of this gateway"
+            log.warning(text, begun.upstream.shown)
         while True:
             ending = Ending.ANSWERED
             try:
@@ -373,7 +378,7 @@ class Gateway:
         return None
 
 
-async def _asked(scope: Scope, body: bytearray) -> _Asked:
+async def _asked(scope: Scope, body: bytearray, *, has_ids: bool) -> _Asked:
     began_ns = monotonic_ns()
     prompt = await asyncio.to_thread(prompt_of_body, body) if len(body) > LARGE_BYTES else prompt_of_body(body)
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
@@ -386,7 +391,7 @@ async def _asked(scope: Scope, body: bytearray) -> _Asked:
     headers.append((b"x-forwarded-proto", scope["scheme"].encode()))
     if client := state["client"]:
         headers.append((b"x-forwarded-for", client.encode()))
-    if method == "POST":
+    if method == "POST" and has_ids:
         ids = StreamIds(state["unique_id"], int(time.time()), getrandbits(63))
         headers.append((IDS_HEADER.encode(), ids.as_text.encode()))
     session = Headers(scope=scope).get(SESSION_HEADER)

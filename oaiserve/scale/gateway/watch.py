@@ -80,9 +80,11 @@ class Watch:
         """Look up the present replicas, and begin to ask new ones for reports."""
         for url in self._found:
             try:
-                self._found[url] = [*await self._resolve(url)]
+                found_there = [*await self._resolve(url)]
+                path = urlsplit(url).path.rstrip("/")
+                self._found[url] = await self._listed(found_there[0], path) if path else found_there
             except OSError as error:  # the addresses that it had may still be right
-                log.warning("The name in %s has no address now: %s", url, error.strerror or error)
+                log.warning("%s names no servers now: %s", url, error.strerror or error)
         found = {address.name: address for addresses in self._found.values() for address in addresses}
         for name in self.upstreams.keys() - found.keys():
             upstream = self.upstreams.pop(name)
@@ -97,6 +99,23 @@ class Watch:
             self.upstreams[name] = upstream = Upstream(found[name], number)
             log.info("Replica %d is %s", number, name)
             self._polls[name] = asyncio.create_task(self._poll(upstream))
+
+    async def _listed(self, address: Address, path: str) -> list[Address]:
+        """Return the addresses in a list. Raises OSError, also for an empty one: Ray's is, while it builds anew."""
+        upstream = Upstream(address, 0)
+        try:
+            async with asyncio.timeout(self._pace.answer_seconds):
+                status, content = await upstream.get(path.encode(), self._headers)
+            groups = msgspec.json.decode(content) if status == 200 else []
+            places = [target.rpartition(":") for group in groups for target in group["targets"]]
+            listed = [Address(host.strip("[]"), int(port), f"{host}:{port}") for host, _, port in places]
+        except (Unreachable, BadAnswer, CutOff, LookupError, TypeError, ValueError) as error:
+            raise OSError(f"the list of servers cannot be read ({error})") from None
+        finally:
+            upstream.close()
+        if not listed:
+            raise OSError(f"{path} lists no servers ({status})")
+        return listed
 
     def exclude(self, name: str, why: str) -> None:
         """Have a replica chosen no more until it reports again: a request could not be delivered to it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
-from oaiserve.config import Config
+from oaiserve.config import Config, OptionError
 from oaiserve.scale.on_ray import private
 from oaiserve.scale.on_ray.front_router import FrontRouter
 from oaiserve.scale.on_ray.replica import LoadEngine, Replica, load_engine
@@ -25,8 +24,6 @@ SILENT_SECONDS = 10.0  # for which a check may wait; after three of these, the r
 MOST_REQUESTS = 100_000
 DRAIN_MARGIN_SECONDS = 5
 
-log = logging.getLogger(__name__)
-
 
 def build(args: Mapping[str, Any], load: LoadEngine = load_engine) -> serve.Application:
     """Return the application for these arguments, the settings of `oaiserve serve`. Raises OptionError.
@@ -34,7 +31,19 @@ def build(args: Mapping[str, Any], load: LoadEngine = load_engine) -> serve.Appl
     The number of replicas and their resources are set in Ray Serve's configuration, under `deployments`, for the
     deployment `replica`. `load` makes the engine of a replica.
     """
-    config = config_of(args)
+    given = {name.replace("_", "-"): value for name, value in args.items()}
+    may_be_open = str(given.pop("without-key", False)).lower() == "true"
+    config = config_of(given)
+    if not private.HAS_HAPROXY:
+        raise OptionError(
+            "RAY_SERVE_ENABLE_HA_PROXY is not 1, so each token would pass through Ray's Python proxy, and replicas "
+            "would have no ports. deploy/ray/README.md says what to set before Ray is started."
+        )
+    if not (config.server.needs_key or may_be_open) and private.asks_for_keys():
+        raise OptionError(
+            "Replicas that run here ask for a key, and this application would answer anybody. Give it 'api-key' or "
+            "'api-key-file', or 'without-key': true if that is meant."
+        )
     replicas = serve.deployment(
         serve.ingress()(Replica),
         name="replica",
@@ -47,14 +56,10 @@ def build(args: Mapping[str, Any], load: LoadEngine = load_engine) -> serve.Appl
         + config.server.drain_timeout_seconds
         + DRAIN_MARGIN_SECONDS,
         logging_config=LoggingConfig(enable_access_log=False),  # the server has a line for each request
-        **_routed() if private.HAS_HAPROXY else {},
+        request_router_config=RequestRouterConfig(
+            request_router_class=PrefixRouter, request_routing_stats_period_s=REPORT_SECONDS
+        ),
     ).bind(config, load)
-    if not private.HAS_HAPROXY:
-        log.warning(
-            "RAY_SERVE_ENABLE_HA_PROXY is not 1, so tokens pass through Ray's Python proxy, which is slow, and nothing "
-            "routes by prefix. deploy/ray/README.md says what to set before Ray is started."
-        )
-        return replicas
     router = serve.deployment(
         serve.ingress()(FrontRouter),
         name="router",
@@ -64,14 +69,6 @@ def build(args: Mapping[str, Any], load: LoadEngine = load_engine) -> serve.Appl
         logging_config=LoggingConfig(enable_access_log=False),
     ).bind(replicas)
     return private.with_router(replicas, router)
-
-
-def _routed() -> dict[str, Any]:
-    return {
-        "request_router_config": RequestRouterConfig(
-            request_router_class=PrefixRouter, request_routing_stats_period_s=REPORT_SECONDS
-        )
-    }
 
 
 def resources(config: Config) -> dict[str, float]:

@@ -17,9 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from oaiserve.facts.prefix_keys import prompt_of_body, prompt_of_text
-from oaiserve.facts.routing_decision import DECISION_HEADER, as_text
+from oaiserve.facts.routing_decision import DECISION_HEADER, RoutingRequest, as_text
 from oaiserve.scale.on_ray import private
-from oaiserve.scale.on_ray.messages import RoutingRequest
 from oaiserve.scale.router import NoReplica
 
 SESSION = "x-session-id"

@@ -30,12 +30,12 @@ _ERRORS: dict[int, APIError] = {
 }
 
 # In front of all rules of the front. The headers that Ray reads are not for clients, and
-# the decision of the router is nobody else's to tell. An id that the server would
+# the decision of the router is nobody else's to tell, nor what a gateway would. An id that the server would
 # replace is dropped here, so that front, replica and client have the same one.
 _FRONT_RULES = """\
     http-request del-header x-request-disconnect-disabled
     http-request del-header x-request-timeout-seconds
-    http-request del-header x-oaiserve-route
+    http-request del-header x-oaiserve- -m beg
     http-request del-header x-request-id if !{ req.hdr(x-request-id) -m reg ^[A-Za-z0-9._-]{1,128}$ }
     unique-id-format %[uuid]
     http-request set-header x-request-id %[unique-id] if !{ req.hdr(x-request-id) -m found }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 import ray
@@ -15,12 +18,14 @@ from ray.serve._private.constants import (
 )
 from ray.serve.handle import DeploymentHandle
 
-from oaiserve.scale.on_ray.messages import RoutingRequest
+from oaiserve.facts.routing_decision import RoutingRequest
 
 # Whether HAProxy is the front, by the environment of this process; and for how long a draining replica still takes
 # requests, until all fronts know.
 HAS_HAPROXY = bool(RAY_SERVE_ENABLE_HA_PROXY)
 DRAIN_NOTICE_SECONDS = float(RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S)
+REPORT = "report"  # the key of a report in the routing stats of a replica, where it is msgpack
+KEY_SECONDS = 2.0  # in which a replica must say whether it asks for a key
 
 
 def with_router(replicas: serve.Application, router: serve.Application) -> serve.Application:
@@ -47,8 +52,29 @@ def name_of(replica: Any) -> str:
 
 def own_name() -> str:
     """Return the name of this process's replica."""
-    name: str = serve.get_replica_context().replica_id.to_full_id_str()
-    return name
+    return name_of(serve.get_replica_context())
+
+
+def asks_for_keys() -> bool:
+    """Return whether a running replica of any application asks for a key."""
+    was_connected = ray.is_initialized()
+    try:
+        if not was_connected:  # as in `serve run`, which connects behind the build
+            ray.init("auto", namespace=SERVE_NAMESPACE, logging_level="ERROR", log_to_driver=False)
+        found = asyncio.run(targets())
+    except (ConnectionError, ValueError):  # there is no Ray, or no Serve
+        return False
+    finally:
+        if not was_connected:
+            ray.shutdown()
+    return any(_asks_for_key(target.ip, target.port) for target in found)
+
+
+def _asks_for_key(ip: str, port: int) -> bool:
+    with closing(HTTPConnection(ip, port, timeout=KEY_SECONDS)) as connection, suppress(OSError, HTTPException):
+        connection.request("GET", "/v1/models")
+        return connection.getresponse().status == 401
+    return False
 
 
 async def targets() -> list[Any]:

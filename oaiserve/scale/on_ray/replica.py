@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -16,10 +17,12 @@ from starlette.routing import Route
 from oaiserve.app import create_app, response_store, server_telemetry
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
+from oaiserve.facts.report import Report
+from oaiserve.facts.routing_decision import DECISION_HEADER
+from oaiserve.http.proxies import TrustedProxies
 from oaiserve.scale.on_ray import private
 from oaiserve.scale.on_ray.autoscaling import USE, use
 from oaiserve.scale.on_ray.edge import Edge
-from oaiserve.scale.on_ray.messages import REPORT, encode_report
 from oaiserve.telemetry import logs
 
 SWITCH_SECONDS = 0.0005  # as in a server without Ray: the engine thread must not wait for Python for long
@@ -52,7 +55,7 @@ class Replica:
         telemetry = server_telemetry(self._config, self._engine, None, responses, self._log_limit)
         app = create_app(self._config, self._engine, telemetry, responses)
         app.router.routes.append(Route(TARGETS_PATH, list_targets))
-        return Edge(app)
+        return Edge(TrustedProxies(app, self._config.server.trusted_proxy, kept=[DECISION_HEADER.encode()]))
 
     def check_health(self) -> None:
         """Raise RuntimeError once the engine has failed, so that Ray replaces this replica."""
@@ -62,7 +65,12 @@ class Replica:
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Return the report for routers."""
-        return {REPORT: encode_report(await asyncio.to_thread(self._engine.report, self._name))}
+        report = await asyncio.to_thread(self._engine.report, self._name)
+        return {
+            private.REPORT: msgspec.msgpack.encode(
+                Report.of(report, is_ready=self._engine.is_ready, is_hung=bool(self._engine.hang))
+            )
+        }
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the use of this replica for the policy `ByUse`."""
@@ -76,10 +84,12 @@ class Replica:
 
 
 async def list_targets(request: Request) -> Response:
-    """Answer with all replicas, as Prometheus' http_sd reads them: a scrape through the front reaches only one."""
+    """Answer with all replicas of this application, as Prometheus' http_sd and `oaiserve route` read them."""
+    own = private.own_name().rpartition("#")[0] + "#"
     return JSONResponse(
         [
             {"targets": [f"{target.ip}:{target.port}"], "labels": {"replica": target.name.rpartition("#")[2]}}
             for target in await private.targets()
+            if target.name.startswith(own)
         ]
     )

@@ -1,6 +1,6 @@
 """`PrefixRouter` is the router of oaiserve/scale as Ray Serve's request router for the replicas.
 
-Ray pickles this module as a whole. So classes that others compare are in `messages.py`.
+Ray pickles this module as a whole, so it has no class that others compare.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 from random import sample
 from typing import Any
 
+import msgspec
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
+from oaiserve.facts.report import Report
+from oaiserve.facts.routing_decision import RoutingRequest
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.scale.on_ray.messages import REPORT, RoutingRequest, decode_report
-from oaiserve.scale.on_ray.private import name_of
+from oaiserve.scale.on_ray.private import REPORT, name_of
 from oaiserve.scale.router import Router
 
 
@@ -36,7 +38,7 @@ class PrefixRouter(RequestRouter):
         reports = {name: replica.routing_stats.get(REPORT, b"") for name, replica in self._open.items()}
         for name, report in reports.items():
             if report and report != self._reports.get(name):
-                self._router.learn(decode_report(report, name), now_ns)
+                self._router.learn(msgspec.msgpack.decode(report, type=Report).of_replica(name), now_ns)
         self._reports = reports
 
     async def choose_replicas(

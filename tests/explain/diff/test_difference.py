@@ -103,12 +103,10 @@ def test_the_command_names_what_changed(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_what_cannot_be_compared_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "report").write_text('{"schema": "oaiserve-loadtest/0"}')
     (tmp_path / "neither").write_text("{}")
     (tmp_path / "empty").write_text('{"requests": []}')
     for name, message in (
-        ("report", "has the schema 'oaiserve-loadtest/0'"),
-        ("neither", "must be a recording (serve --record-requests), an answer of /debug/requests, or a report"),
+        ("neither", "must be a recording (serve --record-requests) or an answer of /debug/requests"),
         ("empty", "has no request that was answered"),
         ("missing", "cannot be read: No such file"),
     ):

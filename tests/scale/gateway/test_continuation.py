@@ -18,10 +18,11 @@ from oaiserve.config import ContinueStreams, EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.sequence import Sequence
-from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER
+from oaiserve.facts.continuation import Piece
+from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, request
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.remembered import save
-from tests.scale.gateway.doubles import BEHIND_A_GATEWAY, QUICK, SIGNATURE, Fleet, fleet
+from tests.scale.gateway.doubles import BEHIND_A_GATEWAY, OPTIONS, QUICK, SIGNATURE, Fleet, fleet
 from tests.waiting import wait_until
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -57,8 +58,10 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def each_step_is_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that gather while a reader is busy come in one chunk, so the chunks of two streams would differ."""
+    """Tokens that gather while a reader is busy come in one chunk, so the chunks of two streams would differ. What was
+    sent is taken up in parts."""
     monkeypatch.setattr("oaiserve.engine.streams.MAX_CHUNK_TOKENS", 0)
+    monkeypatch.setattr("oaiserve.engine.open_requests.MOST_TAKEN_UP", 2)
 
 
 SCRIPT = [*TOKENIZER.encode(TextPrompt(WITH_CALLS)), EOS]
@@ -180,6 +183,30 @@ def test_a_stream_goes_on_at_a_server_of_another_kind_only_where_it_may(
     assert (found.count(b": the answer goes on at a server of another kind"), found.count(b"service_unavailable")) == (
         (1, 0) if is_whole else (0, 1)
     )
+
+
+def test_others_have_their_steps_while_a_long_answer_is_taken_up() -> None:
+    runner = ScriptedRunner(gated=True)
+    with make_engine(runner) as engine:
+        engine.submit(request("neighbour", max_tokens=40), lambda events: None)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        sent = tuple(Piece(0, [70 + number]) for number in range(12))
+        engine.submit(replace(request("long", max_tokens=14), sent=sent), lambda events: None)
+        runner.permit(100)
+        wait_until(lambda: any("long" in {row[0] for row in step} for step in list(runner.steps)))
+        first = next(number for number, step in enumerate(runner.steps) if "long" in {row[0] for row in step})
+    assert first >= 5  # two tokens between two steps
+
+
+def test_only_the_peers_that_the_operator_names_choose_ids(caplog: pytest.LogCaptureFixture) -> None:
+    given = {"x-oaiserve-stream": f"{'ab' * 16} 5 7", "x-oaiserve-route": "replica=a; reason=b"}
+    for server, is_trusted in ((BEHIND_A_GATEWAY, True), (OPTIONS, False)):
+        with fleet(1, server=server) as running:
+            url = next(iter(running.replicas.values())).server.url + COMPLETIONS
+            answer = httpx.post(url, json={"prompt": "Hi", "max_tokens": 1}, headers=given).json()
+            assert [running.ask(body={"stream": True}).status_code for _ in range(2)] == [200, 200]
+        assert (answer["id"] == f"cmpl-{'ab' * 16}", answer["created"] == 5) == (is_trusted, is_trusted)
+    assert sum("--trusted-proxy" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_what_was_sent_must_be_the_begin_of_an_answer() -> None:

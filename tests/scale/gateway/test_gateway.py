@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import re
@@ -18,16 +19,22 @@ import httpx
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from oaiserve.facts.prefix_keys import key_of_session, prompt_of
 from oaiserve.facts.routing_decision import of_text
 from oaiserve.scale.gateway.upstream import Address
-from oaiserve.scale.router import score, seed_of
+from oaiserve.scale.gateway.watch import Watch, addresses_of
+from oaiserve.scale.router import Router, score, seed_of
 from oaiserve.telemetry import tracing
 from tests.e2e.harness import alphabet
 from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, wait_until_idle
-from tests.scale.gateway.doubles import QUICK, SEEN_CLIENT, SIGNATURE, Fleet, Replica, fleet
+from tests.routes.conftest import RunningServer
+from tests.scale.gateway.doubles import OPTIONS, QUICK, SEEN_CLIENT, SIGNATURE, Fleet, Replica, address_of, fleet
 from tests.waiting import wait_until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -374,3 +381,20 @@ def test_a_server_that_gives_no_reports_is_used_all_the_same() -> None:
         answers = [running.ask(f"{LONG}{number}") for number in range(4)]
         assert len({replica_of(answer) for answer in answers}) == 1
         assert [reason_of(answer) for answer in answers] == ["new", "prefix", "prefix", "prefix"]
+
+
+def test_servers_are_taken_from_a_list_that_is_not_empty() -> None:
+    answers: Any = [[{"targets": ["10.0.0.5:8000", "[::1]:81"], "labels": {}}], [], [{"labels": {}}]]
+
+    async def listed(request: Request) -> Response:
+        return JSONResponse(answers.pop(0))
+
+    app = Starlette(routes=[Route("/cluster/targets", listed)])
+    watch = Watch(Router(), (), None, addresses_of, QUICK)
+    with RunningServer(app, OPTIONS) as server:
+        address = address_of(server)
+        found = asyncio.run(watch._listed(address, "/cluster/targets"))
+        assert [(one.ip, one.port) for one in found] == [("10.0.0.5", 8000), ("::1", 81)]
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"lists no servers|cannot be read"):
+                asyncio.run(watch._listed(address, "/cluster/targets"))

@@ -78,7 +78,7 @@ class LocalCluster:
             "args": {"step_ms": step_ms, **settings},
             "deployments": [{"name": REPLICA, "num_replicas": num_replicas}],
         }
-        options = {"host": "127.0.0.1", "port": self.port}
+        options = {"host": "0.0.0.0", "port": self.port}  # replicas listen there, too, and are named by their node
         config = {"proxy_location": "HeadOnly", "http_options": options, "applications": [application]}
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config))
 
@@ -146,7 +146,7 @@ def start_local(*, num_cpus: int = 4, nodes: int = 1) -> Iterator[LocalCluster]:
             cluster.add_node(num_cpus=num_cpus, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False)
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, namespace="oaiserve")
         with suppress(Exception):  # on a busy machine the front is not there in time; `wait_until` waits for it, too
-            serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": local.port})
+            serve.start(proxy_location="HeadOnly", http_options={"host": "0.0.0.0", "port": local.port})
         yield local
     finally:
         ray.shutdown()

@@ -1,0 +1,29 @@
+"""`TrustedProxies` lets only the operator's proxies and gateways say whose a request is, and how to answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+
+class TrustedProxies:
+    """Takes the client's address from `x-forwarded-for` of a trusted peer.
+
+    Of any other, the headers of gateways (x-oaiserve-*) are dropped, but for those in `kept`: clients must choose
+    neither the ids of their answers nor what was sent of them.
+    """
+
+    def __init__(self, app: ASGIApp, trusted: Iterable[str], kept: Iterable[bytes] = ()) -> None:
+        self._app = app
+        self._behind_proxy = ProxyHeadersMiddleware(app, [*trusted])  # type: ignore[arg-type]
+        self._kept = frozenset(kept)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if (scope.get("client") or ("", 0))[0] in self._behind_proxy.trusted_hosts:
+                return await self._behind_proxy(scope, receive, send)  # type: ignore[arg-type]
+            headers = scope["headers"]
+            scope["headers"] = [h for h in headers if not h[0].startswith(b"x-oaiserve-") or h[0] in self._kept]
+        await self._app(scope, receive, send)
