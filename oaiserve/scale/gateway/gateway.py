@@ -88,6 +88,7 @@ class _Asked:
     trace: TraceContext
     sent: list[Piece] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
+    status: int | None = None  # of the answer that the client has
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,8 @@ class Gateway:
             asked = scope["state"].pop("asked", None)  # a connection that is kept open keeps the scope
             if self._tracing is not None and asked is not None:
                 found: dict[str, Any] = {names.HTTP_REQUEST_METHOD: asked.method, names.URL_PATH: scope["path"]}
+                if asked.status is not None:
+                    found[names.HTTP_RESPONSE_STATUS] = asked.status
                 if ending in (Ending.CUT_OFF, Ending.NO_REPLICA):
                     found[names.ERROR_TYPE] = ending.value
                 whole = Phase(f"{asked.method} {scope['path'][:100]}", began_ns, monotonic_ns())
@@ -292,6 +295,7 @@ class Gateway:
     async def _relay(self, scope: Scope, send: Send, asked: _Asked, begun: _Begun, left: asyncio.Task[None]) -> Ending:
         """Send an answer as it comes, until its end. Raises ClientDisconnect."""
         answer, kind = begun.answer, begun.kind
+        asked.status = answer.status
         headers = [header for header in answer.headers if header[0] not in _NOT_ANSWERED]
         headers.append((ROUTE_HEADER, as_text(begun.decision, names_replica=False).encode()))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -349,7 +353,7 @@ class Gateway:
                 if len(rest) > MOST_EVENT_BYTES:
                     raise CutOff(f"an event of more than {MOST_EVENT_BYTES} bytes")
             if asked.method == "POST" and answer.status < 400:
-                begun.upstream.answered()
+                begun.upstream.num_failures = begun.upstream.num_pauses = 0
             return rest
         finally:
             begun.attempt.end(monotonic_ns())

@@ -175,10 +175,6 @@ class Upstream:
         finally:
             answer.close()
 
-    def answered(self) -> None:
-        """Note that it has answered a request to the end."""
-        self.num_failures = self.num_pauses = 0
-
     def abandon(self) -> None:
         """Cut off all connections, because the replica is silent: its requests can move, and its streams go on."""
         for connection in [*self._all]:

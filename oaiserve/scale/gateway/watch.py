@@ -125,8 +125,7 @@ class Watch:
         if name not in self.silent:
             self._mute.discard(name)  # it may be another one when it is back
             self.silent.add(name)
-            shown = self.upstreams[name].shown
-            log.warning("The replica %s gets no requests until it answers again: %s", shown, why)
+            log.warning("The replica %s gets no requests until it answers again: %s", self.upstreams[name].shown, why)
 
     def failed(self, upstream: Upstream, why: str) -> None:
         """Note that a request has failed. A replica whose requests keep failing gets none for a while, however well it
@@ -161,6 +160,7 @@ class Watch:
                 slow_seconds = pace.answer_seconds
             except (Unreachable, BadAnswer, CutOff, NotReady) as error:
                 self.exclude(upstream.name, str(error))
+                slow_seconds = 0.0  # it may be another process when it is back
                 if isinstance(error, Hung):
                     upstream.abandon()
             except Exception:  # the others, and the next report, must not be lost with it

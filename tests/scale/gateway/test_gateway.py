@@ -334,6 +334,7 @@ def test_a_trace_has_a_request_its_attempts_and_what_the_replica_makes_of_it(mon
         record = running.replicas[other].telemetry.records.get(timeout=TIMEOUT_SECONDS)
     server, failed, answered = kept.get_finished_spans()
     assert (server.name, server.kind, server.parent.span_id) == ("POST /v1/completions", SpanKind.SERVER, 9)
+    assert server.attributes["http.response.status_code"] == 200
     assert {span.context.trace_id for span in (server, failed, answered)} == {7, record.trace.trace_id}
     assert {span.parent.span_id for span in (failed, answered)} == {server.context.span_id}
     assert record.trace.parent_span_id == answered.context.span_id
