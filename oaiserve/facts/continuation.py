@@ -16,7 +16,8 @@ IDS_HEADER = "x-oaiserve-stream"
 SENT_HEADER = "x-oaiserve-sent"  # how many bytes behind the body have the pieces
 KIND_HEADER = "x-oaiserve-kind"  # of a replica: those of one kind write the same bytes
 _IDS = re.compile(r"([0-9a-f]{32}) (\d{1,12}) (\d{1,20})", re.ASCII)
-_MARK = re.compile(rb"^: tokens (.*)\n\n", re.MULTILINE)
+# No other line of a stream ends so: in an event, which is one line, this text would be followed by a brace.
+_MARK = re.compile(rb": tokens (.*\])\n\n")
 
 
 class Piece(NamedTuple):
@@ -53,12 +54,8 @@ def split_at_marks(content: bytes) -> tuple[bytes, list[Piece], bytes]:
 
     Raises msgspec.MsgspecError for a mark that is none.
     """
-    parts, pieces, end = [], [], 0
-    for found in _MARK.finditer(content):
-        parts.append(content[end : found.start()])
-        pieces.append(_decode(found[1]))
-        end = found.end()
-    return b"".join(parts), pieces, content[end:]
+    *found, rest = _MARK.split(content)
+    return b"".join(found[::2]), [_decode(text) for text in found[1::2]], rest
 
 
 def take_sent(body: bytearray, length: str) -> tuple[Piece, ...]:

@@ -216,12 +216,10 @@ class Answer:
         for event in events:
             if isinstance(event, TokenChunk):
                 self._note_finish_reason(event)
-                piece = Piece(event.index, event.token_ids)
+                marked = b"" if self.exchange.ids is None else mark(Piece(event.index, event.token_ids))
                 delta = shape.delta(event)
                 if not event.was_sent:  # else it only brings the shape up to where the answer goes on
-                    yield delta
-                    if self.exchange.ids is not None:
-                        yield mark(piece)
+                    yield delta + marked
             elif isinstance(event, PromptDone):
                 first, n = event.prompt_index * self.request.params.n, self.request.params.n
                 was_sent = any(first <= piece.choice < first + n for piece in self.request.sent)
