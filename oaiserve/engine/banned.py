@@ -33,7 +33,7 @@ def leaves_no_token(chunk: Chunk, vocab_size: int) -> bool:
     has_mask = sequence.constraint is not None and not sequence.constraint.is_free
     if has_mask:
         assert sequence.constraint is not None
-        sequence.constraint.fill_mask(words, chunk.end - sequence.prompt_len)
+        sequence.constraint.fill_masks(words[None], chunk.end - sequence.prompt_len, ())
     may_come = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little").astype(bool)
     if (allowed := sequence.params.allowed_token_ids) is not None:
         is_allowed = np.zeros(vocab_size, dtype=bool)

@@ -69,7 +69,7 @@ class TokenizeFailed:
     error: APIError
 
 
-Compile = Callable[[Grammar], "CompiledGrammar"]  # may raise an APIError
+Compile = Callable[[Grammar, str], "CompiledGrammar"]  # may raise an APIError
 Post = Callable[[TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed], None]
 
 OnEnd = Callable[[], None]
@@ -236,7 +236,7 @@ class TokenizeStage:
         return replace(encoded, grammar=grammar, at_ns=self._clock())
 
     def _compiled(self, request: Request, asked: Grammar, compile_grammar: Compile) -> CompiledGrammar:
-        grammar = compile_grammar(asked)
+        grammar = compile_grammar(asked, request.client)
         self._post(GrammarCompiled(request, grammar, self._clock()))
         return grammar
 

@@ -22,10 +22,21 @@ from oaiserve.facts.times import monotonic_ns
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 LARGE_BYTES = 2**16  # of a body whose work takes more than a moment
 MUCH_BYTES = 2**20  # of a body whose memory is worth taking before, and giving back after
 GIVE_BACK_SECONDS = 1.0  # after the last such body: by then, everything made of it is free
+
+
+def at_once(work: Generator[None, None, Result]) -> Result:
+    """Do all turns of the work, and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
 
 
 class Turns(Generic[Item]):

@@ -1,4 +1,4 @@
-"""Turns the errors of the libraries that load a model into one sentence, and ends what would take for ever.
+"""Turns the errors of the libraries that load a model into one sentence.
 
 The files of a model can make a library raise anything. `checkpoint` refuses most of them before; the rest is for
 `reported`. Stdlib only.
@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Thread
-from typing import TypeVar
 
 from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -82,22 +77,3 @@ class _ReportFilter(logging.Filter):
         if is_unwanted:
             log.debug("%s", text)
         return not is_unwanted
-
-
-def within(seconds: float, make: Callable[[], T], failure: str) -> T:
-    """Call `make` in a thread, and return its result. Raises its error, or StartupError if it takes longer."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(make())
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=run, name="load", daemon=True).start()
-    try:
-        return future.result(seconds)
-    except TimeoutError as error:
-        if future.done():  # it is the error of `make`
-            raise
-        raise StartupError(f"{failure}: its chat template does not end within {seconds:g} s") from error

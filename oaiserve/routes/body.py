@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES
+from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, at_once
 from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout, UnsupportedMedia
 from oaiserve.routes import protocol
 from oaiserve.routes.serving import Serving, serving_of
@@ -124,13 +124,3 @@ async def in_turns_if_large(request: Request, work: Generator[None, None, Result
             raise InvalidRequest("The body is nested too deeply.") from None
 
     return await in_turns(request, guarded(), num_bytes) if num_bytes > LARGE_BYTES else at_once(guarded())
-
-
-def at_once(work: Generator[None, None, Result]) -> Result:
-    """Do all turns of the work, and return its result."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as stop:
-            result: Result = stop.value
-            return result

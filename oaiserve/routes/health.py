@@ -21,7 +21,6 @@ class Version(msgspec.Struct):
 
 @Operation(summary="200 while the process works, 503 once its engine has failed or while it hangs.", group="Server")
 async def health(request: Request) -> Response:
-    """Answer 200 while the process can serve, and 503 once it must be restarted."""
     engine = serving_of(request).engine
     if (failure := engine.failure) is not None:
         raise Unavailable(f"The engine has stopped ({type(failure).__name__}). Please restart the server.")
@@ -32,7 +31,6 @@ async def health(request: Request) -> Response:
 
 @Operation(summary="200 while requests are welcome, else 503.", group="Server")
 async def ready(request: Request) -> Response:
-    """Answer 200 while the server takes requests, and 503 while it loads or drains and after a failure."""
     await health(request)
     if not serving_of(request).engine.is_ready:
         raise Unavailable("The server is not ready for requests.")

@@ -56,7 +56,8 @@ class Intake(Generic[OwnBody]):
         self.body = body
         self.num_bytes = len(content)  # of the body, and of stored responses that the request goes on from
         unique_id, created = (exchange.unique_id, int(time.time())) if exchange.ids is None else exchange.ids[:2]
-        self.head = Head(f"{id_prefix}{unique_id}", created, serving.name_of(exchange.adapter), serving.fingerprint)
+        model, fingerprint = serving.name_of(exchange.adapter), f"oaiserve-{serving.version}"
+        self.head = Head(f"{id_prefix}{unique_id}", created, model, fingerprint)
         self._content = content
         self._sent = sent
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,37 +16,18 @@ from starlette.requests import Request
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.pooling import Pooling, Task
-from oaiserve.engine.request import Prompt
 from oaiserve.engine.streams import LoopStreams
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, ModelNotFound
 from oaiserve.facts.record import Profile, RequestRecord
 from oaiserve.facts.report import ReplicaReport
-from oaiserve.routes.dialects.dialect import Dialect, Template
+from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.protocol import UnknownNames
 from oaiserve.routes.responses.store import ResponseStore
 
 MOST_RECEIVED_BYTES = 256 * 2**20
 Result = TypeVar("Result")
-
-
-class ServedTokenizer(Protocol):
-    """The model's tokenizer. It blocks, so routes use it only in `ServedEngine.run_in_turns`."""
-
-    def encode_in_pieces(self, prompt: Prompt, most_tokens: int, /) -> Generator[None, None, list[int]]: ...
-
-    def decode_in_pieces(self, token_ids: Sequence[int], /) -> Generator[None, None, str]: ...
-
-    def token_text(self, token_id: int, /) -> str: ...
-
-    @property
-    def chat_template(self) -> Template | None: ...
-
-    @property
-    def info(self) -> Mapping[str, str | None]: ...
-
-    @property
-    def special_token_ids(self) -> Mapping[str, int]: ...
 
 
 class ServedEngine(Protocol):
@@ -59,7 +40,7 @@ class ServedEngine(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def tokenizer(self) -> ServedTokenizer: ...
+    def tokenizer(self) -> Tokenizer: ...  # it blocks, so routes use it only in `run_in_turns`
 
     @property
     def default_params(self) -> Mapping[str, float | int]: ...
@@ -159,10 +140,6 @@ class Serving:
     lora_dir: Path | None = None  # of adapters that clients may load; None: they may load none
     trace_prompt_characters: int = 0  # most characters of a prompt in its record
     unknown_names: UnknownNames = field(default_factory=UnknownNames)
-
-    @property
-    def fingerprint(self) -> str:
-        return f"oaiserve-{self.version}"
 
     @property
     def task(self) -> Task:

@@ -75,7 +75,7 @@ class Stage:
         options = {"max_model_len": 10, "vocab_size": 100, "num_workers": 1, **options}
         self.stage = TokenizeStage(cast(Any, self.encoder), self._compile, self._post, **options)
 
-    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+    def _compile(self, grammar: Grammar, client: str) -> CompiledGrammar:
         """A compiled grammar only passes through here, so its text stands for it. It waits while `gate` is unset."""
         self.encoder.gate.wait(60)
         self.compiled.append(grammar)

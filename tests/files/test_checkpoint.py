@@ -7,7 +7,6 @@ import pickle
 import struct
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import INDEX, refuse_unless_sound, refuse_without_tokenizer
 from oaiserve.files.gguf import digest, read_tensors
-from oaiserve.files.load_errors import reported, within
+from oaiserve.files.load_errors import reported
 from oaiserve.files.source import find_model
 
 CONFIG: dict[str, Any] = {
@@ -365,20 +364,6 @@ def test_some_errors_pass_as_they_are(error: BaseException) -> None:
     with pytest.raises(type(error)) as caught, reported("It failed"):
         raise error
     assert caught.value is error
-
-
-def test_what_does_not_end_is_refused_and_what_ends_returns_or_raises() -> None:
-    never = threading.Event()
-    with pytest.raises(StartupError, match=r"^It failed: its chat template does not end within 0.01 s$"):
-        within(0.01, never.wait, "It failed")
-    never.set()
-    assert within(60, lambda: 7, "It failed") == 7
-
-    def fails() -> None:
-        raise TimeoutError("of its own")
-
-    with pytest.raises(TimeoutError, match="of its own"):
-        within(60, fails, "It failed")
 
 
 def test_a_refusal_comes_before_torch_is_imported(folder: Path) -> None:

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from oaiserve.engine.request import Grammar
+from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import ChatBody, CompletionBody
-from oaiserve.routes.body import at_once
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.protocol import UnknownNames, parse
 

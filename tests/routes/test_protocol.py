@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.request import ChatPrompt, SamplingParams, TextPrompt, TokenPrompt
+from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import ChatBody, CompletionBody
-from oaiserve.routes.body import at_once
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.logprobs import completion_logprobs
 from oaiserve.routes.parameters import sampling_params, traced_prompts

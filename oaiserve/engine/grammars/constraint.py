@@ -74,10 +74,6 @@ class Constraint:
             if number < self._min_tokens:
                 _remove(words, self._stop_ids)
 
-    def fill_mask(self, words: np.ndarray, num_generated: int) -> None:
-        """Set exactly the bits of the allowed ids after `num_generated` tokens."""
-        self.fill_masks(words[None], num_generated, ())
-
 
 def _remove(words: np.ndarray, token_ids: Iterable[int]) -> None:
     """Clear the bits of these ids, unless no other bit is set."""

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from threading import Lock, Timer
 from time import thread_time_ns
@@ -34,10 +34,12 @@ MOST_KEPT = 64  # compiled grammars, and refusals
 MOST_KEPT_BYTES = 256 * 2**20  # of memory, as estimated from the length of their texts
 MOST_SEARCH_NS = 200_000_000  # for the place of an error
 MOST_FORCED_CHARACTERS = 256  # that are looked at when a text is forced
-# The time of the engine thread that a grammar gets for each token of an answer, and how far all answers with it may
+# The time of the engine thread that a grammar gets for each token of an answer, and how far all answers of a client may
 # exceed that together. Masks of JSON schemas take 0.05 to 2 ms.
-TOKEN_NS = 10_000_000
+TOKEN_NS = 5_000_000
 MOST_EXCESS_NS = 250_000_000
+SECONDS_OF_EXCESS = 25  # until a client has all of it again
+MOST_CLIENTS = 1024  # whose excess is known
 MOST_QUOTED = 200  # characters of a library's message
 
 Mask = NDArray[np.uint32] | NDArray[np.int32]
@@ -58,7 +60,23 @@ class _Original:
 
     matcher: llguidance.LLMatcher
     is_spent: bool = False  # one of them has failed, and so others may
-    excess_ns: int = 0  # CPU time beyond TOKEN_NS for each token, of all copies
+
+
+@dataclass(slots=True)
+class Excess:
+    """The CPU time beyond TOKEN_NS for each token, in all answers of a client. It falls with time."""
+
+    ns: int = 0
+    at_ns: int = 0
+
+    def add(self, ns: int) -> None:
+        """Count time beyond that of a token, which may be less than none. Raises GrammarGivenUp."""
+        now_ns = monotonic_ns()
+        given_back_ns = (now_ns - self.at_ns) * MOST_EXCESS_NS // (SECONDS_OF_EXCESS * 10**9)
+        self.ns, self.at_ns = max(0, self.ns - given_back_ns + ns), now_ns
+        if ns > 0 and self.ns > MOST_EXCESS_NS:  # whatever takes its time only is let be
+            limits = f"{TOKEN_NS // 1_000_000} ms a token, and {MOST_EXCESS_NS // 1_000_000} ms beyond that"
+            raise GrammarGivenUp(f"to find which tokens may come next takes too long (limits: {limits})")
 
 
 _Outcome = Future[_Original | Refused]
@@ -72,6 +90,7 @@ class Grammars:
         self._backend = backend
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
+        self._excess_of = lru_cache(MOST_CLIENTS)(lambda _client: Excess())
         self._lock_of_tokens = Lock()
         self._lock = Lock()  # guards all that follows
         self._kept: OrderedDict[_Key, _Outcome] = OrderedDict()  # the last used ones at the end
@@ -98,8 +117,8 @@ class Grammars:
         # Without the true bytes of its tokens, or without an end, no answer can be held to a grammar.
         return Tokens(table, self._vocab_size, eos) if table.has_bytes and eos else None
 
-    def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Compile a grammar, or find an equal compiled one. Raises InvalidRequest with `grammar.param`.
+    def compile(self, grammar: Grammar, client: str = "") -> CompiledGrammar:
+        """Compile a grammar for a client, or find an equal compiled one. Raises InvalidRequest with `grammar.param`.
 
         This may take many milliseconds. If another thread is compiling the same one, it waits.
         """
@@ -122,7 +141,8 @@ class Grammars:
         outcome = future.result()
         if isinstance(outcome, Refused):
             raise InvalidRequest(f"Invalid '{grammar.param}': {outcome.reason}.", param=grammar.param)
-        return CompiledGrammar(outcome, tokens, grammar.after.encode(), monotonic_ns() - begin_ns, was_cached)
+        after, excess = grammar.after.encode(), self._excess_of(client)
+        return CompiledGrammar(outcome, tokens, after, excess, monotonic_ns() - begin_ns, was_cached)
 
     def _find(self, key: _Key) -> tuple[_Outcome, bool]:
         """Return the outcome of compiling, and whether it has been begun already; if not, the caller has to."""
@@ -202,11 +222,12 @@ class CompiledGrammar:
     _original: _Original
     _tokens: Tokens
     _after: bytes
+    _excess: Excess
     compile_ns: int  # for this request
     was_cached: bool  # it had been compiled before, for another request
 
     def matcher(self) -> Matcher:
-        return Matcher(self._original, self._tokens, self._after)
+        return Matcher(self._original, self._tokens, self._after, self._excess)
 
 
 class Matcher:
@@ -216,8 +237,11 @@ class Matcher:
     white space: a token such as ">\\n\\n" belongs to the text before.
     """
 
-    def __init__(self, original: _Original, tokens: Tokens, after: bytes) -> None:
+    def __init__(self, original: _Original, tokens: Tokens, after: bytes, excess: Excess) -> None:
         self._original = original
+        self._excess = excess
+        self._unpaid_ns = 0  # of what is not a mask; the next one pays it
+        self._is_slow = False
         self._matcher = original.matcher.deep_copy()
         self._tokens = tokens
         self._after = after
@@ -239,29 +263,33 @@ class Matcher:
         began_ns = thread_time_ns()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check(GrammarGivenUp)
-        self._spend(thread_time_ns() - began_ns - TOKEN_NS)
+        self._pay(thread_time_ns() - began_ns - TOKEN_NS)
 
-    def _spend(self, excess_ns: int) -> None:
-        """Count CPU time beyond that of a token, which may be less than none. Raises GrammarGivenUp."""
-        original = self._original
-        original.excess_ns = max(0, original.excess_ns + excess_ns)
-        if original.excess_ns > MOST_EXCESS_NS:
-            limits = f"{TOKEN_NS // 1_000_000} ms a token, and {MOST_EXCESS_NS // 1_000_000} ms beyond that"
-            raise GrammarGivenUp(f"to find which tokens may come next takes too long (limits: {limits})")
+    def _pay(self, excess_ns: int) -> None:
+        excess_ns, self._unpaid_ns = excess_ns + self._unpaid_ns, 0
+        self._is_slow = excess_ns > -TOKEN_NS // 2
+        self._excess.add(excess_ns)
 
     def forced_ids(self) -> list[int]:
         """Return the forced next ids, each the only one of its mask, as far as they cost little to find."""
         if self.is_free:
             return []
+        began_ns = thread_time_ns()
         forced_ids = self._matcher.compute_ff_tokens()
+        self._unpaid_ns += thread_time_ns() - began_ns
         # Of a long text only the beginning has become tokens, and near the cut these may not be those of the whole.
         ends = accumulate(len(self._tokens.tokens[token_id]) for token_id in forced_ids)
         return [token_id for token_id, end in zip(forced_ids, ends, strict=True) if end <= MOST_FORCED_CHARACTERS // 2]
 
     def num_possible(self, token_ids: list[int]) -> int:
         """Return the number of these ids that may come next, in turn, before the matcher becomes free or not."""
+        if self._is_slow:
+            return 0  # each token ahead takes longer than the one before it
         if not self.is_free:
-            return self._matcher.validate_tokens(token_ids)
+            began_ns = thread_time_ns()
+            number = self._matcher.validate_tokens(token_ids)
+            self._unpaid_ns += thread_time_ns() - began_ns
+            return number
         text = self._tail
         for number, token_id in enumerate(token_ids):
             text += self._tokens.table.bytes_of(token_id)
@@ -272,7 +300,8 @@ class Matcher:
     def fill_masks_behind(self, token_ids: Sequence[int], rows: Mask) -> None:
         """Fill a row behind each of these allowed tokens, as `fill_mask` would after them.
 
-        Rows behind the end, or from a too costly one on, are left as they are. Raises GrammarGivenUp.
+        Rows behind the end, or from a too costly one on, are left as they are: those of a draft cost at most the time
+        of one token, and one mask. Raises GrammarGivenUp.
         """
         began_ns = thread_time_ns()
         ahead = self._matcher.deep_copy()  # if a mask behind these tokens fails, that is none of this matcher's errors
@@ -283,15 +312,16 @@ class Matcher:
             ahead.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             if ahead.is_error():
                 words[:] = 0
+            if ahead.is_error() or thread_time_ns() - began_ns > TOKEN_NS:
                 break
-        self._spend(thread_time_ns() - began_ns - TOKEN_NS * len(token_ids))
+        self._pay(thread_time_ns() - began_ns - TOKEN_NS)
 
     def push(self, token_id: int) -> None:
         """Go on with this token. Raises GrammarViolation if it may not come."""
         if not self.is_free:
             began_ns = thread_time_ns()
             self._matcher.consume_token(token_id)
-            self._original.excess_ns += thread_time_ns() - began_ns  # the next mask compares it
+            self._unpaid_ns += thread_time_ns() - began_ns
             self._check(GrammarViolation)
             return
         text = self._tail + self._tokens.table.bytes_of(token_id)

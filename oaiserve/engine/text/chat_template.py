@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 
 from oaiserve.engine.request import ChatPrompt
-from oaiserve.engine.text.jinja_template import JinjaTemplate, Message
+from oaiserve.engine.text.jinja_template import JinjaTemplate, Message, TemplateLimit
 from oaiserve.engine.text.special_tokens import SpecialTexts
 from oaiserve.errors import InvalidRequest, StartupError
 
@@ -71,6 +71,8 @@ class ChatTemplate:
                 raise StartupError(
                     f"The chat template is not valid Jinja: {cause.message} (line {cause.lineno})."
                 ) from cause
+            if isinstance(error.__cause__, TemplateLimit):
+                raise StartupError(f"The chat template takes too much for a short text: {error.__cause__}.") from error
             return ""  # the template rejects this sample
 
     def render(self, prompt: ChatPrompt, special: SpecialTexts = NO_SPECIAL_TEXTS) -> str:

@@ -8,15 +8,17 @@ must not know tokens or requests.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
+from time import thread_time_ns
 from typing import Any, NoReturn
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Macro
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -25,6 +27,21 @@ Message = dict[str, Any]
 # The names that a message's reasoning goes by. Templates read the first one; those of gpt-oss read "thinking".
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _END_OF_CONTINUED = "OAISERVE_END_OF_CONTINUED_MESSAGE "  # its space shows whether the template strips contents
+
+MOST_RENDER_NS = 1_000_000_000  # of CPU time
+MOST_CHARACTERS = 2**24  # of the text, twice the default limit of a body
+
+
+class TemplateLimit(TemplateError):
+    """A template takes too much with these messages."""
+
+
+_end_ns: ContextVar[int] = ContextVar("end_ns")  # of this thread's CPU time, for the text under way
+
+
+def _check_time() -> None:
+    if thread_time_ns() > _end_ns.get():
+        raise TemplateLimit(f"it would take more than {MOST_RENDER_NS // 10**9} second")
 
 
 class _GenerationBlocks(Extension):
@@ -79,28 +96,56 @@ def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """Jinja's own filter escapes text for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    # Where values are deep, indents make thousands of characters of each.
+    return encoder.encode(value) if indent is None else "".join(_counted_text(encoder.iterencode(value)))
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {
-        "raise_exception": _raise_exception,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-        "dict": _Dict(),
-        "namespace": _Namespace,
-    }
-    return environment
+def _counted(items: Iterable[Any]) -> Iterator[Any]:
+    for number, item in enumerate(items):
+        if number % 16 == 0:
+            _check_time()
+        yield item
+
+
+def _counted_text(parts: Iterable[str]) -> Iterator[str]:
+    num_characters = 0
+    for part in _counted(parts):
+        num_characters += len(part)
+        if num_characters > MOST_CHARACTERS:
+            raise TemplateLimit(f"its text would have more than {MOST_CHARACTERS} characters")
+        yield part
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which loops and calls count: messages make more of these, not longer expressions."""
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols])
+        self.filters |= {"tojson": _to_json, "_counted": _counted}
+        self.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": lambda form: datetime.now().strftime(form),
+            "dict": _Dict(),
+            "namespace": _Namespace,
+        }
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None, lineno=loop.lineno, environment=self)
+        return tree
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_time()
+        return super().call(__context, __obj, *args, **kwargs)
 
 
 class JinjaTemplate:
     def __init__(self, source: str) -> None:
         """Compile the template. Raises jinja2.TemplateSyntaxError."""
         self._source = source
-        self._template = _environment().from_string(source)
+        self._template = _Environment().from_string(source)
 
     def render(
         self,
@@ -124,7 +169,9 @@ class JinjaTemplate:
             if given[name] is not None and not all(isinstance(item, dict) for item in given[name]):
                 raise ValueError(f"The {name} must be objects.")
         continued = self._tag_end(prepared) if continue_final_message else ""
-        text = self._template.render(given | {"messages": prepared, "add_generation_prompt": add_generation_prompt})
+        given |= {"messages": prepared, "add_generation_prompt": add_generation_prompt}
+        _end_ns.set(thread_time_ns() + MOST_RENDER_NS)
+        text = "".join(_counted_text(self._template.generate(given)))
         if not continue_final_message:
             return text
         tag = _END_OF_CONTINUED.strip()  # the template may have stripped the final message

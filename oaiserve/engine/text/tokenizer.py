@@ -10,9 +10,8 @@ import logging
 from array import array
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from oaiserve.engine.logprobs import text_of
 from oaiserve.engine.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt, TooManyTokens
@@ -27,9 +26,10 @@ from oaiserve.engine.text.stored_tokenizer import (
     stored,
     tokenizer_subject,
 )
+from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.files.gguf import READ_BY_TRANSFORMERS, architecture, read_values
-from oaiserve.files.load_errors import reported, within
+from oaiserve.files.load_errors import reported
 from oaiserve.files.start_cache import NotRemembered
 
 if TYPE_CHECKING:
@@ -37,14 +37,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOAD_SECONDS = 30.0  # for the tables of a tokenizer and a few samples of its chat template, which may loop forever
-
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 UNCUT_CHARACTERS = 2**16  # encoded within some 30 milliseconds
 MARKED_PIECES = 256  # short ones, which are encoded in one turn
 DECODE_TOKENS = 2**12  # decoded at once, where their texts can be told apart
-Result = TypeVar("Result")
 
 
 class Tokenizer:
@@ -103,8 +100,7 @@ class Tokenizer:
             raise StartupError(f"There is no model at '{path}': it must be a folder or a GGUF file.")
         if source.endswith(".gguf"):
             source, gguf_file = str(Path(path).parent), Path(path).name
-        failure = f"Could not load a tokenizer from '{path}'"
-        with reported(failure):
+        with reported(f"Could not load a tokenizer from '{path}'"):
             asked = tokenizer_subject(Path(path))
             tokenizer: Any = None
             if asked is not None and not recheck:
@@ -116,12 +112,11 @@ class Tokenizer:
                 tokenizer = _load(source, gguf_file)
                 if asked is not None:
                     remember_tokenizer(asked, tokenizer)
-            make = partial(cls, tokenizer, chat_template, obeys_contents=obeys_contents)
-            return within(LOAD_SECONDS, make, failure)
+            return cls(tokenizer, chat_template, obeys_contents=obeys_contents)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt. Raises InvalidRequest if it cannot be encoded, or has no tokens."""
-        return _run(self.encode_in_pieces(prompt))
+        return at_once(self.encode_in_pieces(prompt))
 
     def encode_in_pieces(self, prompt: Prompt, most_tokens: int | None = None) -> Generator[None, None, list[int]]:
         """Encode a prompt in turns: one for each piece of a long text, and one for the template. Return the token ids.
@@ -357,15 +352,6 @@ def _load(source: str, gguf_file: str | None) -> Any:
     if values.get("tokenizer.ggml.model") == "gpt2":
         split_as_named(tokenizer, values.get("tokenizer.ggml.pre"))
     return tokenizer
-
-
-def _run(pieces: Generator[None, None, Result]) -> Result:
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as stop:
-            result: Result = stop.value
-            return result
 
 
 def _check_characters(text: str, param: str) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
+from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.json_calls import HermesCalls, LlamaCalls, MistralCalls
 from oaiserve.routes.dialects.qwen_coder import QwenCoderCalls
@@ -115,21 +116,6 @@ def family_of(name: str, template: str) -> CallFamily | None:
     return next((family for family in recognised if family.name == name), named[name])
 
 
-class Template(Protocol):
-    """The chat template of the model."""
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def response_template(self) -> Mapping[str, Any]: ...
-
-    @property
-    def takes_system(self) -> bool: ...
-
-    def generation_prompt(self, template_kwargs: Mapping[str, Any], /) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Dialect:
     calls: CallFamily | None = None  # None: calls are not looked for
@@ -149,7 +135,7 @@ class Dialect:
 
 
 def dialect_of(
-    tool_call_parser: str, reasoning_parser: str, template: Template | None, special_ids: Mapping[str, int]
+    tool_call_parser: str, reasoning_parser: str, template: ChatTemplate | None, special_ids: Mapping[str, int]
 ) -> Dialect:
     """Return the dialect by the flags, or else by the tokenizer's declaration or the chat template."""
     if template is None:  # no chat then

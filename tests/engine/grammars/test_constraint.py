@@ -17,7 +17,7 @@ VOCAB = 70  # so that the last word of a mask is not full
 
 def allowed_by(made: Constraint, num_generated: int = 0) -> list[int]:
     words = np.full(3, 0xFFFFFFFF, np.uint32)
-    made.fill_mask(words, num_generated)
+    made.fill_masks(words[None], num_generated, ())
     return allowed_ids(words)
 
 

@@ -275,8 +275,11 @@ def test_a_mask_that_takes_too_much_ends_its_choice(monkeypatch: pytest.MonkeyPa
         go_on()
 
 
-def test_all_answers_with_a_grammar_share_the_time_that_it_may_exceed(monkeypatch: pytest.MonkeyPatch) -> None:
-    grammar, now_ns, taken_ns = compiled("regex", "[a-y]*"), 0, 0
+def test_all_answers_of_a_client_share_the_time_that_grammars_may_exceed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, now_ns, taken_ns, seconds = make(), 0, 0, 0
+    texts, clients = ("[a-y]*", "[a-x]*", "[a-x]*"), ("one", "one", "other")
+    pairs = zip(texts, clients, strict=True)
+    first, second, others = (made.compile(Grammar("regex", text), client).matcher() for text, client in pairs)
 
     def thread_time_ns() -> int:
         """Return a time between two of whose reads a mask is made."""
@@ -285,23 +288,28 @@ def test_all_answers_with_a_grammar_share_the_time_that_it_may_exceed(monkeypatc
         return now_ns
 
     monkeypatch.setattr(grammar_module, "thread_time_ns", thread_time_ns)
-    first, second = grammar.matcher(), grammar.matcher()
+    monkeypatch.setattr(grammar_module, "monotonic_ns", lambda: seconds * 10**9)
     taken_ns = grammar_module.TOKEN_NS + 20_000_000
     for matcher in [first, second] * 6:
         allowed(matcher)
     taken_ns = grammar_module.TOKEN_NS - 1_000_000
     for _ in range(40):  # which give time back
         allowed(first)
-    assert grammar._original.excess_ns == 12 * 20_000_000 - 40 * 1_000_000
+    assert first._excess.ns == 12 * 20_000_000 - 40 * 1_000_000
     taken_ns = grammar_module.TOKEN_NS + 20_000_000
     allowed(second)
     allowed(second)
-    with pytest.raises(GrammarGivenUp, match="10 ms a token"):
+    with pytest.raises(GrammarGivenUp, match="5 ms a token"):
         allowed(first)
+    allowed(others)
+    taken_ns = 0
+    allowed(first)  # whatever is fast goes on
+    taken_ns, seconds = grammar_module.TOKEN_NS + 20_000_000, 10
+    allowed(second)
 
 
 def test_drafts_and_tokens_take_of_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    grammar, now_ns = compiled("regex", "[a-x]*"), 0
+    matcher, now_ns = make().compile(Grammar("regex", "[a-x]*"), "drafts").matcher(), 0
 
     def thread_time_ns() -> int:
         nonlocal now_ns
@@ -309,11 +317,16 @@ def test_drafts_and_tokens_take_of_the_same_time(monkeypatch: pytest.MonkeyPatch
         return now_ns
 
     monkeypatch.setattr(grammar_module, "thread_time_ns", thread_time_ns)
-    matcher = grammar.matcher()
-    matcher.fill_masks_behind(list(b"ab"), np.zeros((2, 200), np.uint32))
-    assert grammar._original.excess_ns == 40_000_000 - 2 * grammar_module.TOKEN_NS
+    monkeypatch.setattr(grammar_module, "monotonic_ns", lambda: 0)
+    rows = np.zeros((2, -(-VOCAB_SIZE // 32)), np.uint32)
+    matcher.fill_masks_behind(ids("ab"), rows)
+    assert matcher._excess.ns == 2 * 40_000_000 - grammar_module.TOKEN_NS
+    assert rows[0].any()
+    assert not rows[1].any()  # the first one has taken the time of both
+    assert matcher.num_possible(ids("ab")) == 0  # of a slow grammar nothing is looked at ahead
     pushed(matcher, "a")
-    assert grammar._original.excess_ns == 2 * 40_000_000 - 2 * grammar_module.TOKEN_NS
+    matcher.fill_mask(rows[0])
+    assert matcher._excess.ns == 4 * 40_000_000 - 2 * grammar_module.TOKEN_NS
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from oaiserve.engine.text import jinja_template
 from oaiserve.engine.text.jinja_template import JinjaTemplate
 from tests.engine.text.tokenizers_for_tests import CHATML
 
@@ -99,3 +100,32 @@ def test_no_messages_cannot_be_rendered() -> None:
         JinjaTemplate(CHATML).render([], {})
     with pytest.raises(ValueError, match="not both"):
         JinjaTemplate(CHATML).render([HELLO], {}, add_generation_prompt=True, continue_final_message=True)
+
+
+INNER_LOOPS = "{% for m in messages %}{% for n in messages[loop.index:] %}{{ n.role[:0] }}{% endfor %}{% endfor %}"
+RECURSION = "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}{% endmacro %}{{ twice(40) }}"
+INDENTS = "{{ tools | tojson(indent=4) }}"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [(INNER_LOOPS, "more than 1 second"), (RECURSION, "more than 1 second"), (INDENTS, "characters")],
+)
+def test_a_template_takes_at_most_its_time_and_its_text(
+    source: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = 0
+
+    def thread_time_ns() -> int:
+        nonlocal reads
+        reads += 1
+        return reads * 10_000_000
+
+    monkeypatch.setattr(jinja_template, "thread_time_ns", thread_time_ns)
+    monkeypatch.setattr(jinja_template, "MOST_CHARACTERS", 10_000)
+    deep: Any = ["x"]
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(jinja_template.TemplateLimit, match=says):
+        JinjaTemplate(source).render([HELLO] * 300, {"tools": [{"name": deep}]})
+    assert JinjaTemplate(source.replace("40", "2")).render([HELLO], {"tools": []}) is not None
