@@ -54,10 +54,7 @@ class Measured:
 
 
 class Metrics:
-    """All metrics of the server. `vllm` adds vLLM's metric names to the page.
-
-    Only the telemetry thread calls `observe` and `update`; any thread may call the other methods.
-    """
+    """All metrics of the server. Only the telemetry thread calls `observe` and `update`; any may call the rest."""
 
     def __init__(self, measured: Measured, *, vllm: bool, epoch_offset_ns: int) -> None:
         self._snapshot, self._take_steps = measured.snapshot, measured.take_steps
@@ -134,11 +131,10 @@ class Metrics:
         self._pending.append((self._observed.counters[metric], (label,), number))
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
-        """Return the page for /metrics and its content type.
+        """Return the page for /metrics, with all observations before the call, and its content type.
 
-        The format is OpenMetrics, with exemplars, by the Accept header, else the classic text format. The page has all
-        observations before the call. Callers that arrive while a page is rendered share the next one. Call it in a
-        worker thread, because it may take milliseconds.
+        Callers that arrive while a page is rendered share the next one. It may take milliseconds: call it in a worker
+        thread.
         """
         form = negotiate(accept)
         num_before = self._num_pages

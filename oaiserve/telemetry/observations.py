@@ -37,11 +37,8 @@ EXEMPLAR_SPACING_NS = 2_000_000
 
 
 class Observations:
-    """The series of all metrics, by metric, apart from numbers that are kept elsewhere.
-
-    `model` is the served name, which has series from the start; adapters have series when they were asked.
-    `epoch_offset_ns` is wall clock minus monotonic clock.
-    """
+    """The series of all metrics, by metric, apart from numbers that are kept elsewhere. Those of `model`, the served
+    name, are there from the start, and those of adapters when they were asked."""
 
     def __init__(self, model: str, epoch_offset_ns: int) -> None:
         self._model = model

@@ -73,10 +73,7 @@ class Recorder:
             self._count_error("queue")
 
     def close(self, timeout_seconds: float) -> bool:
-        """Pass the queued records to the consumers and end the thread. Return False if the timeout comes first.
-
-        Records that are queued later are ignored.
-        """
+        """Pass the queued records to the consumers, and no later ones. Return False if the timeout comes first."""
         self._urgent.set()
         self._queue.put(None)
         self._thread.join(timeout_seconds)

@@ -96,10 +96,7 @@ class SpanExport:
             self._lose("dropped", num_dropped, "they end faster than the collector accepts them")
 
     def close(self, timeout_seconds: float) -> bool:
-        """Export the queued spans and end the thread. If the timeout comes first, drop the rest and return False.
-
-        No spans may be queued afterwards.
-        """
+        """Export the queued spans, the last ones. If the timeout comes first, drop the rest and return False."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()

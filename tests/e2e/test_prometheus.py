@@ -12,6 +12,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
+from oaiserve.config import RouteOptions
+from oaiserve.scale.gateway.app import create_gateway
 from oaiserve.telemetry import names, vllm_names
 from tests.deploy import promql
 from tests.deploy.paths import DEPLOY
@@ -26,8 +29,11 @@ from tests.e2e.conftest import LiveServer, serve_process
 from tests.e2e.load import TEXTS, Call, calls
 from tests.e2e.prometheus import Prometheus, running_prometheus
 from tests.e2e.proxies import text_format_proxy
+from tests.routes.conftest import RunningServer
+from tests.scale.gateway.doubles import OPTIONS
 from tests.telemetry.collector import Collector, running_collector
 from tests.telemetry.pages import OPENMETRICS, TEXT, families, key, samples_on
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.prometheus
 
@@ -90,7 +96,10 @@ def watched(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         with (
             serve_process(str(small_model), folder / "server.log", *FLAGS, env=env) as server,
             text_format_proxy(server.url) as text_url,
-            running_prometheus(folder, {"oaiserve": server.url}, promql.RULE_FILES) as prometheus,
+            running_gateway(server.url) as gateway_url,
+            running_prometheus(
+                folder, {"oaiserve": server.url, "oaiserve-gateway": gateway_url}, promql.RULE_FILES
+            ) as prometheus,
             running_prometheus(text_folder, {"oaiserve": text_url}) as of_text,
             ThreadPoolExecutor(32) as threads,
             httpx.Client(base_url=server.url, timeout=60, limits=limits) as http,
@@ -101,6 +110,9 @@ def watched(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
                 repeat_until_drafted(watched, http)
                 for one in watched.by_form.values():
                     one.wait_for("sum(oaiserve_requests_total)", {frozenset(): len(watched.trace_ids)})
+                assert httpx.get(f"{gateway_url}/v1/models", timeout=60).status_code == 200
+                answered = "sum(oaiserve_gateway_requests_total{ending='answered'})"
+                prometheus.wait_for(answered, {frozenset(): round_})
             ended, exported = (f'oaiserve_spans_total{{result="{result}"}}' for result in ("ended", "exported"))
             for one in watched.by_form.values():
                 one.wait_for(f"sum({ended} - ignoring (result) {exported})", {frozenset(): 0})
@@ -110,6 +122,14 @@ def watched(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             samples = "count_over_time(oaiserve_scrape_duration_seconds_count[1m])"
             prometheus.wait_for(f"count({samples} >= 2)", {frozenset(): 1})
             yield watched
+
+
+@contextmanager
+def running_gateway(url: str) -> Iterator[str]:
+    app, gateway = create_gateway(RouteOptions(replica=(url,)))
+    with RunningServer(app, OPTIONS, on_drain=gateway.drain) as server:
+        wait_until(lambda: gateway.is_ready)
+        yield server.url
 
 
 def repeat_until_drafted(watched: Watched, http: httpx.Client) -> None:
@@ -138,7 +158,7 @@ def test_prometheus_has_every_value_of_the_page(watched: Watched, form: str) -> 
     host_seconds = names.ENGINE_HOST_SECONDS.name.removesuffix("_total")
     moving = f"{names.EVENT_LOOP_LAG_SECONDS.name}|{names.SCRAPE_DURATION_SECONDS.name}|{host_seconds}"
     moving = f"({moving})_.*|{names.CONNECTIONS.name}"
-    selector = f'{{__name__=~"(oaiserve_|gen_ai_|vllm:).*", __name__!~"{moving}"}}'
+    selector = f'{{job="oaiserve", __name__=~"(oaiserve_|gen_ai_|vllm:).*", __name__!~"{moving}"}}'
     found = {
         frozenset((label, value) for label, value in labels if label not in ("job", "instance")): number
         # The last values, because on a busy machine a scrape may fail, after which Prometheus shows none for a moment.

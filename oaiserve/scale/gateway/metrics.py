@@ -16,6 +16,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from oaiserve.facts.record import AccessRefusal
 from oaiserve.scale.gateway.watch import Watch
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -56,6 +57,16 @@ class GatewayMetrics:
         self.refused_access = counter("refused_access", "Requests by a forbidden name, or web page.", "reason")
         self.choice_seconds = histogram("choice", "Time to make a prompt's keys, and to choose.", CHOICE_SECONDS)
         self.wait_seconds = histogram("wait", "Time from a body to the head of its answer.", WAIT_SECONDS)
+        for metric, values in (  # these start at 0, so that PromQL's `rate` sees their first increment
+            (self.requests, Ending),
+            (self.moved, ("unreachable", "429", "503")),
+            (self.continued, ("alike", "unlike", "failed")),
+            (self.hedged, ("won", "lost")),
+            (self.spans, ("ended", "exported", "failed", "dropped")),
+            (self.refused_access, AccessRefusal),
+        ):
+            for value in values:
+                metric.labels(value)
         registry.register(_Replicas(watch))
         ProcessCollector(registry=registry)
 
