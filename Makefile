@@ -48,7 +48,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 bench: setup
-	$(BIN)/python -m tools.bench.ours --json build/bench/ours.json
+	$(BIN)/python -m tools.bench.compare --peers --repeats 1 --quick --json build/bench/ours.json
 	$(BIN)/python -m tools.bench.step --json build/bench/step.json
 
 PEERS_INTO_DOCS := --once transformers-cb --json docs/benchmarks/cpu-peers.json --markdown docs/benchmarks.md

@@ -12,9 +12,7 @@ import sys
 COMMANDS = {
     "bench.compare": "against other servers: `make bench-peers`",
     "bench.agents": "sessions of coding agents, beside other servers",
-    "bench.gguf_peers": "beside llama.cpp's server, on the same GGUF files",
-    "bench.packed_peers": "beside vLLM, on the same 4-bit checkpoints (AWQ, GPTQ)",
-    "bench.ours": "the same workloads on this server alone: `make bench`",
+    "bench.quantized_peers": "beside llama.cpp on the same GGUF files, beside vLLM on 4-bit checkpoints",
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
     "bench.start_up": "the parts of a start: docs/performance.md",

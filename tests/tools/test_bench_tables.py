@@ -13,9 +13,9 @@ import pytest
 from loadtest.arrivals import Arrivals
 from loadtest.prompts import Workload as LoadTestWorkload
 from loadtest.prompts import make_calls
-from tools import load, markdown
+from tools import load
 from tools.bench import agents, client, step, table
-from tools.bench.workloads import MEASURES, WORKLOADS, Measure, Workload
+from tools.bench.workloads import WORKLOADS, Workload
 
 LOAD_TEST_OPTIONS = {one.name for kind in (LoadTestWorkload, Arrivals) for one in fields(kind)} | {"warmup"}
 DOCS = Path(__file__).parents[2] / "docs"
@@ -35,33 +35,6 @@ def test_a_ratio_is_to_the_best_median_of_a_peer_in_rounds_that_both_have() -> N
     assert "| b | **2.50 (2.00..3.00)** | ≥ 1.25 times |" in found
     assert "| a | **1.00 (1.00..1.00)** | ≤ 2 s |" in found
     assert "| W1 | output, tokens/s | 90.0 |  |  | ≥ 1.25 times |" in table.comparison({"oaiserve": server(90.0)})
-
-
-def test_spread_is_median_least_and_most() -> None:
-    assert table.spread([3.0, 1.0, 200.0]) == "3.00 (1.00..200)"
-    assert table.spread([12.34]) == "12.3"
-    assert table.spread([]) == ""
-    assert markdown.number(12345.6) == "12,346"
-    assert markdown.number(7) == "7"
-
-
-def test_a_report_has_ratios_and_problems() -> None:
-    servers = {"oaiserve": server(20.0, 30.0), "peer": server(10.0, 10.0, W6="not finished within 5 s")}
-    results = {"machine": "M", "created": "D", "client": "C", "is_short": False, "servers": servers}
-    text = table.report(results)
-    assert "| W1 | output, tokens/s | 25.0 (20.0..30.0) | 10.0 (10.0..10.0) | peer | **2.50 (2.00..3.00)** |" in text
-    assert "used 0.05 cores" in text
-    assert "- peer, W6: not finished within 5 s" in text
-
-
-def test_text_replaces_what_stands_between_its_markers(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- a -->\n<!-- end of a -->\nafter\n")
-    for text in ("one\n", "two"):
-        markdown.write_between(page, "a", text)
-    assert page.read_text() == "before\n<!-- a -->\n\ntwo\n\n<!-- end of a -->\nafter\n"
-    with pytest.raises(ValueError, match="no lines '<!-- b -->' and '<!-- end of b -->'"):
-        markdown.write_between(page, "b", "text")
 
 
 @pytest.mark.parametrize(
@@ -92,29 +65,6 @@ def test_every_round_of_every_workload_has_new_prompts() -> None:
     assert len(set(seeds)) == len(seeds)
 
 
-DISTRIBUTION = {"p50": 0.001, "p99": 0.002}
-METRICS: dict[str, Any] = {
-    "window_seconds": 2.0,
-    "completion_tokens_per_second": 5.0,
-    "total_tokens_per_second": 9.0,
-    "distributions": dict.fromkeys(("ttft", "tpot", "itl", "latency"), DISTRIBUTION),
-}
-
-
-def test_a_run_reports_what_is_missing() -> None:
-    found = client.figures(METRICS | {"num_ok": 15, "completion_tokens": 15 * 128 - 3}, WORKLOADS["W1"])
-    assert (found["missing_requests"], found["missing_tokens"], found["itl_p99_ms"]) == (1, 131, 2.0)
-
-
-def test_a_single_token_has_no_time_between_tokens() -> None:
-    single = METRICS | {
-        "num_ok": 256,
-        "completion_tokens": 256,
-        "distributions": {**METRICS["distributions"], "itl": None},
-    }
-    assert "itl_p50_ms" not in client.figures(single, WORKLOADS["W6"])
-
-
 @pytest.mark.parametrize(("failed", "most"), [(1, 0.0), (5, 0.25)])
 def test_a_run_with_too_many_failed_requests_is_none(monkeypatch: pytest.MonkeyPatch, failed: int, most: float) -> None:
     metrics: dict[str, Any] = {"num_requests": 16, "error_messages": {}}
@@ -131,12 +81,6 @@ def test_a_run_with_too_many_failed_requests_is_none(monkeypatch: pytest.MonkeyP
         load.run_bench("http://x", {}, most_failed=most)
 
 
-@pytest.mark.parametrize("measure", [one for one in MEASURES if one.workload], ids=lambda one: one.workload)
-def test_every_run_has_the_measures_of_its_workload(measure: Measure) -> None:
-    workload = WORKLOADS[measure.workload or ""]
-    assert measure.key in client.figures(METRICS | {"num_ok": 1, "completion_tokens": 1}, workload)
-
-
 def test_sessions_of_agents_share_a_prefix_and_are_the_same_for_all_servers(tmp_path: Path) -> None:
     path = tmp_path / "sessions.jsonl"
     path.write_text(agents.trace(3, 4))
@@ -145,11 +89,3 @@ def test_sessions_of_agents_share_a_prefix_and_are_the_same_for_all_servers(tmp_
     systems, tasks = ({call.body["messages"][place]["content"] for call in calls} for place in (0, 1))
     assert (len(calls), len(systems), len(tasks)) == (4, 1, 4)
     assert {len(call.next_turns) for call in calls} == {agents.TURNS - 1}
-
-
-def test_the_table_of_agents_has_medians_by_users_and_server() -> None:
-    figures = dict.fromkeys([*agents.FIGURES, "MiB"], 4.0)
-    runs = [{"server": "a", "users": 8} | figures | {"sessions/hour": rate} for rate in (300.0, 100.0, 200.0)]
-    text = agents.report({"machine": "M", "created": "D", "runs": [*runs, {"server": "b", "users": 2} | figures]})
-    assert text.splitlines()[-1].startswith("| 8 | a | 200 (100..300) | 4.00 |")
-    assert text.splitlines()[-2].startswith("| 2 | b | 4.00 (4.00..4.00) |")

@@ -5,19 +5,17 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
 import sys
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.clients.__main__ import call, run
-from tools.clients.clients import CLIENTS, SCRIPTS, Client
-from tools.clients.environments import NotInstalled, is_pinned, version
-from tools.clients.outcomes import FEATURES, OK, InvalidReport, page, parse, problems
+from tools.clients.__main__ import call
+from tools.clients.clients import CLIENTS, SCRIPTS
+from tools.clients.environments import is_pinned, version
+from tools.clients.outcomes import FEATURES, OK, InvalidReport, parse
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = {  # by a user, and in a script
@@ -61,23 +59,6 @@ def test_a_report_with_anything_else_is_refused(lines: str, reason: str) -> None
         parse(lines, "ended")
 
 
-def test_a_failure_is_a_problem_unless_it_is_the_fault_of_the_client() -> None:
-    outcomes = {"text": OK, "stream": "broke", "auto": "broke, too"}
-    assert problems(outcomes, {"auto": "it never reads the answer"}) == {"stream": "broke"}
-    assert problems(outcomes, {"text": "x"})["text"] == "works, but is listed as a fault of the client"
-
-
-def test_the_table_has_a_row_and_notes_for_each_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = Client("Some", ("some",), "use_some.py", "import some", note="It is shy.", faults={"auto": "It sleeps."})
-    monkeypatch.setitem(CLIENTS, "some", client)
-    outcomes = {"text": OK, "tools": "broke", "auto": "TimeoutError: x"}
-    text = page({"some": {"version": "1.2", "outcomes": outcomes, "problems": {"tools": "broke"}}})
-    assert "| client | version | text | stream | tools | tools streamed | auto | structured |" in text
-    assert "| Some | 1.2 | yes |  | **no** |  | **no** |  |" in text
-    assert "- Some: It is shy.\n- Some: auto: It sleeps.\n- Some: tools: broke\n" in text
-    assert text.endswith("### Some\n\n```python\nimport some\n```")
-
-
 def test_a_script_that_fails_says_how_it_ended() -> None:
     program = "import sys; print('{}'); sys.exit('out of order')"
     lines, end = call([sys.executable, "-c", program], {}, "/")
@@ -85,33 +66,9 @@ def test_a_script_that_fails_says_how_it_ended() -> None:
     assert end == "the script ended with exit code 1: out of order"
 
 
-def test_a_client_that_cannot_be_installed_is_a_problem_and_not_the_end() -> None:
-    command: Future[list[str | Path]] = Future()
-    command.set_exception(NotInstalled("this needs the program npm"))
-    assert run(CLIENTS["openai-js"], command, []) == ({}, {"script": "this needs the program npm"})
-
-
 def test_the_clients_that_are_tried_for_each_change_are_there() -> None:
     (names,) = re.findall(r"^clients=\((.+)\)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
     assert set(names.split()) <= CLIENTS.keys()
-
-
-def test_python_scripts_report_each_example_and_nothing_that_clients_print() -> None:
-    program = """
-import features
-async def text(): print("noise")
-def stream(): assert False, "no\\nparts"
-features.run(text, stream)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program, "http://x/v1", "demo", "http://y/v1", "embedder", "/"],
-        capture_output=True,
-        text=True,
-        cwd=SCRIPTS,
-        check=True,
-    )
-    assert parse(done.stdout, "ended") == {"text": OK, "stream": "AssertionError: no parts"}
-    assert done.stderr == "noise\n"
 
 
 def test_every_script_belongs_to_a_client() -> None:

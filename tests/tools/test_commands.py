@@ -29,7 +29,7 @@ def test_the_page_lists_the_commands_that_there_are() -> None:
 def test_a_command_runs_by_its_name_in_the_list() -> None:
     command = [sys.executable, "-m", "tools", "attack", "--list", "--only", "signals"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.startswith("signals ")
+    assert " signals " in done.stdout
 
 
 def test_results_are_written_with_what_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,74 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.request import Finished, Usage
-from oaiserve.facts.record import EngineAccount, HostPart, StepKind, StepRecord
-from oaiserve.facts.times import RequestTimes
-from tools import gpu_check
-from tools.bench.floor import DecoderShape
-from tools.engine_load import EngineRun, figures, percentile
 from tools.gpu import summary
 from tools.gpu.sections import CHECKS, NOT_ON_CPU, SECTIONS
-from tools.gpu.steps import prefill_figures, step_figures
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.sampled_from([0.01, 0.1, 0.5, 0.99, 1.0]))
-def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values: list[float], share: float) -> None:
-    found = percentile(values, share)
-    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
-    assert all(sum(other <= value for other in values) < share * len(values) for value in values if value < found)
-
-
-def finished(received: int, first: int, last: int) -> Finished:
-    times = RequestTimes(received=received, first_token=first, last_token=last)
-    return Finished("r", Usage(1, 0, 4), times, EngineAccount())
-
-
-def test_figures_of_a_run_are_medians_over_repeats_of_percentiles_over_requests() -> None:
-    runs = [
-        EngineRun(seconds, [finished(0, ms * 10**6, (ms + 6) * 10**6) for ms in (10, 20, 30, 40)], [1000, 3000], 4)
-        for seconds in (1.0, 2.0, 4.0)
-    ]
-    found = figures(runs)
-    assert found["output_tokens_per_second"] == 8
-    assert (found["output_tokens_per_second_least"], found["output_tokens_per_second_most"]) == (4, 16)
-    assert (found["ttft_p50_ms"], found["ttft_p99_ms"]) == (20, 40)
-    assert found["tpot_p50_ms"] == 2
-    assert found["submit_p99_ms"] == 0.003
-
-
-def step(kind: StepKind, sequences: int, tokens: int, device_ms: int, gap_ms: int) -> StepRecord:
-    host_ns = {HostPart.LAUNCH: 2_000_000, HostPart.IDLE: 5}
-    return StepRecord(kind, 0, device_ms * 10**6, gap_ms * 10**6, sequences, tokens, host_ns=host_ns)
-
-
-def test_step_figures_count_only_steps_in_which_the_whole_batch_decodes() -> None:
-    records = [step(StepKind.MIXED, 4, 40, 90, 90), step(StepKind.DECODE, 3, 3, 50, 50)]
-    records += [step(StepKind.DECODE, 4, 4, 9, 1)] * 3
-    found = step_figures(records, 4)
-    assert (found["steps"], found["period_ms"], found["device_ms"], found["gap_share"]) == (3, 10, 9, 0.1)
-    assert found["host_ms"]["launch"] == 2
-    assert "idle" not in found["host_ms"]
-    with pytest.raises(RuntimeError, match="No step had 5"):
-        step_figures(records, 5)
-
-
-def test_prefill_figures_are_medians_over_chunks_at_the_same_place() -> None:
-    shape = DecoderShape(2, 64, 64, 32, 128, 512, element_bytes=2, cached_bytes=256, weight_bytes=2)
-    records = [step(StepKind.PREFILL, 1, 16, ms, 0) for ms in (2, 4, 2, 6)]
-    found = prefill_figures(shape, records, 16, 32)
-    assert found["ms"] == [2, 5]
-    assert found["operations_per_second"] == pytest.approx(sum(found["operations"]) / 7e-3)
-    with pytest.raises(RuntimeError, match="2 chunks"):
-        prefill_figures(shape, records[:3], 16, 32)
-
 
 # The table of targets
 
@@ -159,24 +99,3 @@ def test_answers_that_were_not_checked_do_not_count_as_equal() -> None:
     assert len(summary.compared(checked, equal=True)) == 2
     sections = {**measured(), "overload": {"status": "done", "out_of_memory": {"problem": NOT_ON_CPU}}}
     assert f"- overload: 0 equal\n    - out_of_memory: {NOT_ON_CPU}" in summary.as_text(report(sections))
-
-
-def test_of_several_results_the_last_of_a_section_counts(tmp_path: Path) -> None:
-    first, second = tmp_path / "first.json", tmp_path / "second.json"
-    first.write_text(json.dumps(report({"gpt2": {"status": "a"}, "families": {"status": "b"}})))
-    second.write_text(json.dumps(report({"gpt2": {"status": "c"}})))
-    found = gpu_check.together([first, second])["sections"]
-    assert {name: result["status"] for name, result in found.items()} == {"families": "b", "gpt2": "c"}
-
-
-def test_the_text_goes_between_the_markers_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results, page = tmp_path / "gpu_check.json", tmp_path / "page.md"
-    results.write_text(json.dumps(report(measured())))
-    page.write_text("before\n<!-- gpu -->\nold\n<!-- end of gpu -->\nafter\n")
-    assert gpu_check.main(["--show", str(results), "--markdown", str(page)]) == 0
-    assert "old" not in page.read_text()
-    text = summary.as_text(report(measured()))
-    assert text.strip() in page.read_text()
-    assert "gemm" in text
-    assert "times_floor" in text
-    assert capsys.readouterr().out.startswith("G; Python 3.12")

@@ -1,16 +1,17 @@
-"""Measures this server against llama.cpp's on the same GGUF files, in turns: python -m tools.bench.gguf_peers
+"""Measures this server in turns against llama.cpp's on the same GGUF files: python -m tools.bench.quantized_peers
 
 They are the demo model and a Llama of the shape of Llama 3.2 1B with random weights, which llama.cpp's own program
-quantizes.
+quantizes. With --layouts, it is against vLLM's on such a Llama as AWQ or GPTQ stores it, in groups of 128.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gguf
 import numpy as np
@@ -22,8 +23,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from oaiserve.files import demo
 from tests.models.decoders import REAL_SHAPES
 from tests.models.gguf_files import write_gguf
+from tests.models.packed import Layout, Packing, write_checkpoint
 from tools.bench import prepare
-from tools.bench.servers import llama_cpp
+from tools.bench.servers import llama_cpp, vllm
 from tools.bench.turns import CLIENTS, MAX_LEN, add_turns, publish_turns
 
 FORMATS = ("Q4_K_M", "Q8_0")
@@ -37,8 +39,18 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=models, choices=models, help="default: both")
     parser.add_argument("--formats", nargs="+", default=FORMATS, help="as llama.cpp's program names them")
     parser.add_argument("--no-repack", action="store_true", help="llama.cpp leaves the weights as they are in the file")
+    layouts = get_args(Layout)
+    parser.add_argument("--layouts", nargs="+", default=[], choices=layouts, help="of 4-bit checkpoints, beside vLLM")
     add_turns(parser, "gguf-peers")
     arguments = parser.parse_args()
+    if arguments.layouts:
+        publish_turns(
+            arguments,
+            "packed-peers",
+            lambda: {f"{LLAMA} {layout}": packed(layout) for layout in arguments.layouts},
+            lambda folder, most: vllm(folder, max_len=MAX_LEN, max_running=most),
+        )
+        return
     flags = ["--no-repack"] * arguments.no_repack
     publish_turns(
         arguments,
@@ -58,6 +70,21 @@ def quantized(name: str, form: str) -> Path:
         subprocess.run([program, str(whole), str(unfinished), form], check=True, capture_output=True)
         unfinished.replace(path)
     return path
+
+
+def packed(layout: Layout) -> Path:
+    """Return the folder of a checkpoint of four bits, with random weights and the demo model's tokenizer."""
+    folder = prepare.FOLDER / f"models/packed/{LLAMA}.{layout}"
+    if not folder.exists():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(REAL_SHAPES[LLAMA], dtype=torch.float32)
+        unfinished = folder.with_suffix(".part")
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(unfinished, model, Packing(layout, group_size=128, is_symmetric=layout != "awq"))
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(demo.fetched() / name, unfinished)
+        unfinished.replace(folder)
+    return folder
 
 
 def llama_1b() -> Path:
