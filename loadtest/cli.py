@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CoercionError, CycloptsError, Group, Parameter
 
 from loadtest.arrivals import NEEDS_RATE, Arrivals
+from loadtest.comparison import compare, load_report
 from loadtest.engine_target import EngineRun, run_engine
 from loadtest.errors import UsageError
 from loadtest.experiment import OnSamples, make_report, open_experiment
@@ -27,7 +28,6 @@ from loadtest.report import render
 from loadtest.sample import Sample
 from loadtest.workers import loop_factory
 from oaiserve.errors import StartupError
-from oaiserve.explain.diff.load_reports import compare, load_report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from loadtest import join
 from loadtest.arrivals import STEADY, Arrivals, schedule
 from loadtest.ceiling import measure_ceiling
 from loadtest.client_health import VERDICTS, ProcessHealth, client_facts, verdict
+from loadtest.comparison import SCHEMA
 from loadtest.drive import Progress
 from loadtest.errors import UsageError
 from loadtest.gauges import GaugeWatch
@@ -27,7 +28,6 @@ from loadtest.measure import QUANTILES, Slos, measure, oversaturation, series, s
 from loadtest.prompts import Call, Workload, make_calls
 from loadtest.sample import Sample
 from loadtest.workers import Job, Workers
-from oaiserve.explain.diff.load_reports import SCHEMA
 
 MOST_REQUESTS = 1_000_000
 OnProgress = Callable[[str, Progress, int], None]  # takes the run's title, its progress, and its number of requests

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
+from loadtest.comparison import ms
 from loadtest.report import render, subject, sweep_rows
-from oaiserve.explain.diff.load_reports import ms
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM = 640, 280, 64, 16, 44
 _COLORS = ("#3b7dd8", "#d8733b", "#3ba55d", "#b04fc4", "#c9a227", "#c43b58", "#5b6b7b", "#2aa3a3")

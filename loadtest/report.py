@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loadtest.client_health import VERDICTS
+from loadtest.comparison import ms, number, table
 from loadtest.measure import LEAST_STEADY, distribution
-from oaiserve.explain.diff.load_reports import ms, number, table
 
 _TIMES = {
     "send_lag": "Send lag",

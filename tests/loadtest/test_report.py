@@ -13,12 +13,12 @@ import pytest
 
 from loadtest.arrivals import Arrivals
 from loadtest.client_health import ProcessHealth
+from loadtest.comparison import compare, load_report
 from loadtest.experiment import describe_run, make_point, make_report
 from loadtest.html import plot, render_html
 from loadtest.measure import parse_slos
 from loadtest.report import render
 from oaiserve.errors import StartupError
-from oaiserve.explain.diff.load_reports import compare, load_report
 from tests.loadtest.samples import sample
 
 PHASES_NS = {"queue": 10_000_000, "prefill": 70_000_000, "decode": 40_000_000}
