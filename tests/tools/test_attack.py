@@ -34,7 +34,9 @@ ERROR = json.dumps({"error": {"message": "No.", "type": "invalid_request_error",
 async def nothing(strike: Strike) -> None: ...
 
 
-ATTACK = Attack(name="test", family="tests", sends="nothing", run=nothing, outcomes=outcomes(200, 400, 503))
+ATTACK = Attack(
+    name="test", family="tests", of_class="tests", sends="nothing", run=nothing, outcomes=outcomes(200, 400, 503)
+)
 GOOD = Result(
     num_sent=2,
     answers=[Answer("200"), Answer("400", body=ERROR)],

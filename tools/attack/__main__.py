@@ -31,7 +31,7 @@ from tools.server_process import StartFailed, exit_on_sigterm
 QUIET_SECONDS, QUICK_QUIET_SECONDS = 5.0, 2.0
 WARM_UP_SECONDS, QUICK_WARM_UP_SECONDS = 8.0, 2.0
 MARKERS = "attacks"
-HEAD = ("family", "attacks", "sent", "ITL p99, times quiet", "ITL p99 ms", "RSS grows by, MiB", "verdict")
+HEAD = ("class", "attacks", "sent", "found", "ITL p99, times quiet", "ITL p99 ms", "RSS grows by, MiB", "verdict")
 MOST_SHOWN = 3  # sentences of a verdict
 
 
@@ -71,7 +71,13 @@ def warm_up(server: Server, seconds: float) -> None:
 
 def as_json(attack: Attack, result: Result) -> dict[str, Any]:
     return (
-        {"name": attack.name, "family": attack.family, "sends": attack.sends, "server": attack.server}
+        {
+            "name": attack.name,
+            "family": attack.family,
+            "class": attack.of_class,
+            "sends": attack.sends,
+            "server": attack.server,
+        }
         | result.as_json()
         | {"failures": failures(attack, result)}
     )
@@ -109,17 +115,17 @@ def line(found: dict[str, Any]) -> str:
 
 
 def markdown(attacks: Sequence[dict[str, Any]]) -> str:
-    """Return a row for each family of attacks, with the worst of each figure."""
+    """Return a row for each class of attacks, with the worst of each figure. `found` are attacks that do not hold."""
     rows = []
-    for name in dict.fromkeys(found["family"] for found in attacks):
-        ones = [found for found in attacks if found["family"] == name]
+    for name in dict.fromkeys(found["class"] for found in attacks):
+        ones = [found for found in attacks if found["class"] == name]
         ratios = [found["itl_ratio"] for found in ones if found["itl_ratio"] is not None]
         slowest = [1000 * found["itl_attack"]["p99"] for found in ones if "p99" in found["itl_attack"]]
         num_sent = sum(found["num_sent"] for found in ones)
         growth = max(found["rss_peak_mib"] - found["rss_before_mib"] for found in ones)
         failed = [f"{found['name']}: {failure}" for found in ones for failure in found["failures"][:MOST_SHOWN]]
         rows.append(
-            (name, f"{len(ones)}", f"{num_sent:,}")
+            (name, f"{len(ones)}", f"{num_sent:,}", f"{sum(bool(found['failures']) for found in ones)}")
             + ((f"{max(ratios):.2f}", number(max(slowest))) if ratios else ("no tokens", "no tokens"))
             + (f"{growth:,.0f}", verdict(failed))
         )
@@ -143,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     attacks = chosen(arguments.only)
     if arguments.list:
         for attack in attacks:
-            print(f"{attack.family:12} {attack.name:28} {attack.sends}")
+            print(f"{attack.of_class:33} {attack.family:12} {attack.name:28} {attack.sends}")
         return 0
     if missing := missing_programs():
         raise SystemExit(f"This tool needs {' and '.join(missing)}.")

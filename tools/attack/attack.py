@@ -142,6 +142,7 @@ class Attack:
 
     name: str
     family: str
+    of_class: str  # of what was found in such servers, as in docs/security.md
     sends: str  # what is sent, for the table
     run: Callable[[Strike], Awaitable[None]]
     outcomes: frozenset[str]  # what may come back: statuses, or ways in which a connection may end
@@ -162,15 +163,15 @@ Requests = Callable[[Number], Iterable[Sent]]
 class Family:
     """Attacks of one kind. A function becomes one of them by a decorator, and gives it its name."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, of_class: str) -> None:
+        self.name, self.of_class = name, of_class
         self.attacks: list[Attack] = []
 
     def attack(self, sends: str, outcomes: frozenset[str], **limits: Any) -> Callable[[Run], Run]:
         """Add what a function does. `limits` are further fields of Attack."""
 
         def add(run: Run) -> Run:
-            about = {"name": run.__name__.replace("_", "-"), "family": self.name} | limits
+            about = {"name": run.__name__.replace("_", "-"), "family": self.name, "of_class": self.of_class} | limits
             self.attacks.append(Attack(sends=sends, run=run, outcomes=outcomes, **about))
             return run
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
+import json
+import time
 from functools import partial
-
-import httpx
+from typing import Any
 
 from tools.attack.attack import (
     ATTACKER_KEY,
     CHAT,
     COMPLETIONS,
     HI,
+    NEIGHBOUR_KEY,
     REFUSED,
     Family,
     Number,
@@ -22,19 +22,17 @@ from tools.attack.attack import (
     post,
     request,
 )
-from tools.attack.server import START_SECONDS
-from tools.attack.wire import Answer
-from tools.server_process import StartFailed, running_oaiserve
+from tools.attack.wire import few_at_once
 
-# -- keys: wrong ones, strange ones, none, and a server that was given an empty one -----------------------------------
+# -- keys: wrong ones, strange ones, none, and what one of them may find of another -----------------------------------
 
-KEYS = Family("keys")
+KEYS = Family("keys", "admin rights")
 WRONG = "sk-wrong-and-secret"
 MOST_LOG_LINES = 20
 QUESTION = {"messages": HI, "max_tokens": 1}
 CLOSED_ROUTES = (
     ("POST", CHAT), ("POST", COMPLETIONS), ("GET", "/v1/models"), ("GET", "/v1/models/demo"), ("POST", "/tokenize"),
-    ("POST", "/detokenize"), ("GET", "/debug/requests"), ("GET", "/debug/requests/x"), ("POST", "/debug/profile"),
+    ("POST", "/detokenize"), ("GET", "/debug/requests"), ("GET", "/debug/requests/x"),
     ("GET", "/dashboard/feed"), ("POST", "/v1/embeddings"), ("GET", "/no/such/path"), ("GET", "//v1//models"),
     ("GET", "/health/../v1/models"), ("GET", "/dashboard/static/../../v1/models"), ("GET", "/%761/models"),
     ("PUT", "/v1/models"),
@@ -74,25 +72,55 @@ def key_before_body(number: Number) -> list[Sent]:
     return [post(COMPLETIONS, b'{"prompt": "' + b"x" * (8 << 20) + b'"}', key=None)] * number(64, 8)
 
 
-@KEYS.attack("a start with OAISERVE_API_KEY empty", outcomes(401, "it ended"), limit_seconds=START_SECONDS)
-async def empty_key(strike: Strike) -> None:
-    """An operator whose variable is empty wanted a key: the start fails, or no request without a key is answered."""
-    strike.num_sent += 1
+@KEYS.attack("prompts that another key has sent", outcomes(200), answer_seconds=120, limit_seconds=180, is_work=True,
+              of_class="exposure and timing")  # fmt: skip
+async def prompts_of_others(strike: Strike) -> None:
+    for _ in range(strike.number(20, 5)):
+        asked = {"prompt": f"{strike.num_sent} {time.monotonic_ns()} secret " * 20, "max_tokens": 1}
+        for key, cached in ((NEIGHBOUR_KEY, False), (ATTACKER_KEY, False), (NEIGHBOUR_KEY, True)):
+            usage = json.loads((await strike.ask(post(COMPLETIONS, asked, key=key))).body)["usage"]
+            found = usage["prompt_tokens_details"]["cached_tokens"]
+            strike.check((found >= 16) == cached, f"{found} tokens of a prompt are cached for {key}")
 
-    def status_without_key() -> int | str:
-        environment = os.environ | {"OAISERVE_API_KEY": ""}
-        try:
-            with running_oaiserve(env=environment, start_limit_seconds=START_SECONDS, stop_limit_seconds=5) as server:
-                return httpx.post(f"{server.url}{CHAT}", json=QUESTION, timeout=60, trust_env=False).status_code
-        except StartFailed as error:
-            return "it ended" if "ended with exit code 2" in str(error) else str(error)
 
-    strike.answers.append(Answer(str(await asyncio.to_thread(status_without_key))))
+RED_OR_BLUE = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": ["red", "blue"]}}}
+FORMS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (CHAT, {"temperature": 1.0}), (CHAT, {"response_format": RED_OR_BLUE}), (CHAT, {"n": 3, "temperature": 1.2}),
+    (CHAT, {"logprobs": True, "top_logprobs": 3}), (COMPLETIONS, {"temperature": 0}),
+    (COMPLETIONS, {"presence_penalty": 1.5, "repetition_penalty": 1.3}), (COMPLETIONS, {"logit_bias": {"500": 5}}),
+    (COMPLETIONS, {"echo": True, "logprobs": 2, "stop": ["e "]}), (COMPLETIONS, {"allowed_token_ids": [9, 11, 13]}),
+    (COMPLETIONS, {"structured_outputs": {"regex": "[a-z]{4,30}"}}),
+)  # fmt: skip
+
+
+@KEYS.attack("seeded requests of ten forms, at rest and beside hostile ones", outcomes(200, 400, 429), is_work=True,
+              answer_seconds=120, limit_seconds=300, of_class="state that leaks between requests")  # fmt: skip
+async def victims_bytes(strike: Strike) -> None:
+    def seeded(at: int, seed: int, key: str, **more: object) -> Sent:
+        path, fields = FORMS[at % len(FORMS)]
+        prompt: dict[str, Any] = {"messages": HI} if path == CHAT else {"prompt": f"Tell me of {seed}"}
+        return post(path, prompt | {"max_tokens": 16, "seed": seed} | fields | more, key=key)
+
+    async def choices(at: int) -> Any:
+        answer = await strike.ask(seeded(at, 5, NEIGHBOUR_KEY))
+        return json.loads(answer.body)["choices"] if answer.status == 200 else answer.outcome
+
+    at_rest = [await choices(at) for at in range(len(FORMS))]
+
+    async def same(at: int) -> None:
+        found = await choices(at)
+        strike.check(found in (at_rest[at], "429"), f"{FORMS[at]} got {found} instead of {at_rest[at]}")
+
+    async def hostile(at: int) -> None:
+        await strike.ask(seeded(at + 3, at, ATTACKER_KEY, n=4, temperature=2, frequency_penalty=2))
+
+    beside = [partial(each, at) for at in range(len(FORMS)) for each in (same, hostile)]
+    await few_at_once(beside * strike.number(10, 2), 16)
 
 
 # -- pages of the web, on a server on the same machine without keys, which trusts whoever reaches it ------------------
 
-BROWSERS = Family("browsers")
+BROWSERS = Family("browsers", "exposure and timing")
 page_sends = partial(BROWSERS.burst, outcomes=REFUSED, at_once=1, server="open", bare=True)
 FOREIGN_HOSTS = ("rebound.attacker.example", "attacker.example:8000", "127.0.0.1.attacker.example", "169.254.169.254",
                  "")  # fmt: skip
@@ -114,7 +142,6 @@ def foreign_origin(number: Number) -> list[Sent]:
     for origin in (ORIGIN, "null", "http://127.0.0.1:1"):
         headers = {"origin": origin, "sec-fetch-site": "cross-site"}
         found += [post(CHAT, QUESTION, headers | {"content-type": kind}, key=None) for kind in ("text/plain", "")]
-        found += [post("/debug/profile", headers=headers, key=None)]
         found += [
             request("GET", f"/{page}", headers=headers, key=None) for page in ("dashboard/feed", "debug/requests")
         ]
@@ -129,7 +156,7 @@ async def preflight(strike: Strike) -> None:
         "access-control-request-headers": "content-type, authorization",
         "access-control-request-private-network": "true",
     }
-    for path in (CHAT, *READS, "/debug/profile", "*"):
+    for path in (CHAT, *READS, "*"):
         answer = await strike.ask(request("OPTIONS", path, headers=headers, key=None))
         allowed = [name for name in answer.headers if name.startswith("access-control-allow")]
         strike.check(not allowed, f"OPTIONS {path} allows a foreign page: {', '.join(allowed)}")

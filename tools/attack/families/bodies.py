@@ -29,7 +29,7 @@ from tools.attack.attack import (
 
 # -- prompts that can never fit: their refusal must cost next to nothing, whatever they are made of -------------------
 
-PROMPTS = Family("prompts")
+PROMPTS = Family("prompts", "one request ends the engine")
 MB = 1_000_000
 BODY_BYTES = 8 * 2**20 - 1024  # just within the default of --body-limit
 SENTENCE = "The old river sings under seven hills, and nobody asks why. "
@@ -88,7 +88,7 @@ flood("many-prompts", "2,048 prompts in one body", COMPLETIONS,
 
 # -- well-formed work, but more of it than one client should get done before others -----------------------------------
 
-CROWDS = Family("crowds")
+CROWDS = Family("crowds", "a client that takes all")
 WORDS = ("river", "hill", "seven", "why", "under", "old", "sings", "fox", "sea", "then")
 crowd = partial(CROWDS.burst, outcomes=outcomes(200, 400) | FULL, answer_seconds=120, limit_seconds=130, is_work=True)
 
@@ -125,7 +125,7 @@ def many_requests(number: Number) -> list[Sent]:
 
 # -- values at and beyond the edge: of parameters, of text, and of how many names there are ---------------------------
 
-EXTREMES = Family("extremes")
+EXTREMES = Family("extremes", "one request ends the engine")
 HUGE = ("1e308", "-1e308", "1e999", "NaN", "-Infinity", "9223372036854775808", "-9223372036854775809", "1" + "0" * 400,
         "0", "-1", "-0.0", "1e-320", "0.1", "true", '"1"', "[]", "{}", "null")  # fmt: skip
 NUMBERS = ("n", "best_of", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k",
@@ -220,7 +220,7 @@ async def unknown_paths(strike: Strike) -> None:
 
 # -- requests that are wrong in their form: each refusal has the form of OpenAI's errors ------------------------------
 
-FORMS = Family("forms")
+FORMS = Family("forms", "one request ends the engine")
 DEPTH = 50_000
 DEEP = (b"[" * DEPTH + b"]" * DEPTH, b'{"a":' * DEPTH + b"1" + b"}" * DEPTH, b"[" * DEPTH)
 BODIES = {  # the type of each body, and the fields that it needs
@@ -243,7 +243,8 @@ def deep_fields(number: Number) -> list[Sent]:
     ]
 
 
-@FORMS.burst('chat_template_kwargs {"self": 1} and other names', outcomes(200, 400), 1, limit_seconds=120, is_work=True)
+@FORMS.burst('chat_template_kwargs {"self": 1} and other names', outcomes(200, 400), 1, limit_seconds=120, is_work=True,
+             of_class="templates")  # fmt: skip
 def template_arguments(number: Number) -> list[Sent]:
     """Names that the template, its environment or the code that calls it use themselves."""
     names = ("self", "messages", "tools", "conversation", "chat_template", "add_generation_prompt", "loop", "namespace",
@@ -257,7 +258,7 @@ def template_arguments(number: Number) -> list[Sent]:
     ]
 
 
-@FORMS.burst("arguments of tools nested 50,000 deep", outcomes(200, 400), 1, is_work=True)
+@FORMS.burst("arguments of tools nested 50,000 deep", outcomes(200, 400), 1, is_work=True, of_class="templates")
 def deep_tool_calls(number: Number) -> list[Sent]:
     """Arguments of a tool are parsed by some templates, and hold any JSON."""
     found: list[Sent] = []

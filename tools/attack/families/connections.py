@@ -27,7 +27,7 @@ from tools.attack.wire import Answer, Connection, few_at_once
 
 # -- HTTP whose frame is unclear: a request may hide within another one, or never end ---------------------------------
 
-FRAMING = Family("framing")
+FRAMING = Family("framing", "gate and router disagree")
 HIDDEN_ID = "hidden-request"  # each gets one of its own, as long as this
 AT_ONCE = 8
 ENDLESS_BYTES = 64 << 20
@@ -160,7 +160,7 @@ async def pipelining(strike: Strike) -> None:
 
 # -- clients that ask and do not read, read slowly, or leave in the rudest way ----------------------------------------
 
-READERS = Family("readers")
+READERS = Family("readers", "a client that takes all")
 
 
 @READERS.attack("8 answers of many MB that nobody reads for 25 s", outcomes(200, 400, "cut", "reset", "closed") | FULL,
@@ -225,7 +225,7 @@ def half_closed(number: Number) -> list[Sent]:
 
 # -- connections that cost the server something before they have asked for anything -----------------------------------
 
-CONNECTIONS = Family("connections")
+CONNECTIONS = Family("connections", "a client that takes all")
 HEADER_BYTES = 64 << 20
 HEAD_SECONDS = 65.0  # in which a server ends a connection whose request does not come
 HELD_SECONDS = 80.0  # as above, counted from before 200 bodies are sent
@@ -302,7 +302,7 @@ def held_bodies(number: Number) -> list[Sent]:
 
 # -- signals that a process gets from its surroundings, while it streams ----------------------------------------------
 
-SIGNALS = Family("signals")
+SIGNALS = Family("signals", "a client that takes all")
 NUM_STREAMS = 4
 
 

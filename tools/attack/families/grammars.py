@@ -21,7 +21,7 @@ TOKENS = 12  # of an answer to a constraint that is accepted
 FEW_AT_ONCE, MANY_AT_ONCE = 4, 16
 Constraint = Mapping[str, Any]  # the fields of a body
 numbers = count()
-GRAMMARS = Family("grammars")
+GRAMMARS = Family("grammars", "bombs in grammars and regexes")
 NO = outcomes(400) | FULL
 NO_OR_DONE = NO | outcomes(200)
 refused = partial(GRAMMARS.attack, outcomes=NO, most_itl_ratio=MOST_ITL_RATIO)
