@@ -123,6 +123,7 @@ def create_app(
             body_limit_bytes=config.server.body_limit,
             received_bytes=SharedLimit(MOST_RECEIVED_BYTES // num_sharing),
             responses=stored,
+            shares_prefix_cache=config.server.shares_prefix_cache,
             stores_responses=config.server.response_store_number > 0,
             dialect=dialect_of(
                 config.server.tool_call_parser,
@@ -131,7 +132,6 @@ def create_app(
                 engine.tokenizer.special_token_ids,
             ),
             stream_interval=config.server.stream_interval,
-            profile_dir=config.telemetry.profile_dir,
             lora_dir=config.engine.lora_dir,
             trace_prompt_characters=config.telemetry.trace_prompt_characters,
         )
@@ -261,14 +261,12 @@ def routes(config: Config) -> list[Route]:
     protected_routes = [
         Route("/debug/requests", debug.recent_requests),
         Route("/debug/requests/{request_id}", debug.recent_request),
-        Route("/debug/profile", debug.profile, methods=["POST"]),
         Route("/debug/report", debug.report),
         Route("/dashboard", dashboard.page),
         Route("/dashboard/feed", dashboard.feed),
         Route("/dashboard/static/{name}", dashboard.page_file),
     ]
     closed_routes = [Route(path, debug.closed_route) for path in ("/dashboard", "/debug/requests", "/debug/report")]
-    closed_routes.append(Route("/debug/profile", debug.closed_route, methods=["POST"]))
     completions_path, chat_path, responses_path = "/v1/completions", "/v1/chat/completions", "/v1/responses"
     stored_path = f"{responses_path}/{{response_id}}"
     table = [

@@ -16,7 +16,6 @@ import socket
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,7 +39,7 @@ from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
 from oaiserve.explain import commands
 from oaiserve.facts.start_times import StartTimes
-from oaiserve.files import demo, private
+from oaiserve.files import demo
 from oaiserve.files.adapters import BadAdapter, read_adapter
 from oaiserve.files.source import find_model
 from oaiserve.foreign_flags import OUR_FLAGS
@@ -250,12 +249,6 @@ def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: Teleme
         raise StartupError(f"--record-requests is '{recording}', but '{recording.parent}' is not a writable folder.")
     if recording is not None and recording.is_dir():
         raise StartupError(f"--record-requests is '{recording}', which is a folder, and must be a file.")
-    profile_dir = telemetry.profile_dir
-    if profile_dir is not None:
-        with suppress(OSError):
-            private.make_folder(profile_dir)
-        if not (profile_dir.is_dir() and os.access(profile_dir, os.W_OK | os.X_OK)):
-            raise StartupError(f"--profile-dir is '{profile_dir}', which is not a writable folder.")
 
 
 def _check_readable(flag: str, path: Path | None) -> None:

@@ -131,6 +131,10 @@ class ServerOptions:
     """File with keys, one on each line: NAME KEY, or only KEY. The names show in logs and traces whose a request was.
     The server reads the file again when it changes. May be repeated."""
 
+    share_prefix_cache: bool = False
+    """Let the prompts of several keys share the prefix cache. By default, each key finds only what it has sent itself,
+    because a prompt in the cache is faster, and tells that somebody sent it."""
+
     guard_all: bool = False
     """Require a key on /health, /ready, /version, /metrics and /openapi.json, too."""
 
@@ -252,6 +256,11 @@ class ServerOptions:
     @property
     def needs_key(self) -> bool:
         return bool(self.api_key or self.api_key_file)
+
+    @property
+    def shares_prefix_cache(self) -> bool:
+        """Return whether all prompts share the prefix cache: if asked to, or with one key. A file may get a second."""
+        return self.share_prefix_cache or not (self.api_key_file or len(self.api_key) > 1)
 
     @property
     def is_private(self) -> bool:
@@ -499,6 +508,14 @@ class EngineOptions:
     prefix_cache: bool = True
     """Keep computed KV blocks for later requests that begin with the same tokens."""
 
+    prefix_cache_dir: Path | None = None
+    """Folder for the blocks of the prefix cache, on a CPU with the native step. A start with the same model, settings
+    and versions finds there what an earlier one has computed; while serving, the folder is a second cache beneath that
+    in memory. The folder has to be this user's alone, because text can be guessed from what it holds."""
+
+    prefix_cache_disk: Bytes = Bytes("8GiB")  # noqa: RUF009 - immutable
+    """Most disk space for --prefix-cache-dir. What has not been used for longest is removed."""
+
     max_waiting: int = 1024
     """Most waiting sequences: a request has n for each of its prompts. Further requests are answered with 429 and
     Retry-After, unless nothing waits. If one client has filled the queue, the others still get their share."""
@@ -605,6 +622,13 @@ class EngineOptions:
                 (tensor_parallel, is_split, "it is for a model in one piece"),
                 (f"--task {self.task}", self.task not in ("auto", "generate"), "it is for models that generate text"),
             )
+        if self.prefix_cache_dir is not None:
+            _refuse(
+                "--prefix-cache-dir",
+                ("--no-prefix-cache", not self.prefix_cache, "it is for the blocks of that cache"),
+                ("--no-compile", in_eager, "it needs the native step"),
+                ("--draft-model", self.draft_model is not None, "the draft model has a cache of its own"),
+            )
         if self.has_adapters:
             _refuse("--lora" if self.lora else "--lora-dir", (tensor_parallel, is_split, "adapters cannot be split"))
 
@@ -631,10 +655,6 @@ class TelemetryOptions:
     """File for a recording of the load: when requests arrived, how long they were and what they had in common, as
     hashes, without any text. `oaiserve plan` and the load test read it. It is begun anew at 64 MiB, and the file before
     is kept beside it with .1 at the end of its name."""
-
-    profile_dir: Path | None = None
-    """Folder for the traces of POST /debug/profile, which records the next steps with torch's profiler and slows them
-    down. The folder is created if it is missing. Without this setting, the route does not exist."""
 
     vllm_metrics: bool = True
     """Show the metrics on /metrics under vLLM's names, too, for dashboards, autoscalers and routers made for vLLM."""

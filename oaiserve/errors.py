@@ -161,12 +161,6 @@ class WriteTimeout(SlowReader):
     """The client stopped reading. The error is only in the record, because the connection has been cut."""
 
 
-class Conflict(ClientError):
-    """Another profile is being recorded."""
-
-    status = 409
-
-
 class BodyTooLarge(ClientError):
     status = 413
 

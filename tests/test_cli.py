@@ -251,10 +251,6 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
         (["serve", "demo", "--config", "no-such.toml"], "which cannot be read: No such file or directory."),
         (["serve", "demo", "--config", "settings.ini"], "must end in .toml, .yaml, .yml, .json."),
         (["serve", "demo", "--tls-certificate", "c.pem", "--tls-key", "k.pem"], "--tls-certificate is 'c.pem'"),
-        (
-            ["serve", "demo", "--profile-dir", "/dev/null/a"],
-            "--profile-dir is '/dev/null/a', which is not a writable folder.",
-        ),
         (["serve", "demo", "--chat-template", "c.jinja"], "--chat-template is 'c.jinja', which cannot be read"),
     ],
 )
@@ -262,20 +258,6 @@ def test_a_wrong_command_line_is_one_sentence(
     argv: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sentence in refusal(capsys, *argv)
-
-
-def test_a_folder_for_profiles_is_created_for_this_user_only_and_one_that_exists_stays(
-    served: Served, tmp_path: Path
-) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o755)
-    before = os.umask(0)
-    try:
-        serve(served, "--profile-dir", str(shared / "a" / "b"))
-    finally:
-        os.umask(before)
-    assert [path.stat().st_mode & 0o777 for path in (shared, shared / "a", shared / "a" / "b")] == [0o755, 0o700, 0o700]
 
 
 def test_flags_of_other_servers_are_answered_with_flags_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,6 +156,18 @@ def _cache() -> list[Panel]:
             most=1,
         ),
         lines(
+            "Blocks of the prefix cache on disk",
+            "Per second, with --prefix-cache-dir. skipped: memory had lost them before they were written, or the disk "
+            "failed, as the log then says.",
+            "short",
+            [
+                Query(
+                    rate(f"oaiserve_prefix_cache_{what}_blocks_total", ENGINE, "instance"), f"{what} {{{{instance}}}}"
+                )
+                for what in ("read", "written", "skipped")
+            ],
+        ),
+        lines(
             "Preemptions, steps out of memory",
             "Per second. A preempted sequence is computed again: if preemptions do not stop, raise --kv-cache-memory "
             "or lower --max-running. Steps that do not fit into the GPU's memory are computed in parts: lower "

@@ -68,7 +68,8 @@ def _queue() -> list[Panel]:
             "What requests wait for",
             "Seconds of waiting per second, by reason. batch_full: --max-running is the limit. no_blocks and "
             "behind_others: the KV cache is. token_budget: --max-step-tokens is. step_under_way: steps are long. "
-            "same_prefix: another request computes the same prefix, which saves work.",
+            "same_prefix: another request computes the same prefix, which saves work. prefix_read: it is read from "
+            "disk.",
             "s",
             [Query(rate("oaiserve_queue_wait_seconds_total", ENGINE, "reason"), "{{reason}}")],
             stacked=True,

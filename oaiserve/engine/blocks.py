@@ -39,6 +39,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._references = [0] * num_blocks
+        self.allocations = [0] * num_blocks  # so far: of the same count, a published block has the same content
         # A hit takes a block out of the middle: an OrderedDict does that in constant time, a deque does not.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._hashes: list[BlockHash | None] = [None] * num_blocks
@@ -83,6 +84,7 @@ class BlockPool:
                 self._hashes[block] = None
                 self.num_reusable -= 1
             self._references[block] = 1
+            self.allocations[block] += 1
             blocks.append(block)
         return blocks
 

@@ -23,12 +23,12 @@ from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.blocks import BlockPool, StatePool
+from oaiserve.engine.disk_tier import DiskTier
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import Abort, Broken, DropAdapter, EngineLoop, Stop, Submitted
 from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.policy import POLICIES
-from oaiserve.engine.profiling import EndProfile, StartProfile
 from oaiserve.engine.reports import Reports
 from oaiserve.engine.request import (
     TERMINAL,
@@ -51,7 +51,7 @@ from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.explain.step_cost_fit import Run
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.record import HostPart, Profile, StepRecord
+from oaiserve.facts.record import HostPart, StepRecord
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.facts.times import monotonic_ns
@@ -118,12 +118,14 @@ class Engine:
         self._is_draining = False
         self._processes = model.processes
         pool = BlockPool(model.num_blocks, options.block_size)
+        self._disk = model.kept_blocks and DiskTier(model.kept_blocks, pool, lambda read: self._loop.post(read))
         scheduler = Scheduler(
             pool,
             limits,
             policy=POLICIES[options.policy],
             prefix_cache=options.prefix_cache and model.pooling is None,
             states=StatePool(model.num_states) if model.num_states else None,
+            disk=self._disk,
         )
         self._loop = EngineLoop(
             model,
@@ -266,6 +268,8 @@ class Engine:
     def start(self) -> None:
         """Start the engine thread, and wait until it is ready to compute at full speed."""
         self._loop.start()
+        if self._disk is not None:
+            self._disk.start()
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         """Accept a request. `deliver` gets its events on the engine thread; the last event is a terminal one.
@@ -350,21 +354,6 @@ class Engine:
         self._tokenize.abort(request_id)
         self._loop.post(Abort(request_id))
 
-    def profile(self, num_steps: int, timeout_seconds: float) -> Future[Profile]:
-        """Begin a profile of the next `num_steps` steps, or of as many as come in that time. All requests are slower
-        meanwhile.
-
-        The future gets the profile, or one of these errors: Conflict (a profile is being made already), NotFound (this
-        engine has no profiler), InternalError (the profiler failed), Unavailable (the engine has ended).
-        """
-        asked = StartProfile(num_steps, int(timeout_seconds * 1e9))
-        self._loop.post(asked)
-        return asked.future
-
-    def end_profile(self, asked: Future[Profile]) -> None:
-        """End a profile early, with the steps that it has. This does nothing if it has ended or never began."""
-        self._loop.post(EndProfile(asked))
-
     def stream(self, request: Request) -> Iterator[Event]:
         """Submit a request, and yield its events up to the terminal one. Closing the generator aborts it."""
         inbox: SimpleQueue[list[Event]] = SimpleQueue()
@@ -431,6 +420,8 @@ class Engine:
                 self._loop.post(Stop(drain=False))
                 self._loop.join()
         self._tokenize.stop()
+        if self._disk is not None:
+            self._disk.stop()
         if self._processes is not None:
             self._processes.stop()
 

@@ -17,10 +17,10 @@ from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.accounts.step_account import StepAccount
 from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.backpressure import SharedLimit
+from oaiserve.engine.disk_tier import BlocksRead
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.open_requests import Bounds, OpenRequests
 from oaiserve.engine.pacing import StepTime
-from oaiserve.engine.profiling import EndProfile, Profiling, StartProfile
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.served_model import ServedModel
@@ -63,7 +63,7 @@ class Broken:
 
 
 FromTokenizer = TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed
-Command = Submitted | FromTokenizer | Abort | DropAdapter | Stop | Broken | StartProfile | EndProfile
+Command = Submitted | FromTokenizer | BlocksRead | Abort | DropAdapter | Stop | Broken
 
 
 class EngineLoop:
@@ -101,8 +101,7 @@ class EngineLoop:
         # owned by the engine thread
         self._draining = False
         self._dropping: list[int] = []  # adapters that are dropped when no request has them any more
-        self._host = HostTime(clock_ns, model.ranges)
-        self._profiling = Profiling(model.profiler, self._host)
+        self._host = HostTime(clock_ns)
         self._fits = FitThread()
         self.causes = None if machine is None else StepCauses(machine, StepCostFit(learn or self._fits.run))
         if (causes := self.causes) is not None:
@@ -128,7 +127,6 @@ class EngineLoop:
             self.requests,
             self._account,
             self._host,
-            self._profiling,
             self._hand_over,
             overlap=overlap,
             drafts=drafts,
@@ -177,16 +175,12 @@ class EngineLoop:
 
     def _turn(self) -> None:
         now_ns = self._clock_ns()
-        if self._profiling.deadline_ns is not None and self._profiling.deadline_ns <= now_ns:
-            self._profiling.finish(now_ns)
         self.requests.end_overdue(now_ns)
         self.requests.take_up()
         if self.requests.has_events:
             self._hand_over()  # of requests that have ended between two steps
         if not self._stepper.turn():
             self._publish()
-        if self._profiling.is_complete:
-            self._profiling.finish(self._clock_ns())
 
     def _take_commands(self) -> bool:
         """Take all commands, and wait for one if there is nothing to compute. Return False if the thread is to end."""
@@ -213,15 +207,13 @@ class EngineLoop:
                     self.requests.tokenized(command, self._runner.kv_version)
                 case TokenizeFailed():
                     self.requests.tokenize_failed(command.request, command.error)
+                case BlocksRead():
+                    self._scheduler.take_read(command)
                 case Abort():
                     self.requests.abort(command.request_id)
                 case DropAdapter():
                     self._dropping.append(command.number)
                     self._drop_adapters()
-                case StartProfile():
-                    self._profiling.start(command, self._clock_ns())
-                case EndProfile():
-                    self._profiling.end(command, self._clock_ns())
                 case Broken():
                     raise command.error
                 case Stop(drain=True):
@@ -242,8 +234,6 @@ class EngineLoop:
         since_ns = self._host.enter(HostPart.IDLE)
         self.snapshot = self._account.copy(since_ns)
         deadlines_ns = self.requests.deadlines_ns
-        if self._profiling.deadline_ns is not None:
-            deadlines_ns.append(self._profiling.deadline_ns)
         timeout = max(0.0, (min(deadlines_ns) - self._clock_ns()) / 1e9) if deadlines_ns else None
         try:
             return self._inbox.get(timeout=timeout)
@@ -269,15 +259,12 @@ class EngineLoop:
         """End all open requests, after any end of the loop."""
         self.is_stopped = True
         self.watchdog.stop()
-        self._profiling.finish(self._clock_ns(), self._reason())
         for command in self._commands_left():
             match command:
                 case Submitted():
                     self.requests.submitted(command.request, command.deliver, command.at_ns)
                 case TokenizeStarted():
                     self.requests.tokenize_started(command.request, command.at_ns)
-                case StartProfile():
-                    self._refuse(command)
         self.requests.fail_all(self._reason())
         self._hand_over()
         self._fits.stop()
@@ -299,5 +286,3 @@ class EngineLoop:
             times = RequestTimes(received=command.request.received_ns or command.at_ns, submitted=command.at_ns)
             failed = Failed(command.request.request_id, self._reason(), Usage(0, 0, 0), times, EngineAccount())
             command.deliver([failed])
-        if isinstance(command, StartProfile) and command.future.set_running_or_notify_cancel():
-            command.future.set_exception(self._reason())

@@ -187,7 +187,7 @@ class OpenRequests:
         if (opened := self._find(request)) is not None:
             self._fail(opened, error)
 
-    def tokenized(self, tokenized: Tokenized, kv_version: int) -> None:
+    def tokenized(self, tokenized: Tokenized, kv_version: str) -> None:
         """Make the sequences of a request, unless it has ended while it was tokenized.
 
         They share cached blocks only with sequences of the same `kv_version`, see `Runner`. A long answer that another
@@ -204,7 +204,7 @@ class OpenRequests:
             if next(begun, begun) is begun:
                 self._taken_up.popleft()
 
-    def _begun(self, tokenized: Tokenized, kv_version: int) -> Iterator[None]:
+    def _begun(self, tokenized: Tokenized, kv_version: str) -> Iterator[None]:
         """Make the sequences of a request, with a pause after so many tokens that another server has sent."""
         request = tokenized.request
         opened = self._find(request)

@@ -19,6 +19,9 @@ UNIT = 16  # tokens by which prompts are cut, and the least that a step takes
 # any before. On a Zen 4, 64 prompts of 128 tokens that come at once wait 1.6 times as long for their first tokens with
 # 64, as decodes fill such steps; with 128, throughput and these times are those of steps of 512.
 FIRST = 128
+# Beside decodes of others, those of a client with more than its share of rows lengthen a step to so many times their
+# time alone, or to so much in any case, which nobody notices.
+BESIDE_OTHERS, BESIDE_NS = 2, 10e6
 
 
 class StepTime:
@@ -71,6 +74,18 @@ class StepTime:
         """Return whether the step's decodes take all of its time."""
         cost, load = self._cost, self._known()
         return cost is not None and cost.expected_ns(load.without_prompts()) > self.target_ns
+
+    def rows_beside(self, num_rows: int) -> int:
+        """Return how many rows a step may have in all, beside decodes of clients with no more than their share."""
+        cost = self._cost
+        if cost is None:
+            return self._most_tokens
+
+        def expected_ns(rows: int) -> int:
+            return cost.expected_ns(Load(decodes=rows, draws=rows))
+
+        most_ns = max(BESIDE_OTHERS * expected_ns(max(1, num_rows)), BESIDE_NS)
+        return bisect_right(range(1, self._most_tokens + 1), most_ns, key=expected_ns)
 
     def fitting(self, start: int, most: int, share: float = 1.0) -> int:
         """Return how many of `most` tokens of a prompt from `start` on fit into the step, or into a share of the rest.

@@ -8,15 +8,17 @@ Where layers of the model have a state, a cached prefix is of use only up to a n
 from __future__ import annotations
 
 from oaiserve.engine.blocks import BlockHash, BlockPool, StatePool, hash_block
+from oaiserve.engine.disk_tier import DiskTier
 from oaiserve.engine.sequence import Sequence
 
 
 class Prefixes:
-    """The full blocks of sequences by their hashes, cached or about to be computed."""
+    """The full blocks of sequences by their hashes: cached, about to be computed, or in the `disk` tier beneath."""
 
-    def __init__(self, pool: BlockPool, states: StatePool | None) -> None:
+    def __init__(self, pool: BlockPool, states: StatePool | None, disk: DiskTier | None) -> None:
         self._pool = pool
         self._states = states
+        self._disk = disk
         self._computing: dict[BlockHash, Sequence] = {}  # full blocks that a running sequence is about to compute
 
     def hashes(self, sequence: Sequence) -> list[BlockHash]:
@@ -29,7 +31,8 @@ class Prefixes:
         return hashes
 
     def look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
-        """Return the cached first blocks, and the hash of a block that a running sequence is about to compute."""
+        """Return the cached first blocks, and the hash of a block that a running sequence is about to compute, or that
+        is about to be read from disk."""
         # The last known token is always computed: its logits draw the next one.
         hashes = self.hashes(sequence)[: (len(sequence.token_ids) - 1) // self._pool.block_size]
         blocks: list[int] = []
@@ -41,7 +44,10 @@ class Prefixes:
         if self._states is not None:
             return self._with_state(self._states, hashes, blocks)
         missing = hashes[len(blocks)] if len(blocks) < len(hashes) else None
-        return blocks, missing if missing in self._computing else None
+        if missing is None or missing in self._computing:
+            return blocks, missing
+        # The number of an adapter, which is in the hash, may be another one's after the next start.
+        return blocks, self._disk.ask(sequence, hashes, len(blocks)) if self._disk and not sequence.adapter else None
 
     def _with_state(
         self, states: StatePool, hashes: list[BlockHash], blocks: list[int]
@@ -88,6 +94,8 @@ class Prefixes:
         size, hashes = self._pool.block_size, self.hashes(sequence)
         for index in range(start // size, end // size):
             self._pool.publish(sequence.blocks[index], hashes[index])
+            if self._disk is not None and not sequence.adapter:
+                self._disk.offer(sequence.blocks[index], hashes[index], hashes[index - 1] if index else None)
         return self._end(sequence, hashes[start // size : end // size])
 
     def leave(self, sequence: Sequence) -> list[BlockHash]:

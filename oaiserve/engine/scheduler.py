@@ -22,6 +22,8 @@ from operator import attrgetter
 
 from oaiserve.engine.accounts.waits import QueueWaits
 from oaiserve.engine.blocks import BlockHash, BlockPool, StatePool
+from oaiserve.engine.clients import Client
+from oaiserve.engine.disk_tier import BlocksRead, DiskTier
 from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import Policy, fcfs
 from oaiserve.engine.prefixes import Prefixes
@@ -32,6 +34,8 @@ from oaiserve.facts.record import WaitReason
 
 _key = attrgetter("key")
 _client_and_key = attrgetter("client.service", "key")
+_last_turn = attrgetter("last_turn")
+MASKS_NS = 5_000_000  # of one client in a step beside others: a further mask waits for the next step
 MOST_OVERTAKEN = 16  # how often a sequence that does not fit is overtaken
 # A prompt is short beside one with so many times its tokens left. For so many steps behind its arrival, prompts get
 # this share of their time in a step. On a Zen 4, 36 tokens beside 3,000 have their first token after 2.4 times as long
@@ -81,6 +85,7 @@ class Scheduler:
         policy: Policy = fcfs,
         prefix_cache: bool = True,
         states: StatePool | None = None,
+        disk: DiskTier | None = None,
     ) -> None:
         if states is not None and states.num_states < limits.max_running:
             raise ValueError(f"{states.num_states} states are too few for {limits.max_running} running sequences")
@@ -89,9 +94,11 @@ class Scheduler:
         self.limits = limits
         self._key_of = policy.key
         self._by_client = policy.by_client
-        self._prefixes = Prefixes(pool, states) if prefix_cache else None
+        self.disk = disk
+        self._prefixes = Prefixes(pool, states, disk) if prefix_cache else None
         self._num_arrived = 0
         self._num_shorter_steps = 0
+        self._num_turns = 0  # of decodes, in steps that leave some out
         self._waiting = WaitingQueue(by_client=policy.by_client)
         self.running: list[Sequence] = []  # by key
         # By the reason: a block under way, or a sequence that computes their prompt.
@@ -183,6 +190,12 @@ class Scheduler:
         step.state_copies = self._state_copies.copy()
         return step
 
+    def take_read(self, read: BlocksRead) -> None:
+        """Put blocks that were read from disk into the prefix cache. Whoever waited for the last one looks again."""
+        assert self.disk is not None
+        if (awaited := self.disk.take(read)) is not None:
+            self._unpark(awaited)
+
     def lose_states(self) -> list[Sequence]:
         """Forget all cached states and pending copies, because a failed step may have changed states.
 
@@ -267,10 +280,13 @@ class Scheduler:
         """Add the decoding sequences, and return their number of tokens in the step, with those of drafts."""
         chunks, size, is_writable = step.chunks, self.pool.block_size, self.pool.is_writable
         drafting: list[Sequence] = []
+        left_out = self._left_out() if self._by_client and self._waiting.has_several_clients else ()
         for sequence in self.running.copy():  # the one loop of every step whose cost grows with the running sequences
             start, blocks = sequence.num_computed, sequence.blocks
             if sequence.num_tokens - start != 1 or sequence.place is not Place.RUNNING:
                 self._make_room_for_several(sequence, step)
+                continue
+            if sequence in left_out:
                 continue
             index = start // size
             if (index < len(blocks) and is_writable(blocks[index])) or self._make_room(sequence, index, step):
@@ -291,6 +307,40 @@ class Scheduler:
             chunks.insert(len(chunks) if draft else 0, chunk)
             num_tokens += len(draft)
         return num_tokens
+
+    def _left_out(self) -> set[Sequence]:
+        """Return decodes that this step leaves out, in turns: of clients with more than their share of rows, or whose
+        masks take too long.
+
+        Otherwise a thousand sequences of one client would make each token of another one take as long as theirs.
+        """
+        waiting = self._waiting.next_client()
+        by_client: dict[Client, list[Sequence]] = {} if waiting is None else {waiting: []}
+        for sequence in self.running:
+            decodes = by_client.setdefault(sequence.client, [])
+            if sequence.num_tokens - sequence.num_computed == 1:
+                decodes.append(sequence)
+        left_out: set[Sequence] = set()
+        num_decodes = sum(map(len, by_client.values()))
+        if self.step_time is None or len(by_client) < 2:
+            return left_out
+        large = [decodes for decodes in by_client.values() if len(decodes) * len(by_client) > num_decodes]
+        num_others = num_decodes - sum(map(len, large))
+        most = (self.step_time.rows_beside(num_others) - num_others) // max(1, len(large))
+        self._num_turns += 1
+        for decodes in by_client.values():
+            number = max(1, most) if decodes in large else len(decodes)
+            if number >= len(decodes) and not any(one.constraint for one in decodes):
+                continue
+            masks_ns = 0
+            for sequence in sorted(decodes, key=_last_turn):
+                if number <= 0 or (sequence.constraint is not None and masks_ns > MASKS_NS):
+                    left_out.add(sequence)
+                    continue
+                number -= 1
+                sequence.last_turn = self._num_turns
+                masks_ns += 0 if sequence.constraint is None else sequence.constraint.mask_ns
+        return left_out
 
     def _fitting_draft(self, sequence: Sequence, most_tokens: int) -> tuple[int, ...]:
         """Cut a sequence's draft to fit. It takes only blocks that no running sequence needs for its next token."""
@@ -676,7 +726,8 @@ class Scheduler:
                 self._by_adapter[sequence.adapter] = after
 
     def _park(self, sequence: Sequence, reason: Hashable, since_ns: int | None = None) -> None:
-        self.waits.park(sequence, since_ns)
+        is_read = self.disk is not None and reason in self.disk.readings
+        self.waits.park(sequence, WaitReason.PREFIX_READ if is_read else WaitReason.SAME_PREFIX, since_ns)
         sequence.place = Place.PARKED
         self.num_parked += 1
         self._parked.setdefault(reason, []).append(sequence)

@@ -82,6 +82,7 @@ class Sequence:
     num_tokens: int = 0  # including those that a step under way draws
     num_computed: int = 0  # tokens whose keys and values are in `blocks` when the steps under way have ended
     num_cached: int = 0  # prompt tokens that were in the prefix cache when it was first admitted
+    has_asked_disk: bool = False  # for cached blocks, which it does once
     blocks: list[int] = field(default_factory=list)
     state: int | None = None  # its place in the pool of states, where the model's layers keep one
     state_ends: list[int] = field(default_factory=list)  # the numbers of tokens after which its state is to be kept
@@ -91,6 +92,7 @@ class Sequence:
     key: tuple[float, ...] = ()
     num_overtaken: int = 0
     num_preemptions: int = 0
+    last_turn: int = 0  # among the decodes of its client, where a step leaves some out
     # written by WaitingQueue
     client: Client = field(init=False)  # since it arrived
     turn: RequestTurn = field(init=False)

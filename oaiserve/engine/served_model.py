@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from oaiserve.engine.accounts.host_time import Ranges
 from oaiserve.engine.adapters import AdapterTable
+from oaiserve.engine.disk_tier import KeptBlocks
 from oaiserve.engine.drafting.draft_model import DraftModel
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.pooling import Pooling
@@ -16,7 +16,6 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from oaiserve.engine.model.parallel.workers import Workers
-    from oaiserve.engine.model.profiler import TorchProfiler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +35,9 @@ class ServedModel:
     pooling: Pooling | None = None  # None: the model generates text
     adapters: AdapterTable = field(default_factory=AdapterTable)
     draft_model: DraftModel | None = None
+    kept_blocks: KeptBlocks | None = None  # on disk, by --prefix-cache-dir
     processes: Workers | None = None  # of a tensor-parallel model
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
-    ranges: Ranges | None = None  # in which the parts of steps are shown
-    profiler: TorchProfiler | None = None
     # for telemetry
     device: str = ""
     dtype: str = ""

@@ -26,7 +26,6 @@ from oaiserve.engine.accounts.step_account import StepAccount
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.open_requests import OpenRequest, OpenRequests
-from oaiserve.engine.profiling import Profiling
 from oaiserve.engine.results import Results
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Place, Sequence
@@ -60,7 +59,6 @@ class Stepper:
         requests: OpenRequests,
         account: StepAccount,
         host: HostTime,
-        profiling: Profiling,
         hand_over: Callable[[], None],
         *,
         overlap: bool,
@@ -73,7 +71,6 @@ class Stepper:
         self._results = Results(requests, scheduler, account.numbers, model.vocab_size)
         self._account = account
         self._host = host
-        self._profiling = profiling
         self._hand_over = hand_over
         self._overlap = overlap
         self._drafts = drafts
@@ -143,7 +140,6 @@ class Stepper:
                     self._fail_for_memory(self._scheduler.lose_states())
                     return None
             else:
-                self._profiling.launched()
                 self._scheduler.advance(step)
                 return _Launched(step, handle, at_ns, draft_ns, newcomers)
         self._compute_in_parts(step, at_ns, draft_ns, newcomers)
@@ -181,7 +177,6 @@ class Stepper:
         # Without their drafts they are smaller. Chunks of one token come first.
         chunks = sorted((chunk.without_draft() for chunk in chunks), key=lambda chunk: chunk.num_tokens > 1)
         results = compute_in_parts(self._compute, Step(chunks), self._shortage.step_tokens)
-        self._profiling.launched()
         self._fail_for_memory([chunk.sequence for chunk, result in zip(chunks, results, strict=True) if result is None])
         # Before the others advance: what a failed sequence has not computed must not get into the prefix cache.
         computed = [

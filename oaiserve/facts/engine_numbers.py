@@ -85,6 +85,17 @@ class EngineNumbers:
     num_prefix_hits: int = fact(
         "Prompt tokens found in the prefix cache.", metric="oaiserve_prefix_cache_hit_tokens_total"
     )
+    num_blocks_read: int = fact(
+        "Blocks read from --prefix-cache-dir into the prefix cache.", metric="oaiserve_prefix_cache_read_blocks_total"
+    )
+    num_blocks_written: int = fact(
+        "Blocks written to --prefix-cache-dir.", metric="oaiserve_prefix_cache_written_blocks_total"
+    )
+    num_blocks_skipped: int = fact(
+        "Blocks not written to --prefix-cache-dir, because memory had other content by then, too many waited for the "
+        "disk, or it failed.",
+        metric="oaiserve_prefix_cache_skipped_blocks_total",
+    )
     num_preemptions: int = fact(
         "Preemptions: sequences put back into the queue because the KV cache had no free block.",
         metric="oaiserve_preemptions_total",

@@ -1,4 +1,4 @@
-"""The records of ended requests, of the engine's steps and of profiles, which are all that telemetry is made from.
+"""The records of ended requests, and of the engine's steps, which are all that telemetry is made from.
 
 The engine thread fills in the account of a request while it runs, and telemetry reads it afterwards. Each fact
 is declared once, with its row (`fact.py`). Stdlib only.
@@ -10,8 +10,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from oaiserve.facts.fact import fact
 from oaiserve.facts.times import RequestTimes
@@ -53,6 +52,7 @@ class WaitReason(StrEnum):
     NO_BLOCKS = "no_blocks"  # the KV cache had no room for it
     BEHIND_OTHERS = "behind_others"  # the KV cache had no room for requests before it
     SAME_PREFIX = "same_prefix"  # another request was computing the same prefix
+    PREFIX_READ = "prefix_read"  # its prefix was read from --prefix-cache-dir
 
 
 class Cause(StrEnum):
@@ -372,17 +372,3 @@ class StepRecord:
         "Draws of a token among those that a grammar lets come next.", span="oaiserve.step.masked_draws"
     )
     cost_error: float | None = None  # of its expected time, as a share of its own; None: no time was expected
-
-
-class ProfileRecording(Protocol):
-    def save(self, path: Path) -> None:
-        """Write a trace for Chrome and Perfetto, compressed if the name ends in .gz. Takes seconds, on any thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """The result of profiling some of the engine's steps."""
-
-    recording: ProfileRecording
-    num_steps: int  # the steps that were launched during the recording
-    duration_ns: int

@@ -20,6 +20,7 @@ else:  # msgspec reads it when a report is sent, and knows no generic array
     Keys = array
 
 MOST_KEYS = 1024
+ROUTER_HEADER = "x-oaiserve-router"  # of whoever asks; of a peer that is no trusted proxy, it is dropped
 
 Place = TypeVar("Place")
 

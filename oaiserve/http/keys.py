@@ -33,13 +33,13 @@ class Keyring:
 
     def __init__(self, keys: Sequence[str], files: Iterable[Path] = ()) -> None:
         """Take `keys`, which are named key-1, key-2 and so on, and read the files. Raises StartupError."""
-        self._own = [_Key(f"key-{number}", _digest(key.encode())) for number, key in enumerate(keys, start=1)]
+        self._own = [_Key(f"key-{number}", sha256(key.encode()).digest()) for number, key in enumerate(keys, start=1)]
         self._files = [_KeyFile(path) for path in files]
         self._gather()
 
     def name_of(self, key: bytes) -> str | None:
         """Return the name of the key, or None if it is unknown. A nearly right key takes no longer."""
-        given = _digest(key)
+        given = sha256(key).digest()
         matches = [known.name for known in self._keys if hmac.compare_digest(given, known.digest)]
         return matches[0] if matches else None
 
@@ -137,8 +137,4 @@ def _parse(path: Path, number: int, line: str) -> _Key | None:
     if names and _NAME.fullmatch(names[0]) is None:
         raise ValueError(f"is wrong in line {number}: a name must be 1 to 64 letters, digits or ._@:+/-")
     name = names[0] if names else f"{re.sub('[^A-Za-z0-9._@+-]', '_', path.name)[:56]}:{number}"
-    return _Key(name, _digest(key.encode()))
-
-
-def _digest(key: bytes) -> bytes:
-    return sha256(key).digest()
+    return _Key(name, sha256(key.encode()).digest())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
@@ -23,15 +23,6 @@ class AccountPhase(msgspec.Struct):
     causes_ns: dict[str, int]
 
 
-def _types_of_facts() -> Iterator[tuple[str, Any]]:
-    """Yield the name and the type of each fact that the JSON of an account shows, in objects of their own too."""
-    for record in (RequestRecord, EngineAccount):
-        hints = get_type_hints(record)
-        for row in facts_of(record):
-            if row.json:
-                yield row.json, _JSON_TYPES.get(hints[row.name], hints[row.name])
-
-
 _JSON_TYPES: dict[Any, Any] = {  # of values that have another type in JSON
     Outcome: str,
     tuple[str, ...]: list[str],
@@ -39,7 +30,11 @@ _JSON_TYPES: dict[Any, Any] = {  # of values that have another type in JSON
     Mapping[str, str | int | float | bool]: dict[str, Any],
     Mapping[str, str | int | float]: dict[str, Any],
 }
-_FACTS = dict(_types_of_facts()) | {"grammar.kind": str}  # without a kind, there is no object
+_HINTS = (
+    (row, get_type_hints(record)[row.name]) for record in (RequestRecord, EngineAccount) for row in facts_of(record)
+)
+_FACTS = {row.json: _JSON_TYPES.get(hint, hint) for row, hint in _HINTS if row.json}
+_FACTS["grammar.kind"] = str  # without a kind, there is no object
 AccountGrammar = msgspec.defstruct(
     "AccountGrammar",
     [(name.removeprefix("grammar."), kind) for name, kind in _FACTS.items() if "." in name],

@@ -99,11 +99,11 @@ def _message(where: str, message: Message) -> dict[str, Any]:
     name = {} if message.name is None else {"name": message.name}
     match message:
         case AssistantMessage():
-            if message.content is None and message.refusal is None and not _calls(message):
-                reason = "is required for the role 'assistant' if it calls no tools"
+            reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
+            if message.content is None and message.refusal is None and reasoning is None and not _calls(message):
+                reason = "is required for the role 'assistant' if it calls no tools and has no reasoning"
                 raise invalid("messages", reason, f"{where}.content")
             answered = (message.refusal or "") if message.content is None else _content(message.content)
-            reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
             # Templates know it by one name or the other.
             thought = {} if reasoning is None else {"reasoning": reasoning, "reasoning_content": reasoning}
             return {"role": "assistant", "content": answered, **name, **thought, **_calls(message)}

@@ -40,6 +40,10 @@ class Conversation:
         if tools is not None and tools.is_forced and dialect.calls is None:
             param = "function_call" if tools.is_legacy else "tool_choice"
             raise invalid(param, "this server does not read calls (--tool-call-parser none), so none can be forced")
+        # The prompt of a turn without calls begins like the others of its conversation, which the prefix cache has.
+        self.shown_tools: Sequence[Mapping[str, Any]] = () if tools is None else tools.shown
+        if tools is not None and tools.choice == "none":
+            tools = None
         self.tools = tools
         self._dialect = dialect
         self._template_kwargs = template_kwargs
@@ -101,11 +105,6 @@ class Conversation:
         """Return a prompt with the variables of its template, and with the text that starts the reasoning."""
         opening = "" if self._mode is None else self._mode.prompt_opening
         return replace(prompt, template_kwargs=self._template_kwargs, opening=opening)
-
-    @property
-    def shown_tools(self) -> Sequence[Mapping[str, Any]]:
-        """Return the tools for the prompt's description."""
-        return () if self.tools is None else self.tools.shown
 
     def reader(self) -> AnswerReader:
         thinking = self._mode.parser() if self.reads_reasoning and self._mode is not None else None

@@ -19,7 +19,7 @@ from oaiserve.engine.streams import LoopStream
 from oaiserve.errors import APIError, SlowReader, Unavailable
 from oaiserve.facts.continuation import StreamIds
 from oaiserve.facts.record import EngineAccount, Outcome, RequestRecord, ToolCallOutcome
-from oaiserve.facts.times import PHASES, STAMPS, RequestTimes, monotonic_ns
+from oaiserve.facts.times import RequestTimes, monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.routes.middleware import as_api_error, error_response
 from oaiserve.routes.serving import serving_of
@@ -48,6 +48,7 @@ class Exchange:
     trace: TraceContext
     client: str  # with whom others share the server: the name of its API key, or else its address
     key_name: str | None = None
+    owner: str = ""  # a digest of the key; "" without keys
     operation: str = ""
     http_route: str = ""
     ids: StreamIds | None = None  # that a gateway gives it
@@ -106,13 +107,7 @@ class Exchange:
 
     def _phases_ns(self) -> dict[str, int]:
         """Return the past phases, computed from the same stamps as those of the record."""
-        stamps = [getattr(self.times, stamp) for stamp in STAMPS]
-        phases_ns = {}
-        for phase, start_ns, end_ns in zip(PHASES, stamps, stamps[1:], strict=False):
-            if start_ns is None or end_ns is None:
-                break
-            phases_ns[phase] = end_ns - start_ns
-        return phases_ns
+        return {phase.name: phase.duration_ns for phase in self.times.ended().phases()[:-1]}
 
     @property
     def outcome(self) -> Outcome:
@@ -138,7 +133,7 @@ class Accounting:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         ids, client = (state["request_id"], state["unique_id"], state["trace"]), (state["client"], state["key_name"])
-        exchange = Exchange(*ids, *client, self._operation, self._http_route)
+        exchange = Exchange(*ids, *client, state["owner"], self._operation, self._http_route)
         exchange.routing = state.get("routing", exchange.routing)
         state["exchange"] = exchange
 

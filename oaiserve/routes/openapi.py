@@ -23,7 +23,6 @@ STATUSES = {
     403: "The server does not answer to that host name, or to web pages of that origin.",
     404: "There is no such model, or nothing else of that name.",
     408: "The headers, the body or the answer took too long.",
-    409: "Another profile is being recorded.",
     413: "The body is too large (`--body-limit`).",
     415: "The body is compressed.",
     429: "Too much waits already. The header `retry-after` says when to try again.",

@@ -102,13 +102,18 @@ class Intake(Generic[OwnBody]):
             params,
             echo=echo,
             priority=integer(self.body, "priority") or 0,
-            cache_salt=parameters.cache_salt(self.body),
+            cache_salt=self._cache_salt(),
             stream_interval=interval if self.body.stream else 0,
             prefix_keys=prefix_keys,
             sent=self._sent,
         )
         streamed = shape if self.exchange.is_streaming else None
         return Answer(self.serving, self.exchange, request, shape.whole, streamed, before_end=before_end)
+
+    def _cache_salt(self: Intake[SamplingBody]) -> str:
+        """Return the salt of the prefix cache: how fast an answer begins tells nothing of what another key has sent."""
+        salt, owner = parameters.cache_salt(self.body), self.exchange.owner
+        return f"{owner} {salt}" if owner and not self.serving.shares_prefix_cache else salt
 
     def pooled_answer(
         self, prompts: tuple[Prompt, ...], whole: RenderWhole, params: dict[str, str | int | float | bool]

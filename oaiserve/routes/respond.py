@@ -191,6 +191,8 @@ class Answer:
             last = await self._write_full_pieces(send, stream, self._rendered(shape, events))
         except (Exception, asyncio.CancelledError) as unexpected:
             last = self._failed(shape, as_api_error(unexpected, scope))
+        if self.exchange.ids is not None and isinstance(self.exchange.error, Unavailable):
+            return self._cut(scope)  # the gateway in front has the stream go on at another server
         await write(send, last, is_last=True)
 
     async def _write_full_pieces(self, send: Send, stream: LoopStream, parts: Iterable[bytes]) -> bytes:
@@ -243,7 +245,8 @@ class Answer:
         """Return the error that this event reports, or None. An abort reports none if the client has left."""
         stream = self.exchange.stream
         if isinstance(event, Failed):
-            return event.error
+            is_asked_elsewhere = self.exchange.ids is not None and self.serving.engine.failure is not None
+            return Unavailable(event.error.message) if is_asked_elsewhere else event.error
         if self.exchange.client_left or stream is None:
             return None
         if isinstance(event, TERMINAL) and stream.is_cut and self.exchange.http_status is None:

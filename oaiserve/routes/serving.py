@@ -19,7 +19,7 @@ from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, ModelNotFound
-from oaiserve.facts.record import Profile, RequestRecord
+from oaiserve.facts.record import RequestRecord
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.feed import Feed
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class ServedEngine(Protocol):
-    """The engine as the routes see it: limits, tokenizer, health and profiles. Requests go through `LoopStreams`."""
+    """The engine as the routes see it: limits, tokenizer and health. Requests go through `LoopStreams`."""
 
     @property
     def max_model_len(self) -> int: ...
@@ -74,10 +74,6 @@ class ServedEngine(Protocol):
     ) -> Future[Result]: ...
 
     def give_back_later(self) -> None: ...
-
-    def profile(self, num_steps: int, timeout_seconds: float, /) -> Future[Profile]: ...
-
-    def end_profile(self, asked: Future[Profile], /) -> None: ...
 
 
 class RecentEntries(Protocol):
@@ -134,9 +130,9 @@ class Serving:
     # of the bodies that are being received: a client may send many slowly
     received_bytes: SharedLimit = field(default_factory=lambda: SharedLimit(MOST_RECEIVED_BYTES))
     dialect: Dialect = field(default_factory=Dialect)  # of calls and reasoning in the model's answers
+    shares_prefix_cache: bool = False  # among the owners of several keys
     stores_responses: bool = False
     stream_interval: int = 1  # tokens of a choice per event, for requests that do not set it
-    profile_dir: Path | None = None  # None: this server makes no profiles
     lora_dir: Path | None = None  # of adapters that clients may load; None: they may load none
     trace_prompt_characters: int = 0  # most characters of a prompt in its record
     unknown_names: UnknownNames = field(default_factory=UnknownNames)

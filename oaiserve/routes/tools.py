@@ -31,7 +31,7 @@ from oaiserve.routes.objects import (
     ToolChoice,
 )
 
-Kind = Literal["auto", "required", "named"]
+Kind = Literal["none", "auto", "required", "named"]
 # With one of these, a schema says itself which properties there are beside those in `properties`.
 _KEYS_OF_PROPERTIES = {
     *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
@@ -51,11 +51,11 @@ class Tools:
 
     @property
     def is_forced(self) -> bool:
-        return self.choice != "auto"
+        return self.choice in ("required", "named")
 
 
 def requested_tools(body: ChatBody | ResponsesBody) -> Tools | None:
-    """Return the tools for the model, or None without any or with the choice "none"."""
+    """Return the tools for the model, or None without any."""
     choice: ToolChoice | ResponseToolChoice | FunctionName | None = body.tool_choice
     param, choice_param, is_legacy = "tools", "tool_choice", False
     without: tuple[str | None, ...] = (None, "none")
@@ -75,7 +75,7 @@ def requested_tools(body: ChatBody | ResponsesBody) -> Tools | None:
         return None
     shown = shown_tools(param, functions, where)
     if choice == "none":
-        return None
+        return Tools(shown, {}, "none", only_one=False, is_legacy=is_legacy)
     kind, names = _choice(choice)
     schemas = _chosen(choice_param, names, {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown})
     only_one = is_legacy or kind == "named" or body.parallel_tool_calls is False

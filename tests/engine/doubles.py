@@ -15,6 +15,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.accounts.host_time import describe
 from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import (
@@ -34,6 +35,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import ChunkResult, Logprobs, Masks, Step, StepResult
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.explain.step_cost_fit import at_once
+from oaiserve.facts.record import HostPart
 from oaiserve.facts.times import monotonic_ns
 from tests.engine.memory import NEVER
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
@@ -78,7 +80,7 @@ class ScriptedRunner:
 
     is_exact = True
     is_asynchronous = False
-    kv_version = 0
+    kv_version = ""
 
     def __init__(
         self,
@@ -300,19 +302,18 @@ def wait_until_idle(engine: Engine) -> None:
         time.sleep(0)
 
 
-class ShownRanges:
-    """A profiler that keeps the names of ranges."""
+def parts_entered(engine: Engine) -> list[str]:
+    """Return the names of the parts of the engine thread's work, with their steps, as it will enter them."""
+    names: list[str] = []
+    host = engine._loop._host
+    enter = host.enter
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.is_open = False
+    def recorded(part: HostPart, step: Step | None = None) -> int:
+        names.append(part if step is None else f"{part} {describe(step)}")
+        return enter(part, step)
 
-    def begin(self, name: str) -> None:
-        self.names.append(name)
-        self.is_open = True
-
-    def end(self) -> None:
-        self.is_open = False
+    host.enter = recorded
+    return names
 
 
 def request(request_id: str = "r", prompt_len: int = 5, *, stream_interval: int = 1, **params: object) -> Request:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,6 +199,60 @@ def test_where_decodes_take_all_the_time_only_requests_without_a_place_get_one()
     assert len(memory.scheduler.running) == 3
     memory.add(sequence("other", 2, 40, client_name="only"))
     assert ("other", 2) in memory.run()
+
+
+def crowded(num_large: int, *others: int) -> Memory:
+    """Return a memory in which so many sequences of a client decode, and some of others; a row takes 10 ms."""
+    memory = memory_of(kv_blocks=1024, max_running=64, max_step_tokens=512, policy=fair)
+    cost = StepCost(tuple(1e7 * knot for knot in KNOTS))
+    memory.scheduler.step_time = StepTime(lambda: cost, 100.0, 512)
+    add(memory, "large", num_large, max_tokens=60)
+    for name, number in zip("abc", others, strict=False):
+        add(memory, name, number, max_tokens=60)
+    memory.run()
+    return memory
+
+
+def decodes_of(chunks: list[tuple[str, int]]) -> Counter[str]:
+    return Counter(name.rstrip("0123456789") for name, _ in chunks)
+
+
+def test_beside_few_decodes_of_others_a_client_with_many_gets_as_many_rows_and_all_have_their_turns() -> None:
+    memory = crowded(20, 1, 2)
+    steps = [memory.run() for _ in range(28)]
+    assert [decodes_of(step) for step in steps] == [{"large": 3, "a": 1, "b": 2}] * 28
+    for first in range(21):
+        turns = {name for step in steps[first : first + 7] for name, _ in step if name.startswith("large")}
+        assert len(turns) == 20, "each of 20 in seven steps of three"
+
+
+@pytest.mark.parametrize("others", [(), (20,), (20, 20), (18, 22)])
+def test_alone_or_among_clients_with_as_many_nobody_is_left_out(others: tuple[int, ...]) -> None:
+    memory = crowded(20, *others)
+    assert decodes_of(memory.run()).total() == 20 + sum(others)
+
+
+def test_masks_that_take_long_wait_for_their_turn_where_others_are_in_the_step() -> None:
+    constraint = SimpleNamespace(mask_ns=3_000_000)
+    memory = crowded(0, 4)
+    add(memory, "slow", 4, max_tokens=60, constraint=constraint)
+    memory.run()
+    turns = [{name for name, _ in memory.run() if name.startswith("slow")} for _ in range(4)]
+    assert [len(names) for names in turns] == [2] * 4
+    assert turns[0] | turns[1] == turns[2] | turns[3] == {f"slow{i}" for i in range(4)}
+    constraint.mask_ns = 1_000
+    assert decodes_of(memory.run()) == {"a": 4, "slow": 4}
+
+
+def test_a_client_that_comes_finds_a_short_step_and_one_that_leaves_gives_all_rows_back() -> None:
+    memory = crowded(20)
+    assert decodes_of(memory.run()) == {"large": 20}
+    add(memory, "a", max_tokens=3)
+    assert [decodes_of(memory.run()) for _ in range(4)] == [
+        {"large": 2, "a": 1},
+        *[{"large": 1, "a": 1}] * 2,
+        {"large": 20},
+    ]
 
 
 def test_a_single_place_is_never_taken_away() -> None:

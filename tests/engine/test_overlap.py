@@ -24,10 +24,10 @@ from tests.engine.doubles import (
     Inbox,
     Launched,
     ScriptedRunner,
-    ShownRanges,
     letter_id,
     make_engine,
     next_letter,
+    parts_entered,
     request,
     third_step_fails,
 )
@@ -302,10 +302,11 @@ def test_one_row_that_waits_for_ids_leaves_the_overlap_of_the_others_as_it_is() 
 def test_only_a_draw_that_has_waited_is_a_part_of_its_own_in_the_time_of_the_host() -> None:
     names = []
     for edits in ({}, {"repetition_penalty": 1.1}):
-        shown = ShownRanges()
-        with make_engine(TimedDevice(Clock(), 0.01), ranges=shown, tokenize_workers=0) as engine:
+        engine = make_engine(TimedDevice(Clock(), 0.01), tokenize_workers=0)
+        shown = parts_entered(engine)
+        with engine:
             list(engine.stream(request(max_tokens=3, **edits)))
-        names.append([name.split()[0] for name in shown.names if name.startswith(("launch", "wait"))])
+        names.append([name.split()[0] for name in shown if name.startswith(("launch", "wait"))])
     assert names[0] == ["launch", "launch", "wait", "launch", "wait", "wait"]
     assert names[1] == ["launch", "launch", "wait", "launch", "launch", "wait", "launch", "wait"]
 

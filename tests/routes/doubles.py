@@ -35,7 +35,7 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.errors import APIError, InvalidRequest
-from oaiserve.facts.record import EngineAccount, Profile, RequestRecord
+from oaiserve.facts.record import EngineAccount, RequestRecord
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 from oaiserve.facts.trace import TraceContext
@@ -123,16 +123,6 @@ class FakeEngine:
         self.turns: queue.Queue[tuple[str, int]] = queue.Queue()  # of work with the tokenizer: client, bytes
         self.open: dict[str, Deliver] = {}
         self.times: dict[str, RequestTimes] = {}
-        self.profiles: queue.Queue[tuple[int, float, Future[Profile]]] = (
-            queue.Queue()
-        )  # number of steps, seconds, and the future
-        self.ended_profiles: queue.Queue[Future[Profile]] = queue.Queue()
-
-    def profile(self, num_steps: int, timeout_seconds: float) -> Future[Profile]:
-        asked: Future[Profile] = Future()
-        assert asked.set_running_or_notify_cancel()
-        self.profiles.put((num_steps, timeout_seconds, asked))
-        return asked
 
     def _add_adapter(self, number: int, name: str, path: Path) -> None:
         if path.name == "broken":
@@ -165,9 +155,6 @@ class FakeEngine:
     def report(self) -> ReplicaReport:
         self.is_reporting = True
         return ReplicaReport("", "fake", 3, 1.5, 20.0, array("Q", (1, 2**64 - 1)), 2, 1, 0.25)
-
-    def end_profile(self, asked: Future[Profile]) -> None:
-        self.ended_profiles.put(asked)
 
     def start(self) -> None:
         pass

@@ -13,6 +13,7 @@ import pytest
 
 from oaiserve.app import routes
 from oaiserve.config import Config
+from oaiserve.facts.report import ROUTER_HEADER
 from tests.routes.conftest import Serve, Served
 from tests.waiting import wait_until
 
@@ -144,7 +145,27 @@ def test_every_route_refuses_the_pages_of_others(served: Served, method: str, pa
     response = served.http.request(method, path, headers={"origin": origin})
     check_refused(response, 403, "origin_not_allowed", origin, f"--cors-origin {origin}")
     assert served.engine.submitted.empty()
-    assert served.engine.profiles.empty()
+
+
+@pytest.mark.parametrize(
+    ("keys", "shares", "num_salts"), [(("a", "b"), False, 2), (("a", "b"), True, 1), ((), False, 1)]
+)
+def test_keys_share_prompts_in_the_prefix_cache_only_if_asked_to(
+    serve: Serve, keys: tuple[str, ...], shares: bool, num_salts: int
+) -> None:
+    """So it is with each salt of their own, and a key cannot take the salt of another."""
+    served = serve(api_key=keys, share_prefix_cache=shares)
+    salts: dict[str | None, list[str]] = {}
+    for key in ("a", "b", "a"):
+        for own in (None, "mine"):
+            body = {"prompt": "Hello", "max_tokens": 2} | ({} if own is None else {"cache_salt": own})
+            headers = {"authorization": f"Bearer {key}"}
+            assert served.http.post("/v1/completions", json=body, headers=headers).status_code == 200
+            salts.setdefault(own, []).append(served.engine.submitted.get_nowait().cache_salt)
+    for first, second, again in salts.values():
+        assert (first == again, len({first, second})) == (True, num_salts)
+    assert len({salt for of_own in salts.values() for salt in of_own}) == 2 * num_salts
+    assert not any(key == salt.split(" ")[0] for key in keys for of_own in salts.values() for salt in of_own)
 
 
 def test_a_form_of_another_page_generates_nothing(served: Served) -> None:
@@ -274,6 +295,16 @@ def test_anything_else_is_unauthorized(serve: Serve, headers: dict[str, Any]) ->
         assert response.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize(("keys", "trusted", "is_shown"), [("ab", (), 0), ("ab", ("127.0.0.1",), 1), ("a", (), 1)])
+def test_keys_of_prompts_are_told_to_a_trusted_gateway_alone_where_keys_are_kept_apart(
+    serve: Serve, keys: str, trusted: tuple[str, ...], is_shown: bool
+) -> None:
+    served = serve(api_key=(*keys,), trusted_proxy=trusted)
+    for headers, is_shown_then in ((bearer("a") | {ROUTER_HEADER: "1"}, is_shown), (bearer("a"), len(keys) == 1)):
+        report = served.http.get("/debug/report", headers=headers).json()
+        assert (bool(report["keys"]), report["num_running"]) == (is_shown_then, 2)
+
+
 SPELLINGS = (
     *("{}", "{}/", "/{}", "{}//", "//{}//", "{}?a=b", "{}%2F", "/%2F{}", "{}/.", "/.{}", "{}/../x", "{}%00", "{};a"),
 )
@@ -298,7 +329,7 @@ def test_no_spelling_of_a_route_is_open(serve: Serve, spelling: str, guard_all: 
 @pytest.mark.parametrize("method", ["OPTIONS", "HEAD", "TRACE", "PUT", "PROPFIND"])
 def test_no_method_passes_without_a_key(serve: Serve, method: str) -> None:
     served = serve(api_key=("one",))
-    for path in ("/v1/models", "/v1/completions", "/debug/requests", "/debug/profile", "/dashboard/feed", "/nothing"):
+    for path in ("/v1/models", "/v1/completions", "/debug/requests", "/dashboard/feed", "/nothing"):
         check_refused(served.http.request(method, path), 401, "invalid_api_key")
 
 

@@ -120,13 +120,20 @@ def test_what_is_wrong_in_the_history_is_named(served: Served, message: dict[str
     refused(served.chat(messages=[*HI, message]), "messages", f"'{where}'")
 
 
+def test_a_message_of_the_history_may_have_reasoning_alone(serve: Serve) -> None:
+    served = serve(template="{{ messages }}")
+    message = {"role": "assistant", "reasoning_content": "Hm."}
+    assert served.chat(messages=[*HI, message, *HI]).status_code == 200
+    refused(served.chat(messages=[*HI, {"role": "assistant"}, *HI]), "messages", "has no reasoning")
+
+
 def test_a_template_that_knows_tools_gets_them(serve: Serve) -> None:
     served = serve(template="{{ tools }}{{ messages }}")
     _, prompt = chatted(served, tools=TOOLS)
     without = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}}
     assert prompt.tools == [TIME, without]
     assert prompt.messages == [{"role": "user", "content": "Hi"}]
-    assert chatted(served, tools=TOOLS, tool_choice="none")[1].tools == ()
+    assert chatted(served, tools=TOOLS, tool_choice="none")[1] == prompt, "an agent's last turn finds its prefix"
     assert chatted(served, tools=TOOLS, tool_choice=allowed("auto", "stop"))[1].tools == [TIME, without]
     assert chatted(served, functions=[TIME["function"]])[1].tools == [TIME]
 

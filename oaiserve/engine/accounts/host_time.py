@@ -1,27 +1,13 @@
-"""The time of the engine thread in contiguous parts, also as ranges of a profiler. Engine thread only, no torch."""
+"""The time of the engine thread in contiguous parts. Engine thread only, no torch."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import Load
 from oaiserve.facts.record import HostPart, StepKind
-
-log = logging.getLogger(__name__)
-
-
-class Ranges(Protocol):
-    """A profiler that shows named ranges of time of the thread that calls it. Ranges do not nest."""
-
-    def begin(self, name: str) -> None:
-        """Begin a range, and end the range before."""
-
-    def end(self) -> None:
-        """End the open range, if there is one."""
 
 
 class HostTime:
@@ -30,9 +16,8 @@ class HostTime:
     `enter` reads the clock once between two parts, so the parts add up to the time since this object was made.
     """
 
-    def __init__(self, clock_ns: Callable[[], int], ranges: Ranges | None = None) -> None:
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
-        self._ranges = ranges
         self.part = HostPart.IDLE
         self.step: Step | None = None  # that the part is about; read by the watchdog
         self.since_ns = clock_ns()
@@ -43,20 +28,7 @@ class HostTime:
         now_ns = self._clock_ns()
         self.spent_ns[self.part] += now_ns - self.since_ns
         self.part, self.step, self.since_ns = part, step, now_ns
-        if self._ranges is not None:
-            try:
-                self._ranges.begin(part if step is None else f"{part} {describe(step)}")
-            except Exception:  # if the profiler fails, only its ranges are lost
-                log.exception("The profiler failed to begin a range; no more ranges are shown")
-                self._ranges = None
         return now_ns
-
-    def show(self, ranges: Ranges | None) -> Ranges | None:
-        """Show the parts in `ranges` from now on. Return where they were shown before; its open range is ended."""
-        before, self._ranges = self._ranges, ranges
-        if before is not None:
-            before.end()
-        return before
 
 
 def kind_of(step: Step, load: Load) -> StepKind:

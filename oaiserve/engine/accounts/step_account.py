@@ -184,6 +184,9 @@ class StepAccount:
         numbers.blocks_cached, numbers.blocks_reusable = pool.num_cached, pool.num_reusable
         numbers.num_preemptions = scheduler.num_preemptions
         numbers.num_prefix_queries, numbers.num_prefix_hits = scheduler.num_prefix_queries, scheduler.num_prefix_hits
+        if (disk := scheduler.disk) is not None:
+            numbers.num_blocks_read, numbers.num_blocks_written = disk.num_read, disk.num_written
+            numbers.num_blocks_skipped = disk.num_skipped
         num_begun_tokens = self._num_begun_tokens if num_running else 0
         numbers.load = numbers.load.after(now_ns, num_open, numbers.num_waiting_tokens + num_begun_tokens)
         return self.copy(idle_since_ns=None)

@@ -38,9 +38,9 @@ class QueueWaits:
         self._set_reason(sequence, WaitReason.NO_BLOCKS, self._now_ns)
         self._until_next_step.append(sequence)
 
-    def park(self, sequence: Sequence, since_ns: int | None = None) -> None:
-        """Let a sequence wait for another one that computes what both need, since this step or since `since_ns`."""
-        self._set_reason(sequence, WaitReason.SAME_PREFIX, self._now_ns if since_ns is None else since_ns)
+    def park(self, sequence: Sequence, reason: WaitReason, since_ns: int | None = None) -> None:
+        """Let a sequence wait for what another one computes, or what is read, since this step or since `since_ns`."""
+        self._set_reason(sequence, reason, self._now_ns if since_ns is None else since_ns)
 
     def unpark(self, sequence: Sequence) -> None:
         """Let a parked sequence wait for the common reason from the next step on."""

@@ -43,6 +43,11 @@ class Constraint:
         return self._matcher.is_free
 
     @property
+    def mask_ns(self) -> int:
+        """Return the CPU time of the last mask, which the next one will about take."""
+        return self._matcher.mask_ns
+
+    @property
     def is_complete(self) -> bool:
         """Return whether the choice ends now, without an end-of-sequence token."""
         return self._matcher.is_complete

@@ -6,8 +6,9 @@ between two defined names is one rule, across line breaks. It must not know requ
 
 from __future__ import annotations
 
+import itertools
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from oaiserve.engine.grammars import regexes
 from oaiserve.engine.grammars.refusal import Refused
@@ -25,51 +26,15 @@ _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8}
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Name:
-    name: str
-
-    def names(self) -> set[str]:
-        return {self.name}
-
-    def written(self, names: dict[str, str]) -> str:
-        return names[self.name]
-
-
-@dataclass(frozen=True, slots=True)
-class _Regex:
-    regex: str
-
-    def names(self) -> set[str]:
-        return set()
-
-    def written(self, names: dict[str, str]) -> str:
-        return f"/{self.regex}/" if self.regex else '""'
-
-
-@dataclass(frozen=True, slots=True)
-class _GbnfGroup:
-    """Alternatives, each a sequence of elements with their repetitions."""
-
-    alternatives: list[list[tuple[_Name | _Regex | _GbnfGroup, str]]]
-
-    def names(self) -> set[str]:
-        return set[str]().union(*(element.names() for sequence in self.alternatives for element, _ in sequence))
-
-    def rule(self, names: dict[str, str]) -> str:
-        sequences = (" ".join(one.written(names) + repeat for one, repeat in row) for row in self.alternatives)
-        return " | ".join(sequence or '""' for sequence in sequences)
-
-    def written(self, names: dict[str, str]) -> str:
-        return f"({self.rule(names)})"
+_Token = tuple[str, str]  # its kind, which is the name of a group in _TOKEN, and its text
 
 
 def as_lark(text: str) -> str:
-    """Translate a grammar into Lark's notation. Raises Refused."""
-    rules = _GbnfParser(text).rules()
+    """Translate a grammar into Lark's notation, token by token. Raises Refused."""
+    rules = _rules(_tokens(text))
     if "root" not in rules:
         raise Refused("the grammar has no rule 'root'")
-    names_of = {name: rule.names() for name, rule in rules.items()}
+    names_of = {name: {token for kind, token in tokens if kind == "name"} for name, tokens in rules.items()}
     for name, names in names_of.items():
         if unknown := sorted(names - rules.keys()):
             raise Refused(f"the rule '{name}' of the grammar refers to '{unknown[0][:60]}', which it does not define")
@@ -77,88 +42,85 @@ def as_lark(text: str) -> str:
     while found := {name for name, names in names_of.items() if name not in terminals and names <= terminals}:
         terminals |= found
     written = {name: f"{'T' if name in terminals else 'r'}{index}" for index, name in enumerate(rules)}
-    lines = (f"{written[name]}: {rule.rule(written)}" for name, rule in rules.items())
+    lines = (f"{written[name]}: {_lark_rule(tokens, written)}" for name, tokens in rules.items())
     return "\n".join([f"start: {written['root']}", *lines])
 
 
-class _GbnfParser:
-    def __init__(self, text: str) -> None:
-        self._tokens: list[tuple[str, str]] = []
-        at = 0
-        while at < len(text):
-            found = _TOKEN.match(text, at)
-            if found is None:
-                line = text.count("\n", 0, at) + 1
-                raise Refused(f"the grammar cannot be read from {text[at : at + 20]!r} on, in line {line}")
-            if found.lastgroup != "skip":
-                self._tokens.append((str(found.lastgroup), found[0]))
-            at = found.end()
-        self._at = 0
+def _tokens(text: str) -> list[_Token]:
+    tokens: list[_Token] = []
+    at = 0
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            line = text.count("\n", 0, at) + 1
+            raise Refused(f"the grammar cannot be read from {text[at : at + 20]!r} on, in line {line}")
+        if found.lastgroup != "skip":
+            tokens.append((str(found.lastgroup), found[0]))
+        at = found.end()
+    return tokens
 
-    def rules(self) -> dict[str, _GbnfGroup]:
-        rules: dict[str, _GbnfGroup] = {}
-        while self._at < len(self._tokens):
-            name = self._tokens[self._at][1]
-            if not self._is_definition():
-                raise Refused(f'the grammar has {name[:60]!r} where a rule should begin, such as: root ::= "yes"')
-            if name in rules:
-                raise Refused(f"the grammar defines the rule '{name[:60]}' twice")
-            self._at += 2
-            rules[name] = self._group(0)
-            if len(rules) > MOST_RULES:
-                raise Refused(f"the grammar has more than {MOST_RULES} rules")
-        return rules
 
-    def _is_definition(self) -> bool:
-        return [kind for kind, _ in self._tokens[self._at : self._at + 2]] == ["name", "define"]
+def _rules(tokens: list[_Token]) -> dict[str, list[_Token]]:
+    """Return the tokens of each rule, by its name."""
+    pairs = itertools.pairwise(kind for kind, _ in tokens)
+    starts = [index for index, pair in enumerate(pairs) if pair == ("name", "define")]
+    if tokens and starts[:1] != [0]:
+        raise Refused(f'the grammar has {tokens[0][1][:60]!r} where a rule should begin, such as: root ::= "yes"')
+    if len(starts) > MOST_RULES:
+        raise Refused(f"the grammar has more than {MOST_RULES} rules")
+    rules: dict[str, list[_Token]] = {}
+    for start, end in itertools.pairwise([*starts, len(tokens)]):
+        name = tokens[start][1]
+        if name in rules:
+            raise Refused(f"the grammar defines the rule '{name[:60]}' twice")
+        rules[name] = tokens[start + 2 : end]
+    return rules
 
-    def _group(self, depth: int) -> _GbnfGroup:
-        """Read alternatives up to the end of their group, or of their rule."""
+
+def _lark_rule(tokens: list[_Token], names: Mapping[str, str]) -> str:
+    written: list[str] = []
+    depth = 0
+    last = "|"  # the kind of the last token, or the sign that began a sequence
+    for kind, token in tokens:
+        is_first = last in ("(", "|")
+        if kind == "define" or (kind == "repeat" and (is_first or last == "repeat")):
+            raise Refused(f"the grammar has a '{token}' in a place where it means nothing")
+        depth += (token == "(") - (token == ")")
+        if depth < 0:
+            raise Refused("the grammar has a ')' without a '('")
         if depth > MOST_DEPTH:
             raise Refused(f"the grammar has more than {MOST_DEPTH} groups within each other")
-        alternatives: list[list[tuple[_Name | _Regex | _GbnfGroup, str]]] = [[]]
-        while self._at < len(self._tokens) and not self._is_definition():
-            kind, token = self._tokens[self._at]
-            if token == ")":
-                break
-            self._at += 1
-            if token == "|":
-                alternatives.append([])
-                continue
-            alternatives[-1].append((self._element(kind, token, depth), self._repeat()))
-        return _GbnfGroup(alternatives)
+        if is_first and token in ("|", ")"):
+            written.append('""')
+        if kind == "repeat":
+            written[-1] += _repeat(token)
+        else:
+            written.append(names[token] if kind == "name" else _lark_element(kind, token))
+        last = token if token in ("(", "|") else kind
+    if depth:
+        raise Refused("the grammar has a '(' without a ')'")
+    return " ".join(written if last not in ("(", "|") else [*written, '""'])
 
-    def _element(self, kind: str, token: str, depth: int) -> _Name | _Regex | _GbnfGroup:
-        if token == "(":
-            group = self._group(depth + 1)
-            if self._tokens[self._at : self._at + 1] != [("sign", ")")]:
-                raise Refused("the grammar has a '(' without a ')'")
-            self._at += 1
-            return group
-        match kind:
-            case "name":
-                return _Name(token)
-            case "string":
-                return _Regex("".join(regexes.literal(character) for character, _ in _characters(token[1:-1])))
-            case "class":
-                return _Regex(_class(token))
-            case "sign" if token == ".":
-                return _Regex("(?s:.)")
-            case _:
-                raise Refused(f"the grammar has a '{token}' in a place where it means nothing")
 
-    def _repeat(self) -> str:
-        if self._at == len(self._tokens) or self._tokens[self._at][0] != "repeat":
-            return ""
-        token = self._tokens[self._at][1]
-        self._at += 1
-        if token[0] != "{":
-            return token
-        low, comma, high = token[1:-1].partition(",")
-        counts = [int(count[:9]) for count in (low, high) if count]
-        if not counts or max(counts) > MOST_REPETITIONS or counts != sorted(counts):
-            raise Refused(f"the grammar has the count {token[:40]}: counts may be up to {MOST_REPETITIONS}")
-        return f"{{{low or 0}{comma}{high}}}"
+def _lark_element(kind: str, token: str) -> str:
+    match kind:
+        case "string":
+            regex = "".join(regexes.literal(character) for character, _ in _characters(token[1:-1]))
+            return f"/{regex}/" if regex else '""'
+        case "class":
+            return f"/{_class(token)}/"
+        case _:
+            return "/(?s:.)/" if token == "." else token
+
+
+def _repeat(token: str) -> str:
+    if token[0] != "{":
+        return token
+    low, comma, high = token[1:-1].partition(",")
+    counts = [int(count[:9]) for count in (low, high) if count]
+    if not counts or max(counts) > MOST_REPETITIONS or counts != sorted(counts):
+        raise Refused(f"the grammar has the count {token[:40]}: counts may be up to {MOST_REPETITIONS}")
+    return f"{{{low or 0}{comma}{high}}}"
 
 
 def _characters(text: str) -> list[tuple[str, bool]]:

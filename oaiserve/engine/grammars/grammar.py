@@ -241,7 +241,7 @@ class Matcher:
         self._original = original
         self._excess = excess
         self._unpaid_ns = 0  # of what is not a mask; the next one pays it
-        self._is_slow = False
+        self.mask_ns = 0  # the CPU time of the last one
         self._matcher = original.matcher.deep_copy()
         self._tokens = tokens
         self._after = after
@@ -267,7 +267,7 @@ class Matcher:
 
     def _pay(self, excess_ns: int) -> None:
         excess_ns, self._unpaid_ns = excess_ns + self._unpaid_ns, 0
-        self._is_slow = excess_ns > -TOKEN_NS // 2
+        self.mask_ns = TOKEN_NS + excess_ns
         self._excess.add(excess_ns)
 
     def forced_ids(self) -> list[int]:
@@ -283,7 +283,7 @@ class Matcher:
 
     def num_possible(self, token_ids: list[int]) -> int:
         """Return the number of these ids that may come next, in turn, before the matcher becomes free or not."""
-        if self._is_slow:
+        if self.mask_ns > TOKEN_NS // 2:
             return 0  # each token ahead takes longer than the one before it
         if not self.is_free:
             began_ns = thread_time_ns()

@@ -15,6 +15,7 @@ import torch
 
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs, Replayed
@@ -27,6 +28,7 @@ from oaiserve.engine.model.transfer import ReadBack
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, Step, StepResult
 
+EXACT = "exact"  # the version of keys and values of the native step, at each start
 POLL_SECONDS = 50e-6  # between two looks at a device that is waited for with others
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
 NO_MEMORY = "The device had no memory left to draw this request's next token."
@@ -87,8 +89,8 @@ class ModelRunner:
         self._tables = tables
         self._states = states
         self._check_results = check_results
-        self._hand_over: Callable[[], Executor] | None = None
-        self.kv_version = 0
+        self._next: tuple[Executor, Callable[[], object]] | None = None
+        self.kv_version = EXACT if executor.is_exact else "first"
         self._adapters: dict[int, Adapter] = {}  # by their numbers
         # These belong to the step that was launched last: the ids that it draws, the row of each sequence among them,
         # and when the step ends.
@@ -106,15 +108,21 @@ class ModelRunner:
         """Return whether decode steps are replayed as CUDA graphs."""
         return self._graphs is not None
 
-    def replace(self, hand_over: Callable[[], Executor]) -> None:
-        """Use another executor from the next step on. This may be called from any thread.
+    def replace(self, executor: Executor, hand_over: Callable[[], object]) -> None:
+        """Use another executor from the next step on. This may be called once, from any thread.
 
-        `hand_over` is called between two steps, on the thread that runs them. It returns the new executor, to which it
-        has copied all keys and values of the current one. It may round differently, so from now on there is another
-        `kv_version`, with which nothing of the current executor is found in the prefix cache.
+        `hand_over` is called between two steps, on the thread that runs them. It copies all keys and values of the
+        current executor to the new one. That may round differently, so from now on there is another `kv_version`, with
+        which nothing of the current executor is found in the prefix cache.
         """
-        self._hand_over = hand_over
-        self.kv_version += 1  # after that, so that all that is computed for this version is the new executor's
+        self._next = executor, hand_over
+        # After that, so that all that is computed for this version is the new executor's.
+        self.kv_version = EXACT if executor.is_exact else "second"
+
+    def native(self) -> NativeDecoder | None:
+        """Return the native step, if steps are computed by it from now on."""
+        executor = self._executor if self._next is None else self._next[0]
+        return executor if isinstance(executor, NativeDecoder) else None
 
     def add_adapter(self, number: int, adapter: Adapter) -> None:
         """Add an adapter for sequences, by an unused number above 0. Any thread may call this."""
@@ -282,8 +290,9 @@ class ModelRunner:
             time.sleep(POLL_SECONDS)
 
     def _executor_for_next_step(self) -> Executor:
-        if self._hand_over is not None:
-            self._executor, self._hand_over = self._hand_over(), None
+        if self._next is not None:
+            (self._executor, hand_over), self._next = self._next, None
+            hand_over()
         return self._executor
 
     def _sample(

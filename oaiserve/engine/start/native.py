@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -27,7 +28,6 @@ from oaiserve.engine.model.cpu.kv_layout import latent_dim, refuse_unless_it_fit
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import KEY_GROUP, LoadedModel
 from oaiserve.engine.start.cache import remember_checked
@@ -99,7 +99,7 @@ def start_native(
             raise problem
         sizes: Any = {"num_blocks": num_blocks, "num_threads": num_threads}
         native = native_step(loaded, options, key, features=features, **sizes)
-        runner.replace(_hand_over(eager, native, native))
+        runner.replace(native, _hand_over(eager, native))
 
     if (needed_by := _needing_native(options)) is not None:
         try:
@@ -128,13 +128,9 @@ def start_native(
         else:
             log.info("The native step is ready after %.1f s", (monotonic_ns() - started_ns) / 1e9)
 
-    def keep() -> Executor:
-        torch.set_num_threads(num_threads)
-        return eager
-
     def start_attention() -> None:
         if not loaded.kv_shapes:  # nothing attends
-            runner.replace(keep)
+            runner.replace(eager, partial(torch.set_num_threads, num_threads))
             return
         sizes = {"num_blocks": num_blocks, "block_size": options.block_size, "num_threads": num_threads}
         try:
@@ -142,7 +138,8 @@ def start_native(
         except (BuildError, MemoryError, NotKnown) as error:
             log.info("Its attention is in plain torch: %s", error)
         else:
-            runner.replace(_hand_over(eager, native, EagerExecutor(loaded, native.caches, native.prepare)))
+            attending = EagerExecutor(loaded, native.caches, native.prepare)
+            runner.replace(attending, _hand_over(eager, native))
             log.info("Its attention is native after %.1f s", (monotonic_ns() - started_ns) / 1e9)
 
     thread = Thread(target=start, name="compile", daemon=True)
@@ -155,19 +152,18 @@ def _needing_native(options: EngineOptions) -> str | None:
     """Return the flag that only the native step obeys, or None."""
     if options.kv_cache_dtype != "auto":
         return f"--kv-cache-dtype {options.kv_cache_dtype}"
+    if options.prefix_cache_dir is not None:
+        return "--prefix-cache-dir"
     return None if options.draft_model is None else "--draft-model"
 
 
-def _hand_over(
-    eager: EagerExecutor, native: NativeDecoder | NativeAttention, executor: Executor
-) -> Callable[[], Executor]:
-    """Return the function that copies the KV cache from `eager` to `native`, which `executor` uses."""
+def _hand_over(eager: EagerExecutor, native: NativeDecoder | NativeAttention) -> Callable[[], None]:
+    """Return the function that copies the KV cache from `eager` to `native`."""
 
-    def hand_over() -> Executor:
+    def hand_over() -> None:
         if eager.num_used_blocks:
             native.adopt(list(eager.caches.values()), eager.num_used_blocks)
         torch.set_num_threads(native.torch_threads)
-        return executor
 
     return hand_over
 

@@ -62,7 +62,11 @@ def start_model(
                 log.info("The model does not start %s: %s", way.name, reason)
             else:  # a model that is refused has one line, the refusal
                 log.info("The model starts %s%s", way.name, f" (not {'; not '.join(declined)})" if declined else "")
-                return served
+                if (kept := options.prefix_cache_dir) is None:
+                    return served
+                from oaiserve.engine.start.kept_blocks import keep_blocks  # with torch, which is loaded now
+
+                return keep_blocks(served, source.path, kept, options)
         declined.append(f"{way.name}: {reason}")
     raise AssertionError(declined)  # the last way starts any model, or says what the user can do
 

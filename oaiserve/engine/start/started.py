@@ -16,7 +16,6 @@ from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.model.adapters import load_adapter
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.memory import longest_request
-from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.states import States
@@ -50,7 +49,6 @@ class Started(NamedTuple):
     num_blocks: int
     max_model_len: int  # in tokens: the model's, or what the KV cache holds if that is less
     max_step_tokens_default: int
-    profiler: TorchProfiler
     draft_model: DraftModel | None = None
     num_states: int = 0  # of sequences; 0 if no layer keeps one
     warm_up: Callable[[], None] = lambda: None  # to be called by the thread that runs the steps, before the first one
@@ -78,7 +76,6 @@ def started_on_cpu(
         num_blocks,
         longest_request(spec, num_blocks * options.block_size),
         CPU_STEP_TOKENS,
-        TorchProfiler(device),
         draft_model=None if draft is None else draft.start(options, num_blocks=num_blocks, vocab_size=spec.vocab_size),
         num_states=num_states,
     )

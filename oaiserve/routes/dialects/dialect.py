@@ -142,7 +142,8 @@ def dialect_of(
         return Dialect()
     source, declared = template.source, template.response_template
     calls = declared_calls(declared) if tool_call_parser == "auto" else None
-    tags = declared_reasoning(declared) if reasoning_parser == "auto" else None
+    fields = _REASONING_FIELDS if reasoning_parser == "auto" else ()
+    tags = next(filter(None, (_tags(_declared(declared, name)) for name in fields)), None)
     if tags is None and (THINK[1] in source or reasoning_parser != "auto"):
         tags = THINK
     reasoning = None
@@ -174,12 +175,6 @@ def declared_calls(response_template: Mapping[str, Any]) -> CallFamily | None:
         tags = (opening, closing)
 
     return CallFamily("declared", DeclaredCalls, f"{opening}\n", f"\n{closing}", "\n")
-
-
-def declared_reasoning(response_template: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the declared tags around the reasoning, if they are supported."""
-    declared = (_declared(response_template, name) for name in _REASONING_FIELDS)
-    return next((tags for field in declared if (tags := _tags(field)) is not None), None)
 
 
 def _declared(response_template: Mapping[str, Any], name: str) -> Mapping[str, Any]:

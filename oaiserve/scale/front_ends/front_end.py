@@ -11,7 +11,6 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,6 @@ from oaiserve.facts.record import (
     EngineAccount,
     Origin,
     Outcome,
-    Profile,
-    ProfileRecording,
     RequestRecord,
 )
 from oaiserve.facts.report import ReplicaReport
@@ -75,8 +72,6 @@ class FrontEnd:
         self._room_numbers = itertools.count()
         self._addresses: Counter[str] = Counter()  # of its connections
         self.num_connections = 0
-        self._profiles: dict[int, Future[Profile]] = {}
-        self._recordings: dict[int, ProfileRecording] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._is_lost = False
         self.is_ending = False  # written by the supervisor, when the shutdown begins
@@ -301,26 +296,6 @@ class FrontEnd:
         self._shared.tell(messages.State.of(self._engine))
         return adapter
 
-    @offered
-    async def profile(self, number: int, num_steps: int, timeout_seconds: float) -> tuple[int, int]:
-        """Return the number of steps and the duration. The recording is kept until it is saved, or the next is made."""
-        asked = self._profiles[number] = self._engine.profile(num_steps, timeout_seconds)
-        try:
-            made = await asyncio.wrap_future(asked)
-        finally:
-            del self._profiles[number]
-        self._recordings = {number: made.recording}
-        return made.num_steps, made.duration_ns
-
-    @offered
-    def end_profile(self, number: int) -> None:
-        if (asked := self._profiles.get(number)) is not None:
-            self._engine.end_profile(asked)
-
-    @offered
-    async def save_profile(self, number: int, path: str) -> None:
-        await asyncio.to_thread(self._recordings.pop(number).save, Path(path))
-
     # -- its end ------------------------------------------------------------------------------------------------------
 
     def _lost(self) -> None:
@@ -337,9 +312,7 @@ class FrontEnd:
             self._engine.give_room_back(*room)
         for address in self._addresses.elements():
             self._shared.connections.release(address)
-        for asked in self._profiles.values():
-            self._engine.end_profile(asked)
-        for kept in (self._encoding, self.not_begun, self._rooms, self._addresses, self._recordings):
+        for kept in (self._encoding, self.not_begun, self._rooms, self._addresses):
             kept.clear()
         self.is_up = False
         self.ended.set_result(len(left))

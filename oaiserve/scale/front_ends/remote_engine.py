@@ -5,7 +5,6 @@ It has the same face as `Engine`. The events of a step come in one message, on t
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
@@ -20,7 +19,7 @@ from oaiserve.engine.request import TERMINAL, Deliver, Event, Failed, PromptDone
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import REST, GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import InternalError, InvalidRequest, Unavailable
-from oaiserve.facts.record import EngineAccount, Profile
+from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 from oaiserve.scale.front_ends import messages
@@ -74,8 +73,6 @@ class RemoteEngine:
         self.is_ready = False
         self._learn(model.state)
         self._open: dict[str, _Open] = {}
-        self._profiles: dict[Future[Profile], int] = {}
-        self._profile_numbers = itertools.count()
         self._is_stopping = False
         self._all_ended = Flag()
         self._tokenize = TokenizeStage(
@@ -171,7 +168,7 @@ class RemoteEngine:
         if (opened := self._open.get(request.request_id)) is not None:
             opened.is_encoding = False
 
-    # -- adapters, reports and profiles -------------------------------------------------------------------------------
+    # -- adapters and reports ------------------------------------------------------------------------------------------
 
     def load_adapter(self, name: str, path: Path) -> ServedAdapter:
         """Load an adapter, for all front ends. This takes a while. Raises the errors of `AdapterTable.load`."""
@@ -184,29 +181,6 @@ class RemoteEngine:
     def report(self) -> ReplicaReport:
         """Return the engine's report for routers. This blocks."""
         return self._process.ask(FrontEnd.report).result()
-
-    def profile(self, num_steps: int, timeout_seconds: float) -> Future[Profile]:
-        """Begin a profile of the next steps, as `Engine.profile` does."""
-        profile: Future[Profile] = Future()
-        number = self._profiles[profile] = next(self._profile_numbers)
-
-        def settle(made: Future[tuple[int, int]]) -> None:
-            del self._profiles[profile]
-            if not profile.set_running_or_notify_cancel():
-                return
-            if (error := made.exception()) is not None:
-                profile.set_exception(error)
-            else:
-                done, duration_ns = made.result()
-                profile.set_result(Profile(RemoteRecording(self._process, number), done, duration_ns))
-
-        self._process.ask(FrontEnd.profile, number, num_steps, timeout_seconds).add_done_callback(settle)
-        return profile
-
-    def end_profile(self, asked: Future[Profile]) -> None:
-        """End a profile early, with its steps so far. This does nothing if it has ended."""
-        if (number := self._profiles.get(asked)) is not None:
-            self._process.tell(FrontEnd.end_profile, number)
 
     # -- messages of the other process, on the event loop --------------------------------------------------------------
 
@@ -259,15 +233,3 @@ class RemoteEngine:
         self._hand_out(ends)
         self._all_ended.set()
         self._on_lost()
-
-
-class RemoteRecording:
-    """The recording of a profile, which the other process has."""
-
-    def __init__(self, process: EngineProcess, number: int) -> None:
-        self._process = process
-        self._number = number
-
-    def save(self, path: Path) -> None:
-        """Have the other process write the recording. This takes seconds."""
-        self._process.ask(FrontEnd.save_profile, self._number, str(path)).result()

@@ -12,6 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import getrandbits
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -363,21 +364,18 @@ class Gateway:
     async def _go_on(self, asked: _Asked, cut: _Begun, kind: bytes, left: asyncio.Task[None]) -> _Begun | None:
         """Have another replica go on with a stream. Return None if none does. Raises ClientDisconnect."""
         give_up_ns = monotonic_ns() + int(GO_ON_SECONDS * 1e9)
-        while monotonic_ns() < give_up_ns and not self.is_draining:
-            try:
-                begun = await self._ask(asked, left, [cut.decision.replica])
-            except (NoReplica, BadGateway):
-                begun = None
-            if begun is not None and begun.answer.status == 200 and begun.may_go_on:
-                is_alike = bool(kind) and begun.kind == kind
-                if is_alike or self._continues == "any":
-                    self._metrics.continued.labels("alike" if is_alike else "unlike").inc()
-                    return begun
-            if begun is not None:
-                begun.answer.close()
-                if begun.answer.status not in MOVES_ON:
-                    break
-            await _unless_left(asyncio.sleep(PAUSE_SECONDS), left)
+        with suppress(asyncio.CancelledError):  # of the shutdown: then the stream ends with an error
+            while monotonic_ns() < give_up_ns and not self.is_draining:
+                with suppress(NoReplica, BadGateway):
+                    begun = await self._ask(asked, left, [cut.decision.replica])
+                    is_alike = bool(kind) and begun.kind == kind
+                    if begun.answer.status == 200 and begun.may_go_on and (is_alike or self._continues == "any"):
+                        self._metrics.continued.labels("alike" if is_alike else "unlike").inc()
+                        return begun
+                    begun.answer.close()
+                    if begun.answer.status < 500 and begun.answer.status != 429:
+                        break
+                await _unless_left(asyncio.sleep(PAUSE_SECONDS), left)
         self._metrics.continued.labels("failed").inc()
         return None
 

@@ -81,14 +81,13 @@ class _Replicas(Collector):
         self._watch = watch
 
     def collect(self) -> Iterator[Metric]:
-        watch = self._watch
         by = ["replica"]
         up = GaugeMetricFamily("oaiserve_gateway_replica_up", "Whether it has answered when last asked.", labels=by)
         num_open = GaugeMetricFamily("oaiserve_gateway_open_requests", "Requests without a whole answer.", labels=by)
         ejected = CounterMetricFamily("oaiserve_gateway_ejected", "Pauses after failed requests.", labels=by)
-        for name, upstream in watch.upstreams.items():
+        for name, upstream in self._watch.upstreams.items():
             labels = [str(upstream.number)]
-            up.add_metric(labels, float(name in watch.joined and name not in watch.silent))
+            up.add_metric(labels, float(name in self._watch.joined and name not in self._watch.silent))
             num_open.add_metric(labels, upstream.num_open)
             ejected.add_metric(labels, upstream.num_ejections)
         yield from (up, num_open, ejected)

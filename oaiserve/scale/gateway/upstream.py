@@ -92,10 +92,6 @@ class UpstreamAnswer:
 
     # -- called by the connection -------------------------------------------------------------------------------------
 
-    def began(self) -> None:
-        if not self.head.done():
-            self.head.set_result(None)
-
     def more(self, part: bytes) -> None:
         self._parts.append(part)
         self._num_bytes += len(part)
@@ -291,8 +287,8 @@ class _Connection(asyncio.Protocol):
             self._answer.headers.clear()
         elif not 100 <= status <= 599:
             self._spoil(self._answer, f"a status of {status}")
-        else:
-            self._answer.began()
+        elif not self._answer.head.done():
+            self._answer.head.set_result(None)
 
     def on_body(self, body: bytes) -> None:
         if self._answer is not None:

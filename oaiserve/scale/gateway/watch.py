@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from oaiserve.facts.report import ReplicaReport, Report
+from oaiserve.facts.report import ROUTER_HEADER, ReplicaReport, Report
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.scale.gateway.upstream import Address, BadAnswer, CutOff, Unreachable, Upstream
 from oaiserve.scale.router import Router
@@ -52,7 +52,9 @@ class Watch:
         """`key` is an API key of the replicas: those that have keys report to whoever has one."""
         self._router = router
         self._found: dict[str, list[Address]] = {url: [] for url in urls}
-        self._headers = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
+        self._headers = [(ROUTER_HEADER.encode(), b"1")]
+        if key is not None:
+            self._headers.append((b"authorization", f"Bearer {key}".encode()))
         self._resolve = resolve
         self._pace = pace
         self._polls: dict[str, asyncio.Task[None]] = {}
@@ -204,7 +206,8 @@ class Watch:
                     log.warning(text, upstream.shown, status)
         status, _ = await upstream.get(b"/ready", self._headers)
         if status != 200:
-            raise NotReady(f"it is not ready ({status})")
+            health, _ = await upstream.get(b"/health")
+            raise NotReady(f"it is not ready ({status})") if health == 200 else Hung(f"its health fails ({health})")
         return ReplicaReport(name, "", number, upstream.num_open, 0.0, array("Q"))
 
 
@@ -213,7 +216,7 @@ class NotReady(Exception):
 
 
 class Hung(NotReady):
-    """The engine of a replica does not go on, as its watchdog says."""
+    """The engine of a replica does not go on, as its watchdog or its health says."""
 
 
 async def addresses_of(url: str) -> list[Address]:

@@ -1,8 +1,7 @@
-"""The time of the engine thread in contiguous parts, and the same parts as ranges of a profiler."""
+"""The time of the engine thread in contiguous parts."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +15,8 @@ from tests.engine.doubles import (
     Inbox,
     Launched,
     ScriptedRunner,
-    ShownRanges,
     make_engine,
+    parts_entered,
     request,
     wait_until_idle,
 )
@@ -40,13 +39,10 @@ def test_parts_add_up_to_all_of_the_time(moves: list[tuple[int, HostPart]]) -> N
     assert sum(host.spent_ns.values()) == clock.now_ns - began_ns
 
 
-def test_a_range_is_named_after_the_part_and_the_step() -> None:
-    shown = ShownRanges()
-    host = HostTime(Clock(), shown)
-    step = Step([Chunk(sequence("a", 4), 4, 1), Chunk(sequence("b", 9), 0, 9)])
-    host.enter(HostPart.SCHEDULE)
-    host.enter(HostPart.LAUNCH, step)
-    assert shown.names == ["schedule", "launch mixed, 2 sequences, 10 tokens"]
+def test_a_step_is_described_by_its_kind_and_its_sizes() -> None:
+    assert describe(Step([Chunk(sequence("a", 4), 4, 1), Chunk(sequence("b", 9), 0, 9)])) == (
+        "mixed, 2 sequences, 10 tokens"
+    )
     assert describe(Step([Chunk(sequence("a", 4), 4, 1)])) == "decode, 1 sequence, 1 token"
     assert describe(Step([Chunk(sequence("a", 4), 0, 4)])) == "prefill, 1 sequence, 4 tokens"
     verified = Chunk(sequence("a", 4), 4, 3, 3, (1, 2))
@@ -54,42 +50,15 @@ def test_a_range_is_named_after_the_part_and_the_step() -> None:
     assert describe(Step([verified, Chunk(sequence("b", 9), 0, 9)])) == "mixed, 2 sequences, 12 tokens"
 
 
-def test_parts_can_be_shown_by_another_profiler() -> None:
-    first, second = ShownRanges(), ShownRanges()
-    host = HostTime(Clock(), first)
-    host.enter(HostPart.SCHEDULE)
-    assert host.show(second) is first
-    host.enter(HostPart.LAUNCH)
-    assert host.show(first) is second
-    host.enter(HostPart.WAIT)
-    assert (first.names, second.names) == (["schedule", "wait"], ["launch"])
-    assert (first.is_open, second.is_open) == (True, False)
-
-
-def test_if_a_profiler_fails_only_its_ranges_are_lost(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(ShownRanges):
-        def begin(self, name: str) -> None:
-            super().begin(name)
-            raise RuntimeError("no ranges here")
-
-    clock, broken = Clock(), Broken()
-    host = HostTime(clock, broken)
-    for part in HostPart:
-        clock.move(1)
-        host.enter(part)
-    assert broken.names == ["idle"]
-    assert sum(host.spent_ns.values()) == len(HostPart) * 1_000_000_000
-    assert [line.levelname for line in caplog.records] == ["ERROR"]
-
-
 # -- in the engine ----------------------------------------------------------------------------------------------------
 
 
 def test_a_step_passes_through_all_parts_in_order(overlap: bool) -> None:
-    shown = ShownRanges()
-    with make_engine(ranges=shown, tokenize_workers=0) as engine:
+    engine = make_engine(tokenize_workers=0)
+    shown = parts_entered(engine)
+    with engine:
         list(engine.stream(request(prompt_len=4, max_tokens=2)))
-    names = [name for name in shown.names if name not in ("idle", "commands", "hand_over", "schedule")]
+    names = [name for name in shown if name not in ("idle", "commands", "hand_over", "schedule")]
     prefill, decode = "prefill, 1 sequence, 4 tokens", "decode, 1 sequence, 1 token"
     of_prefill = [f"wait {prefill}", f"process {prefill}"]
     of_decode = [f"wait {decode}", f"process {decode}"]
@@ -97,9 +66,9 @@ def test_a_step_passes_through_all_parts_in_order(overlap: bool) -> None:
         assert names == [f"launch {prefill}", f"launch {decode}", *of_prefill, *of_decode]
     else:
         assert names == [f"launch {prefill}", *of_prefill, f"launch {decode}", *of_decode]
-    assert shown.names[:2] == ["commands", "idle"]
-    assert shown.names.count("hand_over") >= 2
-    assert shown.names[shown.names.index(f"launch {prefill}") - 1] == "schedule"
+    assert shown[:2] == ["commands", "idle"]
+    assert shown.count("hand_over") >= 2
+    assert shown[shown.index(f"launch {prefill}") - 1] == "schedule"
 
 
 class Slow(ScriptedRunner):

@@ -26,7 +26,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.facts.record import HostPart
 from tests.engine.answers import run_to_the_end
 from tests.engine.device import GRAMMARS, Device, answers, drawn_after, some_requests
-from tests.engine.doubles import EOS, TOKENIZER, ScriptedRunner, ShownRanges, letter_id, make_engine, request
+from tests.engine.doubles import EOS, TOKENIZER, ScriptedRunner, letter_id, make_engine, parts_entered, request
 from tests.engine.grammars.plain import allowed_ids, mask_of, plain_answer
 
 COMPILED = Grammars(TOKENIZER.backend, vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset([EOS]))
@@ -199,8 +199,9 @@ def test_a_grammar_that_fails_fails_its_request_and_no_other(error: Exception, m
 def test_the_account_of_a_request_says_how_its_grammar_was_compiled_and_what_came_of_it() -> None:
     schema = json.dumps({"enum": ["abcd", "axyz"]})
     asked = [request(name, max_tokens=9, n=2, grammar=Grammar("json_schema", schema)) for name in "ab"]
-    shown = ShownRanges()
-    with make_engine(Device(), ranges=shown, tokenize_workers=0) as engine:
+    engine = make_engine(Device(), tokenize_workers=0)
+    shown = parts_entered(engine)
+    with engine:
         ended = [list(engine.stream(one))[-1] for one in (*asked, request("plain", max_tokens=9))]
         steps, snapshot = engine.take_steps(), engine.snapshot()
     *constrained, plain = [end.account for end in ended]
@@ -217,7 +218,7 @@ def test_the_account_of_a_request_says_how_its_grammar_was_compiled_and_what_cam
     assert "grammar_compiled" not in [event.kind for event in plain.events]
     masked = [step for step in steps if step.num_masked_draws]
     assert all(step.host_ns[HostPart.MASKS] > 0 for step in masked)
-    assert sum(name.startswith("masks") for name in shown.names) == len(masked)
+    assert sum(name.startswith("masks") for name in shown) == len(masked)
     num_masked = sum(account.num_masked_draws for account in constrained)
     assert num_masked == snapshot.num_masked_draws == sum(step.num_masked_draws for step in steps)
     assert sum(account.num_forced_tokens for account in constrained) == snapshot.num_forced_tokens

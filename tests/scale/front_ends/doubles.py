@@ -15,7 +15,7 @@ from typing import Any, cast
 import httpx
 
 from oaiserve.app import response_store, server_telemetry
-from oaiserve.config import Config, EngineOptions, ServerOptions, TelemetryOptions
+from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.engine import Engine
 from oaiserve.http.connections import Connections
@@ -142,7 +142,6 @@ def serving(
     most_silent: int = MOST_SILENT,
     adapters: AdapterTable | None = None,
     lora_dir: Path | None = None,
-    profile_dir: Path | None = None,
     **engine_options: Any,
 ) -> Iterator[Served]:
     """Serve by so many front ends, until the end of the block. `first` may start other ones in place of the first."""
@@ -151,7 +150,7 @@ def serving(
     if adapters is not None:
         engine.adapters = adapters
     options = ServerOptions(front_ends=number, **({"drain_timeout_seconds": 5} | (server or {})))
-    config = Config("demo", options, EngineOptions(lora_dir=lora_dir), TelemetryOptions(profile_dir=profile_dir))
+    config = Config("demo", options, EngineOptions(lora_dir=lora_dir))
     front_ends, connections, responses = FrontEnds(engine), Connections(most_connections, 0), response_store(options)
     telemetry = server_telemetry(
         config, engine, connections, responses, None, front_ends.snapshot, front_ends.measured()

@@ -27,7 +27,7 @@ from oaiserve.facts.times import PHASES
 from oaiserve.files.adapters import BadAdapter
 from oaiserve.scale.front_ends.supervisor import MOST_SILENT
 from tests.e2e.raw_client import read_events, send_request
-from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, ShownRanges, make_engine
+from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
 from tests.scale.front_ends.doubles import Served, SilentChild, ThreadChild, serving
@@ -269,32 +269,6 @@ def test_an_adapter_that_is_loaded_is_there_at_every_front_end(tmp_path: Path) -
         assert other.post("/v1/unload_lora_adapter", json={"lora_name": "a"}).status_code == 200
         wait_until(lambda: names(one) == ["demo"])
         assert one.get("/v1/models").json() == other.get("/v1/models").json()
-
-
-class TracingProfiler:
-    """A profiler whose recording writes a file."""
-
-    def start(self) -> ShownRanges:
-        return ShownRanges()
-
-    def stop(self) -> TracingProfiler:
-        return self
-
-    def save(self, path: Path) -> None:
-        path.write_bytes(b"a trace")
-
-
-def test_a_profile_is_made_by_the_engine_process(tmp_path: Path) -> None:
-    with serving(profiler=TracingProfiler(), profile_dir=tmp_path) as served, served.clients(2) as (one, other):
-        with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(one.post, "/debug/profile?steps=2&seconds=20")
-            wait_until(lambda: served.engine._loop._profiling._active is not None)
-            assert other.post("/debug/profile?steps=2").status_code == 409
-            assert other.post(COMPLETIONS, json={"prompt": "Hello", "max_tokens": 9}).status_code == 200
-            made = asked.result(TIMEOUT_SECONDS)
-        assert (made.status_code, made.content, made.headers["x-profile-steps"]) == (200, b"a trace", "2")
-        (file,) = tmp_path.iterdir()
-        assert file.read_bytes() == b"a trace"
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class DeviceDouble:
 
     is_exact = False
     is_asynchronous = True
-    kv_version = 0
+    kv_version = ""
 
     def __init__(self, step_ns: int) -> None:
         self._step_ns = step_ns

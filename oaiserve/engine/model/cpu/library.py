@@ -9,6 +9,7 @@ from collections.abc import Callable
 from ctypes import POINTER, Structure, addressof, c_bool, c_char_p, c_float, c_int, c_int64, c_long, c_void_p
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -281,6 +282,7 @@ class Library:
         """Load the library as `build.load` does. Raises BuildError."""
         loaded = build.load(dtype, weights, native_build=native_build)
         self.dtype = dtype
+        self.name = Path(loaded._name).name  # which has a hash of sources, compiler and CPU, see `build`
         functions = _FUNCTIONS | _BLOCK_FUNCTIONS if weights == "blocks" else _FUNCTIONS
         for name, (arguments, result) in functions.items():
             function = getattr(loaded, f"oaiserve_{name}")

@@ -50,6 +50,7 @@ class NativeDecoder:
         Raises NotKnown for sizes that the native code does not support, and MemoryError.
         """
         self._library = library
+        self.library_name = library.name
         self.vocab_size = decoder.head.weight.shape[0]
         self._logits = torch.empty(0, self.vocab_size)
         self._packed: WeakKeyDictionary[Adapter, PackedAdapter] = WeakKeyDictionary()

@@ -64,7 +64,7 @@ class PoolingRunner:
 
     is_exact = False
     is_asynchronous = False
-    kv_version = 0
+    kv_version = ""
 
     def __init__(self, pooler: LoadedPooler) -> None:
         self._pooler = pooler

@@ -32,7 +32,6 @@ from oaiserve.engine.model.parallel.executor import Capacity, Needs, ParallelExe
 from oaiserve.engine.model.parallel.group import Member, all_reduce_min
 from oaiserve.engine.model.parallel.messages import Capture, Replay, TableChanges, What
 from oaiserve.engine.model.parallel.workers import Workers
-from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
@@ -163,7 +162,6 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, workers: Workers |
         part.num_blocks,
         part.max_model_len,
         CPU_STEP_TOKENS if loaded.is_on_cpu else GPU_STEP_TOKENS,
-        TorchProfiler(loaded.device),
         num_states=part.num_states,
         processes=workers,
     )

@@ -26,7 +26,6 @@ from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, find_ta
 from oaiserve.engine.model.pooling.heads import embedding_head, load_dense, score_activation, score_head
 from oaiserve.engine.model.pooling.linear import pack_linears
 from oaiserve.engine.model.pooling.pooler import LoadedPooler, PoolingRunner, row
-from oaiserve.engine.model.profiler import TorchProfiler
 from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.compare import Difference, difference, tolerance
@@ -92,7 +91,6 @@ class ToPool:
             max_step_tokens_default=CPU_STEP_TOKENS if on_cpu else GPU_STEP_TOKENS,
             device=str(pooler.device),
             dtype=dtype,
-            profiler=TorchProfiler(pooler.device),
             pooling=pooler.pooling,
         )
 

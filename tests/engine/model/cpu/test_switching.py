@@ -41,9 +41,9 @@ class SwitchingRunner(ModelRunner):
         self.num_steps = 0
         self.copying_steps: list[int] = []
         self._native, self._switch_at = native, switch_at
-        self._next: Executor | None = native if isinstance(native, NativeDecoder) else None
+        self._later: Executor | None = native if isinstance(native, NativeDecoder) else None
         if isinstance(native, NativeAttention):
-            self._next = EagerExecutor(loaded, native.caches, native.prepare)
+            self._later = EagerExecutor(loaded, native.caches, native.prepare)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         self._switch_in_time()
@@ -56,8 +56,8 @@ class SwitchingRunner(ModelRunner):
         return super().launch(step)
 
     def _switch_in_time(self) -> None:
-        if self.num_steps == self._switch_at and self._native is not None and self._next is not None:
-            self.replace(_hand_over(self._eager, self._native, self._next))
+        if self.num_steps == self._switch_at and self._native is not None and self._later is not None:
+            self.replace(self._later, _hand_over(self._eager, self._native))
             self._native = None
 
 
@@ -101,7 +101,7 @@ def test_nothing_that_was_cached_before_a_switch_is_found_after_it() -> None:
     with make_engine(loaded, runner, num_blocks=NUM_BLOCKS) as engine:
         for request in range(4):
             if request == 2:
-                runner.replace(_hand_over(eager, decoder, decoder))
+                runner.replace(decoder, _hand_over(eager, decoder))
             greedy_answers(engine, [PROMPTS[2]], 20, n=2)
             hits.append(engine.snapshot().num_prefix_hits)
     in_cache = len(PROMPTS[2]) // BLOCK_SIZE * BLOCK_SIZE

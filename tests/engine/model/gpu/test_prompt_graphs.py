@@ -136,7 +136,7 @@ def test_a_step_with_prompts_is_three_launches_and_what_draws_for_the_prompts(lo
     decodes = DecodeGraphs(forwards, Plain(), capturing("decodes"), block_size=BLOCK_SIZE)
     prompts = PromptGraphs(forward, capturing("prompts"), loaded, tables, sizes=SIZES, block_size=BLOCK_SIZE)
     runner = ModelRunner(
-        SimpleNamespace(forward=forward),
+        SimpleNamespace(forward=forward, is_exact=False),
         CPU,
         BLOCK_SIZE,
         graphs=decodes,

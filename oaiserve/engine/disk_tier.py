@@ -1,0 +1,183 @@
+"""The disk tier beneath the prefix cache: blocks are written behind the steps, and read when a prompt begins with them.
+
+A thread of low priority copies blocks that have been published and writes them. Another one reads blocks that a
+sequence lacks, while that waits; the engine thread puts them into the prefix cache, where the sequence then finds them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import numpy as np
+
+from oaiserve.engine.blocks import BlockHash, BlockPool
+from oaiserve.engine.sequence import Sequence
+from oaiserve.files.block_files import BlockFiles
+
+log = logging.getLogger(__name__)
+
+LEAST_READ = 64  # tokens: fewer are computed sooner than read
+PIECE_BYTES = 4 << 20  # that are put into the cache in one go: some milliseconds between two steps
+MOST_PIECES = 2  # on their way from the reading thread to the engine thread
+STOP_SECONDS = 5.0  # to write what waits for it at the end
+
+
+class KeptBlocks(NamedTuple):
+    """The files of blocks, and where the blocks are in memory."""
+
+    files: BlockFiles
+    arrays: list[np.ndarray]  # uint8 [number of blocks, bytes]: keys, values, ... of each layer
+
+
+@dataclass(eq=False, slots=True)
+class Reading:
+    """Blocks in a row that are being read. Those `before` them are in memory."""
+
+    before: list[BlockHash]
+    hashes: list[BlockHash]
+    is_over: bool = False
+
+
+class BlocksRead(NamedTuple):
+    """The next blocks of a reading, on their way to the engine thread."""
+
+    reading: Reading
+    hashes: list[BlockHash]
+    rows: np.ndarray  # uint8 [blocks of a piece, bytes of a block]
+    is_last: bool
+
+
+class _ToWrite(NamedTuple):
+    block: int
+    allocation: int  # the block's count of allocations: with another one, its content is another
+    block_hash: BlockHash
+    parent: BlockHash | None
+
+
+class DiskTier:
+    """Writes and reads the blocks of a pool. The engine thread calls all methods but `stop`.
+
+    `arrived` is called on the reading thread. It is to have the engine thread call `take`.
+    """
+
+    def __init__(self, kept: KeptBlocks, pool: BlockPool, arrived: Callable[[BlocksRead], None]) -> None:
+        self._files, self._arrays = kept
+        self._pool = pool
+        self._arrived = arrived
+        ends = np.cumsum([array.shape[1] for array in self._arrays])
+        self._places = [slice(end - array.shape[1], end) for end, array in zip(ends, self._arrays, strict=True)]
+        self._block_bytes = int(ends[-1])
+        self._piece = max(1, PIECE_BYTES // self._block_bytes)  # blocks
+        self.readings: dict[BlockHash, Reading] = {}  # under way, by each of their hashes
+        self._to_read: SimpleQueue[Reading | None] = SimpleQueue()
+        self._to_write: SimpleQueue[_ToWrite | None] = SimpleQueue()
+        self._room: SimpleQueue[np.ndarray] = SimpleQueue()  # for pieces
+        for _ in range(MOST_PIECES):
+            self._room.put(np.empty((self._piece, self._block_bytes), np.uint8))
+        self._reader = threading.Thread(target=self._read, name="read blocks", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="write blocks", daemon=True)
+        self.num_read = self.num_written = self.num_skipped = 0  # blocks so far
+
+    def start(self) -> None:
+        self._reader.start()
+        self._writer.start()
+
+    def stop(self) -> None:
+        """End both threads, after what waits to be written, or some seconds."""
+        self._to_read.put(None)
+        self._to_write.put(None)
+        self._writer.join(STOP_SECONDS)
+
+    def offer(self, block: int, block_hash: BlockHash, parent: BlockHash | None) -> None:
+        """Have a full and computed block written, unless it is on disk, or too many wait for it."""
+        if block_hash in self._files:
+            return
+        if self._to_write.qsize() < self._pool.num_blocks:  # more cannot all be in memory still
+            self._to_write.put(_ToWrite(block, self._pool.allocations[block], block_hash, parent))
+        else:
+            self.num_skipped += 1
+
+    def ask(self, sequence: Sequence, hashes: list[BlockHash], num_in_memory: int) -> BlockHash | None:
+        """Return the hash of a block to wait for, behind the first blocks of a sequence, or None if none is coming.
+
+        If some are on disk, the reading begins, once for a sequence: there may be no room for what is read.
+        """
+        missing = hashes[num_in_memory:]
+        if missing and (under_way := self.readings.get(missing[0])) is not None:
+            return under_way.hashes[-1]
+        if sequence.has_asked_disk:
+            return None
+        on_disk = list(takewhile(self._files.__contains__, missing))
+        if len(on_disk) * self._pool.block_size < LEAST_READ:
+            return None
+        sequence.has_asked_disk = True
+        reading = Reading(hashes[:num_in_memory], on_disk)
+        self.readings.update(dict.fromkeys(on_disk, reading))
+        self._to_read.put(reading)
+        return on_disk[-1]
+
+    def take(self, read: BlocksRead) -> BlockHash | None:
+        """Put blocks into the prefix cache. Return the hash that was waited for, if this was the last of them."""
+        awaited = None if read.reading.is_over else self._put(read)
+        self._room.put(read.rows)
+        return awaited
+
+    def _put(self, read: BlocksRead) -> BlockHash | None:
+        reading, pool = read.reading, self._pool
+        new = [(row, one) for row, one in enumerate(read.hashes) if pool.find(one) is None]
+        # The blocks before are used, too, so that they are not the ones that make room.
+        found = [block for one in reading.before if (block := pool.find(one)) is not None]
+        blocks = pool.allocate(len(new), found)
+        if blocks is not None:
+            added = blocks[len(found) :]
+            rows = read.rows[: len(new)] if len(new) == len(read.hashes) else read.rows[[row for row, _ in new]]
+            for array, place in zip(self._arrays, self._places, strict=True):
+                array[added] = rows[:, place]
+            for block, (_, block_hash) in zip(added, new, strict=True):
+                pool.publish(block, block_hash)
+            pool.release(blocks)
+            reading.before += read.hashes
+            self.num_read += len(new)
+        if blocks is not None and not read.is_last:
+            return None
+        reading.is_over = True
+        for block_hash in reading.hashes:
+            del self.readings[block_hash]
+        return reading.hashes[-1]
+
+    def _read(self) -> None:
+        while (reading := self._to_read.get()) is not None:
+            self._files.use([*reading.before, *reading.hashes])
+            for start in range(0, len(reading.hashes), self._piece):
+                rows = self._room.get()
+                hashes = reading.hashes[start : start + self._piece]
+                num_good = 0
+                try:
+                    while num_good < len(hashes) and self._files.read(hashes[num_good], rows[num_good].data):
+                        num_good += 1
+                except Exception:  # or else whoever waits would wait for ever
+                    log.exception("Blocks of the prefix cache could not be read")
+                is_last = num_good < len(hashes) or start + self._piece >= len(reading.hashes)
+                self._arrived(BlocksRead(reading, hashes[:num_good], rows, is_last))
+                if is_last or reading.is_over:
+                    break
+
+    def _write(self) -> None:
+        if sys.platform == "linux":
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+        while (job := self._to_write.get()) is not None:
+            content = np.concatenate([array[job.block] for array in self._arrays]).data
+            # Steps have gone on meanwhile: the block may have been another one's.
+            is_same = self._pool.allocations[job.block] == job.allocation
+            if is_same and self._files.write(job.block_hash, job.parent or b"", content):
+                self.num_written += 1
+            else:
+                self.num_skipped += 1

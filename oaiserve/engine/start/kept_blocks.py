@@ -1,0 +1,52 @@
+"""Opens the folder of --prefix-cache-dir for a model, and finds its blocks in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.disk_tier import KeptBlocks
+from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.served_model import ServedModel
+from oaiserve.errors import StartupError
+from oaiserve.files.block_files import BlockFiles
+from oaiserve.files.kind import kind_of
+from oaiserve.files.private import NotPrivate
+
+_CODE = Path(__file__).parents[1] / "model"  # all of it that computes keys and values, or lays them out
+
+
+def keep_blocks(served: ServedModel, model: Path, folder: Path, options: EngineOptions) -> ServedModel:
+    """Return the model with a disk tier of its prefix cache. Raises StartupError where it cannot have one."""
+    native = served.runner.native() if isinstance(served.runner, ModelRunner) else None
+    if native is None or not native.caches or served.num_states:
+        raise StartupError(
+            "--prefix-cache-dir is for models that run in the native step of a CPU and whose layers keep nothing but "
+            "keys and values."
+        )
+    # The bytes of all blocks [number of blocks, bytes], in the native step's own memory.
+    tensors = [tensor for cache in native.caches for tensor in cache if tensor.numel()]
+    arrays = [tensor.view(torch.uint8).flatten(1).numpy() for tensor in tensors]
+    try:
+        block_bytes = sum(array.shape[1] for array in arrays)
+        files = BlockFiles(folder, _kind(native, model, options, arrays), block_bytes, options.prefix_cache_disk)
+    except (NotPrivate, OSError) as error:
+        raise StartupError(f"--prefix-cache-dir {folder} cannot be used: {error}.") from error
+    return replace(served, kept_blocks=KeptBlocks(files, arrays))
+
+
+def _kind(native: NativeDecoder, model: Path, options: EngineOptions, arrays: list[np.ndarray]) -> str:
+    """Return a digest of all that the content of a block depends on beside its tokens."""
+    code = hashlib.sha256()
+    for path in sorted(_CODE.rglob("*.py")):
+        code.update(path.read_bytes())
+    settings = (options.dtype, options.quantize, options.kv_cache_dtype, options.max_model_len, options.block_size)
+    shapes = [array.shape[1] for array in arrays]
+    return kind_of(str(model), (version("transformers"), native.library_name, code.hexdigest(), settings, shapes))

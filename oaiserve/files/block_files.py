@@ -1,0 +1,178 @@
+"""The files of KV blocks, for the disk tier of the prefix cache: one file for each block, in a private folder.
+
+A file is named by the hash of its block and that of the block before. It has a checksum, the hash, and the content. It
+is written beside its place and renamed, so a process that is killed leaves none in part; a file cut or changed by
+anything else has another checksum, and counts as missing. Stdlib only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from zlib import crc32
+
+from oaiserve.files import private
+
+log = logging.getLogger(__name__)
+
+_HEAD_BYTES = 32  # a checksum in 4 bytes, the hash in 16, and the rest is 0
+
+
+class BlockFiles:
+    """The files of blocks of one `kind` of server, below `folder`, with at most `most_bytes` together.
+
+    When they are full, the least recently used block goes that no other one follows. What other kinds have left in the
+    folder gets half of the bytes; the kinds used last are kept. Any thread may call the methods.
+    """
+
+    def __init__(self, folder: Path, kind: str, content_bytes: int, most_bytes: int) -> None:
+        """Find the files of this kind. Raises OSError, and NotPrivate if others could write to the folder."""
+        private.make_folder(folder / kind)
+        self._folder = private.verified(folder / kind)
+        self._content_bytes = content_bytes
+        self._most_blocks = (most_bytes - _forget_others(folder, kind, most_bytes // 2)) // (
+            _HEAD_BYTES + content_bytes
+        )
+        self._parents: OrderedDict[bytes, bytes] = OrderedDict()  # by hash, in the order of use
+        self._num_children: Counter[bytes] = Counter()
+        self._lock = Lock()  # of a changing table; whether a hash is in it can be asked without
+        self.num_failures = 0  # of the file system, and broken files
+        self._find()
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._parents
+
+    def use(self, hashes: Iterable[bytes]) -> None:
+        """Note that these blocks are in use, whether they are read or not."""
+        with self._lock:
+            for block_hash in hashes:
+                if block_hash in self._parents:
+                    self._parents.move_to_end(block_hash)
+
+    def read(self, block_hash: bytes, content: memoryview) -> bool:
+        """Read the content of a block. Return False if its file is missing or broken; then it is gone."""
+        parent = self._parents.get(block_hash)
+        if parent is None:
+            return False
+        head, path = bytearray(_HEAD_BYTES), self._path(block_hash, parent)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                num_bytes = os.preadv(descriptor, [head, content], 0)
+            finally:
+                os.close(descriptor)
+            os.utime(path)  # so that the next start knows the order, too
+        except OSError as error:
+            self._failed("read", path, error)
+        else:
+            if num_bytes == _HEAD_BYTES + len(content) and head == _head(block_hash, content):
+                return True
+            self._failed("read", path, "its checksum is another")
+        with self._lock:
+            self._remove(block_hash)
+        return False
+
+    def write(self, block_hash: bytes, parent: bytes, content: memoryview) -> bool:
+        """Write a block. `parent` is the hash of the block before, whose file must be there; b"" for a first block.
+
+        Return False if it is not written: without its parent, nobody would find it.
+        """
+        with self._lock:
+            if block_hash in self._parents or (parent and parent not in self._parents) or not self._most_blocks:
+                return False
+            if parent:
+                self._parents.move_to_end(parent)  # or else it might be the one to go
+            while len(self._parents) >= self._most_blocks:
+                self._remove(next(one for one in self._parents if not self._num_children[one]))
+            if parent and parent not in self._parents:
+                return False
+        path = self._path(block_hash, parent)
+        try:
+            descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".")
+            try:
+                os.writev(descriptor, [_head(block_hash, content), content])
+            finally:
+                os.close(descriptor)
+            os.replace(name, path)
+        except OSError as error:
+            self._failed("written", path, error)
+            with suppress(OSError, UnboundLocalError):
+                os.unlink(name)
+            return False
+        with self._lock:
+            self._add(block_hash, parent)
+        return True
+
+    def _path(self, block_hash: bytes, parent: bytes) -> Path:
+        return self._folder / f"{block_hash.hex()}-{parent.hex()}"
+
+    def _add(self, block_hash: bytes, parent: bytes) -> None:
+        self._parents[block_hash] = parent
+        if parent:
+            self._num_children[parent] += 1
+
+    def _remove(self, block_hash: bytes) -> None:
+        parent = self._parents.pop(block_hash, None)
+        if parent is None:
+            return
+        self._num_children[parent] -= 1
+        if self._num_children[parent] <= 0:
+            del self._num_children[parent]
+        with suppress(OSError):  # if it is gone, that is what was wanted
+            os.unlink(self._path(block_hash, parent))
+
+    def _failed(self, what: str, path: Path, reason: object) -> None:
+        self.num_failures += 1
+        if self.num_failures == 1:
+            log.warning(
+                "A block of the prefix cache could not be %s, and counts as missing: %s: %s", what, path, reason
+            )
+
+    def _find(self) -> None:
+        """Find the files of earlier starts, and remove those that nobody would ask for."""
+        found: list[tuple[float, bytes, bytes]] = []
+        for entry in os.scandir(self._folder):
+            name, _, name_before = entry.name.partition("-")
+            status = entry.stat(follow_symlinks=False)
+            try:
+                hashes = bytes.fromhex(name), bytes.fromhex(name_before)
+            except ValueError:
+                hashes = b"", b""
+            if hashes[0] and status.st_size == _HEAD_BYTES + self._content_bytes:
+                found.append((status.st_mtime, *hashes))
+            else:
+                os.unlink(entry)  # what was being written when a process was killed
+        for _, block_hash, parent in sorted(found):
+            self._add(block_hash, parent)
+        while lost := [one for one, parent in self._parents.items() if parent and parent not in self._parents]:
+            for block_hash in lost:
+                self._remove(block_hash)
+        while len(self._parents) > self._most_blocks:
+            self._remove(next(one for one in self._parents if not self._num_children[one]))
+
+
+def _head(block_hash: bytes, content: memoryview) -> bytearray:
+    head = bytearray(_HEAD_BYTES)
+    head[4 : 4 + len(block_hash)] = block_hash
+    head[:4] = crc32(content, crc32(head)).to_bytes(4, "little")
+    return head
+
+
+def _forget_others(folder: Path, kind: str, most_bytes: int) -> int:
+    """Remove the files of other kinds beyond so many bytes, and return the bytes of the rest."""
+    others = [path for path in folder.iterdir() if path.name != kind and path.is_dir() and not path.is_symlink()]
+    kept_bytes = 0
+    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+        num_bytes = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
+        if kept_bytes + num_bytes > most_bytes:
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            kept_bytes += num_bytes
+    return kept_bytes

@@ -1,0 +1,255 @@
+"""The disk tier of the prefix cache: prompts are found after a restart, and answers are the same bytes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oaiserve.engine.blocks import BlockHash, BlockPool, hash_block
+from oaiserve.engine.disk_tier import BlocksRead, DiskTier, KeptBlocks
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.request import Finished, Request, TokenPrompt
+from oaiserve.errors import StartupError
+from oaiserve.facts.record import WaitReason
+from oaiserve.files.block_files import BlockFiles
+from tests.engine.answers import collect
+from tests.engine.memory import sequence
+from tests.engine.model.cpu.small_models import FAMILIES, make_model
+from tests.engine.model.runners import greedy, greedy_answers
+from tests.engine.remembered import save, started
+
+PROMPT = [(7 * i + 1) % 97 for i in range(110)]  # six full blocks
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(make_model(FAMILIES["llama"]), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def start(model: Path, tmp_path: Path) -> Callable[..., Engine]:
+    folder = tmp_path / "blocks"
+    given: dict[str, Any] = {"prefix_cache_dir": folder, "device": "cpu", "cpu_threads": 1, "kv_blocks": 64}
+    return lambda **options: started(model, **given | options)
+
+
+def finished(engine: Engine, prompt: list[int], name: str = "r") -> Finished:
+    ended = collect(engine, [Request(name, (TokenPrompt(prompt),), greedy(8))]).ended[name]
+    assert isinstance(ended, Finished)
+    return ended
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}, {"block_size": 32}])
+def test_after_a_restart_a_prompt_is_found_and_its_answer_is_the_same(
+    start: Callable[..., Engine], options: dict[str, Any]
+) -> None:
+    with start(**options) as engine:
+        expected = greedy_answers(engine, [PROMPT])
+        assert finished(engine, [3, *PROMPT]).usage.cached_tokens == 0
+    size = options.get("block_size", 16)
+    with start(**options) as engine:
+        ended = finished(engine, PROMPT)
+        assert ended.usage.cached_tokens == 109 // size * size
+        assert ended.account.waits_ns[WaitReason.PREFIX_READ] > 0
+        assert greedy_answers(engine, [PROMPT]) == expected
+        assert engine.snapshot().num_blocks_read == 109 // size
+
+
+@pytest.mark.compiler
+def test_other_settings_and_other_salts_find_nothing(start: Callable[..., Engine]) -> None:
+    with start() as engine:
+        finished(engine, PROMPT)
+    with start(kv_cache_dtype="int8") as engine:
+        assert finished(engine, PROMPT).usage.cached_tokens == 0
+    with start() as engine:
+        salted = Request("r", (TokenPrompt(PROMPT),), greedy(8), cache_salt="another")
+        ended = collect(engine, [salted]).ended["r"]
+        assert isinstance(ended, Finished)
+        assert ended.usage.cached_tokens == 0
+
+
+@pytest.mark.compiler
+def test_broken_files_are_computed_again(start: Callable[..., Engine], tmp_path: Path) -> None:
+    with start() as engine:
+        expected = greedy_answers(engine, [PROMPT])
+    for path in (tmp_path / "blocks").rglob("*-*"):
+        if path.is_file():
+            path.write_bytes(bytes(255 - byte for byte in path.read_bytes()))
+    with start() as engine:
+        assert greedy_answers(engine, [PROMPT]) == expected
+        assert engine.snapshot().num_blocks_read == 0
+
+
+@pytest.mark.compiler
+def test_beneath_a_small_cache_answers_stay_the_same_whatever_is_read_and_written(start: Callable[..., Engine]) -> None:
+    """Prompts with common beginnings come at random, some at once, and memory holds a fifth of them."""
+    chance = random.Random(5)
+    common = [[chance.randrange(97) for _ in range(80)] for _ in range(6)]
+    prompts = [
+        [*chance.choice(common), *(chance.randrange(97) for _ in range(chance.randrange(1, 30)))] for _ in range(40)
+    ]
+    with start(prefix_cache_dir=None) as engine:
+        expected = greedy_answers(engine, prompts)
+    with start(kv_blocks=20) as engine:
+        found = [answer for i in range(0, 40, 4) for answer in greedy_answers(engine, prompts[i : i + 4])]
+        found += [answer for prompt in prompts for answer in greedy_answers(engine, [prompt])]
+        assert engine.snapshot().num_blocks_read > 0
+    assert found == expected * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"compile": False}, "needs the native step"),
+        ({"draft_model": "demo"}, "a cache of its own"),
+        ({"prefix_cache": False}, "blocks of that cache"),
+    ],
+)
+def test_it_is_refused_where_it_could_do_nothing(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Engine.from_pretrained("demo", prefix_cache_dir=tmp_path, **options)
+
+
+@pytest.mark.compiler
+def test_a_folder_of_others_is_refused_with_its_reason(start: Callable[..., Engine], tmp_path: Path) -> None:
+    (tmp_path / "blocks").mkdir()
+    (tmp_path / "blocks").chmod(0o777)
+    with pytest.raises(StartupError, match="cannot be used: other users can write to"):
+        start()
+
+
+# -- the tier alone ---------------------------------------------------------------------------------------------------
+
+NUM_BLOCKS, BLOCK_BYTES = 12, (40, 24)
+
+
+class Tier:
+    """A tier on a pool of small blocks, whose threads are not started: a test calls what they do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pool = BlockPool(NUM_BLOCKS, 16)
+        self.arrays = [np.zeros((NUM_BLOCKS, size), np.uint8) for size in BLOCK_BYTES]
+        self.read: list[BlocksRead] = []
+        files = BlockFiles(folder, "kind", sum(BLOCK_BYTES), 1 << 20)
+        self.tier = DiskTier(KeptBlocks(files, self.arrays), self.pool, self.read.append)
+        self.tier._piece = 3
+
+    def fill(self, hashes: list[BlockHash]) -> list[int]:
+        """Compute blocks with these hashes, publish and offer them."""
+        blocks = self.pool.allocate(len(hashes))
+        assert blocks is not None
+        for i, (block, one) in enumerate(zip(blocks, hashes, strict=True)):
+            for array in self.arrays:
+                array[block] = one[0]
+            self.pool.publish(block, one)
+            self.tier.offer(block, one, hashes[i - 1] if i else None)
+        self.pool.release(blocks)
+        return blocks
+
+    def write_all(self) -> None:
+        self.tier._to_write.put(None)
+        self.tier._write()
+
+    def read_all(self) -> None:
+        self.tier._to_read.put(None)
+        self.tier._read()
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[Tier]:
+    made = Tier(tmp_path)
+    yield made
+    made.pool.check_integrity()
+
+
+def chain(length: int, salt: str = "") -> list[BlockHash]:
+    hashes = [hash_block(None, [0], salt)]
+    while len(hashes) < length:
+        hashes.append(hash_block(hashes[-1], [len(hashes)]))
+    return hashes
+
+
+def test_what_was_written_gets_into_an_empty_cache_in_pieces(tmp_path: Path, tier: Tier) -> None:
+    hashes = chain(8)
+    tier.fill(hashes)
+    tier.write_all()
+    again = Tier(tmp_path)
+    one = sequence("a")
+    assert again.tier.ask(one, hashes, 0) == hashes[-1]
+    assert again.tier.ask(sequence("b"), hashes, 0) == hashes[-1], "another one waits for the same"
+    again.tier._room.put(again.tier._room.get())
+    for _ in range(3):  # the reading thread waits for room, which the engine thread gives
+        again.tier._room.put(np.empty((3, sum(BLOCK_BYTES)), np.uint8))
+    again.read_all()
+    assert [len(read.hashes) for read in again.read] == [3, 3, 2]
+    assert [again.tier.take(read) for read in again.read] == [None, None, hashes[-1]]
+    for block_hash in hashes:
+        block = again.pool.find(block_hash)
+        assert block is not None
+        assert all((array[block] == block_hash[0]).all() for array in again.arrays)
+    assert again.tier.ask(one, hashes, 0) is None, "a sequence asks once"
+    again.pool.check_integrity()
+
+
+def test_a_block_that_memory_has_lost_before_it_was_written_is_skipped(tier: Tier) -> None:
+    tier.fill(chain(8))
+    tier.fill(chain(NUM_BLOCKS, "other"))  # takes all blocks
+    tier.write_all()
+    # More than there are blocks never wait.
+    assert (tier.tier.num_written, tier.tier.num_skipped) == (4, 8 + 8)
+    assert not any(one in tier.tier._files for one in chain(8))
+
+
+def test_what_is_read_does_not_take_the_place_of_what_comes_before_it(tier: Tier) -> None:
+    hashes = chain(9)
+    tier.fill(hashes)
+    tier.write_all()
+    tier.fill(chain(NUM_BLOCKS, "other"))
+    blocks = tier.pool.allocate(5)  # of the blocks, seven are left
+    assert blocks is not None
+    tier.fill(hashes[:2])
+    assert tier.tier.ask(sequence("a"), hashes, 2) == hashes[-1]
+    tier.tier._room.put(np.empty((3, sum(BLOCK_BYTES)), np.uint8))
+    tier.read_all()
+    awaited = [tier.tier.take(read) for read in tier.read]
+    assert awaited[-1] == hashes[-1] or hashes[-1] in awaited, "whoever waits is told, although there was no room"
+    in_memory = [tier.pool.find(one) is not None for one in hashes]
+    assert in_memory == sorted(in_memory, reverse=True), "a beginning without a gap"
+    assert sum(in_memory) >= 5
+    tier.pool.release(blocks)
+
+
+def test_of_a_row_with_a_broken_block_the_blocks_before_it_are_taken(tier: Tier) -> None:
+    hashes = chain(8)
+    tier.fill(hashes)
+    tier.write_all()
+    tier.fill(chain(NUM_BLOCKS, "other"))
+    broken = next(path for path in tier.tier._files._folder.iterdir() if path.name.startswith(hashes[4].hex()))
+    broken.write_bytes(b"")
+    tier.tier.ask(sequence("a"), hashes, 0)
+    tier.read_all()
+    assert [tier.tier.take(read) for read in tier.read] == [None, hashes[-1]]
+    assert [tier.pool.find(one) is not None for one in hashes] == [True] * 4 + [False] * 4
+    assert not tier.tier.readings
+
+
+def test_a_short_beginning_is_computed(tier: Tier) -> None:
+    hashes = chain(3)
+    tier.fill(hashes)
+    tier.write_all()
+    assert tier.tier.ask(sequence("a"), hashes, 0) is None
+
+
+def test_a_chain_is_written_in_its_order(tier: Tier) -> None:
+    hashes = chain(5)
+    tier.fill(hashes)
+    tier.write_all()
+    found = {path.name for path in tier.tier._files._folder.iterdir()}
+    assert found == {f"{hashes[0].hex()}-", *(f"{b.hex()}-{a.hex()}" for a, b in pairwise(hashes))}
