@@ -1,0 +1,60 @@
+"""python -m tests.world --seeds 1000: hours of the world from so many seeds, on all cores. It fails where one breaks.
+
+--seed 17 lives one hour and prints its trace; --mutants plants faults, and says which of them are found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.world", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="number of seeds")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--seconds", type=float, default=3600, help="of simulated life for each seed")
+    parser.add_argument("--seed", type=int, help="one seed, with its trace")
+    parser.add_argument("--mutants", nargs="*", help="plant all faults, or those of these names")
+    given = parser.parse_args()
+    if given.mutants is not None:
+        from tests.world.mutants import try_all
+
+        return try_all(given.mutants, given.seeds, given.first, given.seconds)
+    from tests.world.hour import live
+
+    if given.seed is not None:
+        found = live(given.seed, given.seconds, keeps_trace=True)
+        print(*found.lines, f"trace {found.trace}, {len(found.wrong)} wrong", *found.wrong, sep="\n")
+        return bool(found.wrong)
+    began, counts, failed = time.monotonic(), Counter[str](), 0
+    seeds = [(seed, given.seconds) for seed in range(given.first, given.first + given.seeds)]
+    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+        for found in pool.imap_unordered(_live, seeds):
+            counts.update(found.counts, seeds=1, hours=found.hours)
+            if found.wrong:
+                failed += 1
+                print(
+                    f"seed {found.seed} (trace {found.trace}): {len(found.wrong)} wrong", *found.wrong[:3], sep="\n  "
+                )
+    seconds = time.monotonic() - began
+    print(f"{counts.pop('seeds')} seeds in {seconds:.0f} s, {given.seeds / seconds:.2f} a second, {failed} failed")
+    print(
+        f"{counts.pop('hours'):.0f} hours of simulated life: "
+        + ", ".join(f"{n} {of}" for of, n in counts.most_common())
+    )
+    return bool(failed)
+
+
+def _live(given: tuple[int, float]) -> object:
+    from tests.world.hour import live
+
+    return live(*given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

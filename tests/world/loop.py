@@ -1,0 +1,236 @@
+"""An event loop in simulated time, the processes whose callbacks it runs, and the clocks of oaiserve that it moves.
+
+The clock leaps to the next timer. All that happens follows from the seed, so a second run has the same trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from enum import Enum
+from hashlib import blake2b
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+import anyio.to_thread
+import pytest
+
+from oaiserve.engine.streams import LoopStream
+from oaiserve.http.connection import Connection
+from oaiserve.scale.gateway import upstream
+from tests.clocks import put_on_clock
+
+START_SECONDS, UNIX_SECONDS = 1000.0, 1_700_000_000.0
+_process: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+class State(Enum):
+    RUNNING = 1
+    STOPPED = 2  # nothing of it runs; its sockets stay open and silent
+    DEAD = 3  # it is cleared away: what still runs reaches nobody
+
+
+class Process:
+    """One process of the world. A callback belongs to the process in whose context it was made."""
+
+    def __init__(self, loop: World, name: str, ip: str) -> None:
+        self.loop, self.name, self.ip = loop, name, ip
+        self.state = State.RUNNING
+        self.held: list[asyncio.Handle] = []
+        self.tasks: dict[WorldTask, None] = {}
+        self.context = copy_context()
+        self.context.run(_process.set, self)
+        loop.processes[self] = None
+
+    def run(self, work: Callable[..., Any], *given: Any) -> WorldTask:
+        return self.context.run(self.loop.create_task, work(*given))
+
+    def stop(self) -> None:
+        if self.state is State.RUNNING:
+            self.state = State.STOPPED
+
+    def go_on(self) -> None:
+        if self.state is State.STOPPED:
+            self.state = State.RUNNING
+            self.loop.ready.extend(self.held)
+            self.held.clear()
+
+    def die(self) -> None:
+        self.go_on()
+        self.state = State.DEAD
+        for task in [*self.tasks]:
+            task.cancel()
+
+
+class WorldTask(asyncio.Task):
+    """A task that its process knows, and whose place in sets is the same in each run."""
+
+    def __init__(self, *given: Any, loop: World, **named: Any) -> None:
+        self._number = next(loop.numbers)
+        process = _process.get()
+        super().__init__(*given, loop=loop, **named)
+        if process is not None and not self.done():
+            process.tasks[self] = None
+            self.add_done_callback(lambda task: process.tasks.pop(task, None))
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class World(asyncio.BaseEventLoop):
+    """The event loop of all processes, with their clock, their random numbers, and the trace of what has happened."""
+
+    def __init__(self, seed: int, keeps_trace: bool = False) -> None:
+        super().__init__()
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.now = START_SECONDS
+        self.ahead = 0.0  # of a thread that computes: its clock has gone on from `now`
+        self.numbers = count()
+        self.ready: deque[asyncio.Handle] = deque()
+        self.processes: dict[Process, None] = {}
+        self.wrong: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.lines: list[str] | None = [] if keeps_trace else None
+        self._trace = blake2b(digest_size=8)
+        self._timers: list[tuple[float, int, asyncio.Handle]] = []
+        self.set_task_factory(lambda loop, work, **named: WorldTask(work, loop=loop, **named))
+        self.set_exception_handler(self._failed)
+
+    @property
+    def now_ns(self) -> int:
+        return round((self.now + self.ahead) * 1e9)
+
+    @property
+    def trace(self) -> str:
+        return self._trace.hexdigest()
+
+    def note(self, *facts: object) -> None:
+        text = f"{self.now - START_SECONDS:.6f} {' '.join(map(str, facts))}"
+        self._trace.update(text.encode())
+        if self.lines is not None:
+            self.lines.append(text)
+
+    def count(self, name: str) -> None:
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+    def blame(self, text: str) -> None:
+        self.note("WRONG", text)
+        self.wrong.append(f"at {self.now - START_SECONDS:.3f} s: {text}")
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        process = _process.get()
+        if process is None or process.state is not State.DEAD:
+            self.blame(f"an error in the event loop: {context.get('message')} {context.get('exception')!r}")
+
+    # -- what asyncio calls -------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(self, callback: Any, *given: Any, context: Any = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, given, self, context)
+        self.ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(self, callback: Any, *given: Any, context: Any = None) -> asyncio.Handle:
+        return self.call_at(self.now + self.ahead, callback, *given, context=context)
+
+    def call_later(self, delay: float, callback: Any, *given: Any, context: Any = None) -> asyncio.TimerHandle:
+        return self.call_at(self.now + delay, callback, *given, context=context)
+
+    def call_at(self, when: float, callback: Any, *given: Any, context: Any = None) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, given, self, context)
+        heappush(self._timers, (when, next(self.numbers), handle))
+        return handle
+
+    def _run_once(self) -> None:
+        while not self.ready:
+            when, _, timer = heappop(self._timers)
+            if not timer._cancelled:
+                self.now = max(self.now, when)
+                self.ready.append(timer)
+        handle = self.ready.popleft()
+        if handle._cancelled:
+            return
+        process = handle._context.get(_process)
+        if process is not None and process.state is State.STOPPED:
+            process.held.append(handle)
+        else:
+            handle._run()
+
+    def run_in_executor(self, executor: Any, work: Callable[..., Any], *given: Any) -> Any:
+        """Run work of a thread: at once, or by the double of an executor."""
+        future: asyncio.Future[Any] = self.create_future()
+        if hasattr(executor, "later"):
+            executor.later(work, future)
+        else:
+            try:
+                future.set_result(work(*given))
+            except Exception as error:
+                future.set_exception(error)
+        return future
+
+    async def create_connection(self, make: Callable[[], Any], ip: str, port: int, **tls: Any) -> Any:
+        return await self.network.connect(_process.get(), make, ip, port)
+
+    async def connect_accepted_socket(self, make: Callable[[], Any], sock: Any, **tls: Any) -> Any:
+        sock.attach(protocol := make())
+        return sock, protocol
+
+    def end(self) -> None:
+        """End all processes, and let their tasks go."""
+        self.set_exception_handler(lambda *_: None)
+        self.run_until_complete(self._end())
+        self.ready.clear()
+        self._timers.clear()
+        self.close()
+
+    async def _end(self) -> None:
+        for process in self.processes:
+            process.die()
+        for _ in range(2000):
+            if not any(process.tasks for process in self.processes):
+                return
+            await asyncio.sleep(0.1)
+
+
+async def _at_once(work: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    return work(*given)
+
+
+@contextmanager
+def clocks(world: World) -> Iterator[None]:
+    """Put oaiserve on the world's clock, random numbers and hashes, for as long as the block lasts."""
+    numbers: dict[int, tuple[object, int]] = {}
+
+    def in_order(self: object) -> int:
+        if id(self) not in numbers:
+            numbers[id(self)] = (self, len(numbers))  # kept, so that no other object gets its id
+        return numbers[id(self)][1]
+
+    def token_hex(num_bytes: int) -> str:
+        return f"{random.getrandbits(8 * num_bytes):0{2 * num_bytes}x}"
+
+    before = random.getstate()
+    with pytest.MonkeyPatch.context() as patch:
+        random.seed(world.seed)
+        put_on_clock(patch, lambda: world.now_ns)
+        patch.setattr(time, "time", lambda: UNIX_SECONDS + world.now)
+        patch.setattr(anyio.to_thread, "run_sync", _at_once)
+        patch.setattr("oaiserve.routes.middleware.token_hex", token_hex)
+        patch.setattr("oaiserve.engine.reports.token_hex", token_hex)
+        patch.setattr("oaiserve.app.LAG_INTERVAL_SECONDS", 60.0)  # it says nothing here, and 10 a second are many
+        patch.setattr("oaiserve.engine.streams.MAX_CHUNK_TOKENS", 0)  # those of a busy reader would come together
+        for kind in (upstream._Connection, Connection, LoopStream):
+            patch.setattr(kind, "__hash__", in_order, raising=False)
+        try:
+            yield
+        finally:
+            random.setstate(before)

@@ -1,0 +1,389 @@
+"""The servers of the world: real apps, routes, engines and gateway. Doubles are the model, the threads and the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import cache
+from pathlib import Path
+from queue import Empty
+from traceback import format_exception
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oaiserve import app as app_module
+from oaiserve.app import create_app
+from oaiserve.config import Config, RouteOptions, ServerOptions
+from oaiserve.engine import engine as engine_module
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.grammars.grammar import Grammars
+from oaiserve.engine.loop import Command, EngineLoop
+from oaiserve.engine.step import Chunk, ChunkResult, Masks, Step, StepResult
+from oaiserve.facts.record import HostPart, RequestRecord
+from oaiserve.http.connections import Connections
+from oaiserve.http.server import Server
+from oaiserve.routes.responses.store import ResponseDatabase, StoreLimits
+from oaiserve.scale.gateway.app import create_gateway
+from oaiserve.scale.gateway.upstream import Address
+from oaiserve.scale.gateway.watch import Pace
+from tests.engine.doubles import EOS, LETTERS, TOKENIZER, make_engine
+from tests.routes.doubles import FakeTelemetry
+from tests.world.loop import Process, State, World
+from tests.world.network import End, Network
+
+PORT, GATEWAY_IP = 8000, "10.0.9.1"
+NUM_KEYS = 8  # kinds of draw keys: answers of requests without a seed are one of so many
+GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+PACE = Pace(report_seconds=10.0, resolve_seconds=60.0)
+_GRAMMARS = Grammars(TOKENIZER.backend, vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset([EOS]))
+_E_ACUTE = TOKENIZER.backend.token_to_id("Ã"), TOKENIZER.backend.token_to_id("©")  # the two bytes of é
+_MASK = (1 << 64) - 1
+# A machine that keeps no thread waiting.
+_MACHINE: Any = SimpleNamespace(num_threads=1, delay_ns=lambda: 0, more_ns=lambda most_ns: 0)
+
+
+def _mixed(before: int, number: int) -> int:
+    bits = (before ^ number + 1) * 0x9E3779B97F4A7C15 & _MASK
+    return bits ^ bits >> 29
+
+
+class Model:
+    """A model whose token follows from all tokens before, as it finds them in the blocks of the KV cache.
+
+    A slot of a block has a digest of the tokens up to its own. A step takes simulated time."""
+
+    is_exact, is_asynchronous, kv_version = True, False, 0
+
+    def __init__(self, world: World, block_size: int, step_seconds: float) -> None:
+        self._world, self._size = world, block_size
+        self._slots: dict[int, list[int]] = {}
+        self.step_seconds = step_seconds
+        self.stuck_seconds = 0.0  # that the next step takes
+        self.is_gone = False  # as a device that has fallen off its bus
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        for source, target in copies:
+            self._slots[target] = [*self._slots.get(source, [0] * self._size)]
+
+    def launch(self, step: Step) -> tuple[Step, StepResult]:
+        if self.is_gone:
+            raise RuntimeError("the device is gone")
+        return step, StepResult([self._computed(chunk) for chunk in step.chunks])
+
+    def draw(self, launched: tuple[Step, StepResult], masks: Masks | None) -> None:
+        pass
+
+    def collect(self, launched: tuple[Step, StepResult]) -> StepResult:
+        self._world.ahead += self.step_seconds + 0.0002 * launched[0].num_tokens + self.stuck_seconds
+        self.stuck_seconds = 0.0
+        return launched[1]
+
+    def _computed(self, chunk: Chunk) -> ChunkResult:
+        sequence, size = chunk.sequence, self._size
+        ids, blocks = sequence.token_ids, sequence.blocks
+        found = self._slots[blocks[(chunk.start - 1) // size]][(chunk.start - 1) % size] if chunk.start else 0
+        for position in range(chunk.start, chunk.end):
+            found = _mixed(found, ids[position])
+            self._slots.setdefault(blocks[position // size], [0] * size)[position % size] = found
+        if not chunk.max_draws:
+            return ChunkResult()
+        for block in blocks[: (chunk.end - 1) // size]:  # attention reads them all
+            found ^= self._slots[block][-1]
+        return ChunkResult([self._token(ids[chunk.end - 1], _mixed(found, sequence.draw_key % NUM_KEYS))])
+
+    def _token(self, last: int, drawn: int) -> int:
+        if last == _E_ACUTE[0]:
+            return _E_ACUTE[1]
+        if drawn % 97 == 0:
+            return EOS
+        return _E_ACUTE[0] if drawn % 11 == 0 else LETTERS[drawn % 26]
+
+
+class Loop(EngineLoop):
+    """The loop of an engine, a turn of which is a callback. Its thread's clock goes on by what a step takes."""
+
+    _has_begun = _is_queued = False
+    _free_at = 0.0
+
+    def start(self) -> None:
+        self._world: World = asyncio.get_running_loop()
+        self._warm_up()
+        if self.causes is not None:
+            self.causes.begin()
+        self._is_warm.set()
+        self._has_begun = True
+        self._look_for_hangs()
+        self._wake(self._world.now)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._has_begun and not self.is_stopped
+
+    def post(self, command: Command) -> None:
+        super().post(command)
+        if self._has_begun and not self._is_queued:
+            self._wake(max(self._world.now, self._free_at))
+
+    def join(self, timeout_seconds: float | None = None) -> bool:
+        while timeout_seconds is None and not self.is_stopped:
+            self._drive()
+        return self.is_stopped
+
+    def _look_for_hangs(self) -> None:
+        if not self.is_stopped:
+            self.watchdog.look()
+            self._world.call_later(1.0, self._look_for_hangs)
+
+    def _wake(self, when: float) -> None:
+        if not self._is_queued:
+            self._is_queued = True
+            self._world.call_at(when, self._queued)
+
+    def _queued(self) -> None:
+        self._is_queued = False
+        self._drive()
+
+    def _drive(self) -> None:
+        if self.is_stopped:
+            return
+        world = self._world
+        try:
+            if self._take_commands():
+                self._turn()
+            else:
+                self._close()
+        except Exception as error:
+            if str(error) != "the device is gone":
+                world.blame(f"the engine has stopped: {''.join(format_exception(error))}")
+            self.failure = error
+            self._close()
+        self._free_at = world.now + world.ahead
+        if not self.is_stopped:
+            is_busy = self._stepper.has_step or self._scheduler.has_work or self.requests.has_events
+            if is_busy or world.ahead or not self._inbox.empty():
+                self._wake(max(self._free_at, world.now + 0.01))
+            else:
+                self.snapshot = self._account.copy(self._host.enter(HostPart.IDLE))
+        world.ahead = 0.0
+
+    def _wait_for_command(self) -> Command:
+        if self._inbox.empty():
+            raise Empty
+        return super()._wait_for_command()
+
+
+def _takes_no_row(action: int, *_: object) -> int:
+    return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_INSERT else sqlite3.SQLITE_OK
+
+
+class Disk:
+    """The thread and the disk of a store: writes take time, and fail when it is full."""
+
+    def __init__(self, world: World, store: ResponseDatabase) -> None:
+        self._world, self._store = world, store
+        self.seconds, self.is_full = 0.002, False
+        self._free_at = 0.0
+
+    def submit(self, work: Callable[[], Any]) -> None:
+        self.later(work, Future())
+
+    def later(self, work: Callable[[], Any], future: Any) -> None:
+        self._free_at = max(self._free_at, self._world.now) + self.seconds
+        self._world.call_at(self._free_at, self._run, work, future)
+
+    def _run(self, work: Callable[[], Any], future: Any) -> None:
+        connection = self._store._connection
+        try:
+            if not future.cancelled():
+                if work != connection.close:
+                    connection.set_authorizer(_takes_no_row if self.is_full else None)
+                future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+
+    def shutdown(self) -> None:
+        pass
+
+
+class Telemetry(FakeTelemetry):
+    """Checks each account when it comes."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__()
+        self._world, self._name = world, name
+        self.num_records = 0
+
+    def record(self, record: RequestRecord) -> None:
+        self.num_records += 1
+        phases, causes = record.times.phases(), record.causes_ns
+        if sum(phase.duration_ns for phase in phases) != record.times.duration_ns:
+            self._world.blame(f"the phases of an account of {self._name} do not add up: {phases}")
+        if any(phase.duration_ns < 0 for phase in phases) or any(
+            ns < 0 for row in causes.values() for ns in row.values()
+        ):
+            self._world.blame(f"an account of {self._name} has a time below 0: {phases} {causes}")
+        for phase in phases:
+            if phase.name in causes and sum(causes[phase.name].values()) != phase.duration_ns:
+                self._world.blame(f"the causes of {phase.name} do not add up")
+        if record.outcome == "failed" and record.error_type not in ("InternalError", "Unavailable", "PlannedError"):
+            self._world.blame(f"a request failed with {record.error_type}")
+
+
+class Host:
+    """A machine with one process that serves: `make` returns its app and what learns of its shutdown."""
+
+    def __init__(self, world: World, network: Network, name: str, ip: str, options: ServerOptions) -> None:
+        self.world, self.network, self.name, self.ip, self.options = world, network, name, ip, options
+        self.process: Process | None = None
+        self.server: Any = None
+        self.num_begun = 0  # requests of generation routes
+        self.num_starts = 0
+
+    def start(self) -> None:
+        self.world.note("start", self.name)
+        self.num_begun = 0
+        self.num_starts += 1
+        self.network.switch_on(self.ip)
+        self.process = Process(self.world, self.name, self.ip)
+        self.process.run(self._serve)
+
+    async def _serve(self) -> None:
+        app, on_drain, failure = self.make()
+        connections = Connections(1000, 0)
+
+        async def counted(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http" and scope["path"] in GENERATES:
+                self.num_begun += 1
+                self.asked(scope)
+            await app(scope, receive, send)
+
+        server = self.server = Server(counted, self.options, connections, on_drain=on_drain, failure=failure)
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        await server.startup()
+        await server.on_tick(0)
+
+        def accept(end: End) -> None:
+            if connections.admit(end.remote[0]) is None:
+                server._begin(end, end.remote[0])
+
+        self.network.listeners[self.ip, PORT] = (self.process, accept)
+        while not await server.on_tick(1):  # noqa: ASYNC110 - as uvicorn does
+            await asyncio.sleep(1.0)
+        self.network.listeners.pop((self.ip, PORT), None)
+        await server.shutdown()
+        self.kill("kill")
+
+    def asked(self, scope: Any) -> None:
+        pass
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None and self.process.state is State.RUNNING
+
+    def terminate(self) -> None:
+        if self.process is not None and self.process.state is not State.DEAD:
+            self.world.note("terminate", self.name)
+            self.server.handle_exit(15, None)
+            self.network.listeners.pop((self.ip, PORT), None)
+
+    def kill(self, how: str) -> None:
+        if self.process is not None and self.process.state is not State.DEAD:
+            self.world.note("kill", self.name, how)
+            self.network.kill(self.process, how)
+            self.process.die()
+
+
+class Replica(Host):
+    """A machine with an oaiserve server."""
+
+    def __init__(
+        self, world: World, network: Network, number: int, folder: Path | None, reports: bool, **options: Any
+    ) -> None:
+        ip, host = f"10.0.0.{number}", "127.0.0.1" if reports else "0.0.0.0"
+        served = ServerOptions(drain_timeout_seconds=1, trusted_proxy=(GATEWAY_IP,), host=host, allowed_host=(ip,))
+        super().__init__(world, network, f"server {number}", ip, served)
+        self._path = None if folder is None else folder / f"{number}.db"
+        self._options = options
+        self.fails = False  # each POST of a generation route, at once
+
+    def make(self) -> Any:
+        world, size = self.world, 16
+        self.model = Model(world, size, world.random.uniform(0.02, 0.06))
+        options = {"kv_blocks": 48, "max_running": 6, "max_step_tokens": 64, "max_waiting": 24, **self._options}
+        self.engine = make_engine(
+            self.model,
+            clock_ns=lambda: world.now_ns,
+            machine=_MACHINE,
+            block_size=size,
+            max_model_len=512,
+            grammars=_GRAMMARS,
+            tokenize_workers=0,
+            drafts="off",
+            hang_seconds=8,
+            **options,
+        )
+        self.fails = False
+        self.store = ResponseDatabase(self._path, StoreLimits(1000, 2**24, 1e7))
+        self.disk = self.store._thread = Disk(world, self.store)
+        self.telemetry = Telemetry(world, self.name)
+        self.app = create_app(Config("m", self.options), self.engine, self.telemetry, self.store)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if self.fails and scope["type"] == "http" and scope["path"] in GENERATES:
+                await send({"type": "http.response.start", "status": 500, "headers": []})
+                await send({"type": "http.response.body", "body": b"{}"})
+                self.num_begun -= 1
+                return
+            await self.app(scope, receive, send)
+
+        return app, self.engine.drain, lambda: self.engine.failure
+
+    def asked(self, scope: Any) -> None:
+        if not scope["client"][0].startswith("10.1."):
+            self.world.blame(f"{self.name} takes {scope['client'][0]} for the client's address")
+
+    def kill(self, how: str) -> None:
+        if self.process is not None and self.process.state is not State.DEAD:
+            super().kill(how)
+            self.engine._loop.is_stopped = True
+
+
+class GatewayHost(Host):
+    """A machine with the gateway."""
+
+    def __init__(self, world: World, network: Network, replicas: list[Replica]) -> None:
+        super().__init__(world, network, "gateway", GATEWAY_IP, ServerOptions(drain_timeout_seconds=0, host="0.0.0.0"))
+        self._places = [Address(one.ip, PORT, f"{one.ip}:{PORT}") for one in replicas]
+
+    def make(self) -> Any:
+        async def resolve(url: str) -> list[Address]:
+            return self._places
+
+        options = RouteOptions(replica=("http://servers",), host="0.0.0.0")
+        app, self.gateway = create_gateway(options, resolve, PACE)
+        return app, self.gateway.drain, lambda: None
+
+    @property
+    def watch(self) -> Any:
+        return self.gateway._watch
+
+
+async def _in_thread(work: Any, *given: Any) -> Any:
+    """Run work at once, but for the end of an engine, which waits for its step."""
+    if isinstance(engine := getattr(work, "__self__", None), Engine):
+        await asyncio.sleep(max(0.0, engine._loop._free_at - asyncio.get_running_loop().time()))
+    return work(*given)
+
+
+def put_in_place(patch: pytest.MonkeyPatch) -> None:
+    """Let engines have loops without threads. The schema of the API is made once: it takes as long as ten requests."""
+    patch.setattr(engine_module, "EngineLoop", Loop)
+    patch.setattr(app_module, "run_in_threadpool", _in_thread)
+    made = app_module.published
+    published = cache(lambda **named: made([], **named))
+    patch.setattr(app_module, "published", lambda table, **named: published(**named))

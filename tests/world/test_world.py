@@ -1,0 +1,29 @@
+"""The world keeps its promises for some seeds, repeats a seed, and finds a fault. `python -m tests.world` has more."""
+
+from __future__ import annotations
+
+import pytest
+
+from oaiserve.facts.continuation import Piece, split_at_marks
+from tests.world.hour import live
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_breaks_or_is_left(seed: int) -> None:
+    assert not live(seed, 1200).wrong
+
+
+def test_a_seed_has_the_same_trace_in_each_run() -> None:
+    first, second, other = live(7, 1200, keeps_trace=True), live(7, 1200, keeps_trace=True), live(8, 1200)
+    assert first.lines == second.lines
+    assert first.trace == second.trace != other.trace
+    assert len(first.lines) > 500
+
+
+def test_a_stream_that_goes_on_one_token_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets_one(content: bytes) -> tuple[bytes, list[Piece], bytes]:
+        done, pieces, rest = split_at_marks(content)
+        return done, pieces[1:], rest
+
+    monkeypatch.setattr("oaiserve.scale.gateway.gateway.split_at_marks", forgets_one)
+    assert any("it differs from an undisturbed one" in text for seed in range(5) for text in live(seed).wrong)
