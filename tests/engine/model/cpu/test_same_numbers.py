@@ -279,6 +279,7 @@ class Recording:
         self.logits: dict[tuple[int, ...], set[bytes]] = {}
         self.step = Step()
         self._native = native
+        self.is_exact = native.is_exact
 
     def forward(self, batch: Batch) -> Tensor:
         logits = self._native.forward(batch)
