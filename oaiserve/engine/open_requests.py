@@ -18,6 +18,7 @@ from oaiserve.engine.backpressure import Deadlines, DrainRate, SharedLimit
 from oaiserve.engine.draws import draw_key
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
+from oaiserve.engine.grammars.thinking import Thinking
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.output import ChoiceOutput, add_logprobs, prompt_logprobs
 from oaiserve.engine.reports import MOST_PROMPTS_KEPT, ComputedPrompt
@@ -204,6 +205,18 @@ class OpenRequests:
             if next(begun, begun) is begun:
                 self._taken_up.popleft()
 
+    def _constraint(self, tokenized: Tokenized, stop_ids: frozenset[int]) -> Constraint | None:
+        """Return the constraint of one choice: its grammar, the reasoning before it, and the end of its budget."""
+        params, grammar = tokenized.request.params, tokenized.grammar
+        reasoning, thinking = params.reasoning, None
+        # An answer that may begin with reasoning obeys a grammar from its first token on.
+        if reasoning is not None and (reasoning.budget is not None if grammar is None else not reasoning.opening):
+            thinking = Thinking(reasoning, self.table, tokenized.closing_ids)
+        if grammar is None and thinking is None:
+            return None
+        matcher = None if grammar is None else grammar.matcher()
+        return Constraint(matcher, params, thinking=thinking, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids)
+
     def _begun(self, tokenized: Tokenized, kv_version: str) -> Iterator[None]:
         """Make the sequences of a request, with a pause after so many tokens that another server has sent."""
         request = tokenized.request
@@ -229,10 +242,7 @@ class OpenRequests:
             opened.prompts.append(OpenPrompt(token_ids, logprobs))
             leader: Sequence | None = None  # the first choice computes the prompt for the others
             for choice in range(params.n):
-                constraint: Constraint | None = None
-                if tokenized.grammar is not None:
-                    matcher = tokenized.grammar.matcher()
-                    constraint = Constraint(matcher, params, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids)
+                constraint = self._constraint(tokenized, stop_ids)
                 sequence = Sequence(
                     request.request_id,
                     prompt_index * params.n + choice,

@@ -34,7 +34,9 @@ class ChoiceOutput:
             visible_ids=params.visible_special_ids,
         )
         self._stops = StopMatcher(stops)
-        self._stop_after = params.stop_after  # until it has come
+        reasoning = params.reasoning
+        # Stop strings count behind this text, once it has come.
+        self._stop_after = "" if reasoning is None or reasoning.opening else reasoning.closing
         self._end_of_text = ""  # in which it may have begun
         self._text: list[str] = []
         self._token_ids: list[int] = []
@@ -109,7 +111,7 @@ class ChoiceOutput:
         return chunk
 
     def _add(self, text: str) -> None:
-        """Add whole characters to the text. Before `min_tokens` and before `stop_after`, stop strings do not count."""
+        """Add whole characters to the text. Before `min_tokens` and within reasoning, stop strings do not count."""
         if self._stop_after:
             num_before = len(self._end_of_text)
             so_far = self._end_of_text + text

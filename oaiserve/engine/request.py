@@ -93,7 +93,15 @@ class Grammar:
     # JSON text of one more schema may be there as `answer`, which is @answer.
     text: str
     param: str = "response_format"  # the field of the request that it came from, for errors
-    after: str = ""  # the answer is free up to and including this text (the end of reasoning); "": never free
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The reasoning before an answer, up to `closing`. Grammar and stop strings begin behind it."""
+
+    closing: str
+    opening: str = ""  # the answer may begin with it; "": the answer begins within the reasoning
+    budget: int | None = None  # most tokens; then its end is forced
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()  # texts whose tokens must not be generated in a row
     seed: int | None = None  # None: fresh entropy
     stop: tuple[str, ...] = ()
-    stop_after: str = ""  # stop strings count only behind this text; "": everywhere
+    reasoning: Reasoning | None = None
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False

@@ -53,6 +53,7 @@ class Tokenized:
     token_ids: list[list[int]]
     second_starts: list[int | None] = field(default_factory=list)  # of each prompt that is a pair
     bad_words: list[list[int]] = field(default_factory=list)
+    closing_ids: list[int] = field(default_factory=list)  # of the reasoning, if it has a budget
     grammar: CompiledGrammar | None = None
     at_ns: int | None = None  # None: it was not encoded
 
@@ -214,6 +215,9 @@ class TokenizeStage:
         bad_words = self._tokenizer.encode_bad_words(params.bad_words) if params.bad_words else []
         # A tokenizer may know more ids than its model, which cannot generate those anyway.
         bad_words = [token_ids for token_ids in bad_words if max(token_ids) < self._vocab_size]
+        closing_ids: list[int] = []
+        if params.reasoning is not None and params.reasoning.budget is not None:
+            closing_ids = self._tokenizer.encode_plain(params.reasoning.closing)
         if params.grammar is not None and self._compile_grammar is not None:
             grammar = self._compiled(request, params.grammar, self._compile_grammar)
             yield  # it may have taken long
@@ -225,7 +229,7 @@ class TokenizeStage:
             ids, second_start = yield from self._encode(prompt, params.max_tokens)
             token_ids.append(ids)
             second_starts.append(second_start)
-        return Tokenized(request, token_ids, second_starts, bad_words, grammar, self._clock())
+        return Tokenized(request, token_ids, second_starts, bad_words, closing_ids, grammar, self._clock())
 
     def _with_grammar(self, encoded: Tokenized) -> Generator[None, None, Tokenized]:
         yield from ()

@@ -190,7 +190,12 @@ class ChatBody(SamplingBody, kw_only=True):
     function_call: Annotated[
         Literal["none", "auto"] | FunctionName | None, described("The older form of tool_choice.")
     ] = None
-    reasoning_effort: Annotated[str | None, described("Passed on to the chat template.")] = None
+    reasoning_effort: Annotated[
+        str | None, described("Passed on to the chat template. For one that has none: none, minimal and low are less.")
+    ] = None
+    thinking_token_budget: Annotated[
+        Integer | None, described("Most tokens of the reasoning, whose end is forced then.", 0, MAX_INT32)
+    ] = None
     reasoning_format: Annotated[ReasoningFormat | None, described("none leaves reasoning in the content.")] = None
     include_reasoning: Annotated[bool | None, described("false leaves reasoning out of the answer.")] = None
 
@@ -220,6 +225,9 @@ class ResponsesBody(SamplingBody, kw_only=True):
         described("Of tools that run on the server. It has none, so this changes nothing.", 1, MAX_INT32),
     ] = None
     reasoning: Annotated[ReasoningOptions | None, described("How the model reasons.")] = None
+    thinking_token_budget: Annotated[
+        Integer | None, described("Most tokens of the reasoning, whose end is forced then.", 0, MAX_INT32)
+    ] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
     previous_response_id: Annotated[str | None, described("The stored response that this one goes on from.")] = None
     store: Annotated[bool | None, described("Keep the response. Default: true.")] = None

@@ -46,11 +46,12 @@ async def chat_completions(http: HTTPRequest) -> Answer:
 
 def _answer(intake: Intake[ChatBody]) -> Answer:
     body, dialect = intake.body, intake.serving.dialect
-    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     conversation = Conversation(
         dialect,
         requested_tools(body),
-        {**effort, **(body.chat_template_kwargs or {})},
+        body.chat_template_kwargs or {},
+        effort=body.reasoning_effort,
+        thinking_budget=parameters.integer(body, "thinking_token_budget"),
         is_constrained=bool(body.stop) or constraints.is_constrained(body),
         asks_for_answer=body.add_generation_prompt is not False and not body.continue_final_message,
         shows_tags=body.reasoning_format == "none",

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from oaiserve.engine.request import ChatPrompt, Grammar, SamplingParams
+from oaiserve.engine.request import ChatPrompt, Grammar, Reasoning, SamplingParams
 from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.constraints import TEXT_FORMATS
 from oaiserve.routes.dialects.dialect import Dialect
@@ -30,13 +30,16 @@ class Conversation:
         tools: Tools | None,
         template_kwargs: Mapping[str, Any],
         *,
+        effort: str | None = None,
+        thinking_budget: int | None = None,
         is_constrained: bool,
         asks_for_answer: bool = True,
         shows_tags: bool = False,
     ) -> None:
-        """`is_constrained`: the answer proper has a constraint or stop strings, which wait for the end of reasoning.
-        Without `asks_for_answer`, the last message is continued. If the client wants the text as it is, it
-        `shows_tags` of reasoning. Raises InvalidRequest if calls are forced that this server does not read."""
+        """`thinking_budget` is in tokens; without one, the `effort` may stand for one. `is_constrained`: the answer
+        proper has a constraint or stop strings, which wait for the end of reasoning. Without `asks_for_answer`, the
+        last message is continued. If the client wants the text as it is, it `shows_tags` of reasoning. Raises
+        InvalidRequest if calls are forced that this server does not read."""
         if tools is not None and tools.is_forced and dialect.calls is None:
             param = "function_call" if tools.is_legacy else "tool_choice"
             raise invalid(param, "this server does not read calls (--tool-call-parser none), so none can be forced")
@@ -46,7 +49,12 @@ class Conversation:
             tools = None
         self.tools = tools
         self._dialect = dialect
-        self._template_kwargs = template_kwargs
+        by_effort: Mapping[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+        self._budget = thinking_budget
+        if dialect.reasoning is not None:
+            by_effort, budget = dialect.reasoning.by_effort(effort)
+            self._budget = budget if thinking_budget is None else thinking_budget
+        self._template_kwargs = template_kwargs = {**by_effort, **template_kwargs}
         self._mode = None
         if dialect.reasoning is not None:
             must_end = is_constrained or (tools is not None and tools.is_forced)
@@ -61,17 +69,20 @@ class Conversation:
     ) -> SamplingParams:
         """Return the parameters of the route, with those of tools and reasoning. Raises InvalidRequest for a client's
         `grammar` that does not go together with tools."""
+        reasoning = None
+        if (mode := self._mode) is not None:
+            reasoning = Reasoning(mode.tags[1], "" if mode.is_open else mode.tags[0], self._budget)
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=num_logprobs,
             grammar=self._constraint(grammar),
-            stop_after="" if self._mode is None else self._mode.ends_with,
+            reasoning=reasoning,
             visible_special_ids=self._dialect.visible_ids(calls=self.tools is not None, reasoning=self.reads_reasoning),
             text_lengths=self.reads_reasoning or text_lengths,
         )
 
     def _constraint(self, grammar: Grammar | None) -> Grammar | None:
-        """Return the constraint on the answer: the client's, or that of forced calls. It begins after reasoning."""
+        """Return the constraint on the answer: the client's, or that of forced calls."""
         forced: Grammar | None = None
         tools, family = self.tools, self._dialect.calls
         if tools is not None and tools.is_forced and family is not None:
@@ -81,12 +92,7 @@ class Conversation:
         if grammar is not None and forced is not None and grammar.param not in TEXT_FORMATS:
             # A forced call has no text, which a text format is about; clients send both.
             raise invalid(grammar.param, f"is not allowed together with '{forced.param}' of which one must be called")
-        constraint = forced or (None if grammar is None else self._or_calls(grammar))
-        return (
-            None
-            if constraint is None
-            else replace(constraint, after="" if self._mode is None else self._mode.ends_with)
-        )
+        return forced or (None if grammar is None else self._or_calls(grammar))
 
     def _or_calls(self, constraint: Grammar) -> Grammar:
         """Return a constraint under which the model may also call tools, with any object, if it is one on JSON."""

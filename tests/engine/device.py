@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.request import Grammar, Reasoning, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Masks, OutOfMemory, Step
 from tests.engine.answers import Answers, run_to_the_end
@@ -177,8 +177,8 @@ GRAMMARS = (
     Grammar("json_schema", OBJECT),
     Grammar("json_schema", '{"enum": ["hello hello hello", "world", "words"]}'),
     Grammar("regex", "[a-f]{1,4}(xyzzy|hello)[a-z]{0,6}"),
-    Grammar("json_schema", OBJECT, after="c"),
 )
+REASONING = (None, None, Reasoning("c"), Reasoning("c", budget=3), Reasoning("b", opening="a", budget=2))
 
 
 def some_requests(rng: random.Random, number: int = 40) -> list[Request]:
@@ -192,6 +192,7 @@ def some_requests(rng: random.Random, number: int = 40) -> list[Request]:
             max_tokens=rng.choice([0, 1, 2, 8, 16]),
             n=rng.choice([1, 1, 2, 3]),
             grammar=rng.choice([None, None, *GRAMMARS]),
+            reasoning=rng.choice(REASONING),
             min_tokens=rng.choice([0, 0, 0, 4]),
             ignore_eos=rng.random() < 0.1,
             **asked,

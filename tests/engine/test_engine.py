@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import Event, Finished, PromptDone, Request, SamplingParams, TextPrompt, TokenChunk
+from oaiserve.engine.request import (
+    Event,
+    Finished,
+    PromptDone,
+    Reasoning,
+    Request,
+    SamplingParams,
+    TextPrompt,
+    TokenChunk,
+)
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, Inbox, ScriptedRunner, letter_id, make_engine, request
 
 pytestmark = pytest.mark.usefixtures("overlap")
@@ -78,7 +87,7 @@ def test_a_stop_token_is_named_and_its_text_shown_only_on_request() -> None:
         ({"max_tokens": 3, "stop": ("cd",)}, ["a", "b", "c"], "length"),  # held back, and sent at the end
         ({"max_tokens": 9, "stop": ("b", "e"), "min_tokens": 3}, [*"abcd", ""], "stop"),
         *(
-            ({"max_tokens": 9, "stop": ("b", "f"), "stop_after": after}, text, reason)
+            ({"max_tokens": 9, "stop": ("b", "f"), "reasoning": Reasoning(after)}, text, reason)
             for after, text, reason in (
                 ("cd", [*"abcde", ""], "stop"),
                 ("b", [*"abcde", ""], "stop"),

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.request import FinishReason
-from tests.routes.asking import CHAT, HYBRID, OPEN, THOUGHT, chatted, stream_of
+from oaiserve.engine.request import FinishReason, Reasoning
+from tests.routes.asking import CHAT, HYBRID, OPEN, THOUGHT, chatted, stream_of, submitted
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
+from tests.routes.responses.asking import ask
 
 TOOLS = [{"type": "function", "function": {"name": "stop"}}]
 
@@ -136,7 +137,9 @@ def test_a_grammar_begins_after_the_reasoning(
 ) -> None:
     request, prompt = chatted(serve(template=template), tools=TOOLS, tool_choice="required", **body)
     assert request.params.grammar is not None
-    assert (request.params.grammar.after, prompt.opening) == (after, opening)
+    reasoning = request.params.reasoning
+    begins_after = "" if reasoning is None or reasoning.opening else reasoning.closing
+    assert (begins_after, prompt.opening) == (after, opening)
 
 
 def test_every_grammar_begins_after_the_reasoning(serve: Serve) -> None:
@@ -144,7 +147,7 @@ def test_every_grammar_begins_after_the_reasoning(serve: Serve) -> None:
     for template, opening in ((OPEN, ""), (HYBRID, "<think>\n")):
         request, prompt = chatted(serve(template=template), **body)
         assert request.params.grammar is not None
-        assert (request.params.grammar.after, prompt.opening) == ("</think>", opening)
+        assert (request.params.reasoning, prompt.opening) == (Reasoning("</think>"), opening)
     request, prompt = chatted(serve(template=HYBRID), response_format={"type": "text"})
     assert (request.params.grammar, prompt.opening) == (None, "")
 
@@ -152,7 +155,7 @@ def test_every_grammar_begins_after_the_reasoning(serve: Serve) -> None:
 def test_stop_strings_count_after_the_reasoning(serve: Serve) -> None:
     for template, opening in ((OPEN, ""), (HYBRID, "<think>\n")):
         request, prompt = chatted(serve(template=template), stop=["x"])
-        assert (request.params.stop_after, prompt.opening) == ("</think>", opening)
+        assert (request.params.reasoning, prompt.opening) == (Reasoning("</think>"), opening)
 
 
 def test_reasoning_of_the_history_has_both_names(serve: Serve) -> None:
@@ -164,6 +167,26 @@ def test_reasoning_of_the_history_has_both_names(serve: Serve) -> None:
         ]
 
 
-def test_the_reasoning_effort_reaches_the_template(serve: Serve) -> None:
-    _, prompt = chatted(serve(template=HYBRID), reasoning_effort="low")
-    assert prompt.template_kwargs == {"reasoning_effort": "low"}
+@pytest.mark.parametrize(
+    ("template", "body", "budget", "kwargs"),
+    [
+        (HYBRID, {"thinking_token_budget": 7.0}, 7, {}),
+        (HYBRID, {"thinking_token_budget": 7, "reasoning_effort": "low"}, 7, {"reasoning_effort": "low"}),
+        (HYBRID, {"reasoning_effort": "low"}, 1024, {"reasoning_effort": "low"}),
+        (HYBRID, {"reasoning_effort": "high"}, None, {"reasoning_effort": "high"}),
+        (HYBRID, {"reasoning_effort": "none"}, None, {"enable_thinking": False}),
+        (OPEN, {"reasoning_effort": "none"}, 0, {}),
+        (OPEN + "{{ reasoning_effort }}", {"reasoning_effort": "low"}, None, {"reasoning_effort": "low"}),
+    ],
+)
+def test_reasoning_has_the_budget_of_the_client_or_of_an_effort_that_the_template_does_not_know(
+    serve: Serve, template: str, body: dict[str, Any], budget: int | None, kwargs: dict[str, Any]
+) -> None:
+    request, prompt = chatted(serve(template=template), **body)
+    assert request.params.reasoning is not None
+    assert (request.params.reasoning.budget, prompt.template_kwargs) == (budget, kwargs)
+    effort = {"effort": body["reasoning_effort"]} if "reasoning_effort" in body else {}
+    served = serve(template=template)
+    asked = {name: value for name, value in body.items() if name != "reasoning_effort"}
+    ask(served, reasoning=effort, **asked)
+    assert submitted(served)[0].params.reasoning == request.params.reasoning

@@ -14,22 +14,31 @@ from oaiserve.engine.request import SamplingParams
 
 if TYPE_CHECKING:
     from oaiserve.engine.grammars.grammar import Matcher
+    from oaiserve.engine.grammars.thinking import Thinking
 
 
 class Constraint:
-    """The constraint of one choice, whose tokens are pushed one by one. The end of its grammar wins.
+    """The constraint of one choice, whose tokens are pushed one by one: reasoning, then a grammar, or one of them.
 
-    In a grammar, nothing can follow end-of-sequence ids, so ignored ones are not drawn. Before `min_tokens`, no end of
-    the answer is drawn. But where the grammar has nothing else, the end comes.
+    No end of the answer is drawn within the reasoning before a grammar. In a grammar, nothing can follow
+    end-of-sequence ids, so ignored ones are not drawn. Before `min_tokens`, no end of the answer is drawn. But where
+    the grammar has nothing else, the end comes.
     """
 
-    __slots__ = ("_eos_token_ids", "_forces", "_ignores_eos", "_matcher", "_min_tokens", "_stop_ids")
+    __slots__ = ("_eos_token_ids", "_forces", "_ignores_eos", "_matcher", "_min_tokens", "_stop_ids", "_thinking")
 
     def __init__(
-        self, matcher: Matcher, params: SamplingParams, *, eos_token_ids: frozenset[int], stop_ids: frozenset[int]
+        self,
+        matcher: Matcher | None,
+        params: SamplingParams,
+        *,
+        thinking: Thinking | None = None,
+        eos_token_ids: frozenset[int],
+        stop_ids: frozenset[int],
     ) -> None:
         """`stop_ids` end the choice: the end-of-sequence ids unless these are ignored, and the request's own."""
         self._matcher = matcher
+        self._thinking = thinking  # until it is over
         self._eos_token_ids = eos_token_ids
         self._stop_ids = stop_ids
         self._ignores_eos = params.ignore_eos
@@ -39,37 +48,62 @@ class Constraint:
 
     @property
     def is_free(self) -> bool:
-        """Return whether any id may be drawn now."""
-        return self._matcher.is_free
+        """Return whether any id may be drawn now, so that no mask is needed."""
+        return self._matcher is None and not (self._thinking is not None and self._thinking.forced_ids)
 
     @property
     def mask_ns(self) -> int:
         """Return the CPU time of the last mask, which the next one will about take."""
-        return self._matcher.mask_ns
+        return 0 if self._matcher is None else self._matcher.mask_ns
 
     @property
     def is_complete(self) -> bool:
         """Return whether the choice ends now, without an end-of-sequence token."""
-        return self._matcher.is_complete
+        return self._matcher is not None and self._thinking is None and self._matcher.is_complete
 
     def ends_with(self, token_id: int) -> bool:
         """Return whether the choice ends if this token comes next, also if the request ignores ends of sequences."""
-        return token_id in self._eos_token_ids and not self._matcher.is_free
+        return token_id in self._eos_token_ids and self._matcher is not None
 
     def push(self, token_id: int) -> None:
         """Go on with this token. Raises GrammarViolation if it may not come next."""
-        self._matcher.push(token_id)
+        if self._thinking is None:
+            if self._matcher is not None:
+                self._matcher.push(token_id)
+            return
+        begun = self._thinking.push(token_id)
+        if self._thinking.is_over:
+            self._thinking = None
+            if self._matcher is not None:
+                self._matcher.begin(begun)
 
     def forced_ids(self) -> list[int]:
-        """Return the ids forced by the grammar, if the request needs none of the model's own probabilities."""
-        return self._matcher.forced_ids() if self._forces else []
+        """Return the forced next ids, if the request needs none of the model's own probabilities."""
+        if not self._forces:
+            return []
+        if self._thinking is not None:
+            return list(self._thinking.forced_ids)
+        return [] if self._matcher is None else self._matcher.forced_ids()
 
     def possible(self, draft: list[int]) -> list[int]:
-        """Return the first allowed tokens of a draft, either all under the grammar or all free."""
-        return draft[: self._matcher.num_possible(draft)]
+        """Return the first allowed tokens of a draft, either all within the reasoning or all behind it."""
+        if self._thinking is not None:
+            return draft[: self._thinking.num_possible(draft)]
+        return draft if self._matcher is None else draft[: self._matcher.num_possible(draft)]
 
     def fill_masks(self, rows: np.ndarray, num_generated: int, draft: Sequence[int]) -> None:
         """Fill a row for each draw: after `num_generated` tokens, and behind each token of a possible draft."""
+        if self._thinking is not None and (forced := self._thinking.forced_ids):
+            rows[:] = 0
+            for words, token_id in zip(rows, forced, strict=False):
+                words[token_id // 32] = np.uint32(1 << token_id % 32)
+            return
+        assert self._matcher is not None
+        if self._thinking is not None:
+            for words in rows:
+                self._matcher.fill_free(words)
+                _remove(words, self._eos_token_ids | self._stop_ids)
+            return
         self._matcher.fill_mask(rows[0])
         if draft:
             self._matcher.fill_masks_behind(draft, rows[1:])

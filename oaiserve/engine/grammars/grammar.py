@@ -141,8 +141,7 @@ class Grammars:
         outcome = future.result()
         if isinstance(outcome, Refused):
             raise InvalidRequest(f"Invalid '{grammar.param}': {outcome.reason}.", param=grammar.param)
-        after, excess = grammar.after.encode(), self._excess_of(client)
-        return CompiledGrammar(outcome, tokens, after, excess, monotonic_ns() - begin_ns, was_cached)
+        return CompiledGrammar(outcome, tokens, self._excess_of(client), monotonic_ns() - begin_ns, was_cached)
 
     def _find(self, key: _Key) -> tuple[_Outcome, bool]:
         """Return the outcome of compiling, and whether it has been begun already; if not, the caller has to."""
@@ -221,33 +220,24 @@ class CompiledGrammar:
 
     _original: _Original
     _tokens: Tokens
-    _after: bytes
     _excess: Excess
     compile_ns: int  # for this request
     was_cached: bool  # it had been compiled before, for another request
 
     def matcher(self) -> Matcher:
-        return Matcher(self._original, self._tokens, self._after, self._excess)
+        return Matcher(self._original, self._tokens, self._excess)
 
 
 class Matcher:
-    """Matches the tokens of one choice. One thread at a time may use it, and it is not picklable.
+    """Matches the tokens of one choice. One thread at a time may use it, and it is not picklable."""
 
-    Before the text `after` has come, any token is allowed. Further text in its last token begins the answer, but for
-    white space: a token such as ">\\n\\n" belongs to the text before.
-    """
-
-    def __init__(self, original: _Original, tokens: Tokens, after: bytes, excess: Excess) -> None:
+    def __init__(self, original: _Original, tokens: Tokens, excess: Excess) -> None:
         self._original = original
         self._excess = excess
         self._unpaid_ns = 0  # of what is not a mask; the next one pays it
         self.mask_ns = 0  # the CPU time of the last one
         self._matcher = original.matcher.deep_copy()
         self._tokens = tokens
-        self._after = after
-        self._tail = b""  # the last bytes, while `after` has not come: they may be its beginning
-        self.is_free = bool(after)
-        """No constraint applies now, so no mask is needed."""
         self.is_complete = False
         """Nothing but the end can follow: the choice ends now, without an end-of-sequence token."""
 
@@ -257,13 +247,14 @@ class Matcher:
         The bits of the end-of-sequence ids are set exactly where the grammar may end, those of other special tokens
         never. Raises GrammarGivenUp.
         """
-        if self.is_free:
-            words[:] = self._tokens.all_ids.view(words.dtype)
-            return
         began_ns = thread_time_ns()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check(GrammarGivenUp)
         self._pay(thread_time_ns() - began_ns - TOKEN_NS)
+
+    def fill_free(self, words: Mask) -> None:
+        """Write a mask of all ids of the model."""
+        words[:] = self._tokens.all_ids.view(words.dtype)
 
     def _pay(self, excess_ns: int) -> None:
         excess_ns, self._unpaid_ns = excess_ns + self._unpaid_ns, 0
@@ -272,8 +263,6 @@ class Matcher:
 
     def forced_ids(self) -> list[int]:
         """Return the forced next ids, each the only one of its mask, as far as they cost little to find."""
-        if self.is_free:
-            return []
         began_ns = thread_time_ns()
         forced_ids = self._matcher.compute_ff_tokens()
         self._unpaid_ns += thread_time_ns() - began_ns
@@ -282,20 +271,13 @@ class Matcher:
         return [token_id for token_id, end in zip(forced_ids, ends, strict=True) if end <= MOST_FORCED_CHARACTERS // 2]
 
     def num_possible(self, token_ids: list[int]) -> int:
-        """Return the number of these ids that may come next, in turn, before the matcher becomes free or not."""
+        """Return the number of these ids that may come next, in turn."""
         if self.mask_ns > TOKEN_NS // 2:
             return 0  # each token ahead takes longer than the one before it
-        if not self.is_free:
-            began_ns = thread_time_ns()
-            number = self._matcher.validate_tokens(token_ids)
-            self._unpaid_ns += thread_time_ns() - began_ns
-            return number
-        text = self._tail
-        for number, token_id in enumerate(token_ids):
-            text += self._tokens.table.bytes_of(token_id)
-            if self._after in text:
-                return number
-        return len(token_ids)
+        began_ns = thread_time_ns()
+        number = self._matcher.validate_tokens(token_ids)
+        self._unpaid_ns += thread_time_ns() - began_ns
+        return number
 
     def fill_masks_behind(self, token_ids: Sequence[int], rows: Mask) -> None:
         """Fill a row behind each of these allowed tokens, as `fill_mask` would after them.
@@ -318,20 +300,15 @@ class Matcher:
 
     def push(self, token_id: int) -> None:
         """Go on with this token. Raises GrammarViolation if it may not come."""
-        if not self.is_free:
-            began_ns = thread_time_ns()
-            self._matcher.consume_token(token_id)
-            self._unpaid_ns += thread_time_ns() - began_ns
-            self._check(GrammarViolation)
-            return
-        text = self._tail + self._tokens.table.bytes_of(token_id)
-        _, after, begun = text.partition(self._after)
-        if not after:
-            self._tail = text[max(0, len(text) - len(self._after) + 1) :]
-            return
-        self.is_free, self._tail = False, b""
+        began_ns = thread_time_ns()
+        self._matcher.consume_token(token_id)
+        self._unpaid_ns += thread_time_ns() - began_ns
+        self._check(GrammarViolation)
+
+    def begin(self, text: bytes) -> None:
+        """Begin with this text, which came in the last token before the answer. Raises GrammarViolation."""
         # To the grammar only the bytes matter, not which tokens they come in.
-        self._matcher.consume_tokens(self._tokens.tokenizer.tokenize_bytes(begun.lstrip()))
+        self._matcher.consume_tokens(self._tokens.tokenizer.tokenize_bytes(text))
         self._check(GrammarViolation)
 
     def _check(self, error: type[GrammarViolation | GrammarGivenUp]) -> None:

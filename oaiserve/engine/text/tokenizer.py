@@ -192,6 +192,10 @@ class Tokenizer:
             encoded += [alone, self._encode(f" {bare}", False, "bad_words")]
         return encoded
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the token ids of a text of the server's own, whose special tokens are such tokens."""
+        return self._encode(text, False, "reasoning")
+
     def _encode_rendered(
         self, text: str, add_special_tokens: bool, param: str, most_tokens: int | None
     ) -> Generator[None, None, list[int]]:

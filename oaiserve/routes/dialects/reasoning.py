@@ -10,6 +10,8 @@ from oaiserve.routes.dialects.segments import find_tag
 
 THINK = ("<think>", "</think>")
 _SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn reasoning on and off
+_EFFORT = "reasoning_effort"
+_BUDGETS = {"minimal": 256, "low": 1024}  # most tokens by effort, for a model that knows no efforts; others: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,6 @@ class ReasoningMode:
 
     def parser(self) -> ThinkingParser:
         return ThinkingParser(*self.tags, is_open=self.is_open)
-
-    @property
-    def ends_with(self) -> str:
-        """Return the text with which the reasoning ends, or "" if there may be none."""
-        return self.tags[1] if self.is_open else ""
 
 
 class ReasoningDialect:
@@ -43,11 +40,20 @@ class ReasoningDialect:
         messages, by the values of its variables."""
         self.tags = tags
         self._name = name
+        self._knows_effort = _EFFORT in template
         self._switch = next((switch for switch in _SWITCHES if switch in template), None)
         self._endings = {
             value: generation_prompt({} if value is None else dict.fromkeys(_SWITCHES, value)).rstrip()
             for value in (None, True, False)
         }
+
+    def by_effort(self, effort: str | None) -> tuple[Mapping[str, Any], int | None]:
+        """Return the template's variables for an effort, and the budget that stands for it where there are none."""
+        if effort is None:
+            return {}, None
+        if effort == "none" and not self._knows_effort:
+            return ({}, 0) if self._switch is None else ({self._switch: False}, None)
+        return {_EFFORT: effort}, None if self._knows_effort else _BUDGETS.get(effort)
 
     def of_request(
         self, template_kwargs: Mapping[str, Any], *, has_generation_prompt: bool = True, must_end: bool = False

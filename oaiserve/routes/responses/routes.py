@@ -132,11 +132,12 @@ def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
     _refuse_what_is_not_here(body)
     text = body.text or TextOptions()
     text_format = None if text.format is None else constraints.text_format(text.format)
-    effort = None if body.reasoning is None else body.reasoning.effort  # a summary is never made
     conversation = Conversation(
         serving.dialect,
         requested_tools(body),
-        {**({} if effort is None else {"reasoning_effort": effort}), **(body.chat_template_kwargs or {})},
+        body.chat_template_kwargs or {},
+        effort=None if body.reasoning is None else body.reasoning.effort,  # a summary is never made
+        thinking_budget=integer(body, "thinking_token_budget"),
         is_constrained=bool(body.stop) or text_format is not None or constraints.is_constrained(body),
     )
     has_logprobs = LOGPROBS in (body.include or [])

@@ -148,11 +148,12 @@ class FrontEnd:
         token_ids: list[list[int]],
         second_starts: list[int | None],
         bad_words: list[list[int]],
+        closing_ids: list[int],
         at_ns: int | None,
     ) -> None:
         """Take the token ids of the prompts of a request, as in the engine's `Tokenized`."""
         if (request := self._end_encoding(request_id)) is not None:
-            self._engine.encoded(Tokenized(request, token_ids, second_starts, bad_words, at_ns=at_ns))
+            self._engine.encoded(Tokenized(request, token_ids, second_starts, bad_words, closing_ids, at_ns=at_ns))
 
     @offered
     def not_encoded(self, request_id: str, error: APIError) -> None:

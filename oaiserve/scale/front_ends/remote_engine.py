@@ -159,7 +159,7 @@ class RemoteEngine:
             case Tokenized():
                 self._end_encoding(event.request)
                 ids, starts, words = event.token_ids, event.second_starts, event.bad_words
-                self._process.tell(FrontEnd.encoded, request_id, ids, starts, words, event.at_ns)
+                self._process.tell(FrontEnd.encoded, request_id, ids, starts, words, event.closing_ids, event.at_ns)
             case TokenizeFailed():
                 self._end_encoding(event.request)
                 self._process.tell(FrontEnd.not_encoded, request_id, event.error)

@@ -8,25 +8,22 @@ import numpy as np
 
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.grammars.grammar import GrammarViolation, Matcher
+from oaiserve.engine.grammars.thinking import Thinking
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.text.tokenizer import Tokenizer
 
 
 class OneOf:
-    """The matcher of an answer that is one of `answers`. With `free`, any id may come until that one has come."""
+    """The matcher of an answer that is one of `answers`."""
 
-    def __init__(self, *answers: list[int], eos: tuple[int, ...] = (0,), free: int | None = None) -> None:
+    def __init__(self, *answers: list[int], eos: tuple[int, ...] = (0,)) -> None:
         self._answers = answers
         self._eos = eos
-        self._free = free
         self._pushed: list[int] = []
 
     @property
-    def is_free(self) -> bool:
-        return self._free is not None
-
-    @property
     def is_complete(self) -> bool:
-        return not self.is_free and self._next() <= set(self._eos)
+        return self._next() <= set(self._eos)
 
     def fill_mask(self, words: np.ndarray, ahead: list[int] | None = None) -> None:
         words[:] = 0
@@ -39,14 +36,12 @@ class OneOf:
 
     def forced_ids(self) -> list[int]:
         forced: list[int] = []
-        while not self.is_free and len(left := self._next(forced)) == 1 and not left & set(self._eos):
+        while len(left := self._next(forced)) == 1 and not left & set(self._eos):
             forced += left
         return forced
 
     def push(self, token_id: int) -> None:
-        if self._free is not None:
-            self._free = None if token_id == self._free else self._free
-        elif token_id in self._next() - set(self._eos):
+        if token_id in self._next() - set(self._eos):
             self._pushed.append(token_id)
         else:
             raise GrammarViolation(f"{token_id} after {self._pushed}")
@@ -70,36 +65,63 @@ def mask_of(matcher: Matcher, vocab_size: int) -> np.ndarray:
 
 
 def plain_answer(
-    matcher: Matcher,
+    matcher: Matcher | None,
     prompt: list[int],
     params: SamplingParams,
     draw: Callable[[list[int], np.ndarray | None], int],
     *,
     eos: int,
-    vocab_size: int,
+    tokenizer: Tokenizer,
 ) -> tuple[list[int], str]:
-    """Return the ids of an answer and why it ends, one token after the other: mask, draw, push."""
-    ids = list(prompt)
+    """Return the ids of an answer and why it ends, one token after the other: mask, draw, push.
+
+    Texts of reasoning are single letters, and the tokens of answers begin with them or do not have them.
+    """
+    ids, reasoning = list(prompt), params.reasoning
+    thinks = reasoning is not None and not (matcher is not None and reasoning.opening)
+    num_thought = 0
     while len(ids) < len(prompt) + params.max_tokens:
-        is_free, mask = matcher.is_free, mask_of(matcher, vocab_size)
+        is_begun = thinks and (not reasoning.opening or len(ids) > len(prompt))
+        is_spent = is_begun and reasoning.budget is not None and num_thought >= reasoning.budget
         ends = [eos] if params.ignore_eos or len(ids) - len(prompt) < params.min_tokens else []
-        if not is_free and set(allowed_ids(mask)) - set(ends):
+        mask = None
+        if is_spent:
+            mask = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+            (closing,) = tokenizer.encode_plain(reasoning.closing)
+            mask[closing // 32] = np.uint32(1 << closing % 32)
+            ends = []
+        elif matcher is not None:
+            mask = mask_of(matcher, tokenizer.vocab_size)
+            if thinks:
+                matcher.fill_free(mask)
+                ends = [eos]
+        if mask is not None and set(allowed_ids(mask)) - set(ends):
             for end in ends:
                 mask[end // 32] &= np.uint32(0xFFFFFFFF ^ (1 << end % 32))
-        token_id = draw(ids, None if is_free else mask)
+        token_id = draw(ids, mask)
         ids.append(token_id)
-        if token_id == eos and not (is_free and params.ignore_eos):
+        if token_id == eos and not (matcher is None and params.ignore_eos):
             return ids[len(prompt) :], "stop"
-        matcher.push(token_id)
-        if matcher.is_complete:
+        if thinks:
+            text = tokenizer.backend.decode([token_id])
+            if not is_begun:
+                thinks = text.startswith(reasoning.opening)
+            else:
+                num_thought += 1
+                thinks = reasoning.closing not in text
+                behind = text.partition(reasoning.closing)[2].strip()
+                if not thinks and behind and matcher is not None:
+                    raise AssertionError("a token goes on behind the end of the reasoning")
+        elif matcher is not None:
+            matcher.push(token_id)
+        if not thinks and matcher is not None and matcher.is_complete:
             return ids[len(prompt) :], "stop"
     return ids[len(prompt) :], "length"
 
 
-def constraint(matcher: OneOf, *, stop_ids: frozenset[int] | None = None, **params: object) -> Constraint:
+def constraint(matcher: OneOf | None, *, thinking: Thinking | None = None, **params: object) -> Constraint:
     """Return the constraint of a choice, whose end-of-sequence id is 0."""
     asked = SamplingParams(**params)
     ends = frozenset() if asked.ignore_eos else frozenset([0])
-    return Constraint(
-        matcher, asked, eos_token_ids=frozenset([0]), stop_ids=ends | set(asked.stop_token_ids) | (stop_ids or set())
-    )
+    stop_ids = ends | set(asked.stop_token_ids)
+    return Constraint(matcher, asked, thinking=thinking, eos_token_ids=frozenset([0]), stop_ids=stop_ids)

@@ -41,8 +41,8 @@ def make(vocab_size: int = VOCAB_SIZE, eos: tuple[int, ...] = (EOS,)) -> Grammar
 GRAMMARS = make()
 
 
-def compiled(kind: GrammarKind, text: str = "", after: str = "") -> CompiledGrammar:
-    return GRAMMARS.compile(Grammar(kind, text, after=after))
+def compiled(kind: GrammarKind, text: str = "") -> CompiledGrammar:
+    return GRAMMARS.compile(Grammar(kind, text))
 
 
 def ids(text: str) -> list[int]:
@@ -111,8 +111,9 @@ def test_no_id_beyond_the_models_or_the_tokenizers_is_allowed(vocab_size: int) -
     matcher = make(vocab_size).compile(Grammar("regex", "(?:.|\n)*")).matcher()
     known = set(range(min(vocab_size, BACKEND.get_vocab_size())))
     assert allowed(matcher, vocab_size) <= known
-    free = make(vocab_size).compile(Grammar("regex", "a", after="x")).matcher()
-    assert allowed(free, vocab_size) == set(range(vocab_size))
+    words = mask_of(matcher, vocab_size)
+    matcher.fill_free(words)
+    assert set(allowed_ids(words)) == set(range(vocab_size))
 
 
 @pytest.mark.parametrize(
@@ -163,42 +164,6 @@ def test_a_property_cannot_come_twice_in_another_spelling() -> None:
     assert is_refused('{"a":"x","\\u0061":1}', compiled("json_schema", schema).matcher())
 
 
-def test_anything_may_come_until_the_text_after_which_a_grammar_begins_has_come() -> None:
-    matcher = compiled("regex", "yes|no", after="</think>").matcher()
-    assert matcher.is_free
-    pushed(matcher, "hello yes </thin</thin")
-    assert matcher.is_free
-    assert len(allowed(matcher)) == VOCAB_SIZE
-    pushed(matcher, "k>")
-    assert not matcher.is_free
-    assert texts(allowed(matcher)) == {"y", "n"}
-    assert pushed(matcher, "yes").is_complete
-
-
-@pytest.mark.parametrize(
-    ("choice", "after", "token", "rest"),
-    [
-        ("ords too", "wo w", "two words", " too"),  # the text is within the token, whose end begins the answer
-        ("words", "two", "two words", ""),  # white space after the text is none of the answer
-        ("a", "<|im_start|>", "<|im_start|>", "a"),
-        ("a", "|", "|", "a"),
-    ],
-)
-def test_the_text_before_a_grammar_may_begin_and_end_within_tokens(
-    choice: str, after: str, token: str, rest: str
-) -> None:
-    matcher = compiled("choice", json.dumps([choice]), after=after).matcher()
-    matcher.push(BACKEND.token_to_id(token))
-    assert not matcher.is_free
-    assert pushed(matcher, rest).is_complete
-
-
-def test_the_rest_of_its_last_token_must_be_a_beginning_of_the_answer() -> None:
-    matcher = compiled("choice", '["no"]', after="two").matcher()
-    with pytest.raises(GrammarViolation):
-        matcher.push(BACKEND.token_to_id("two words"))
-
-
 def test_matchers_of_a_grammar_do_not_share_their_choice() -> None:
     grammar = compiled("regex", "ab|cd")
     one, other = grammar.matcher(), grammar.matcher()
@@ -209,7 +174,7 @@ def test_matchers_of_a_grammar_do_not_share_their_choice() -> None:
 def test_a_grammar_is_compiled_once(counted: Mock) -> None:
     grammars = make()
     first = grammars.compile(Grammar("regex", "a", "response_format"))
-    second = grammars.compile(Grammar("regex", "a", "guided_regex", after="x"))
+    second = grammars.compile(Grammar("regex", "a", "guided_regex"))
     other = grammars.compile(Grammar("lark", 'start: "a"'))
     assert [each.was_cached for each in (first, second, other)] == [False, True, False]
     assert first.compile_ns > 0

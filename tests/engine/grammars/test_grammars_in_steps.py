@@ -25,7 +25,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.sequence import Sequence
 from oaiserve.facts.record import HostPart
 from tests.engine.answers import run_to_the_end
-from tests.engine.device import GRAMMARS, Device, answers, drawn_after, some_requests
+from tests.engine.device import GRAMMARS, REASONING, Device, answers, drawn_after, some_requests
 from tests.engine.doubles import EOS, TOKENIZER, ScriptedRunner, letter_id, make_engine, parts_entered, request
 from tests.engine.grammars.plain import allowed_ids, mask_of, plain_answer
 
@@ -36,9 +36,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 def obeyed(asked: Request) -> tuple[list[int], str]:
     """Return the ids of an answer and why it ends, by a plain loop."""
-    matcher = COMPILED.compile(asked.params.grammar).matcher()
+    grammar = asked.params.grammar
+    matcher = None if grammar is None else COMPILED.compile(grammar).matcher()
     prompt = list(asked.prompts[0].token_ids)
-    return plain_answer(matcher, prompt, asked.params, drawn_after, eos=EOS, vocab_size=TOKENIZER.vocab_size)
+    return plain_answer(matcher, prompt, asked.params, drawn_after, eos=EOS, tokenizer=TOKENIZER)
 
 
 def constrained_requests(rng: random.Random, number: int) -> list[Request]:
@@ -46,7 +47,8 @@ def constrained_requests(rng: random.Random, number: int) -> list[Request]:
     for i in range(number):
         params = SamplingParams(
             max_tokens=rng.choice([1, 2, 5, 20, 30]),
-            grammar=rng.choice(GRAMMARS),
+            grammar=rng.choice([None, *GRAMMARS]),
+            reasoning=rng.choice(REASONING),
             min_tokens=rng.choice([0, 0, 3, 12]),
             ignore_eos=rng.random() < 0.2,
             n=rng.choice([1, 1, 2]),

@@ -148,7 +148,7 @@ def test_what_is_asked_in_other_words_than_in_chat_is_the_same(
     else:
         assert request.params.grammar == chat_request.params.grammar
         assert request.params.logprobs == chat_request.params.logprobs
-        assert request.params.stop_after == chat_request.params.stop_after
+        assert request.params.reasoning == chat_request.params.reasoning
     assert (prompt.template_kwargs, prompt.opening) == (chat_prompt.template_kwargs, chat_prompt.opening)
 
 

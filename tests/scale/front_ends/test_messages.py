@@ -24,6 +24,7 @@ from oaiserve.engine.request import (
     Grammar,
     Pooled,
     PromptDone,
+    Reasoning,
     Request,
     SamplingParams,
     TextPrompt,
@@ -147,8 +148,13 @@ def test_a_request_comes_out_without_its_prompts(request_: Request) -> None:
 
 
 def test_all_fields_of_a_request_travel() -> None:
-    grammar = Grammar("json_schema", "{}", after="</think>")
-    params = SamplingParams(grammar=grammar, visible_special_ids=frozenset([1]), logit_bias={3: -1.5})
+    reasoning = Reasoning("</think>", budget=3)
+    params = SamplingParams(
+        grammar=Grammar("json_schema", "{}"),
+        reasoning=reasoning,
+        visible_special_ids=frozenset([1]),
+        logit_bias={3: -1.5},
+    )
     request = Request("r", (TextPrompt("x"),), params, True, 5, "salt", 3, 0, "client", 77, 88)
     assert arrived(FrontEnd.submit, Submit.of(request, 1)).request() == replace(request, prompts=(TokenPrompt(()),))
 

@@ -1,0 +1,60 @@
+"""The reasoning of one choice, token by token: where it ends, and the ids that end it when its budget is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oaiserve.engine.request import Reasoning
+from oaiserve.engine.text.detokenize import TokenTable
+
+
+class Thinking:
+    """The reasoning of one choice. White space behind its end belongs to it: models write it with the closing text."""
+
+    def __init__(self, asked: Reasoning, table: TokenTable, closing_ids: Sequence[int]) -> None:
+        """`closing_ids` are those of the closing text, which are forced behind as many tokens as the budget has."""
+        self.is_over = False
+        self._opening, self._closing = asked.opening.encode(), asked.closing.encode()
+        self._is_open = not asked.opening
+        self._table = table
+        self._budget = asked.budget
+        self._closing_ids = closing_ids
+        self._num_tokens = 0
+        self._num_forced = 0
+        self._text = b""  # of which the opening, or the closing text, may be made
+
+    @property
+    def forced_ids(self) -> Sequence[int]:
+        """Return the ids that have to come next: the rest of the closing text, if the budget is spent."""
+        is_spent = self._is_open and self._budget is not None and self._num_tokens >= self._budget
+        return self._closing_ids[self._num_forced :] if is_spent else ()
+
+    def num_possible(self, token_ids: Sequence[int]) -> int:
+        """Return how many of these ids may come, in turn, so that the draw behind them is as free as this one."""
+        if forced := self.forced_ids:
+            same = [one == other for one, other in zip(token_ids, forced[:-1], strict=False)]
+            return same.index(False) if False in same else len(same)
+        number, text = 0, self._text
+        left = len(token_ids) if self._budget is None else max(0, self._budget - self._num_tokens - 1)
+        while number < min(left, len(token_ids)) and self._closing not in text:
+            text += self._table.bytes_of(token_ids[number])
+            number += 1
+        return number - 1 if self._closing in text else number
+
+    def push(self, token_id: int) -> bytes:
+        """Go on with this token. Return the text behind the end of the reasoning, if it has come."""
+        if forced := self.forced_ids:
+            self._num_forced = self._num_forced + 1 if token_id == forced[0] else 0
+        self._text += self._table.bytes_of(token_id)
+        if not self._is_open:
+            begun = self._text.lstrip()
+            if not begun.startswith(self._opening):
+                self.is_over = not self._opening.startswith(begun)
+                return self._text if self.is_over else b""
+            self._is_open, self._text = True, begun[len(self._opening) :]
+        else:
+            self._num_tokens += 1
+        _, closing, behind = self._text.partition(self._closing)
+        self._text = self._text[max(0, len(self._text) - len(self._closing) + 1) :]
+        self.is_over = bool(closing) or (self._num_forced > 0 and not self.forced_ids)
+        return behind.lstrip()

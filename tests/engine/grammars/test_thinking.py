@@ -1,0 +1,132 @@
+"""Reasoning ends where its closing text comes, or is forced to come; no grammar begins before."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.engine.grammars.constraint import Constraint
+from oaiserve.engine.grammars.grammar import Grammars, GrammarViolation
+from oaiserve.engine.grammars.thinking import Thinking
+from oaiserve.engine.request import Grammar, Reasoning, SamplingParams
+from oaiserve.engine.text.detokenize import TokenTable
+from tests.engine.grammars.plain import allowed_ids, mask_of
+from tests.engine.text.tokenizers_for_tests import byte_level
+
+BACKEND = byte_level()
+EOS = BACKEND.token_to_id("<|im_end|>")
+STOP = BACKEND.token_to_id("|")
+TABLE = TokenTable(BACKEND)
+GRAMMARS = Grammars(BACKEND, vocab_size=BACKEND.get_vocab_size(), eos_token_ids=frozenset([EOS]))
+ALL = set(range(BACKEND.get_vocab_size()))
+
+
+def ids(text: str) -> list[int]:
+    return list(BACKEND.encode(text, add_special_tokens=False).ids)
+
+
+def made(reasoning: Reasoning, choices: str = "", **params: object) -> Constraint:
+    """Return the constraint of an answer with this reasoning, and with choices as a grammar behind it."""
+    matcher = GRAMMARS.compile(Grammar("choice", choices)).matcher() if choices else None
+    ends = frozenset([EOS]), frozenset([EOS, STOP])
+    thinking = Thinking(reasoning, TABLE, ids(reasoning.closing))
+    return Constraint(matcher, SamplingParams(**params), thinking=thinking, eos_token_ids=ends[0], stop_ids=ends[1])
+
+
+def pushed(constraint: Constraint, text: str) -> Constraint:
+    for token_id in ids(text):
+        constraint.push(token_id)
+    return constraint
+
+
+def allowed(constraint: Constraint) -> set[int]:
+    return set(allowed_ids(mask_of_constraint(constraint)))
+
+
+def mask_of_constraint(constraint: Constraint, draft: tuple[int, ...] = ()) -> object:
+    words = mask_of(GRAMMARS.compile(Grammar("choice", '["a"]')).matcher(), len(ALL))
+    constraint.fill_masks(words[None], 0, draft)
+    return words
+
+
+def test_anything_but_an_end_may_come_before_the_grammar_behind_the_reasoning() -> None:
+    constraint = made(Reasoning("</think>"), '["yes", "no"]')
+    assert allowed(pushed(constraint, "hello yes </thin</thin")) == ALL - {EOS, STOP}
+    assert not pushed(constraint, "k>").is_complete
+    assert allowed(constraint) == {*ids("y"), *ids("n")}
+    assert pushed(constraint, "yes").is_complete
+
+
+@pytest.mark.parametrize(
+    ("choice", "closing", "token", "rest"),
+    [
+        ("ords too", "wo w", "two words", " too"),  # the text is within the token, whose end begins the answer
+        ("words", "two", "two words", ""),  # white space behind the text is none of the answer
+        ("a", "<|im_start|>", "<|im_start|>", "a"),
+        ("a", "|", "|", "a"),
+    ],
+)
+def test_reasoning_may_end_within_a_token(choice: str, closing: str, token: str, rest: str) -> None:
+    constraint = made(Reasoning(closing), f'["{choice}"]')
+    constraint.push(BACKEND.token_to_id(token))
+    assert pushed(constraint, rest).is_complete
+
+
+def test_the_rest_of_the_last_token_must_begin_the_answer() -> None:
+    with pytest.raises(GrammarViolation):
+        made(Reasoning("two"), '["no"]').push(BACKEND.token_to_id("two words"))
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3])
+@pytest.mark.parametrize("choices", ["", '["yes"]'])
+@pytest.mark.parametrize("opening", ["", "<think>"])
+def test_the_end_is_forced_when_the_budget_is_spent(budget: int, choices: str, opening: str) -> None:
+    constraint = made(Reasoning("</think>", opening, budget), choices)
+    pushed(constraint, opening)
+    for _ in range(budget):
+        assert constraint.is_free is (not choices)
+        assert constraint.forced_ids() == []
+        pushed(constraint, "x")
+    closing = ids("</think>")
+    assert not constraint.is_free
+    assert constraint.forced_ids() == closing
+    assert constraint.possible([*closing, *ids("x")]) == closing[:-1]  # a mask for the draw behind them is known
+    for number, token_id in enumerate(closing):
+        assert allowed(constraint) == {token_id}
+        assert constraint.forced_ids() == closing[number:]
+        constraint.push(token_id)
+    assert constraint.is_free is (not choices)
+    assert pushed(constraint, "yes").is_complete is bool(choices)
+
+
+def test_an_answer_without_the_opening_text_has_no_budget() -> None:
+    constraint = pushed(made(Reasoning("</think>", "<think>", 1)), "<thin air, and so on")
+    assert (constraint.is_free, constraint.forced_ids()) == (True, [])
+
+
+def test_no_id_is_forced_where_log_probabilities_are_asked_for() -> None:
+    constraint = made(Reasoning("</think>", budget=0), logprobs=0)
+    assert (constraint.forced_ids(), allowed(constraint)) == ([], {ids("</think>")[0]})
+
+
+pieces = st.text("</think>ax ", max_size=30)
+
+
+@given(text=pieces, draft=pieces, budget=st.none() | st.integers(0, 20), opening=st.sampled_from(["", "<think>"]))
+def test_the_possible_part_of_a_draft_stays_within_the_reasoning_and_its_budget(
+    text: str, draft: str, budget: int | None, opening: str
+) -> None:
+    thinking = Thinking(Reasoning("</think>", opening, budget), TABLE, ids("</think>"))
+    for token_id in ids(text):
+        thinking.push(token_id)
+        if thinking.is_over:
+            return
+    was_forced = bool(thinking.forced_ids)
+    number = thinking.num_possible(ids(draft))
+    for token_id in ids(draft)[:number]:
+        assert not was_forced or thinking.forced_ids[0] == token_id
+        assert was_forced or not thinking.forced_ids
+        thinking.push(token_id)
+        assert opening or not thinking.is_over
+    assert was_forced or opening or not thinking.forced_ids
