@@ -386,10 +386,6 @@ class EngineOptions:
     """Attention backend on a GPU. triton: oaiserve's own kernels. reference: plain torch, slow. auto: triton if
     it is installed, else reference."""
 
-    tensor_parallel: int = 1
-    """Number of processes that share the model, each with its own GPU and a part of every large weight and of the KV
-    cache. It must divide the number of attention heads. Settings of memory then apply to each process."""
-
     quantize: Quantize = "none"
     """On a CPU, keep the weights of a checkpoint that is not quantized yet in 8 bits: half the memory, and faster. int4
     keeps most of them in 4 bits: a third of the memory. Answers change slightly with int8, and much more with int4 if
@@ -552,7 +548,6 @@ class EngineOptions:
         _check_least(
             self,
             cpu_threads=1,
-            tensor_parallel=1,
             max_model_len=1,
             default_max_tokens=1,
             block_size=1,
@@ -593,8 +588,7 @@ class EngineOptions:
         return bool(self.lora) or self.lora_dir is not None
 
     def _check_contradictions(self) -> None:
-        tensor_parallel = f"--tensor-parallel {self.tensor_parallel}"
-        on_gpu, in_eager, is_split = self.device == "cuda", not self.compile, self.tensor_parallel > 1
+        on_gpu, in_eager = self.device == "cuda", not self.compile
         if self.kv_cache_dtype != "auto":
             is_int8 = self.kv_cache_dtype == "int8"
             which = "the native step of a CPU has" if is_int8 else "Triton's attention on one GPU reads"
@@ -603,12 +597,10 @@ class EngineOptions:
                 ("--device cuda", is_int8 and on_gpu, why := f"only {which} such a cache"),
                 ("--device cpu", not is_int8 and self.device == "cpu", why),
                 ("--no-compile", is_int8 and in_eager, why),
-                (tensor_parallel, is_split, why),
             )
         if self.quantize != "none":
             _refuse(
                 f"--quantize {self.quantize}",
-                (tensor_parallel, is_split, "quantized weights cannot be split"),
                 ("--device cuda", on_gpu, "it is for a CPU"),
                 ("--dtype float16", self.dtype == "float16", "the native step computes in bfloat16 or float32"),
                 ("--draft-model", self.draft_model is not None, "a draft model needs a model with whole weights"),
@@ -619,7 +611,6 @@ class EngineOptions:
                 ("--drafts off", self.drafts == "off", "its guesses are drafts"),
                 ("--device cuda", on_gpu, "it is for a CPU"),
                 ("--no-compile", in_eager, "it needs the native step"),
-                (tensor_parallel, is_split, "it is for a model in one piece"),
                 (f"--task {self.task}", self.task not in ("auto", "generate"), "it is for models that generate text"),
             )
         if self.prefix_cache_dir is not None:
@@ -629,8 +620,6 @@ class EngineOptions:
                 ("--no-compile", in_eager, "it needs the native step"),
                 ("--draft-model", self.draft_model is not None, "the draft model has a cache of its own"),
             )
-        if self.has_adapters:
-            _refuse("--lora" if self.lora else "--lora-dir", (tensor_parallel, is_split, "adapters cannot be split"))
 
     def step_tokens(self, default: int) -> int:
         """Return the most tokens in one step, given the default for the device."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _MODEL = "MODEL, which comes first and has no flag, as in: oaiserve serve demo"
+_PARALLEL = "oaiserve route or Ray, which serve several copies: a model is on one device"
 
 # Without those that cannot be misread, and those that have the same name.
 OUR_FLAGS = {
@@ -37,9 +38,9 @@ OUR_FLAGS = {
     "--scheduling-policy": "--policy",
     "--ssl-certfile": "--tls-certificate",
     "--ssl-keyfile": "--tls-key",
-    "--tensor-parallel-size": "--tensor-parallel",
+    "--tensor-parallel-size": _PARALLEL,
     "--threads": "--cpu-threads",
-    "--tp": "--tensor-parallel",
-    "--tp-size": "--tensor-parallel",
+    "--tp": _PARALLEL,
+    "--tp-size": _PARALLEL,
     "--uvicorn-log-level": "--log-level",
 }

@@ -80,20 +80,15 @@ WRONG_OF_SERVER: list[tuple[dict[str, Any], str]] = [
 WRONG_OF_ENGINE: list[tuple[dict[str, Any], str]] = [
     ({"device": "tpu"}, "--device is 'tpu', but must be one of auto, cpu, cuda."),
     ({"dtype": "int8"}, "--dtype is 'int8'"),
-    ({"tensor_parallel": 0}, "--tensor-parallel is 0, but must be at least 1."),
     ({"lora": ("sql",)}, "--lora is 'sql', but must be NAME=FOLDER."),
     ({"lora": ("=here",)}, "--lora is '=here', but must be NAME=FOLDER."),
     ({"lora": ("a=x", "a=y")}, "--lora has the same name twice."),
-    ({"lora": ("a=x",), "tensor_parallel": 2}, "--lora and --tensor-parallel 2 do not go together"),
-    ({"lora_dir": Path("x"), "tensor_parallel": 2}, "--lora-dir and --tensor-parallel 2 do not go together"),
-    ({"tensor_parallel": 2, "quantize": "int8"}, "--quantize int8 and --tensor-parallel 2 do not go together"),
     ({"kv_cache_dtype": "fp4"}, "--kv-cache-dtype is 'fp4', but must be one of auto, int8, fp8."),
     (
         {"kv_cache_dtype": "int8", "device": "cuda"},
         "--kv-cache-dtype int8 and --device cuda do not go together: only the native step of a CPU has such a",
     ),
     ({"kv_cache_dtype": "int8", "compile": False}, "--kv-cache-dtype int8 and --no-compile do not go together"),
-    ({"kv_cache_dtype": "int8", "tensor_parallel": 2}, "--kv-cache-dtype int8 and --tensor-parallel 2 do not go"),
     (
         {"quantize": "int4", "device": "cuda"},
         "--quantize int4 and --device cuda do not go together: it is for a CPU",
@@ -108,7 +103,6 @@ WRONG_OF_ENGINE: list[tuple[dict[str, Any], str]] = [
     ({"draft_model": "m", "drafts": "off"}, "--draft-model m and --drafts off do not go together: its guesses are"),
     ({"draft_model": "m", "device": "cuda"}, "--draft-model m and --device cuda do not go together"),
     ({"draft_model": "m", "compile": False}, "--draft-model m and --no-compile do not go together"),
-    ({"draft_model": "m", "tensor_parallel": 2}, "--draft-model m and --tensor-parallel 2 do not go together"),
     ({"draft_model": "m", "task": "embed"}, "--draft-model m and --task embed do not go together"),
     ({"max_model_len": 0}, "--max-model-len is 0, but must be at least 1."),
     ({"block_size": 0}, "--block-size is 0"),

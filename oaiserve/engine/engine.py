@@ -26,7 +26,7 @@ from oaiserve.engine.blocks import BlockPool, StatePool
 from oaiserve.engine.disk_tier import DiskTier
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.grammar import Grammars
-from oaiserve.engine.loop import Abort, Broken, DropAdapter, EngineLoop, Stop, Submitted
+from oaiserve.engine.loop import Abort, DropAdapter, EngineLoop, Stop, Submitted
 from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.reports import Reports
@@ -116,7 +116,6 @@ class Engine:
         self._body_bytes = SharedLimit(MAX_BODY_BYTES)
         self._clock_ns = clock_ns
         self._is_draining = False
-        self._processes = model.processes
         pool = BlockPool(model.num_blocks, options.block_size)
         self._disk = model.kept_blocks and DiskTier(model.kept_blocks, pool, lambda read: self._loop.post(read))
         scheduler = Scheduler(
@@ -173,8 +172,6 @@ class Engine:
             is_cached=lambda block_hash: pool.find(block_hash) is not None,
             clock_ns=clock_ns,
         )
-        if model.processes is not None:
-            model.processes.watch(lambda failure: self._loop.post(Broken(failure)))
 
     @classmethod
     def from_pretrained(
@@ -210,8 +207,6 @@ class Engine:
     @property
     def failure(self) -> BaseException | None:
         """Return the error behind the end of the engine thread, past or imminent; None after `stop`."""
-        if self._loop.failure is None and self._processes is not None:
-            return self._processes.failure
         return self._loop.failure
 
     @property
@@ -422,8 +417,6 @@ class Engine:
         self._tokenize.stop()
         if self._disk is not None:
             self._disk.stop()
-        if self._processes is not None:
-            self._processes.stop()
 
     def __enter__(self) -> Engine:
         self.start()

@@ -57,13 +57,8 @@ class Stop:
     drain: bool  # the thread ends when all open requests have ended; or else at once, and fails them
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
-    error: Exception  # the end of a process that the runner needs, with which the loop fails
-
-
 FromTokenizer = TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed
-Command = Submitted | FromTokenizer | BlocksRead | Abort | DropAdapter | Stop | Broken
+Command = Submitted | FromTokenizer | BlocksRead | Abort | DropAdapter | Stop
 
 
 class EngineLoop:
@@ -214,8 +209,6 @@ class EngineLoop:
                 case DropAdapter():
                     self._dropping.append(command.number)
                     self._drop_adapters()
-                case Broken():
-                    raise command.error
                 case Stop(drain=True):
                     self._draining = True
                 case Stop():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.disk_tier import KeptBlocks
@@ -13,9 +12,6 @@ from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.step import Runner
 from oaiserve.engine.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from oaiserve.engine.model.parallel.workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +32,6 @@ class ServedModel:
     adapters: AdapterTable = field(default_factory=AdapterTable)
     draft_model: DraftModel | None = None
     kept_blocks: KeptBlocks | None = None  # on disk, by --prefix-cache-dir
-    processes: Workers | None = None  # of a tensor-parallel model
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
     # for telemetry
     device: str = ""

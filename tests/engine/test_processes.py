@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oaiserve import errors
-from oaiserve.engine.loop import Broken, Stop
+from oaiserve.engine.loop import Abort, Stop
 from oaiserve.engine.request import Aborted, Failed, Finished, Request
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest, ModelNotFound
 from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Inbox, make_engine
@@ -67,7 +67,7 @@ def test_a_request_that_is_encoded_when_the_engine_ends_is_in_that_phase(reason:
     blocked = requests()[-1]
     engine.submit(blocked, inbox)
     assert tokenizer.entered.wait(TIMEOUT_SECONDS)
-    engine._loop.post(Broken(RuntimeError("gone")) if reason == "the step fails" else Stop(drain=False))
+    engine._loop.post(Abort([]) if reason == "the step fails" else Stop(drain=False))
     ended = inbox.wait_terminal(BLOCKED)[BLOCKED]
     assert isinstance(ended, Failed)
     assert ended.times.ended().phases()[-1].name == "tokenize"

@@ -54,6 +54,5 @@ SECTIONS = (
     Section("gpt2", "engines:gpt2", 70),
     Section("decode-8b", "steps:run", 150, {"model": "llama-3.1-8b"}),
     Section("streams", "streams:run", 90),
-    Section("split", "split:run", 150),  # where there are two GPUs
 )
 CHECKS = tuple(section.name for section in SECTIONS if section.is_check)

@@ -40,7 +40,7 @@ def move(model: PreTrainedModel, device: torch.device, name: str) -> None:
         raise StartupError(
             f"The weights of '{name}' take {needed / 2**30:.1f} GiB in {str(model.dtype).removeprefix('torch.')}, but "
             f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB were free on {device}: end what else uses this GPU "
-            "(nvidia-smi lists it), or take a smaller --dtype, more GPUs (--tensor-parallel) or another --device."
+            "(nvidia-smi lists it), or take a smaller --dtype, quantized weights or another --device."
         ) from error
     except RuntimeError as error:  # for example, other programs have left no memory for CUDA itself
         text = " ".join(str(error).split()) or type(error).__name__

@@ -149,7 +149,7 @@ def _blocks_left(use: MemoryUse, block_bytes: int, least: int) -> int:
         raise StartupError(
             f"The KV cache has no room for the tokens of one step: they take {gib(least * block_bytes)} GiB, and "
             f"{gib(use.left)} GiB are left. {use}. Raise --gpu-memory-utilization, lower --max-step-tokens and "
-            "--max-running, end what else uses this GPU (nvidia-smi lists it), or take a smaller --dtype or more GPUs "
-            "(--tensor-parallel)."
+            "--max-running, end what else uses this GPU (nvidia-smi lists it), or take a smaller --dtype or "
+            "quantized weights."
         )
     return num_blocks

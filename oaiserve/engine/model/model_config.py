@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 
 import torch
 from transformers import PreTrainedConfig
@@ -105,36 +104,3 @@ def quantization_of(config: PreTrainedConfig, name: str) -> Quantization | None:
 def is_mxfp4(config: PreTrainedConfig) -> bool:
     given = getattr(config, "quantization_config", None)
     return isinstance(given, dict) and given.get("quant_method") == "mxfp4"
-
-
-def refuse_unless_divisible(config: PreTrainedConfig, size: int, name: str, *, is_gguf: bool = False) -> None:
-    """Raise StartupError for a model that transformers cannot split into `size` equal parts."""
-    if is_gguf:
-        raise StartupError(f"--tensor-parallel {size} is not for GGUF files; '{name}' is one.")
-    if (reason := family_of(config.model_type).not_split) is not None:
-        raise StartupError(
-            f"'{name}' cannot be served with --tensor-parallel {size}: {reason}. Leave --tensor-parallel out, to serve "
-            "it on one device."
-        )
-    if not config.base_model_tp_plan:
-        raise StartupError(
-            f"'{name}' cannot be served with --tensor-parallel {size}: transformers does not know how to split a model "
-            f"of type '{config.model_type}'."
-        )
-    heads = config.num_attention_heads
-    sizes = {
-        "attention heads": heads,
-        "key-value heads": getattr(config, "num_key_value_heads", None) or heads,
-        "values between the layers of its MLP": config.intermediate_size,
-        "tokens in its vocabulary": config.vocab_size,
-    }
-    if (of_experts := getattr(config, "moe_intermediate_size", None)) is not None:
-        sizes["values between the layers of an expert"] = of_experts
-    for what, number in sizes.items():
-        if number % size:
-            most = math.gcd(*sizes.values())
-            allowed = ", ".join(str(n) for n in range(1, most + 1) if most % n == 0)
-            raise StartupError(
-                f"--tensor-parallel is {size}, but '{name}' has {number} {what}, which are to be split evenly. "
-                f"Possible with this model: {allowed}."
-            )

@@ -5,7 +5,6 @@ Steps are computed one after the other, on one stream, so each step sees everyth
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
@@ -24,12 +23,10 @@ from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.sampling.sampler import Sampling, take
 from oaiserve.engine.model.states import StateChunk, States
-from oaiserve.engine.model.transfer import ReadBack
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, Step, StepResult
 
 EXACT = "exact"  # the version of keys and values of the native step, at each start
-POLL_SECONDS = 50e-6  # between two looks at a device that is waited for with others
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
 NO_MEMORY = "The device had no memory left to draw this request's next token."
 T = TypeVar("T")
@@ -60,8 +57,7 @@ class ModelRunner:
 
     `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` and `prompt_graphs` are
     captured from the executor, and run as much of a step as they can. `tables` are a GPU's block tables of sequences,
-    which `graphs` read, too. `states` are those of a model with layers with states. `check_results` is called during
-    the wait for results, and after it. It raises if they may be wrong, or never come.
+    which `graphs` read, too. `states` are those of a model with layers with states.
     """
 
     def __init__(
@@ -76,7 +72,6 @@ class ModelRunner:
         prompt_graphs: PromptGraphs | None = None,
         tables: BlockTables | None = None,
         states: States | None = None,
-        check_results: Callable[[], None] | None = None,
     ) -> None:
         self.is_asynchronous = device.type == "cuda"  # `launch` returns before the step has been computed
         self._executor = executor
@@ -88,7 +83,6 @@ class ModelRunner:
         self._prompt_graphs = prompt_graphs
         self._tables = tables
         self._states = states
-        self._check_results = check_results
         self._next: tuple[Executor, Callable[[], object]] | None = None
         self.kv_version = EXACT if executor.is_exact else "first"
         self._adapters: dict[int, Adapter] = {}  # by their numbers
@@ -252,7 +246,6 @@ class ModelRunner:
         results = [ChunkResult() for _ in launched.step.chunks]
         known_logprobs = []
         for rows, sampling in launched.samplings:
-            self._wait_for(sampling.read_back)
             sampled = sampling.wait()
             for row, token_id, is_finite, logprobs in zip(
                 rows, sampled.token_ids, sampled.are_finite, sampled.logprobs, strict=True
@@ -273,21 +266,11 @@ class ModelRunner:
         for index, first_row, num_rows in launched.prompt_rows:
             first = first_row - len(launched.sample_chunks)
             results[index].prompt_logprobs = known_logprobs[first : first + num_rows]
-        if self._check_results is not None:
-            self._check_results()
         return StepResult(
             results,
             device_ns=_ns_between(launched.began, launched.ended),
             device_gap_ns=_ns_between(launched.ended_before, launched.began),
         )
-
-    def _wait_for(self, read_back: ReadBack) -> None:
-        """Wait for results, unless a member has ended, for which kernels of the others may wait forever."""
-        if self._check_results is None or read_back.arrived is None:
-            return
-        while not read_back.arrived.query():
-            self._check_results()
-            time.sleep(POLL_SECONDS)
 
     def _executor_for_next_step(self) -> Executor:
         if self._next is not None:

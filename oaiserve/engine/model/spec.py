@@ -13,7 +13,6 @@ from oaiserve.config import KVCacheDtype
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from oaiserve.engine.model.parallel.sums import Sums
 
 KEY_GROUP = 32  # the most numbers of a key in eight bits that share a scale
 _SCALE_BYTES = 4
@@ -120,10 +119,9 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel(ModelSpec):
-    """A model with its weights on the device, or the part of it that this process has if the model is split."""
+    """A model with its weights on the device."""
 
     model: PreTrainedModel
-    sums: Sums | None = None  # that this process computes with others, if the model is split and they are ours
 
 
 def base_of(model: PreTrainedModel) -> Any:

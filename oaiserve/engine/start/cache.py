@@ -42,7 +42,7 @@ _FILES = (".json", ".safetensors")
 _PACKAGES = ("oaiserve", "torch", "transformers")
 # The settings that a start could refuse, or that change what the native step computes.
 _OPTIONS = (
-    *("task", "device", "dtype", "compile", "attention", "tensor_parallel", "quantize", "kv_cache_dtype"),
+    *("task", "device", "dtype", "compile", "attention", "quantize", "kv_cache_dtype"),
     *("cpu_features", "max_model_len", "block_size", "has_adapters"),
 )
 _ROOMS = ("oaiserve.engine.model.", "oaiserve.engine.start.", "oaiserve.files.")  # whose code makes a record
@@ -99,7 +99,7 @@ def block_dtype(model: Path, options: EngineOptions) -> torch.dtype | None:
 def is_native(options: EngineOptions) -> bool:
     """Decide whether the options allow the native step."""
     on_cpu = options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available())
-    return on_cpu and options.compile and options.tensor_parallel == 1 and options.task in ("auto", "generate")
+    return on_cpu and options.compile and options.task in ("auto", "generate")
 
 
 def _form_of_weights(key: Subject, options: EngineOptions) -> build.Form:

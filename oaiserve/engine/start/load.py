@@ -1,4 +1,4 @@
-"""Loads a model's weights: those of a folder, of the Hub or of a GGUF file, in one piece or a member's part."""
+"""Loads a model's weights: those of a folder, of the Hub or of a GGUF file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.distributed import DistributedConfig
 from transformers.utils.quantization_config import Mxfp4Config
 
 from oaiserve.config import EngineOptions
@@ -46,12 +45,9 @@ from oaiserve.engine.model.model_config import (
     quantization_of,
     refuse_longer,
     refuse_unless_decoder_only,
-    refuse_unless_divisible,
     select_dtype,
 )
 from oaiserve.engine.model.padded_head import pad_head
-from oaiserve.engine.model.parallel.group import Member, place
-from oaiserve.engine.model.parallel.sums import needs_only_sums, split_by_heads, take_over
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
@@ -87,10 +83,9 @@ class Checkpoint(NamedTuple):
         return self.source.gguf_file is not None
 
 
-def load_with(options: EngineOptions, model: str | Path, member: Member | None = None) -> LoadedModel:
-    """Load a model, or a member's part, as the options say."""
-    limit = options.max_model_len
-    return load_model(model, device=options.device, dtype=options.dtype, max_model_len=limit, member=member)
+def load_with(options: EngineOptions, model: str | Path) -> LoadedModel:
+    """Load a model as the options say."""
+    return load_model(model, device=options.device, dtype=options.dtype, max_model_len=options.max_model_len)
 
 
 def load_model(
@@ -99,12 +94,10 @@ def load_model(
     device: str = "auto",
     dtype: str = "auto",
     max_model_len: int | None = None,
-    member: Member | None = None,
 ) -> LoadedModel:
     """Load a model from a folder, a hub id or a GGUF file.
 
-    With `member`, only that member's part is loaded. Raises StartupError with a message for the user, if possible
-    before the weights are loaded.
+    Raises StartupError with a message for the user, if possible before the weights are loaded.
     """
     source = local_source(model)
     target = select_device(device)
@@ -113,29 +106,22 @@ def load_model(
     if target.type == "cpu":  # transformers would ask for packages that have kernels for GPUs
         logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     limit_compiled_shapes()
-    if member is not None:
-        target = place(target, member)
     checkpoint = read_checkpoint(source, str(model))
     refuse_longer(max_model_len, checkpoint.config)
-    if member is not None:
-        _plan_parts(checkpoint, member.size)
-        member.join(target)
     torch_dtype = select_dtype(dtype, checkpoint.config, target, is_gguf=checkpoint.is_gguf, for_tensor_cores=True)
-    loaded, packed = _load_weights(checkpoint, torch_dtype, target, member)
-    sums = None if member is None else take_over(loaded, member)
+    loaded, packed = _load_weights(checkpoint, torch_dtype, target)
     if packed is not None and checkpoint.quantization is not None:
-        number = keep_packed_matrices(loaded, packed, sums) if target.type == "cuda" else 0
-        number_of_layers = keep_packed_experts(loaded, packed, sums) if _keeps_packed(target) else 0
+        number = keep_packed_matrices(loaded, packed) if target.type == "cuda" else 0
+        number_of_layers = keep_packed_experts(loaded, packed) if _keeps_packed(target) else 0
         kept = f", except for {number} matrices, which stay as they are" if number else ""
         kept += f", and so do the experts of {number_of_layers} layers" if number_of_layers else ""
         names = checkpoint.name, checkpoint.quantization.name, str(torch_dtype).removeprefix("torch.")
         log.info("The weights of '%s', in %s, are expanded to %s%s", *names, kept)
-    if member is None:  # a member's part is loaded on its device
-        move(loaded, target, checkpoint.name)
-        if target.type == "cuda":
-            pad_head(loaded)
+    move(loaded, target, checkpoint.name)
+    if target.type == "cuda":
+        pad_head(loaded)
     with reported(f"'{model}' cannot be served"):
-        prepared = prepare(loaded, checkpoint.name, sums)
+        prepared = prepare(loaded, checkpoint.name)
     return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
 
 
@@ -162,32 +148,15 @@ def read_checkpoint(source: ModelSource, name: str) -> Checkpoint:
     return Checkpoint(name, source, config, quantization, text is not None)
 
 
-def _plan_parts(checkpoint: Checkpoint, size: int) -> None:
-    """Set the plan by which a model is loaded in `size` parts. Raises StartupError if it cannot be."""
-    config, name = checkpoint.config, checkpoint.name
-    if family_of(config.model_type).mixer is not None:
-        raise StartupError(f"--tensor-parallel is not for '{name}', which has layers that keep a state.")
-    refuse_unless_divisible(config, size, name, is_gguf=checkpoint.is_gguf)
-    split_by_heads(config)
-    if checkpoint.quantization is not None and not needs_only_sums(config.base_model_tp_plan):
-        raise StartupError(
-            f"--tensor-parallel {size} is not for the quantized weights of '{name}': what is added up in "
-            f"models of type '{config.model_type}' is not behind their linear layers and experts alone."
-        )
-
-
 def _load_weights(
-    checkpoint: Checkpoint, dtype: torch.dtype, target: torch.device, member: Member | None
+    checkpoint: Checkpoint, dtype: torch.dtype, target: torch.device
 ) -> tuple[PreTrainedModel, PackedWeights | None]:
     """Make transformers' model with the weights of a checkpoint in `dtype`, and return what a checkpoint of integers
     has them from, too. Raises StartupError if a weight cannot be read, or if one is missing."""
     _, source, config, quantization, is_wrapped = checkpoint
     folder = Path(source.location)
-    distributed: dict[str, Any] = (
-        {} if member is None else {"distributed_config": DistributedConfig(tp_size=member.size)}
-    )
     in_mxfp4: Mxfp4Weights | None = None
-    if is_mxfp4(config) and _keeps_packed(target) and member is None:
+    if is_mxfp4(config) and _keeps_packed(target):
         in_mxfp4 = experts_in_mxfp4(folder)
     packed: PackedWeights | None = None
     # The progress bars of the GGUF conversion cannot be switched off.
@@ -197,7 +166,7 @@ def _load_weights(
     with reported(failure), quiet, tensors_named(allows_unread=is_wrapped):
         if quantization is not None:
             packed = PackedWeights(folder, quantization, of_wrapper=is_wrapped)
-            loaded, found = _load_expanded(config, packed, dtype, generation_defaults(folder), **distributed)
+            loaded, found = _load_expanded(config, packed, dtype, generation_defaults(folder))
         elif in_mxfp4 is not None:
             generation = generation_defaults(folder)
             loaded, found = _load_expanded(config, in_mxfp4, dtype, generation, kept=in_mxfp4.of_experts())
@@ -208,7 +177,7 @@ def _load_weights(
             loaded, found = _load_expanded(config, in_file, dtype)
             scale_frequencies(loaded, in_file.rope_factors)
         else:
-            loaded, found = _load_by_transformers(checkpoint, dtype, **distributed)
+            loaded, found = _load_by_transformers(checkpoint, dtype)
     if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
         raise StartupError(
             f"'{checkpoint.name}' has no weights for {len(missing)} of the tensors that its config.json describes, "
@@ -217,15 +186,12 @@ def _load_weights(
     return loaded, packed
 
 
-def _load_by_transformers(
-    checkpoint: Checkpoint, dtype: torch.dtype, **distributed: Any
-) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Let transformers load a model as it reads it, and say what it found. `distributed` are its arguments for a model
-    that is tensor-parallel."""
+def _load_by_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Let transformers load a model as it reads it, and say what it found."""
     arguments = dict(OF_WEIGHTS)
     if checkpoint.is_wrapped:
         arguments["key_mapping"] = KEYS
-    if checkpoint.is_wrapped or distributed:
+    if checkpoint.is_wrapped:
         arguments["config"] = checkpoint.config
     if checkpoint.is_gguf:
         if len(shard_paths(checkpoint.source.path)) > 1:
@@ -239,9 +205,7 @@ def _load_by_transformers(
     if is_mxfp4(checkpoint.config):
         arguments["quantization_config"] = Mxfp4Config(dequantize=True)
     # transformers' types do not know that it returns a pair.
-    pair: Any = AutoModelForCausalLM.from_pretrained(
-        checkpoint.source.location, dtype=dtype, **arguments, **distributed
-    )
+    pair: Any = AutoModelForCausalLM.from_pretrained(checkpoint.source.location, dtype=dtype, **arguments)
     return pair  # type: ignore[no-any-return]
 
 
@@ -251,11 +215,10 @@ def _load_expanded(
     dtype: torch.dtype,
     generation: GenerationConfig | None = None,
     kept: Container[str] = (),
-    **distributed: Any,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Make a model of quantized weights, expanded, and say what transformers says of loading it.
 
-    Of the tensors in `kept` it has zeros. `distributed` are transformers' arguments for a tensor-parallel model.
+    Of the tensors in `kept` it has zeros.
     """
     plain = copy.deepcopy(config)
     for key in ("quantization_config", "compression_config"):
@@ -272,7 +235,6 @@ def _load_expanded(
         dtype=dtype,
         attn_implementation="eager",
         output_loading_info=True,
-        **distributed,
     )
     if generation is not None:
         model.generation_config = generation

@@ -94,10 +94,10 @@ def _ways(request: StartRequest) -> Iterator[Way]:
         request.compiling = build_beside(dtype, "blocks", native_build=options.native_build)
     with times.part("import of transformers"):  # takes seconds
         from oaiserve.engine.start.ways.expanded import Expanded
-        from oaiserve.engine.start.ways.gpu import OnGpu, TensorParallel
+        from oaiserve.engine.start.ways.gpu import OnGpu
         from oaiserve.engine.start.ways.pooling import ToPool, find_model_task
         from oaiserve.engine.start.ways.quantized import Quantized
     if not gc.isenabled():  # in a server that starts, which collects once, when the model is loaded
         gc.freeze()  # so that it looks only at what the load leaves, not at a million objects that stay
     request.task = find_model_task(source.path, options)
-    yield from (ToPool(), Quantized(), TensorParallel(), OnGpu(), Expanded())
+    yield from (ToPool(), Quantized(), OnGpu(), Expanded())

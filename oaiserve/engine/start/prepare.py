@@ -20,7 +20,6 @@ from oaiserve.engine.model.model_config import (
     has_attention,
     refuse_unless_decoder_only,
 )
-from oaiserve.engine.model.parallel.sums import Sums
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
@@ -34,18 +33,14 @@ _PROBE_TOKENS = 8
 _PROBE_PARTS = (3, 4, 8)  # the end of a chunk that begins, of a decode, and of a chunk that goes on from a state
 
 
-def prepare(model: PreTrainedModel, name: str = "the model", sums: Sums | None = None) -> LoadedModel:
-    """Switch a loaded model to paged attention, after checking that it still computes the same logits.
-
-    `sums` are those of a tensor-parallel model.
-    """
+def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
+    """Switch a loaded model to paged attention, after checking that it still computes the same logits."""
     model.eval()
     refuse_unless_decoder_only(model.config, name)
     _fix_rotary_frequencies(model)
-    size = 1 if sums is None else sums.size
     config = model.config
     outputs = ModuleOutputs(model, model.dtype, family_of(config.model_type).mixer)
-    kv_shapes, states = _probe_attention(model, name, _rows(model.get_input_embeddings()) * size, outputs)
+    kv_shapes, states = _probe_attention(model, name, _rows(model.get_input_embeddings()), outputs)
     given = model.generation_config.to_diff_dict() if model.generation_config else {}
     lengths = {key: given[key] for key in LENGTH_DEFAULTS if isinstance(given.get(key), int) and given[key] > 0}
     loaded = LoadedModel(
@@ -53,13 +48,12 @@ def prepare(model: PreTrainedModel, name: str = "the model", sums: Sums | None =
         model=model,
         device=model.device,
         dtype=model.dtype,
-        vocab_size=_rows(model.get_output_embeddings()) * size,
+        vocab_size=_rows(model.get_output_embeddings()),
         max_model_len=context_length(config),
         eos_token_ids=_ids(config.eos_token_id) | _ids(getattr(model.generation_config, "eos_token_id", None)),
         default_params={key: given[key] for key in SAMPLING_DEFAULTS if given.get(key) is not None} | lengths,
         kv_shapes=kv_shapes,
         state_shapes=states,
-        sums=sums,
     )
     if states:
         _refuse_unless_equal_in_parts(loaded, name, outputs)

@@ -26,7 +26,6 @@ from oaiserve.files.adapters import BadAdapter, read_adapter
 
 if TYPE_CHECKING:
     from oaiserve.engine.drafting.draft_model import DraftModel
-    from oaiserve.engine.model.parallel.workers import Workers
     from oaiserve.engine.start.draft import DraftWeights
 
 log = logging.getLogger(__name__)
@@ -53,7 +52,6 @@ class Started(NamedTuple):
     num_states: int = 0  # of sequences; 0 if no layer keeps one
     warm_up: Callable[[], None] = lambda: None  # to be called by the thread that runs the steps, before the first one
     features: Mapping[str, bool] = MappingProxyType({})  # of `fast_paths`, which are on; empty on a CPU
-    processes: Workers | None = None  # of a tensor-parallel model
 
 
 def started_on_cpu(

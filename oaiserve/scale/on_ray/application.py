@@ -74,6 +74,6 @@ def build(args: Mapping[str, Any], load: LoadEngine = load_engine) -> serve.Appl
 def resources(config: Config) -> dict[str, float]:
     """Return Ray's reservation for a replica: a GPU for each shard of the model, or else the cores of --cpu-threads."""
     engine = config.engine
-    if engine.device == "cuda" or engine.tensor_parallel > 1:
-        return {"num_cpus": 1, "num_gpus": engine.tensor_parallel}
+    if engine.device == "cuda":
+        return {"num_cpus": 1, "num_gpus": 1}
     return {"num_cpus": engine.cpu_threads or 1}

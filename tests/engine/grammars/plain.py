@@ -71,13 +71,15 @@ def plain_answer(
     draw: Callable[[list[int], np.ndarray | None], int],
     *,
     eos: int,
-    tokenizer: Tokenizer,
+    vocab_size: int,
+    tokenizer: Tokenizer | None = None,
 ) -> tuple[list[int], str]:
     """Return the ids of an answer and why it ends, one token after the other: mask, draw, push.
 
     Texts of reasoning are single letters, and the tokens of answers begin with them or do not have them.
     """
     ids, reasoning = list(prompt), params.reasoning
+    assert tokenizer is not None or reasoning is None
     thinks = reasoning is not None and not (matcher is not None and reasoning.opening)
     num_thought = 0
     while len(ids) < len(prompt) + params.max_tokens:
@@ -86,12 +88,12 @@ def plain_answer(
         ends = [eos] if params.ignore_eos or len(ids) - len(prompt) < params.min_tokens else []
         mask = None
         if is_spent:
-            mask = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+            mask = np.zeros(-(-vocab_size // 32), np.uint32)
             (closing,) = tokenizer.encode_plain(reasoning.closing)
             mask[closing // 32] = np.uint32(1 << closing % 32)
             ends = []
         elif matcher is not None:
-            mask = mask_of(matcher, tokenizer.vocab_size)
+            mask = mask_of(matcher, vocab_size)
             if thinks:
                 matcher.fill_free(mask)
                 ends = [eos]

@@ -39,7 +39,9 @@ def obeyed(asked: Request) -> tuple[list[int], str]:
     grammar = asked.params.grammar
     matcher = None if grammar is None else COMPILED.compile(grammar).matcher()
     prompt = list(asked.prompts[0].token_ids)
-    return plain_answer(matcher, prompt, asked.params, drawn_after, eos=EOS, tokenizer=TOKENIZER)
+    return plain_answer(
+        matcher, prompt, asked.params, drawn_after, eos=EOS, vocab_size=TOKENIZER.vocab_size, tokenizer=TOKENIZER
+    )
 
 
 def constrained_requests(rng: random.Random, number: int) -> list[Request]:

@@ -29,7 +29,7 @@ def test_weights_that_do_not_fit_stop_the_start(monkeypatch: pytest.MonkeyPatch)
         move(model, torch.device("cuda"), "org/model")
     assert str(error.value) == (
         "The weights of 'org/model' take 0.0 GiB in bfloat16, but 3.0 of 80.0 GiB were free on cuda: end what else "
-        "uses this GPU (nvidia-smi lists it), or take a smaller --dtype, more GPUs (--tensor-parallel) or another "
+        "uses this GPU (nvidia-smi lists it), or take a smaller --dtype, quantized weights or another "
         "--device."
     )
 

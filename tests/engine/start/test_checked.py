@@ -178,7 +178,7 @@ def test_the_code_that_made_a_record_is_part_of_it(folder: Path, monkeypatch: py
                 recall_model(cache_key(folder, options), options)
 
 
-@pytest.mark.parametrize("options", [{"device": "cuda"}, {"compile": False}, {"tensor_parallel": 2}, {"task": "embed"}])
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"compile": False}, {"task": "embed"}])
 def test_nothing_is_remembered_of_what_the_native_step_is_not_for(folder: Path, options: dict[str, Any]) -> None:
     assert cache_key(folder, EngineOptions(**OPTIONS | options)) is None
 

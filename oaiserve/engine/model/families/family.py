@@ -42,7 +42,6 @@ class Family:
     mixer: str | None = None  # the class of what keeps a state in its layers
     scans_from_zeros: bool = False  # that class computes a prompt from an empty state only
     attention: Mapping[str, Bring] = field(default_factory=dict)  # by the class of a module
-    not_split: str | None = None  # the reason why no member of a group can compute its part
 
     # -- the configuration of its small random model for tests, beside the sizes that all have
     small: Mapping[str, Any] = field(default_factory=dict)

@@ -54,7 +54,6 @@ FAMILIES = (
         architectures={"gpt-oss": _fields},
         changes=(Change(r"\.experts\.", joined=_columns_first),),
         tensors=((r"\.sinks$", (("attn_sinks.weight",),)),),
-        not_split="transformers can only share out whole experts of models of type 'gpt_oss', not split each of them",
         small=EXPERTS,
     ),
 )

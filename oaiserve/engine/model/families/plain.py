@@ -90,11 +90,7 @@ FAMILIES = (
     Family(type="seed_oss", architectures={"seed_oss": no_fields}, changes=()),
     Family(type="smollm3", architectures={"smollm3": no_fields}, changes=(TURNED,)),
     Family(type="starcoder2", architectures={"starcoder2": no_fields}, changes=()),
-    Family(
-        type="doge",
-        not_split="transformers' plan for models of type 'doge' gives a part the keys of its own heads, and the masks "
-        "of all",
-    ),
+    Family(type="doge"),
     Family(type="ernie4_5", architectures={"ernie4_5": no_fields}, changes=()),
     Family(
         type="ernie4_5_moe",

@@ -6,7 +6,7 @@ steps the host sends nothing, for sequences of any length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -32,8 +32,7 @@ class _Row:
 class BlockTables:
     """Tables of up to `most` sequences, of up to `width` blocks of `block_size` tokens each.
 
-    Launched work reads the entries of its launch: all copies are in the order of the stream. `tell` is called before
-    `write` with the same arguments: the other members of a tensor-parallel model have the same tables.
+    Launched work reads the entries of its launch: all copies are in the order of the stream.
     """
 
     def __init__(
@@ -42,12 +41,10 @@ class BlockTables:
         width: int,
         block_size: int,
         device: torch.device,
-        tell: Callable[[list[int], list[int]], object] | None = None,
     ) -> None:
         self.on_device = torch.zeros(most, width, dtype=torch.int64, device=device)
         self._width = width
         self._block_size = block_size
-        self._tell = tell
         self._rows: dict[Sequence, _Row] = {}
         self._free = list(range(most))
 
@@ -58,18 +55,15 @@ class BlockTables:
         max_model_len: int,
         block_size: int,
         device: torch.device,
-        tell: Callable[[list[int], list[int]], object] | None = None,
     ) -> Self:
         """Make the tables of so many sequences, of so many tokens each."""
-        return cls(max(max_running, LEAST_ROWS), -(-max_model_len // block_size), block_size, device, tell)
+        return cls(max(max_running, LEAST_ROWS), -(-max_model_len // block_size), block_size, device)
 
     def update(self, step: Step) -> list[int]:
         """Copy the new entries of a step to the device, without waiting. Return the row of each chunk."""
         try:
             rows, places, blocks = self._new(step)
             if places:
-                if self._tell is not None:
-                    self._tell(places, blocks)
                 self.write(places, blocks)
         except BaseException:
             self.forget()  # the entries on the device are unknown

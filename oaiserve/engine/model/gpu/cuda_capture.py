@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from weakref import WeakSet
 
 import torch
 
@@ -18,24 +17,21 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def __call__(self, run: Run) -> Run:
         """Run `run`, capture it, and return a function that replays it. Raises RuntimeError if that is impossible."""
         self.rehearse(run)
         return self.record(run)
 
-    def rehearse(self, run: Run, *, may_wait: bool = False) -> None:
+    def rehearse(self, run: Run) -> None:
         """Run `run` before its capture: kernels are compiled, and libraries allocate their memory.
 
-        Unless it `may_wait`, an operation that waits for the device, which no capture allows, raises an error that
-        leaves torch usable.
+        An operation that waits for the device, which no capture allows, raises an error that leaves torch usable.
         """
         with self._on_stream():
-            if not may_wait:
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-                    torch.cuda.set_sync_debug_mode("error")
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+                torch.cuda.set_sync_debug_mode("error")
             try:
                 run()
             finally:
@@ -50,13 +46,7 @@ class CudaCapture:
             torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
         ):
             run()
-        self._graphs.add(graph)
         return graph.replay
-
-    def release(self) -> None:
-        """Free the memory of graphs that are no longer replayed."""
-        for graph in self._graphs:
-            graph.reset()
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:

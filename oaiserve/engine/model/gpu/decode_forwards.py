@@ -1,8 +1,7 @@
 """Captures the forward of decode steps, with inputs at fixed addresses; `graphs` writes these, and draws.
 
 A step in which every sequence decodes one token is the same work each time. So it is captured for some numbers of rows,
-and replayed with other inputs. Padding makes up for missing rows, and writes nothing. Each member of a tensor-parallel
-model captures its shard.
+and replayed with other inputs. Padding makes up for missing rows, and writes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from oaiserve.engine.model.spec import ModelSpec
 
 Run = Callable[[], object]
 Capture = Callable[[Run], Run]  # runs its argument, and returns a function that launches the same work again
-Share = Callable[[torch.Tensor], object]  # copies the first member's tensor into that of each other
 
 # The inputs of a padded row: its token id, the place to take the id from, position, slot, seq_len, row in the block
 # tables, seed of its noise.
@@ -30,8 +28,8 @@ PARAMETER_PADDING = GREEDY[:-1]  # all but the seed
 class DecodeForwards:
     """The captured forwards of decode steps, for `sizes` rows in ascending order.
 
-    `forward` is the one of an executor whose attention writes nothing for padded rows, and reads `tables`. `share` is
-    for a tensor-parallel model: all inputs are the first member's. The constructor raises the errors of `capture`.
+    `forward` is the one of an executor whose attention writes nothing for padded rows, and reads `tables`. The
+    constructor raises the errors of `capture`.
     """
 
     @torch.inference_mode()
@@ -44,15 +42,13 @@ class DecodeForwards:
         *,
         sizes: list[int],
         max_model_len: int,
-        share: Share | None = None,
     ) -> None:
         self.sizes, self.tables = sizes, tables
-        self._forward, self._share = forward, share
+        self._forward = forward
         self._max_model_len = max_model_len
         most, device = sizes[-1], spec.device
         # One tensor has the draws of the last step, ids and whether logits were finite, followed by all inputs of rows
-        # from the host. So a single look-up can take ids from either part, and a single copy brings all of it to the
-        # other members.
+        # from the host. So a single look-up can take ids from either part.
         self.first_input = 2 * aligned_size(most)
         num_inputs = len(INPUT_PADDING) * aligned_size(most)
         num_parameters = len(PARAMETER_PADDING) * aligned_size(most)  # two of these fit into one int64
@@ -81,11 +77,8 @@ class DecodeForwards:
 
     def _capture(self, size: int, capture: Capture) -> Run:
         inputs, _ = self.pad(size)
-        shared = self.words[: self.first_input + len(INPUT_PADDING) * aligned_size(size)]
 
         def forward() -> None:
-            if self._share is not None:
-                self._share(shared)
             self.logits[:size].copy_(self._forward(self._batch(inputs)))
 
         return capture(forward)

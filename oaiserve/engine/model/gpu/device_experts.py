@@ -55,13 +55,8 @@ class PackedExperts:
         return self.compute(self, x, chosen, weights)
 
 
-def keep_experts(
-    module: Any, gate_up: ExpertMatrices, down: ExpertMatrices, add_up: Callable[[Tensor], Tensor] | None = None
-) -> None:
-    """Let a module compute with these matrices, which move with it, and free its own.
-
-    `add_up` returns the sum of the members' outputs of a tensor-parallel model.
-    """
+def keep_experts(module: Any, gate_up: ExpertMatrices, down: ExpertMatrices) -> None:
+    """Let a module compute with these matrices, which move with it, and free its own."""
     packed = module.packed_experts = PackedExperts(module, gate_up, down)
     shapes = {name: module._parameters.pop(name).to("meta") for name in ("gate_up_proj", "down_proj")}
 
@@ -80,7 +75,7 @@ def keep_experts(
 
     unread(gate_up.codes.device)
     module._apply = apply
-    module.forward = packed.__call__ if add_up is None else lambda *given: add_up(packed(*given))
+    module.forward = packed.__call__
 
 
 def plain_experts_of(module: Any) -> PackedExperts | None:
@@ -102,18 +97,15 @@ def plain_experts_of(module: Any) -> PackedExperts | None:
     return PackedExperts(module, *matrices)
 
 
-def compute_few_rows_by(
-    module: Any, experts: PackedExperts, add_up: Callable[[Tensor], Tensor] | None, most_rows: int
-) -> None:
+def compute_few_rows_by(module: Any, experts: PackedExperts, most_rows: int) -> None:
     """Let a module compute with its experts' `compute` where these have up to so many rows on average, and as before
-    with more. `add_up` returns the sum of the members' outputs of a tensor-parallel model."""
+    with more."""
     of_many = module.forward
 
     def forward(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         if chosen.numel() > most_rows * experts.num_experts:
             return of_many(x, chosen, weights)  # type: ignore[no-any-return]
-        outs = experts(x, chosen, weights)
-        return outs if add_up is None else add_up(outs)
+        return experts(x, chosen, weights)
 
     module.forward = forward
 

@@ -83,7 +83,7 @@ def measure(
             f"The model's weights take {gib(before.in_tensors)} GiB, and the {gib(before.free)} GiB that are free "
             f"beside them are too little for its largest step, of {step.num_tokens} tokens of {len(step.chunks)} "
             f"sequences with {longest} tokens each: lower --max-step-tokens, --max-running or --max-model-len, end "
-            "what else uses this GPU (nvidia-smi lists it), or take a smaller --dtype or more GPUs (--tensor-parallel)."
+            "what else uses this GPU (nvidia-smi lists it), or take a smaller --dtype or quantized weights."
         ) from error
     del executor, runner, states
     after = memory.read()

@@ -2,8 +2,7 @@
 
 A layer of a decode is four matrix products, one kernel for attention with norms and rotation of queries and keys and
 the write into the cache, two for sums with the norms behind, and one for the activation. The description is
-that of a CPU's native step. Matrix products are those of the model's modules, with weights of any format. So are the
-sums and the logits of a tensor-parallel model, which its modules add up.
+that of a CPU's native step. Matrix products are those of the model's modules, with weights of any format.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ class FusedLayers:
         self._operations = operations
         self._decoder = decoder
         self._embedding = decoder.embedding
-        self._sums = loaded.sums
         self._head = loaded.model.get_output_embeddings()
         self._layers = [_FusedLayer(loaded, index, layer, operations) for index, layer in enumerate(decoder.layers)]
         # The sum at the end of a layer is followed by the first norm of the next one.
@@ -73,11 +71,7 @@ class FusedLayers:
         return logits  # type: ignore[no-any-return]
 
     def _embedded(self, batch: Batch) -> Tensor:
-        if self._sums is None:
-            hidden = embedding(batch.input_ids, self._embedding)
-        else:
-            weights = self._embedding
-            hidden = self._sums.look_up(batch.input_ids, lambda own: embedding(own, weights), len(weights))
+        hidden = embedding(batch.input_ids, self._embedding)
         if self._decoder.embedding_scale != 1.0:
             # Transformers' code rounds the factor to the dtype of the model.
             hidden = hidden * torch.tensor(self._decoder.embedding_scale, dtype=hidden.dtype).item()
@@ -110,13 +104,9 @@ class _FusedLayer:
         self._qkv, self._out = _product(loaded, attention.qkv), _product(loaded, [attention.out])
         self.mlp = _fused_mlp(loaded, mlp, operations) if isinstance(mlp, MLP) else _mixture(loaded, index)
         self._scoring = Scoring(own.scaling, own.sliding_window, own.softcap, attention.sinks)
-        # Norms queries and keys of all members, if that is how they are normed.
-        self._all_heads = loaded.sums if loaded.sums is not None and loaded.sums.norms_all_heads else None
         # Queries and keys are normed by head, as attention does it.
-        self._norms_heads = (
-            self._all_heads is None
-            and not attention.rotates_before_norms
-            and all(_is_of_heads(norm, attention) for norm in (attention.query_norm, attention.key_norm))
+        self._norms_heads = not attention.rotates_before_norms and all(
+            _is_of_heads(norm, attention) for norm in (attention.query_norm, attention.key_norm)
         )
 
     def attend(self, x: Tensor, batch: Batch, attention: StepAttention, cache: LayerCache) -> Tensor:
@@ -156,13 +146,8 @@ class _FusedLayer:
         found = []
         for heads, norm in ((query, self._attention.query_norm), (key, self._attention.key_norm)):
             if norm is not None:
-                is_of_head = self._all_heads is None and len(norm.weight) == heads.shape[2]
-                rows = heads if is_of_head else heads.flatten(1)
-                if self._all_heads is None:
-                    rows = normed(rows.float(), norm).to(heads.dtype)
-                else:
-                    rows = self._all_heads.normed(rows, norm.weight, norm.epsilon)
-                heads = rows.view(heads.shape)
+                rows = heads if len(norm.weight) == heads.shape[2] else heads.flatten(1)
+                heads = normed(rows.float(), norm).to(heads.dtype).view(heads.shape)
             found.append(heads)
         return found[0], found[1]
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import ModuleType
 from typing import TypeVar
 
@@ -32,13 +31,6 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
 T = TypeVar("T")
-# Replays the graph of a size by a function, as do the other members of a tensor-parallel model.
-Replay = Callable[[int, Run], object]
-
-
-def here(size: int, replay: Run) -> None:
-    """Replay in this process alone."""
-    replay()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +76,10 @@ class DecodeGraphs:
     """
 
     @torch.inference_mode()
-    def __init__(
-        self, forwards: DecodeForwards, sampler: ModuleType, capture: Capture, *, block_size: int, replay: Replay = here
-    ) -> None:
+    def __init__(self, forwards: DecodeForwards, sampler: ModuleType, capture: Capture, *, block_size: int) -> None:
         self.tables = forwards.tables
         self._forwards = forwards
         self._sampler = sampler
-        self._replay = replay
         self._block_size = block_size
         self._vocab_size = forwards.logits.shape[1]
         self._token_ids: torch.Tensor | None = None  # the ids of the step that was replayed last
@@ -132,7 +121,7 @@ class DecodeGraphs:
         self._upload(step, size, table_rows, drawn_rows, rows if is_drawn else [])
         if began is not None:
             began.record()
-        self._replay(size, partial(self._forwards.replay, size))
+        self._forwards.replay(size)
         logits, draws = self._forwards.logits[:num_rows], self._draws[size]
         if not is_plain:
             return logits, None

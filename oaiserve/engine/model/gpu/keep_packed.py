@@ -14,39 +14,33 @@ from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.gpu.device_experts import keep_experts, mxfp4, stacked
 from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, PackedLinear, PackedMatrix, joined, of_integers
-from oaiserve.engine.model.parallel.sums import COLUMNS, ROWS, Sums
 from oaiserve.files.bad_file import BadFile
 
 log = logging.getLogger(__name__)
 
 # The names that checkpoints have for the matrices of one expert: its gate, its up, its down projection.
 _EXPERT_NAMES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
-_CUTS = (ROWS, ROWS, COLUMNS)  # along which they are cut
 
 
-def keep_packed_matrices(model: PreTrainedModel, weights: PackedWeights, sums: Sums | None = None) -> int:
+def keep_packed_matrices(model: PreTrainedModel, weights: PackedWeights) -> int:
     """Give linear layers, but the head, their matrices as a checkpoint packs them, and return their number.
 
-    Groups are multiples of 32 columns. A member of a tensor-parallel model has slices of whole groups.
-    """
+    Groups are multiples of 32 columns."""
     number, names, head = 0, weights.names(), model.get_output_embeddings()
     for name, module in model.named_modules():
         if type(module) is not torch.nn.Linear or module is head:
             continue
         matrix = weights.matrix(f"{name}.weight") if f"{name}.weight" in names else None
-        if matrix is not None and sums is not None:
-            matrix = sums.slice(matrix, name)
         if matrix is not None and (packed := of_integers(matrix)) is not None:
             PackedLinear.replace(module, packed.to(module.weight.device))
             number += 1
     return number
 
 
-def keep_packed_experts(model: PreTrainedModel, weights: PackedWeights, sums: Sums | None = None) -> int:
+def keep_packed_experts(model: PreTrainedModel, weights: PackedWeights) -> int:
     """Give experts their matrices as a checkpoint packs them, and return the number of their layers.
 
-    All of a layer must be packed alike, in groups of multiples of 32 columns. A member of a tensor-parallel model has a
-    slice of each expert, of whole groups."""
+    All of a layer must be packed alike, in groups of multiples of 32 columns."""
     number, names = 0, weights.names()
     for name, module in model.named_modules():
         tensor = module._parameters.get("gate_up_proj")
@@ -57,24 +51,19 @@ def keep_packed_experts(model: PreTrainedModel, weights: PackedWeights, sums: Su
             if f"{base}.0.{parts[0]}.weight" not in names:
                 continue
             names_of = [[f"{base}.{i}.{part}.weight" for part in parts] for i in range(len(tensor))]
-            packed = [
-                [_packed(weights, one, cut, sums) for one, cut in zip(own, _CUTS, strict=True)] for own in names_of
-            ]
+            packed = [[_packed(weights, one) for one in own] for own in names_of]
             both = [joined([gate, up]) if gate and up else None for gate, up, _ in packed]
             stacks = [stacked(matrices) for matrices in (both, [down for *_, down in packed])]
             if stacks[0] is not None and stacks[1] is not None:
-                matrices = stacks[0].to(tensor.device), stacks[1].to(tensor.device)
-                keep_experts(module, *matrices, None if sums is None else sums.add_up)
+                keep_experts(module, stacks[0].to(tensor.device), stacks[1].to(tensor.device))
                 number += 1
             break
     return number
 
 
-def _packed(weights: PackedWeights, name: str, cut: int, sums: Sums | None) -> PackedMatrix | None:
-    """Return a packed matrix of an expert, or this member's slice of it, or None without one."""
+def _packed(weights: PackedWeights, name: str) -> PackedMatrix | None:
+    """Return a packed matrix of an expert, or None without one."""
     matrix = weights.matrix(name)
-    if matrix is not None and sums is not None:
-        matrix = sums.slice(matrix, cut)
     return None if matrix is None else of_integers(matrix)
 
 

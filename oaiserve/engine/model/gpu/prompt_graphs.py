@@ -16,8 +16,7 @@ import torch
 from oaiserve.engine.model.attention.tiles import StaticTiles
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.decode_forwards import Capture, Run, Share, aligned_size
-from oaiserve.engine.model.gpu.graphs import Replay, here
+from oaiserve.engine.model.gpu.decode_forwards import Capture, Run, aligned_size
 from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.transfer import pinned
@@ -30,9 +29,8 @@ _PADDING = (0, 0, -1)  # of a token: its id, position and slot
 class PromptGraphs:
     """The captured forwards, for `sizes` tokens in ascending order.
 
-    `forward` is the one of an executor whose attention asks `Batch.tiles` for its work, and reads `tables`. `share` is
-    for a tensor-parallel model, see `DecodeForwards`: each member has these graphs, and only the server launches steps.
-    The constructor raises the errors of `capture`.
+    `forward` is the one of an executor whose attention asks `Batch.tiles` for its work, and reads `tables`. The
+    constructor raises the errors of `capture`.
     """
 
     @torch.inference_mode()
@@ -45,11 +43,8 @@ class PromptGraphs:
         *,
         sizes: list[int],
         block_size: int,
-        share: Share | None = None,
-        replay: Replay = here,
     ) -> None:
         self._forward = forward
-        self._share, self._replay = share, replay
         self._sizes = sizes
         self._tables = tables
         self._block_size = block_size
@@ -88,11 +83,8 @@ class PromptGraphs:
         sample_chunks = self._upload(step, table_rows, size)
         if began is not None:
             began.record()
-        self._replay(size, self._graphs[size])
-        return self._logits[: len(sample_chunks)], sample_chunks
-
-    def replay(self, size: int) -> None:
         self._graphs[size]()
+        return self._logits[: len(sample_chunks)], sample_chunks
 
     def _upload(self, step: Step, table_rows: list[int], size: int) -> list[int]:
         """Copy the inputs to the device, and return which chunks draw."""
@@ -129,7 +121,6 @@ class PromptGraphs:
         num_words = len(_PADDING) * aligned_size(size)
         tokens = self._words[:num_words].view(len(_PADDING), -1)[:, :size]
         others = self._words[num_words:][: 4 * aligned_size(MOST_PROMPTS + 1)].view(4, -1)
-        words, tiles = self._words[: num_words + others.numel()], self._tiles[size]
         # `capture` runs the work first: all tokens are padding.
         self._words.zero_()
         tokens.copy_(torch.tensor(_PADDING)[:, None])
@@ -147,14 +138,10 @@ class PromptGraphs:
             # Lengths on the host only decide which kernels are used: those for the longest prompt that there can be.
             query_lens=[size],
             context_lens=[self._most_len],
-            tiles=tiles,
+            tiles=self._tiles[size],
         )
 
         def forward() -> None:
-            if self._share is not None:
-                self._share(words)
-                for one in tiles.known():
-                    self._share(one)
             self._logits.copy_(self._forward(batch))
 
         return capture(forward)

@@ -48,7 +48,7 @@ FEATURES: tuple[Feature, ...] = get_args(Feature)
 
 
 class FastPaths(NamedTuple):
-    """The fast paths by which a process computes a model, or its shard of one."""
+    """The fast paths by which a GPU computes a model."""
 
     backend: Backend
     sample_ids: SampleIds | None  # None: in plain torch
@@ -63,12 +63,7 @@ class FastPaths(NamedTuple):
 
 
 def find_fast_paths(loaded: LoadedModel, options: EngineOptions) -> FastPaths:
-    """Try all fast paths. All members of a tensor-parallel model call this, and get the same.
-
-    On a CPU, from which only tensor-parallel models get here, there are none.
-    """
-    if loaded.is_on_cpu:
-        return FastPaths(select_backend(loaded.device, options.attention), None, None, None, {})
+    """Try all fast paths."""
     backend, sample_ids, apply_masks = _attention_and_sampling(loaded, options)
     is_packed = multiply_checked(loaded, lambda: _kernels("triton_matrices").multiply)
     is_scaled = scale_checked(loaded, lambda: _kernels("triton_scaled"))
@@ -92,18 +87,14 @@ def find_fast_paths(loaded: LoadedModel, options: EngineOptions) -> FastPaths:
 
 
 def may_fuse_layers(loaded: LoadedModel, options: EngineOptions) -> bool:
-    """Decide whether layers may run by their description, or compiled: tensor-parallel ones only with our sums."""
-    if loaded.is_on_cpu or not options.compile or options.has_adapters or loaded.state_shapes:
-        return False
-    return options.tensor_parallel == 1 or loaded.sums is not None
+    """Decide whether layers may run by their description, or compiled."""
+    return options.compile and not options.has_adapters and not loaded.state_shapes
 
 
 def _attention_and_sampling(
     loaded: LoadedModel, options: EngineOptions
 ) -> tuple[Backend, SampleIds | None, ApplyMasks | None]:
-    """Return the backend and the functions that sample: kernels, unless they differ or hooks split the model."""
-    if options.tensor_parallel > 1 and loaded.sums is None:
-        return select_backend(loaded.device, options.attention), *_sampling()
+    """Return the backend and the functions that sample: kernels, unless they differ."""
 
     def of_attention() -> object | None:
         return attention_problem(loaded, select_backend(loaded.device, options.attention), options.block_size)
@@ -113,8 +104,8 @@ def _attention_and_sampling(
         return None if sample_ids is None or apply_masks is None else sampling_problem(loaded, sample_ids, apply_masks)
 
     instead = "plain torch computes it, which is much slower and has no CUDA graphs"
-    attends = is_usable("Attention by Triton's kernels", instead, of_attention, loaded.sums)
-    samples = is_usable("Sampling by Triton's kernels", instead, of_sampling, loaded.sums)
+    attends = is_usable("Attention by Triton's kernels", instead, of_attention)
+    samples = is_usable("Sampling by Triton's kernels", instead, of_sampling)
     backend = select_backend(loaded.device, options.attention) if attends else ReferenceAttention
     return backend, *(_sampling() if samples else (None, None))
 

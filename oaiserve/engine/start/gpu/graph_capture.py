@@ -1,4 +1,4 @@
-"""Captures decodes and prompts as CUDA graphs, and compares what they compute: which sizes, and at which members."""
+"""Captures decodes and prompts as CUDA graphs, and compares what they compute: which sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -14,18 +14,15 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.decode_forwards import Capture, DecodeForwards, Run, Share
-from oaiserve.engine.model.gpu.graphs import DecodeGraphs, Replay, here
+from oaiserve.engine.model.gpu.decode_forwards import Capture, DecodeForwards
+from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
-from oaiserve.engine.model.parallel.messages import Capture as Asked
-from oaiserve.engine.model.parallel.messages import What
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference, difference, tolerance
 from oaiserve.engine.start.gpu.usable import tried
 from oaiserve.engine.start.started import GPU_STEP_TOKENS
 from oaiserve.engine.step import Step
-from oaiserve.errors import StartupError
 from oaiserve.facts.times import monotonic_ns
 
 log = logging.getLogger(__name__)
@@ -75,7 +72,7 @@ def graph_memory_bytes(loaded: LoadedModel, options: EngineOptions) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What this process captures: the forward of a model, or that of its shard, at the same time as all members."""
+    """What is captured: the forward of a model."""
 
     executor: Executor
     loaded: LoadedModel
@@ -84,26 +81,6 @@ class Captured:
     num_blocks: int
     block_size: int
     max_model_len: int
-    make: Callable[[Callable[[], Any]], Any] = lambda make: make()  # calls what captures several forwards
-    share: Share | None = None
-
-    def forwards(self, what: What, sizes: list[int], replay: Replay = here) -> DecodeForwards | PromptGraphs:
-        given = self.executor.forward, self.capture, self.loaded, self.tables
-        if what == "prompts":
-            return PromptGraphs(*given, sizes=sizes, block_size=self.block_size, share=self.share, replay=replay)
-        return DecodeForwards(*given, sizes=sizes, max_model_len=self.max_model_len, share=self.share)
-
-
-@dataclass(frozen=True, slots=True)
-class Members:
-    """The server's way to the other members of a tensor-parallel model."""
-
-    executor: Executor  # of the whole model
-    capture: Capture  # captures draws, which the server alone makes
-    begin: Callable[[What, list[int]], object]  # lets the others capture, too
-    replay: Callable[
-        [What, int, Run], object
-    ]  # replays the server's shard for a size, and lets the others replay theirs
 
 
 class Graphs(NamedTuple):
@@ -113,81 +90,61 @@ class Graphs(NamedTuple):
     prompts: PromptGraphs | None = None
 
 
-def capture_graphs(own: Captured, options: EngineOptions, members: Members | None = None) -> Graphs:
+def capture_graphs(own: Captured, options: EngineOptions) -> Graphs:
     """Capture the decodes and the prompts of a model, and write into the first blocks of its cache.
 
     What cannot be captured, or computes something else then, is None, and the reason is in the log.
     """
-    decodes = capture_decodes(own, options.max_running, members)
-    return Graphs(decodes, capture_prompts(own, options.step_tokens(GPU_STEP_TOKENS), members))
+    return Graphs(capture_decodes(own, options.max_running), capture_prompts(own, options.step_tokens(GPU_STEP_TOKENS)))
 
 
-def capture_decodes(own: Captured, max_running: int, members: Members | None = None) -> DecodeGraphs | None:
+def capture_decodes(own: Captured, max_running: int) -> DecodeGraphs | None:
     from oaiserve.engine.model.sampling import triton_sampling
 
-    sizes, capture = ladder(max_running), own.capture if members is None else members.capture
+    sizes = ladder(max_running)
 
-    def with_draws(forwards: DecodeForwards, replay: Replay) -> DecodeGraphs:
-        return DecodeGraphs(forwards, triton_sampling, capture, block_size=own.block_size, replay=replay)
+    def make() -> DecodeGraphs:
+        forwards = DecodeForwards(
+            own.executor.forward, own.capture, own.loaded, own.tables, sizes=sizes, max_model_len=own.max_model_len
+        )
+        return DecodeGraphs(forwards, triton_sampling, own.capture, block_size=own.block_size)
 
-    problem = partial(replay_problem, own, own.executor if members is None else members.executor, sizes)
-    return _captured("decodes", f"up to {max_running} sequences", sizes, own, members, with_draws, problem)
+    return _captured("decodes", f"up to {max_running} sequences", sizes, own, make, partial(replay_problem, own, sizes))
 
 
-def capture_prompts(own: Captured, max_step_tokens: int, members: Members | None = None) -> PromptGraphs | None:
+def capture_prompts(own: Captured, max_step_tokens: int) -> PromptGraphs | None:
     sizes = token_ladder(max_step_tokens)
-    problem = partial(prompt_problem, own, own.executor if members is None else members.executor, sizes)
-    for_what = f"up to {sizes[-1]} tokens"
-    return _captured("prompts", for_what, sizes, own, members, lambda graphs, _: graphs, problem)
 
+    def make() -> PromptGraphs:
+        return PromptGraphs(
+            own.executor.forward, own.capture, own.loaded, own.tables, sizes=sizes, block_size=own.block_size
+        )
 
-def capture_part(asked: Asked, own: Captured) -> DecodeForwards | PromptGraphs | None:
-    """Capture what the server has asked for of a worker's part of the forward. The server compares what it computes."""
-    what, sizes = asked
-    return _captured(what, f"up to {sizes[-1]} rows", sizes, own, None, lambda forwards, _: forwards, lambda _: None)
+    return _captured("prompts", f"up to {sizes[-1]} tokens", sizes, own, make, partial(prompt_problem, own, sizes))
 
 
 def _captured(
-    what: What,
+    what: str,
     for_what: str,
     sizes: list[int],
     own: Captured,
-    members: Members | None,
-    finished: Callable[[Any, Replay], T],
+    make: Callable[[], T],
     problem: Callable[[T], str | None],
 ) -> T | None:
-    """Capture graphs; None if that fails, or if `problem` finds one.
-
-    Its errors end the start if there are other members, which may wait for this one then.
-    """
+    """Capture graphs; None if that fails, or if `problem` finds one."""
     began_ns = monotonic_ns()
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info(own.loaded.device)
 
-    def make() -> T:
-        replay = here if members is None else partial(members.replay, what)
+    def made_of_all() -> T:
         try:
-            if members is not None:
-                members.begin(what, sizes)
-            return finished(own.make(lambda: own.forwards(what, sizes, replay)), replay)
+            return make()
         except RuntimeError as error:
             # After a capture has failed, ending it fails too, with an error that does not have the reason.
             raise error.__context__ or error from None
 
-    def found(graphs: T) -> str | None:
-        try:
-            return problem(graphs)
-        except Exception as error:
-            # Memory runs out before anything has begun, see `ParallelExecutor`.
-            if members is None or isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise StartupError(
-                f"A part of the model has failed while CUDA graphs were compared ({error}). "
-                "--no-cuda-graph starts without these."
-            ) from error
-
     instead = "their operations are launched one by one, which is slower (--no-cuda-graph does not try)"
-    made = tried(f"CUDA graphs of {what}", instead, make, found)
+    made = tried(f"CUDA graphs of {what}", instead, made_of_all, problem)
     if made is None:
         torch.cuda.empty_cache()
         return None
@@ -204,14 +161,14 @@ def _captured(
 
 
 @torch.inference_mode()
-def replay_problem(own: Captured, executor: Executor, sizes: list[int], graphs: DecodeGraphs) -> str | None:
+def replay_problem(own: Captured, sizes: list[int], graphs: DecodeGraphs) -> str | None:
     """Compare replayed decodes with the same steps launched operation by operation."""
     loaded = own.loaded
     most = min(len(COMPARED_LENGTHS), own.num_blocks // -(-max(COMPARED_LENGTHS) // own.block_size), sizes[-1])
     for num_rows in sorted({1, most}) if most > 0 else []:
         prompts, decodes = _steps(own, num_rows)
-        executor.forward(_batch(prompts, own))
-        want = executor.forward(_batch(decodes, own)).clone()
+        own.executor.forward(_batch(prompts, own))
+        want = own.executor.forward(_batch(decodes, own)).clone()
         logits, replayed = graphs.launch(decodes, own.tables.update(decodes), None, {})
         found = Difference(f"the outputs of {num_rows} sequences", difference(logits, want), tolerance(loaded.dtype))
         if found.is_beyond_rounding:
@@ -223,13 +180,13 @@ def replay_problem(own: Captured, executor: Executor, sizes: list[int], graphs: 
 
 
 @torch.inference_mode()
-def prompt_problem(own: Captured, executor: Executor, sizes: list[int], graphs: PromptGraphs) -> str | None:
+def prompt_problem(own: Captured, sizes: list[int], graphs: PromptGraphs) -> str | None:
     """Compare replayed prompts with the same ones launched operation by operation."""
     for number in (1, len(COMPARED_LENGTHS)):
         step = Step([chunk._replace(max_draws=1) for chunk in _steps(own, number)[0].chunks])
         if step.num_tokens > sizes[-1] or sum(len(chunk.sequence.blocks) for chunk in step.chunks) > own.num_blocks:
             continue
-        want = executor.forward(_batch(step, own)).clone()
+        want = own.executor.forward(_batch(step, own)).clone()
         logits, sample_chunks = graphs.launch(step, own.tables.update(step))
         limit = tolerance(own.loaded.dtype)
         found = Difference(f"the outputs of {number} prompts", difference(logits, want), limit)

@@ -16,7 +16,7 @@ from oaiserve.engine.model.attention.reference import watched
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.device_memory import CudaMemory, measure
-from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, num_states
+from oaiserve.engine.model.memory import gib, kv_blocks, num_states
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu.fast_paths import FastPaths
@@ -33,10 +33,9 @@ NUM_TOKENS = 64  # of the rehearsal that scales follow from
 ROOM = 4
 
 
-def gpu_sizes(loaded: LoadedModel, options: EngineOptions, paths: FastPaths) -> tuple[int, int, MemoryUse]:
-    """Measure the memory of the GPU, log its uses, and return how many blocks and states it has room for, with them.
+def gpu_sizes(loaded: LoadedModel, options: EngineOptions, paths: FastPaths) -> tuple[int, int]:
+    """Measure the memory of the GPU, log its uses, and return how many blocks and states it has room for.
 
-    The members of a tensor-parallel model compute the largest step together, so this blocks until all have called it.
     Raises StartupError if the memory is too small for that step, or for what the options ask for.
     """
     max_step_tokens = options.step_tokens(GPU_STEP_TOKENS)
@@ -62,7 +61,7 @@ def gpu_sizes(loaded: LoadedModel, options: EngineOptions, paths: FastPaths) -> 
         gib(kv_bytes),
         gib(use.left - kv_bytes),
     )
-    return num_blocks, most_states, use
+    return num_blocks, most_states
 
 
 @torch.inference_mode()

@@ -48,7 +48,7 @@ def fuse_checked(loaded: LoadedModel, block_size: int) -> bool:
         named = [("the outputs", build_batch(step, block_size, loaded.device))]
         return compare(fused, executor.forward, named, tolerance(loaded.dtype))
 
-    if is_usable("Fused projections", "each of them is a product of its own", problem, loaded.sums):
+    if is_usable("Fused projections", "each of them is a product of its own", problem):
         return number > 0
     separate_projections(loaded.model)
     return False
@@ -76,10 +76,7 @@ def fuse_layers(loaded: LoadedModel, block_size: int) -> FusedLayers | None:
             log.info("The model's layers run in transformers' code: %s", error)
         return None
 
-    is_possible = is_usable(FUSED_NAME, FUSED_INSTEAD, problem, loaded.sums) and bool(found)
-    if loaded.sums is not None:
-        is_possible = loaded.sums.all_agree(is_possible)
-    return found[0] if is_possible else None
+    return found[0] if is_usable(FUSED_NAME, FUSED_INSTEAD, problem) and found else None
 
 
 @torch.inference_mode()
@@ -99,7 +96,7 @@ def fuse_layers_checked(
         batches = _batches(loaded, num_blocks=num_blocks, block_size=block_size)
         return compare(fused.forward, eager.forward, batches, tolerance(loaded.dtype))
 
-    return fused if is_usable(FUSED_NAME, FUSED_INSTEAD, problem, loaded.sums) else None
+    return fused if is_usable(FUSED_NAME, FUSED_INSTEAD, problem) else None
 
 
 def _batches(loaded: LoadedModel, *, num_blocks: int, block_size: int) -> Iterator[tuple[str, Batch]]:

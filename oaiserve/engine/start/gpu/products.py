@@ -60,10 +60,10 @@ def multiply_checked(loaded: LoadedModel, find: Callable[[], Multiply]) -> bool:
         )
         return compare(_product(multiply), _product(expanded_product), named, layer_tolerance(loaded.dtype))
 
-    if not layers:  # nor has another member of a tensor-parallel model: shards are alike
+    if not layers:
         return False
     instead = "each one expands its matrix, which is much slower"
-    multiply = tried("Products with packed weights", instead, find, problem, loaded.sums)
+    multiply = tried("Products with packed weights", instead, find, problem)
     if multiply is not None:
         multiply_by(loaded.model, multiply)
     return multiply is not None
@@ -102,7 +102,7 @@ def scale_checked(loaded: LoadedModel, find: Callable[[], Any]) -> bool:
         return None
 
     instead = "prompts are multiplied in 16, at half the rate"
-    if not layers or not is_usable("Products in 8 bits", instead, problem, loaded.sums):
+    if not layers or not is_usable("Products in 8 bits", instead, problem):
         return False
     for layer in layers:
         layer.multiply = chosen[_scaled_kind(layer)]
@@ -131,7 +131,7 @@ def compute_experts_checked(loaded: LoadedModel, find: Callable[[], Compute]) ->
         return False
     instead = "each one expands its matrices, which is much slower"
     problem = partial(_experts_problem, layers, dtype=loaded.dtype)
-    compute = tried("Packed experts by kernels", instead, find, problem, loaded.sums)
+    compute = tried("Packed experts by kernels", instead, find, problem)
     if compute is not None:
         compute_by(loaded.model, compute)
     return compute is not None
@@ -147,12 +147,12 @@ def compute_plain_experts_checked(loaded: LoadedModel, find: Callable[[], Comput
         return False
     name, instead = "Experts in 16 bits by kernels", "they are transformers' grouped products"
     problem = partial(_experts_problem, [experts for _, experts in layers], dtype=loaded.dtype)
-    compute = tried(name, instead, find, problem, loaded.sums)
+    compute = tried(name, instead, find, problem)
     if compute is None:
         return False
     for module, experts in layers:
         experts.compute = compute
-        compute_few_rows_by(module, experts, None if loaded.sums is None else loaded.sums.add_up, FEW_EXPERT_ROWS)
+        compute_few_rows_by(module, experts, FEW_EXPERT_ROWS)
     return True
 
 
@@ -171,7 +171,7 @@ def round_experts_checked(loaded: LoadedModel, find: Callable[[], Any]) -> bool:
 
     if not layers:
         return False
-    rounded = tried("Experts in 8 bits", "prompts are multiplied in 16, at half the rate", find, problem, loaded.sums)
+    rounded = tried("Experts in 8 bits", "prompts are multiplied in 16, at half the rate", find, problem)
     if rounded is None:
         return False
     for experts in layers:

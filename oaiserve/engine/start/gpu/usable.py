@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TypeVar
 
-from oaiserve.engine.model.parallel.sums import ElsewhereError, Sums
 from oaiserve.errors import StartupError
 from oaiserve.files.load_errors import named
 
@@ -16,35 +14,24 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def is_usable(name: str, instead: str, problem: Callable[[], object | None], sums: Sums | None = None) -> bool:
+def is_usable(name: str, instead: str, problem: Callable[[], object | None]) -> bool:
     """Decide whether a faster way is used: only if `problem` finds none.
 
     Its finding, or its error, is logged as the reason why `name` is off.
-    With the `sums` of a tensor-parallel model, each member looks for problems in what it computes alone, so that none
-    waits for another one that has failed; then they agree.
     """
     try:
-        with nullcontext() if sums is None else sums.left_out():
-            found: object | None = problem()
+        found: object | None = problem()
     except StartupError:  # what was asked for is not possible: this is for the user
         raise
-    except ElsewhereError as error:  # where the problem is, there is a warning
-        log.info("%s: off, and %s: %s", name, instead, error)
-        return False
     except Exception as error:  # a compiler or a driver can raise anything, and the server runs without it
         found = named(error)
-    if sums is not None and not sums.all_agree(found is None) and found is None:
-        log.info("%s: off, and %s: %s", name, instead, ElsewhereError())
-        return False
     if found is None:
         return True
     log.warning("%s: off, and %s: %s", name, instead, found)
     return False
 
 
-def tried(
-    name: str, instead: str, make: Callable[[], T], problem: Callable[[T], object | None], sums: Sums | None = None
-) -> T | None:
+def tried(name: str, instead: str, make: Callable[[], T], problem: Callable[[T], object | None]) -> T | None:
     """Make a faster way to compute, and return it if it is usable as `is_usable` says."""
     made: list[T] = []
 
@@ -52,4 +39,4 @@ def tried(
         made.append(make())
         return problem(made[0])
 
-    return made[0] if is_usable(name, instead, make_and_look, sums) else None
+    return made[0] if is_usable(name, instead, make_and_look) else None

@@ -211,7 +211,6 @@ def prepare_pooler(
 def _refuse_unless_possible(task: Task, options: EngineOptions) -> None:
     """Refuse settings that a model without a KV cache cannot obey."""
     for flag, is_set in (
-        (f"--tensor-parallel {options.tensor_parallel}", options.tensor_parallel > 1),
         (f"--quantize {options.quantize}", options.quantize != "none"),
         (f"--attention {options.attention}", options.attention != "auto"),
         (f"--kv-cache-dtype {options.kv_cache_dtype}", options.kv_cache_dtype != "auto"),

@@ -195,7 +195,7 @@ def test_what_the_model_has_not_and_does_not_need_is_left_out(tmp_path: Path) ->
 def test_without_the_native_step_weights_are_expanded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = written(tmp_path, Packing("awq"))
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.25}))
-    changes: list[dict[str, Any]] = [{"compile": False}, {"tensor_parallel": 2}]
+    changes: list[dict[str, Any]] = [{"compile": False}]
     for changed in changes:
         assert reason_to_expand(find_model(tmp_path), EngineOptions(**changed)) is not None
     assert reason_to_expand(find_model(tmp_path), OPTIONS) is None

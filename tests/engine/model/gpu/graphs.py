@@ -78,7 +78,7 @@ def padded_attention(batch: Batch) -> ReferenceAttention:
     tiles = batch.tiles.of(TILE_TOKENS)
     query_lens = [length for length in batch.query_start.diff().tolist() if length]
     number = len(query_lens)
-    assert int(tiles[:, 2].sum()) == sum(query_lens), "all members have the tiles of the step"
+    assert int(tiles[:, 2].sum()) == sum(query_lens)
     of_step = replace(
         batch,
         slots=slots,

@@ -104,7 +104,7 @@ def test_rounded_experts_are_checked(caplog: pytest.LogCaptureFixture, monkeypat
     matrices = packed("float8", 2 * INNER, WIDTH, 1), packed("float8", WIDTH, INNER, 2)
     module, experts = torch.nn.Module(), PackedExperts(Gating("float8"), *matrices)
     module.packed_experts = experts
-    loaded: Any = SimpleNamespace(model=module, dtype=torch.float32, sums=None)
+    loaded: Any = SimpleNamespace(model=module, dtype=torch.float32)
     monkeypatch.setattr(products, "ROUNDED_EXPERT_ROWS", 20)
     assert round_experts_checked(loaded, lambda: triton_experts)
     assert experts.compute == triton_experts.compute_rounding_many

@@ -164,7 +164,6 @@ def test_a_decoder_of_a_chat_model_can_embed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"tensor_parallel": 2},
         {"quantize": "int8"},
         {"kv_cache_dtype": "int8"},
         {"kv_blocks": 8},

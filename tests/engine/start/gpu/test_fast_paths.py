@@ -147,7 +147,7 @@ class FakeGpu:
         self.sampler = Plain()
         compile_ = torch.compile
         self.set(LoadedModel, "is_on_cpu", False)
-        self.set(start_on_gpu, "gpu_sizes", lambda *_: (NUM_BLOCKS, 0, None))
+        self.set(start_on_gpu, "gpu_sizes", lambda *_: (NUM_BLOCKS, 0))
         self.set(fast_paths, "select_backend", lambda device, name: self.backend)
         self.set(fast_paths, "_sampling", lambda: (self.sampler.sample_ids, apply_masks_in_torch))
         self.set(triton_sampling, "take_best", self.sampler.take_best)

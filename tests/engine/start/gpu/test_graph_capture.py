@@ -57,9 +57,6 @@ class FakeCuda:
     def replay(self) -> None:
         self.log.append("replay")
 
-    def reset(self) -> None:
-        self.log.append("reset")
-
     @contextmanager
     def stream(self, stream: object) -> Iterator[None]:
         self.log.append("stream")
@@ -111,15 +108,6 @@ def test_work_runs_once_before_it_is_captured_and_can_be_replayed(device: FakeCu
     device.log.clear()
     replay()
     assert device.log == ["replay"]
-
-
-def test_graphs_that_are_in_use_can_be_released(device: FakeCuda) -> None:
-    capture = CudaCapture(DEVICE)
-    replay = capture(device.run)
-    device.log.clear()
-    capture.release()
-    assert device.log == ["reset"]
-    assert replay is not None
 
 
 def test_work_that_waits_for_the_device_fails_before_the_capture_begins(device: FakeCuda) -> None:
