@@ -70,7 +70,6 @@ LONGEST = (
     "tests/engine/model/gpu/test_triton_compile.py",
     "tests/e2e/test_sdk.py",
     "tests/e2e/test_dashboard.py",
-    "tests/engine/model/test_parallel.py",
     "tests/engine/test_scheduler_machines.py",
     "tests/engine/model/gpu/test_compiled.py",
     "tests/engine/model/cpu/test_same_numbers.py",

@@ -20,7 +20,7 @@ from oaiserve.facts.times import monotonic_ns
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 8192  # by default: an idle one takes 11 KiB, one with an incomplete head up to 75 KiB
-SPARE_FILES = 64  # files that the server may open while it serves: collectors, worker processes
+SPARE_FILES = 64  # files that the server may open while it serves, as for collectors
 FEWEST_CONNECTIONS = 8
 NS_BETWEEN_LOG_LINES = 5_000_000_000
 # The ASGI extensions by which the server and its routes speak about a request's connection. The first is a mapping of

@@ -61,10 +61,6 @@ class StaticTiles:
             self._tiles[num_tokens] = torch.zeros(number, 4, dtype=torch.int32, device=self._device)
         return self._tiles[num_tokens]
 
-    def known(self) -> list[torch.Tensor]:
-        """Return all requested tiles, in the order of requests."""
-        return list(self._tiles.values())
-
     def update(self, query_lens: list[int], context_lens: list[int]) -> None:
         """Write the tiles of prompts, without waiting for the device."""
         for num_tokens, tiles in self._tiles.items():

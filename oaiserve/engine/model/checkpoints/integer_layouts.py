@@ -6,7 +6,6 @@ into one of 32 bits, the first into the lowest bits; they differ in the directio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,46 +44,6 @@ class Floats(NamedTuple):
         """Return the weights in float32."""
         (n, k), groups = self.codes.shape, self.scales.shape[1]
         return (self.codes.float().view(n, groups, k // groups) * self.scales[..., None]).view(n, k)
-
-
-def part_of(
-    matrix: Integers | Floats, dimension: int, index: int, number: int, segments: Sequence[int] = ()
-) -> Integers | Floats | None:
-    """Return one of `number` equal parts of a matrix, cut along its rows (0) or its columns (1).
-
-    With `segments`, the rows are that many of one kind and then of another, and each of these is cut. Return None if
-    such parts of the columns have no whole groups, or if the columns are in another order.
-    """
-    if dimension == 0:
-        sizes = segments or (len(matrix.codes),)
-
-        def own(tensor: Tensor) -> Tensor:
-            return own_rows(tensor, sizes, index, number)
-    else:
-        k = matrix.codes.shape[1]
-        size, group = k // number, k // matrix.scales.shape[1]
-        if (size % group and group % size) or (isinstance(matrix, Integers) and matrix.columns is not None):
-            return None
-
-        def own(tensor: Tensor) -> Tensor:
-            each = k // tensor.shape[1]
-            return tensor.narrow(1, index * size // each, max(1, size // each)).contiguous()
-
-    codes, scales = own(matrix.codes), own(matrix.scales)
-    if isinstance(matrix, Floats):
-        return Floats(codes, scales)
-    return matrix._replace(codes=codes, scales=scales, zeros=None if matrix.zeros is None else own(matrix.zeros))
-
-
-def own_rows(tensor: Tensor, sizes: Sequence[int], index: int, number: int) -> Tensor:
-    """Return one of `number` equal parts of each segment of rows, side by side. `sizes` are those of the segments."""
-    parts, begin = [], 0
-    for size in sizes:
-        parts.append(tensor.narrow(0, begin + index * (size // number), size // number))
-        begin += size
-    if len(parts) == 1:
-        return parts[0].contiguous()
-    return torch.cat([one.view(torch.uint8) for one in parts]).view(tensor.dtype)
 
 
 class BadLayout(Exception):

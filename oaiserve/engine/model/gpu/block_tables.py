@@ -35,13 +35,7 @@ class BlockTables:
     Launched work reads the entries of its launch: all copies are in the order of the stream.
     """
 
-    def __init__(
-        self,
-        most: int,
-        width: int,
-        block_size: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, most: int, width: int, block_size: int, device: torch.device) -> None:
         self.on_device = torch.zeros(most, width, dtype=torch.int64, device=device)
         self._width = width
         self._block_size = block_size
@@ -49,13 +43,7 @@ class BlockTables:
         self._free = list(range(most))
 
     @classmethod
-    def with_room(
-        cls,
-        max_running: int,
-        max_model_len: int,
-        block_size: int,
-        device: torch.device,
-    ) -> Self:
+    def with_room(cls, max_running: int, max_model_len: int, block_size: int, device: torch.device) -> Self:
         """Make the tables of so many sequences, of so many tokens each."""
         return cls(max(max_running, LEAST_ROWS), -(-max_model_len // block_size), block_size, device)
 
@@ -64,16 +52,12 @@ class BlockTables:
         try:
             rows, places, blocks = self._new(step)
             if places:
-                self.write(places, blocks)
+                on_both = on_device([places, blocks], self.on_device.device)
+                self.on_device.view(-1).index_copy_(0, on_both[0], on_both[1])
         except BaseException:
             self.forget()  # the entries on the device are unknown
             raise
         return rows
-
-    def write(self, places: list[int], blocks: list[int]) -> None:
-        """Write blocks to places in the flat tables of the device, without waiting."""
-        on_both = on_device([places, blocks], self.on_device.device)
-        self.on_device.view(-1).index_copy_(0, on_both[0], on_both[1])
 
     def forget(self) -> None:
         """Mark all entries as missing on the device, so that the next step brings them all."""

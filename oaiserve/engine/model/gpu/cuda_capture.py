@@ -20,10 +20,17 @@ class CudaCapture:
 
     def __call__(self, run: Run) -> Run:
         """Run `run`, capture it, and return a function that replays it. Raises RuntimeError if that is impossible."""
-        self.rehearse(run)
-        return self.record(run)
+        self._rehearse(run)
+        graph = torch.cuda.CUDAGraph()
+        # No other thread uses the device, so the capture does not have to watch other threads.
+        with (
+            self._on_stream(),
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+        ):
+            run()
+        return graph.replay
 
-    def rehearse(self, run: Run) -> None:
+    def _rehearse(self, run: Run) -> None:
         """Run `run` before its capture: kernels are compiled, and libraries allocate their memory.
 
         An operation that waits for the device, which no capture allows, raises an error that leaves torch usable.
@@ -36,17 +43,6 @@ class CudaCapture:
                 run()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-
-    def record(self, run: Run) -> Run:
-        """Capture a rehearsed `run`, and return a function that replays it."""
-        graph = torch.cuda.CUDAGraph()
-        # No other thread uses the device, so the capture does not have to watch other threads.
-        with (
-            self._on_stream(),
-            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
-        ):
-            run()
-        return graph.replay
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:

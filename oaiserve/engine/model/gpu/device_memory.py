@@ -46,12 +46,6 @@ class CudaMemory:
         in_tensors, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
         return MemoryReading(total, free, reserved, in_tensors, peak_in_tensors)
 
-    def fits(self, needed: int) -> bool:
-        """Return whether tensors of so many bytes in all can be made. The device is not waited for."""
-        idle = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        # The driver is asked only if the memory that torch holds from earlier steps is too little.
-        return idle >= needed or idle + torch.cuda.mem_get_info(self._device)[0] >= needed
-
 
 def measure(
     memory: CudaMemory,
