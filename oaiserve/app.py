@@ -26,6 +26,7 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.model.cpu.prebuilt import usable_features
 from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams, RequestEngine
+from oaiserve.errors import ANTHROPIC_PATH
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import AccessRefusal, RequestRecord
 from oaiserve.facts.times import monotonic_ns
@@ -39,6 +40,7 @@ from oaiserve.routes.access import APIKeys, CORSHeaders, CountRefusal, Hosts, Or
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
+from oaiserve.routes.messages import routes as messages
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.openapi import published
 from oaiserve.routes.responses import routes as responses
@@ -278,6 +280,8 @@ def routes(config: Config) -> list[Route]:
         ),
         Route(chat_path, chat.chat_completions, methods=["POST"], middleware=accounted("chat", chat_path)),
         Route(responses_path, responses.responses, methods=["POST"], middleware=accounted("responses", responses_path)),
+        Route(ANTHROPIC_PATH, messages.messages, methods=["POST"], middleware=accounted("messages", ANTHROPIC_PATH)),
+        Route(f"{ANTHROPIC_PATH}/count_tokens", messages.count_tokens, methods=["POST"]),
         Route(stored_path, responses.retrieve, methods=["GET"]),
         Route(stored_path, responses.delete, methods=["DELETE"]),
         Route(f"{stored_path}/input_items", responses.list_input_items),

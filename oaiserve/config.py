@@ -342,9 +342,9 @@ class EngineOptions:
     """Settings of the engine: how the model is loaded, the size of the KV cache, and the limits of batches."""
 
     task: TaskOption = "auto"
-    """What the model is for. generate: text, by /v1/chat/completions, /v1/completions and /v1/responses. embed: vectors
-    of texts, by /v1/embeddings. score: how well two texts go together, by /v1/score and /v1/rerank. auto: what the
-    model's files say; docs/embeddings.md has the rules."""
+    """What the model is for. generate: text, by /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages.
+    embed: vectors of texts, by /v1/embeddings. score: how well two texts go together, by /v1/score and /v1/rerank.
+    auto: what the model's files say; docs/embeddings.md has the rules."""
 
     device: Device = "auto"
     """Device that runs the model. auto: the GPU if there is one, else the CPU."""

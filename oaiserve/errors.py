@@ -1,7 +1,7 @@
 """All errors that a client can cause or see, and the error that stops a start. No module of oaiserve is imported.
 
 Routes and engine raise these errors. The middleware `Errors` renders them with `APIError.body`, and a stream that has
-begun writes the same object as its last event.
+begun writes the same object as its last event. On the routes of Anthropic's API the object has Anthropic's form, too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 _MOST_NAMED = 20  # models that an error names
+ANTHROPIC_PATH = "/v1/messages"  # and all below it
+# Anthropic's types of errors by status. Other errors are the request's below 500, and the server's from there on.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class APIError(Exception):
@@ -36,21 +47,28 @@ class APIError(Exception):
         """Pickle the error by its attributes: a subclass may make its message of other arguments."""
         return restored, (type(self), self.args, vars(self))
 
-    def body(self, **ids: str) -> dict[str, Any]:
-        """Return `{"error": {...}}` with all keys; `code` is a string or None.
+    def body(self, path: str = "", **ids: str) -> dict[str, Any]:
+        """Return `{"error": {...}}` with all keys, as the route of this path has it; `code` is a string or None.
 
         OpenAI's errors have no ids. `request_id` and `trace_id` are in the body for users who keep the error but not
         the headers. A message may quote half of a surrogate pair, which JSON in UTF-8 cannot have.
         """
-        return {
-            "error": {
-                "message": self.message.encode(errors="replace").decode(),
-                "type": self.type,
-                "param": self.param,
-                "code": self.code,
-                **ids,
-            }
+        error = {
+            "message": self.message.encode(errors="replace").decode(),
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+            **ids,
         }
+        if not path.startswith(ANTHROPIC_PATH):
+            return {"error": error}
+        error["type"] = _ANTHROPIC_TYPES.get(
+            self.status, "api_error" if self.status >= 500 else "invalid_request_error"
+        )
+        if self.code == ContextLengthExceeded.code:
+            # Anthropic's clients look for these words, to shorten their conversation.
+            error["message"] = f"prompt is too long: {error['message']}"
+        return {"type": "error", "error": error, "request_id": ids.get("request_id")}
 
     def headers(self) -> dict[str, str]:
         if self.retry_after_seconds is not None:

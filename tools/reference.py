@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from oaiserve.cli import command_line
-from oaiserve.routes.bodies import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
+from oaiserve.routes.bodies import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, SamplingBody, TokenizeBody
 from oaiserve.routes.embeddings import EmbeddingBody
+from oaiserve.routes.messages.body import MessagesBody
 from oaiserve.routes.objects import AssistantMessage, FunctionMessage, ToolMessage, UserMessage
 from oaiserve.routes.scores import RerankBody, ScoreBody
 from oaiserve.telemetry import names, vllm_names
@@ -31,6 +32,7 @@ BODIES: dict[str, dict[str, type[msgspec.Struct]]] = {
         "function": FunctionMessage,
     },
     "response-parameters": {"responses": ResponsesBody},
+    "messages-parameters": {"messages": MessagesBody},
     "pooling-parameters": {"embeddings": EmbeddingBody, "score": ScoreBody, "rerank": RerankBody},
     "tokenizer-parameters": {"`/tokenize`": TokenizeBody, "`/detokenize`": DetokenizeBody},
 }
@@ -88,6 +90,9 @@ def parameters(bodies: dict[str, type[msgspec.Struct]]) -> str:
     for head, body in bodies.items():
         _, schemas = msgspec.json.schema_components([body])
         columns[head] = schemas[body.__name__]["properties"]
+        if body is MessagesBody:  # the others mean what they mean on /v1/chat/completions
+            usual = set(SamplingBody.__struct_fields__) - {"model", "max_tokens", "stream"}
+            columns[head] = {name: field for name, field in columns[head].items() if name not in usual}
     fields = dict.fromkeys(name for properties in columns.values() for name in properties)
     table = [["parameter" if len(bodies) > 1 else "field", *bodies]]
     for name in fields:

@@ -65,7 +65,7 @@ class Bounds:
     def length(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
         """Return the most tokens of a prompt and its answer."""
         if max_tokens is not None:
-            return num_prompt_tokens + max_tokens
+            return min(num_prompt_tokens + max_tokens, self.max_model_len)
         length = self.max_model_len
         if self.default_max_tokens is not None:
             length = min(length, num_prompt_tokens + self.default_max_tokens)

@@ -110,6 +110,7 @@ class SamplingParams:
 
     n: int = 1  # choices per prompt
     max_tokens: int | None = None  # None: the rest of the context
+    ends_with_context: bool = False  # max_tokens may be more than the rest of the context, which ends the answer then
     min_tokens: int = 0  # before that many, end-of-sequence and stop tokens are masked
     temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0

@@ -226,7 +226,8 @@ class TokenizeStage:
         for prompt in request.prompts:
             if token_ids:
                 yield
-            ids, second_start = yield from self._encode(prompt, params.max_tokens)
+            needed_tokens = None if params.ends_with_context and params.max_tokens else params.max_tokens
+            ids, second_start = yield from self._encode(prompt, needed_tokens)
             token_ids.append(ids)
             second_starts.append(second_start)
         return Tokenized(request, token_ids, second_starts, bad_words, closing_ids, grammar, self._clock())

@@ -7,6 +7,7 @@ there, a collision can only send a request to a replica with less of it cached.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -20,10 +21,12 @@ BYTES_PER_TOKEN = 4  # about, in English text; only sizes are estimated by it
 
 # The fields of a body that a prompt begins with, in the order in which most chat templates render them, and those of
 # which its text follows. A body has one of the latter.
-_FIRST_FIELDS = ("tools", "functions", "instructions")
+_FIRST_FIELDS = ("tools", "functions", "instructions", "system")
 _TEXT_FIELDS = ("messages", "input", "prompt")
 
-_encode = msgspec.json.Encoder(order="sorted").encode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+# Clients of Anthropic's API mark the end of a conversation so far, which is another one in each turn.
+_CACHE_CONTROL = re.compile(rb'"cache_control":(?:\{[^{}]*\}|null),?')
 
 
 class Prompt(NamedTuple):
@@ -57,11 +60,28 @@ def prompt_of(body: Mapping[str, Any]) -> Prompt:
     for name in _TEXT_FIELDS:
         text = body.get(name)
         messages += text if isinstance(text, list) else [text] if text else []
+    if isinstance(system := body.get("system"), list):
+        body = {
+            **body,
+            "system": [one for one in system if not (isinstance(one, dict) and is_billing(one.get("text")))],
+        }
     parts = [_encode(body[name]) for name in _FIRST_FIELDS if body.get(name)] + [*map(_encode, messages)]
     users = (at for at, one in enumerate(messages, 1) if isinstance(one, Mapping) and one.get("role") == "user")
     num_first = len(parts) - len(messages) + next(users, len(messages))
     salt = _encode([body.get("model"), body.get("cache_salt")])
     return prompt_of_text(b",".join(parts), salt, len(b",".join(parts[:num_first])))
+
+
+def is_billing(text: object) -> bool:
+    """Return whether a system's text is the one in which Claude Code tells of its billing, in front of all others.
+
+    It holds nothing for the model, and changes at each request, so that no two prompts would have a prefix in common.
+    """
+    return isinstance(text, str) and text.startswith("x-anthropic-billing-header")
+
+
+def _encode(value: Any) -> bytes:
+    return _CACHE_CONTROL.sub(b"", _encode_sorted(value))
 
 
 def prompt_of_text(text: bytes, salt: bytes = b"", conversation_bytes: int | None = None) -> Prompt:

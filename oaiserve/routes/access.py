@@ -160,7 +160,8 @@ def is_open(path: str, *, guard_all: bool) -> bool:
 
 
 class APIKeys:
-    """Requires `Authorization: Bearer KEY` on all routes but the operator's, or on all routes with `guard_all`.
+    """Requires `Authorization: Bearer KEY` on all routes but the operator's, or on all routes with `guard_all`. Clients
+    of Anthropic's API send `x-api-key: KEY`.
 
     `scope["state"]` gets the name of the key as `key_name` and `client`, and its digest as `owner`.
     """
@@ -173,8 +174,11 @@ class APIKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_open(scope["path"], guard_all=self._guard_all):
-            scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-            given = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""  # as it was on the wire
+            headers = Headers(scope=scope)
+            scheme, _, key = headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not key.strip():
+                key = headers.get("x-api-key", "")
+            given = key.strip().encode("latin-1")  # as it was on the wire
             if not given:
                 missing = Unauthorized("Please give your API key in the header 'Authorization: Bearer KEY'.")
                 _refuse(scope, AccessRefusal.MISSING_KEY, missing, self._count)

@@ -12,7 +12,11 @@ from oaiserve.routes.dialects.segments import Content, Reasoning, Segment, joine
 class AnswerReader:
     """Turns the chunks of one choice into segments of its answer."""
 
-    def __init__(self, thinking: ThinkingParser | None, calls: CallParser | None) -> None:
+    def __init__(
+        self, thinking: ThinkingParser | None, calls: CallParser | None, *, breaks_cut_calls: bool = False
+    ) -> None:
+        """A call within which the answer is cut stays open, or else it is broken."""
+        self._breaks_cut_calls = breaks_cut_calls
         self.num_reasoning_tokens = 0
         self.thinking = thinking
         self.calls = calls
@@ -29,7 +33,7 @@ class AnswerReader:
         segments = self.push(chunk.text)
         if chunk.finish_reason is not None:
             is_cut = chunk.finish_reason == FinishReason.LENGTH or chunk.stop_reason is not None
-            segments += self.finish(is_cut=is_cut)
+            segments += self.finish(is_cut=is_cut and not self._breaks_cut_calls)
         if chunk.text_lengths is not None:
             self._count(chunk.text_lengths)
         return joined(segments) if len(segments) > 1 else segments

@@ -8,7 +8,7 @@ knows nothing of HTTP, and only the request types of the engine.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -33,7 +33,7 @@ _PARAMS = (
     *("grammar", "json_schema"),
 )
 # They are about the text of an answer, the others about all that is generated.
-TEXT_FORMATS = ("response_format", "text.format")
+TEXT_FORMATS = ("response_format", "text.format", "output_config.format")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")  # of structured_outputs
 
 
@@ -55,6 +55,12 @@ def text_format(value: TextFormat) -> Grammar | None:
         case PlainSchema():
             return _named_schema(value, param, param)
     return None
+
+
+def json_format(schema: Mapping[str, Any]) -> Grammar:
+    """Return the constraint in `output_config.format` of /v1/messages. Raises InvalidRequest."""
+    param = "output_config.format"
+    return _of_kind("json", schema, f"{param}.schema", param)
 
 
 def is_constrained(body: SamplingBody) -> bool:

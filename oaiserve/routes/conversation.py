@@ -112,9 +112,9 @@ class Conversation:
         opening = "" if self._mode is None else self._mode.prompt_opening
         return replace(prompt, template_kwargs=self._template_kwargs, opening=opening)
 
-    def reader(self) -> AnswerReader:
+    def reader(self, *, breaks_cut_calls: bool = False) -> AnswerReader:
         thinking = self._mode.parser() if self.reads_reasoning and self._mode is not None else None
         calls, tools, family = None, self.tools, self._dialect.calls
         if tools is not None and family is not None:
             calls = family.parser(tools.schemas, only_one=tools.only_one)
-        return AnswerReader(thinking, calls)
+        return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls)

@@ -25,7 +25,7 @@ _MISSING = re.compile(r"Object missing required field `(.+?)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.+?)`", re.DOTALL)
 _NOT_ALLOWED = re.compile(r"Invalid (?:enum )?value ('.*')", re.DOTALL)
 _OF_PART = re.compile(r"content\[[0-9]+\]\.type$")  # of a part of a message
-_MEDIUM = re.compile(r"image|audio|video|file")
+_MEDIUM = re.compile(r"image|audio|video|file|document")
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 

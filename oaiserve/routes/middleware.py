@@ -140,7 +140,7 @@ def as_api_error(error: BaseException, scope: Scope) -> APIError:
 
 def error_response(error: APIError, scope: Scope) -> Response:
     state = scope["state"]
-    body = error.body(request_id=state["request_id"], trace_id=state["trace"].trace_id_hex)
+    body = error.body(scope["path"], request_id=state["request_id"], trace_id=state["trace"].trace_id_hex)
     return json_response(body, status=error.status, headers=error.headers())
 
 

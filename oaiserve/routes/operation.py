@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
@@ -119,6 +120,8 @@ class ErrorDetails(msgspec.Struct):
 
 
 class ErrorAnswer(msgspec.Struct):
-    """An error, in OpenAI's form."""
+    """An error, in OpenAI's form. Below /v1/messages it has Anthropic's type and further fields."""
 
     error: ErrorDetails
+    type: Literal["error"] | UnsetType = UNSET
+    request_id: str | UnsetType = UNSET

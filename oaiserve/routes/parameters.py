@@ -57,6 +57,16 @@ def _within(name: str, value: float, low: float, high: float) -> float:
     return value
 
 
+def refuse(body: SamplingBody, route: str, hints: Mapping[str, str]) -> None:
+    """Raise InvalidRequest for a field that the route of one answer lacks, with its hint, or for several choices."""
+    for name, hint in hints.items():
+        value = getattr(body, name)
+        if value is not None and value is not False:
+            raise invalid(name, f"is not available on {route}: {hint}")
+    if body.n is not None and body.n != 1:
+        raise invalid("n", f"must be 1, because {route} gives one answer, got {show(body.n)}")
+
+
 def max_tokens(body: SamplingBody) -> int | None:
     """Return the client's limit. OpenAI's newer name for it wins over the older one."""
     older, newer = integer(body, "max_tokens"), integer(body, "max_completion_tokens")
@@ -100,9 +110,9 @@ def sampling_params(body: SamplingBody, own: SamplingParams, defaults: Mapping[s
         allowed_token_ids=None
         if (allowed := body.allowed_token_ids) is None
         else token_ids("allowed_token_ids", allowed),
-        bad_words=_strings("bad_words", body.bad_words or []),
+        bad_words=strings("bad_words", body.bad_words or []),
         seed=None if seed == -1 else seed,
-        stop=_strings("stop", [body.stop] if isinstance(body.stop, str) else body.stop or []),
+        stop=own.stop or strings("stop", [body.stop] if isinstance(body.stop, str) else body.stop or []),
         stop_token_ids=token_ids("stop_token_ids", body.stop_token_ids or []),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
@@ -123,7 +133,7 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     return converted
 
 
-def _strings(param: str, strings: list[str]) -> tuple[str, ...]:
+def strings(param: str, strings: list[str]) -> tuple[str, ...]:
     if "" in strings:
         raise invalid(param, "a string must not be empty")
     if len(strings) > MAX_STRINGS:

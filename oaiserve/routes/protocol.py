@@ -39,9 +39,10 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 
-# Parameters of OpenAI or vLLM that have no meaning for this server: ignoring them changes no answer.
+# Parameters of OpenAI, Anthropic or vLLM that have no meaning for this server: ignoring them changes no answer.
 IGNORED = frozenset(
     {
+        "cache_control", "container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "speed",
         "ec_transfer_params", "include_reasoning", "kv_transfer_params", "length_penalty",
         "metadata", "mm_processor_kwargs", "moderation", "parallel_tool_calls", "prediction",
         "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "request_id", "safety_identifier",

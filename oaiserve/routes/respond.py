@@ -235,7 +235,8 @@ class Answer:
     def _failed(self, shape: Shape, error: APIError) -> bytes:
         exchange = self.exchange
         exchange.error = error
-        return shape.failed(error.body(request_id=exchange.request_id, trace_id=exchange.trace.trace_id_hex))
+        ids = {"request_id": exchange.request_id, "trace_id": exchange.trace.trace_id_hex}
+        return shape.failed(error.body(exchange.http_route, **ids))
 
     def _note_finish_reason(self, chunk: TokenChunk) -> None:
         if chunk.finish_reason is not None:

@@ -97,7 +97,8 @@ class LiveSamples(Protocol):
 
 
 _IS_FOR = {
-    "generate": "generates text, by /v1/chat/completions, /v1/completions and /v1/responses; this route is not for it",
+    "generate": "generates text, by /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages; "
+    "this route is not for it",
     "embed": "turns texts into vectors, by /v1/embeddings, /v1/score and /v1/rerank; this route is not for it",
     "score": "scores pairs of texts, by /v1/score and /v1/rerank; this route is not for it",
 }

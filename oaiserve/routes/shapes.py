@@ -38,9 +38,9 @@ class Head:
     system_fingerprint: str
 
 
-def call_id(response_id: str, choice: int, number: int) -> str:
+def call_id(response_id: str, choice: int, number: int, prefix: str = "call_") -> str:
     """Return the id of a call in an answer. It is the same whichever server writes the answer to its end."""
-    return f"call_{sha256(f'{response_id} {choice} {number}'.encode()).hexdigest()[:32]}"
+    return f"{prefix}{sha256(f'{response_id} {choice} {number}'.encode()).hexdigest()[:32]}"
 
 
 class _Object(msgspec.Struct):

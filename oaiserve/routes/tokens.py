@@ -59,7 +59,7 @@ class Detokenized(msgspec.Struct):
 )
 async def tokenize(request: Request) -> Response:
     body, num_bytes = await read_parsed(request, _tokenize_decoder)
-    return await _answer(request, body.model, _tokenize(serving_of(request), body), num_bytes)
+    return await answer_in_turns(request, body.model, _tokenize(serving_of(request), body), num_bytes)
 
 
 @Operation(
@@ -78,7 +78,7 @@ async def detokenize(request: Request) -> Response:
             raise invalid("tokens", f"must have at most {most} ids, got {number}. Send them in parts")
 
     body, num_bytes = await read_parsed(request, _detokenize_decoder, check_number)
-    return await _answer(request, body.model, _detokenize(serving, body.tokens), num_bytes)
+    return await answer_in_turns(request, body.model, _detokenize(serving, body.tokens), num_bytes)
 
 
 class TokenizerInfo(msgspec.Struct, kw_only=True):
@@ -100,17 +100,29 @@ async def tokenizer_info(request: Request) -> Response:
 no_tokenizer_info = closed("/tokenizer_info shows the chat template, so it is there only with --tokenizer-info.")
 
 
-async def _answer(request: Request, model: str | None, work: Generator[None, None, bytes], num_bytes: int) -> Response:
+async def answer_in_turns(
+    request: Request, model: str | None, work: Generator[None, None, bytes], num_bytes: int
+) -> Response:
+    """Answer with the JSON that the work makes in the tokenize stage."""
     serving_of(request).check_model(model)
     return Response(await in_turns(request, work, num_bytes), media_type="application/json")
 
 
 def _tokenize(serving: Serving, body: TokenizeBody) -> Generator[None, None, bytes]:
-    prompt = _prompt(body, serving.dialect)
+    ids = yield from encoded(serving, _prompt(body, serving.dialect))
     tokenizer, max_model_len = serving.engine.tokenizer, serving.engine.max_model_len
-    most = max(MOST_TOKENS, max_model_len)
+    rendered = yield from _rendered(ids, lambda part: part)
+    texts = b"null"
+    if body.return_token_strs:
+        texts = yield from _rendered(ids, lambda part: [tokenizer.token_text(token_id) for token_id in part])
+    return b'{"count":%d,"max_model_len":%d,"tokens":%b,"token_strs":%b}' % (len(ids), max_model_len, rendered, texts)
+
+
+def encoded(serving: Serving, prompt: Prompt) -> Generator[None, None, list[int]]:
+    """Return the tokens of a prompt. Raises InvalidRequest for too many."""
+    most = max(MOST_TOKENS, serving.engine.max_model_len)
     try:
-        ids = yield from tokenizer.encode_in_pieces(prompt, most)
+        return (yield from serving.engine.tokenizer.encode_in_pieces(prompt, most))
     except TooManyTokens as error:
         param = "prompt" if isinstance(prompt, TextPrompt) else "messages"
         least = "" if error.is_exact else "at least "
@@ -119,11 +131,6 @@ def _tokenize(serving: Serving, body: TokenizeBody) -> Generator[None, None, byt
             "Send it in parts.",
             param=param,
         ) from error
-    rendered = yield from _rendered(ids, lambda part: part)
-    texts = b"null"
-    if body.return_token_strs:
-        texts = yield from _rendered(ids, lambda part: [tokenizer.token_text(token_id) for token_id in part])
-    return b'{"count":%d,"max_model_len":%d,"tokens":%b,"token_strs":%b}' % (len(ids), max_model_len, rendered, texts)
 
 
 def _detokenize(serving: Serving, tokens: Sequence[Integer]) -> Generator[None, None, bytes]:

@@ -77,14 +77,16 @@ def requested_tools(body: ChatBody | ResponsesBody) -> Tools | None:
     if choice == "none":
         return Tools(shown, {}, "none", only_one=False, is_legacy=is_legacy)
     kind, names = _choice(choice)
-    schemas = _chosen(choice_param, names, {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown})
+    schemas = chosen(choice_param, names, {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown})
     only_one = is_legacy or kind == "named" or body.parallel_tool_calls is False
     return Tools(shown, schemas, kind, only_one, is_legacy)
 
 
-def shown_tools(param: str, functions: Sequence[Function], where: str) -> list[dict[str, Any]]:
-    """Return the tools as they are shown to the model, with parameters in any case. `where` is the place of the
-    function with a number, for errors."""
+def shown_tools(
+    param: str, functions: Sequence[Function], where: str, schema_field: str = "parameters"
+) -> list[dict[str, Any]]:
+    """Return the tools as they are shown to the model, with parameters in any case. For errors, `where` is the place of
+    the function with a number, and `schema_field` that of its schema."""
     if len(functions) > MAX_TOOLS:
         raise invalid(param, f"at most {MAX_TOOLS} are allowed, got {len(functions)}")
     names: set[str] = set()
@@ -94,9 +96,9 @@ def shown_tools(param: str, functions: Sequence[Function], where: str) -> list[d
         schema = function.parameters or {}
         for key, wanted, words in (("properties", dict, "an object"), ("required", list, "a list")):
             if key in schema and not isinstance(schema[key], wanted):
-                raise invalid(param, f"must be {words}, got {show(schema[key])}", f"{place}.parameters.{key}")
+                raise invalid(param, f"must be {words}, got {show(schema[key])}", f"{place}.{schema_field}.{key}")
         if (kind := schema.get("type", "object")) != "object":
-            raise invalid(param, f"must be 'object', got {show(kind)}", f"{place}.parameters.type")
+            raise invalid(param, f"must be 'object', got {show(kind)}", f"{place}.{schema_field}.type")
         if function.name in names:
             raise invalid(param, f"two have the name {show(function.name)}")
         names.add(function.name)
@@ -126,7 +128,7 @@ def _choice(choice: ToolChoice | ResponseToolChoice | FunctionName | None) -> tu
     return ("required" if choice == "required" else "auto"), None
 
 
-def _chosen(
+def chosen(
     param: str, names: Iterable[str] | None, schemas: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the schemas of the tools with these names, or all. Raises InvalidRequest for none, or a missing one."""

@@ -22,7 +22,7 @@ from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.names import Metric
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, LabelValues, Number, Origin
 
-OPERATIONS = frozenset({"chat", "responses", "text_completion"}) | POOLING_OPERATIONS
+OPERATIONS = frozenset({"chat", "messages", "responses", "text_completion"}) | POOLING_OPERATIONS
 FINISH_REASONS = frozenset({"stop", "length"})
 ABORT = "abort"
 OTHER = "other"

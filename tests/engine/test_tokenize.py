@@ -182,6 +182,8 @@ def test_the_worker_stamps_when_it_begins_and_when_the_ids_are_known() -> None:
         (10, {}, False),  # one token has to be drawn
         (6, {"max_tokens": 4}, True),
         (6, {"max_tokens": 5}, False),
+        (9, {"max_tokens": 5, "ends_with_context": True}, True),
+        (10, {"max_tokens": 5, "ends_with_context": True}, False),
         (10, {"max_tokens": 0}, True),  # only scored
         (11, {"max_tokens": 0}, False),
     ],

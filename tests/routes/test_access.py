@@ -272,6 +272,8 @@ def test_each_of_several_keys_is_accepted(serve: Serve) -> None:
     for key in ("one", "two"):
         assert served.http.get("/v1/models", headers=bearer(key)).status_code == 200
     assert served.http.get("/v1/models", headers={"authorization": "bearer  two"}).status_code == 200
+    for headers in ({"x-api-key": "two"}, {"x-api-key": "two", "authorization": "Bearer"}):  # as Anthropic's clients do
+        assert served.http.get("/v1/models", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -283,7 +285,7 @@ def test_each_of_several_keys_is_accepted(serve: Serve) -> None:
         {"authorization": "Bearer"},
         {"authorization": "one"},
         {"authorization": "Basic one"},
-        {"x-api-key": "one"},
+        {"x-api-key": "on"},
         {"authorization": b"Bearer \xff\xfe"},  # which is no UTF-8
     ],
 )

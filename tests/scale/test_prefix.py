@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from oaiserve.facts.prefix_keys import (
     BLOCK_BYTES,
     MOST_BLOCKS,
+    Prompt,
     key_of_session,
     marked_depths,
     prompt_of,
@@ -75,6 +76,21 @@ def test_all_turns_of_a_talk_have_its_key_and_no_other_talk_has_it() -> None:
         prompt_of({"model": "m", "prompt": "hello"}).conversation
         != prompt_of({"model": "m", "prompt": "hello you"}).conversation
     )
+
+
+def test_the_turns_of_claude_code_have_the_keys_of_those_before() -> None:
+    """Its billing changes at each request, and the mark of what to cache moves on."""
+
+    def turn(number: int, *contents: str) -> Prompt:
+        billing = {"type": "text", "text": f"x-anthropic-billing-header: cch={number};"}
+        messages = [{"role": "user", "content": [{"type": "text", "text": content}]} for content in contents]
+        messages[-1]["content"][0]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
+        return prompt_of({"system": [billing, {"type": "text", "text": LONG}], "messages": messages, "tools": TOOLS})
+
+    before, after = turn(1, "hello", LONG), turn(2, "hello", LONG, "and then?")
+    assert after.keys[: len(before.keys)] == before.keys
+    assert turn(1, "hello").conversation == after.conversation
+    assert prompt_of({"system": "be brief " + LONG, "messages": []}).keys != prompt_of({"system": LONG}).keys
 
 
 def test_the_order_of_fields_in_a_message_does_not_matter() -> None:

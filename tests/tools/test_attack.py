@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from oaiserve.routes.bodies import ChatBody, DetokenizeBody, ResponsesBody, TokenizeBody
+from oaiserve.routes.messages.body import MessagesBody
 from tests.published import published
 from tools.attack import schema
 from tools.attack.__main__ import as_json, markdown
@@ -289,7 +290,7 @@ def test_generated_requests_are_a_function_of_the_seed() -> None:
     assert generate(1, 50) != generate(2, 50)
 
 
-@pytest.mark.parametrize("kind", [ChatBody, DetokenizeBody, ResponsesBody, TokenizeBody])
+@pytest.mark.parametrize("kind", [ChatBody, DetokenizeBody, MessagesBody, ResponsesBody, TokenizeBody])
 def test_fitting_values_are_accepted_by_the_type_that_they_are_made_for(kind: type[msgspec.Struct]) -> None:
     decoder = msgspec.json.Decoder(kind)
 
@@ -299,7 +300,7 @@ def test_fitting_values_are_accepted_by_the_type_that_they_are_made_for(kind: ty
         decoder.decode(json.dumps(value).encode())
 
     check()
-    assert len(BODIES) == 5
+    assert len(BODIES) == 7
 
 
 def test_a_generated_request_must_have_an_answer_without_an_internal_error() -> None:

@@ -48,6 +48,9 @@ BODIES: dict[str, st.SearchStrategy[Any]] = {
     | fitting("ChatBody", {"messages": st.just(HI), "max_tokens": FEW_TOKENS}),
     RESPONSES: fitting("ResponsesBody", {"max_output_tokens": FEW_TOKENS})
     | fitting("ResponsesBody", {"input": st.just("Hi"), "max_output_tokens": FEW_TOKENS}),
+    "/v1/messages": fitting("MessagesBody", {"max_tokens": FEW_TOKENS})
+    | fitting("MessagesBody", {"messages": st.just(HI), "max_tokens": FEW_TOKENS}),
+    "/v1/messages/count_tokens": fitting("CountTokensBody"),
     "/tokenize": fitting("TokenizeBody"),
     "/detokenize": fitting("DetokenizeBody"),
 }
@@ -87,7 +90,7 @@ def contents(path: str) -> st.SearchStrategy[bytes]:
 @st.composite
 def requests(draw: st.DrawFn) -> Sent:
     found = [(route.path, method) for route in routes(Config("demo")) for method in sorted(route.methods or ())]
-    # The four routes with a body of their own get half of all requests.
+    # The routes with a body of their own get half of all requests.
     pattern, method = draw(st.sampled_from([(path, "POST") for path in BODIES]) | st.sampled_from(found))
     if draw(st.integers(0, 19)) == 0:
         method = draw(st.sampled_from(["GET", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", UNKNOWN_METHOD]))

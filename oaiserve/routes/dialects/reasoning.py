@@ -47,6 +47,10 @@ class ReasoningDialect:
             for value in (None, True, False)
         }
 
+    def switched(self, *, on: bool) -> Mapping[str, Any]:
+        """Return the template's variable that turns the reasoning on or off, if it has one."""
+        return {} if self._switch is None else {self._switch: on}
+
     def by_effort(self, effort: str | None) -> tuple[Mapping[str, Any], int | None]:
         """Return the template's variables for an effort, and the budget that stands for it where there are none."""
         if effort is None:

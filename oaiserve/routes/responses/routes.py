@@ -213,12 +213,7 @@ def _items_of(turns: Iterable[StoredResponse]) -> Iterable[Item]:
 
 
 def _refuse_what_is_not_here(body: ResponsesBody) -> None:
-    for name, hint in (_ELSEWHERE | _ABSENT).items():
-        value = getattr(body, name)
-        if value is not None and value is not False:
-            raise invalid(name, f"is not available on /v1/responses: {hint}")
-    if body.n is not None and body.n != 1:
-        raise invalid("n", f"must be 1, because a response is one answer, got {show(body.n)}")
+    parameters.refuse(body, "/v1/responses", _ELSEWHERE | _ABSENT)
     metadata = body.metadata or {}
     if len(metadata) > MAX_METADATA:
         raise invalid("metadata", f"at most {MAX_METADATA} pairs are allowed, got {len(metadata)}")

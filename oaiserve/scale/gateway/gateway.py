@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from oaiserve.config import RouteOptions
 from oaiserve.engine.backpressure import SharedLimit
-from oaiserve.errors import BadGateway, BodyTooLarge, NotFound, Overloaded, RequestTimeout, Unavailable
+from oaiserve.errors import ANTHROPIC_PATH, BadGateway, BodyTooLarge, NotFound, Overloaded, RequestTimeout, Unavailable
 from oaiserve.facts.continuation import IDS_HEADER, KIND_HEADER, SENT_HEADER, Piece, StreamIds, split_at_marks
 from oaiserve.facts.prefix_keys import Prompt, prompt_of_body
 from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
@@ -425,7 +425,10 @@ async def _unless_left(work: Coroutine[Any, Any, Result], left: asyncio.Task[Non
 def _last_events(scope: Scope, message: str) -> bytes:
     """Return the end of a stream without an end from its replica."""
     state = scope["state"]
-    body = Unavailable(message).body(request_id=state["request_id"], trace_id=state["trace"].trace_id_hex)
-    if scope["path"].rstrip("/").endswith("/responses"):
+    path, ids = scope["path"], {"request_id": state["request_id"], "trace_id": state["trace"].trace_id_hex}
+    body = Unavailable(message).body(path, **ids)
+    if path.startswith(ANTHROPIC_PATH):
+        return sse.event(msgspec.json.encode(body), "error")
+    if path.rstrip("/").endswith("/responses"):
         return sse.event(msgspec.json.encode({"type": "error", **body["error"], **body}), "error")
     return sse.event(msgspec.json.encode(body)) + sse.event(b"[DONE]")

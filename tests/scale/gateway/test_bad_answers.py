@@ -148,6 +148,9 @@ def test_an_event_without_end_ends_its_stream_with_an_error(
     lines = http.post("/v1/completions", json={"prompt": "Hello", "stream": True}).text.splitlines()
     assert (lines[0], lines[-2]) == ("data: one", "data: [DONE]")
     assert json.loads(lines[2].removeprefix("data: "))["error"]["code"] == "service_unavailable"
+    lines = http.post("/v1/messages", json={"messages": [], "stream": True}).text.splitlines()
+    assert (lines[0], lines[2]) == ("data: one", "event: error")
+    assert json.loads(lines[3].removeprefix("data: "))["error"]["type"] == "overloaded_error"
 
 
 BROKEN = b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n"

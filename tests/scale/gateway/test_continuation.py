@@ -26,9 +26,11 @@ from tests.scale.gateway.doubles import BEHIND_A_GATEWAY, OPTIONS, QUICK, SIGNAT
 from tests.waiting import wait_until
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 ASKED = [{"role": "user", "content": "Hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 OF_RESPONSES = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}]
+OF_MESSAGES = [{"name": "f", "input_schema": {"type": "object", "properties": {}}}]
 ALL_USAGE = {"include_usage": True, "continuous_usage_stats": True}
 CALLS = ['{"name": "f", "arguments": {"a": "ü"}}', '{"name": "f", "arguments": {}}']
 WITH_CALLS = "Now: é" + "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in CALLS)
@@ -47,6 +49,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "calls": (CHAT, {"messages": ASKED, "tools": TOOLS}),
     "response": (RESPONSES, {"input": "Hi", "max_output_tokens": 16}),
     "response with calls": (RESPONSES, {"input": "Hi", "tools": OF_RESPONSES}),
+    "message": (MESSAGES, {"messages": ASKED, "max_tokens": 16}),
+    "message with calls": (MESSAGES, {"messages": ASKED, "max_tokens": 900, "tools": OF_MESSAGES}),
 }
 
 
@@ -73,15 +77,15 @@ def scripted(sequence: Sequence) -> int:
 
 def shown(content: bytes) -> bytes:
     """Return a stream without what differs between two of the same request: its id and its times."""
-    ids = set(re.findall(rb"(?:cmpl-|resp_)([0-9a-f]{32})", content))
+    ids = set(re.findall(rb"(?:cmpl-|resp_|msg_)([0-9a-f]{32})", content))
     for unique_id in ids:
         content = content.replace(unique_id, b"ID")
     content = re.sub(rb'"(created|created_at|completed_at)":\d+', rb'"\1":0', content)
-    return re.sub(rb"call_[0-9a-f]{32}", b"call", content)
+    return re.sub(rb"(call|toolu)_[0-9a-f]{32}", b"call", content)
 
 
 def call_ids(content: bytes) -> set[bytes]:
-    return set(re.findall(rb"call_[0-9a-f]{32}", content))
+    return set(re.findall(rb"(?:call|toolu)_[0-9a-f]{32}", content))
 
 
 def run_stream(

@@ -1,0 +1,169 @@
+"""The prompt of a request of /v1/messages: its turns and tools in the form in which chat has them.
+
+This file knows nothing of HTTP. Every refusal is an `InvalidRequest` that names the parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from oaiserve.engine.request import ChatPrompt
+from oaiserve.facts.prefix_keys import is_billing
+from oaiserve.routes.conversation import Conversation
+from oaiserve.routes.dialects.dialect import Dialect
+from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.messages.body import (
+    AssistantTurn,
+    CountTokensBody,
+    MessagesBody,
+    MessagesTool,
+    ThinkingBlock,
+    ThinkingOptions,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+    UserTurn,
+)
+from oaiserve.routes.objects import Function, TextPart
+from oaiserve.routes.parameters import integer
+from oaiserve.routes.tools import Kind, Tools, chosen, prompt_with_tools, shown_tools
+
+Message = dict[str, Any]
+_KINDS: dict[str, Kind] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+
+
+def conversed(
+    body: MessagesBody | CountTokensBody, dialect: Dialect, *, is_constrained: bool
+) -> tuple[Conversation, ChatPrompt]:
+    """Return the tools and the reasoning of a request, and its prompt. `is_constrained` as for `Conversation`."""
+    messages = chat_messages(body.system, body.messages)
+    continues = messages[-1]["role"] == "assistant"
+    thinking = body.thinking or ThinkingOptions(type="adaptive")
+    effort = None if body.output_config is None else body.output_config.effort
+    switched: dict[str, Any] = {}
+    if thinking.type in ("enabled", "disabled") and dialect.reasoning is not None:
+        switched = {**dialect.reasoning.switched(on=thinking.type == "enabled")}
+    if thinking.type == "disabled" and not switched:
+        effort = "none"
+    conversation = Conversation(
+        dialect,
+        requested_tools(body),
+        {**switched, **(body.chat_template_kwargs or {})},
+        effort=effort,
+        thinking_budget=integer(thinking, "budget_tokens"),
+        is_constrained=is_constrained,
+        asks_for_answer=not continues,
+    )
+    prompt = prompt_with_tools(
+        messages,
+        conversation.shown_tools,
+        dialect,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+    )
+    return conversation, conversation.completed(prompt)
+
+
+def chat_messages(system: str | Sequence[TextPart] | None, turns: Iterable[Turn]) -> list[Message]:
+    """Return the messages of chat. Turns of the same role in a row become one message, and results stand before the
+    text beside them."""
+    messages: list[Message] = []
+    call_ids: set[str] = set()
+    _say(messages, "system", [text for text in _texts(system or "") if text and not is_billing(text)])
+    for number, turn in enumerate(turns):
+        where, content = f"messages[{number}]", turn.content
+        blocks: Sequence[object] = [TextPart(content)] if isinstance(content, str) else content
+        texts = [block.text for block in blocks if isinstance(block, TextPart)]
+        if isinstance(turn, AssistantTurn):
+            _say(messages, "assistant", texts, always=True)
+            _add_thoughts_and_calls(messages[-1], blocks)
+            call_ids.update(block.id for block in blocks if isinstance(block, ToolUseBlock))
+        else:
+            for place, block in enumerate(blocks):
+                if isinstance(block, ToolResultBlock):
+                    if block.tool_use_id not in call_ids:
+                        reason = f"there is no call {show(block.tool_use_id)} before this result of it"
+                        raise invalid("messages", reason, f"{where}.content[{place}].tool_use_id")
+                    messages.append(_result(block))
+            _say(messages, "user" if isinstance(turn, UserTurn) else "system", texts)
+    if not messages or (messages[-1]["role"] == "system" and len(messages) == 1):
+        raise invalid("messages", "must hold at least one turn with a text")
+    last = messages[-1]
+    if last["role"] == "assistant" and (not any(last["content"]) or "tool_calls" in last):
+        reason = "the last turn is the assistant's, so it is continued, but it does not end with text"
+        raise invalid("messages", reason)
+    for message in messages:
+        if isinstance(texts := message["content"], list):
+            parts = [{"type": "text", "text": text} for text in texts]
+            message["content"] = "".join(texts) if len(texts) < 2 else parts
+    return messages
+
+
+def _say(messages: list[Message], role: str, texts: list[str], *, always: bool = False) -> None:
+    """Add texts in a role to the last message, or in one of their own. Without any there is none, unless `always`."""
+    if messages and messages[-1]["role"] == role:
+        messages[-1]["content"] += texts
+    elif texts or always:
+        messages.append({"role": role, "content": texts})
+
+
+def _texts(content: str | Sequence[TextPart]) -> list[str]:
+    return [content] if isinstance(content, str) else [part.text for part in content]
+
+
+def _add_thoughts_and_calls(message: Message, blocks: Iterable[object]) -> None:
+    for block in blocks:
+        if isinstance(block, ThinkingBlock):
+            thought = "\n".join(filter(None, (message.get("reasoning"), block.thinking)))
+            # Templates know it by one name or the other.
+            message["reasoning"] = message["reasoning_content"] = thought
+        elif isinstance(block, ToolUseBlock):
+            function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
+            call = {"id": block.id, "type": "function", "function": function}
+            message.setdefault("tool_calls", []).append(call)
+
+
+def _result(block: ToolResultBlock) -> Message:
+    text = "\n".join(_texts(block.content or ""))
+    content = f"Error: {text}" if block.is_error else text
+    return {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}
+
+
+def requested_tools(body: MessagesBody | CountTokensBody) -> Tools | None:
+    """Return the tools for the model, or None without any: those with a schema, which clients define and run."""
+    given, choice = body.tools or [], body.tool_choice
+    numbered = [(number, tool) for number, tool in enumerate(given) if tool.type in (None, "custom")]
+    kind: Kind = "auto" if choice is None else _KINDS[choice.type]
+    names = None if choice is None or kind != "named" else [choice.name or ""]
+    if choice is not None and kind in ("required", "named"):
+        _check_may_be_forced(choice.name if names else None, given)
+    if not numbered:
+        return None
+    for number, tool in numbered:
+        if tool.input_schema is None:
+            reason = "is required for a tool without a type that Anthropic defines"
+            raise invalid("tools", reason, f"tools[{number}].input_schema")
+    functions = [
+        Function(name=tool.name, description=tool.description, parameters=tool.input_schema) for _, tool in numbered
+    ]
+    shown = shown_tools("tools", functions, "tools[{}]", "input_schema")
+    if kind == "none":
+        return Tools(shown, {}, kind, only_one=False, is_legacy=False)
+    all_schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown}
+    only_one = kind == "named" or bool(choice and choice.disable_parallel_tool_use)
+    return Tools(shown, chosen("tool_choice", names, all_schemas), kind, only_one, is_legacy=False)
+
+
+def _check_may_be_forced(name: str | None, given: Sequence[MessagesTool]) -> None:
+    """Raise InvalidRequest if a call of the tool with this name, or of any (None), cannot be forced."""
+    typed = [tool for tool in given if tool.type not in (None, "custom") and name in (None, tool.name)]
+    if not given:
+        raise invalid("tool_choice", f"is only allowed with 'tools', got {show(name or 'any')}")
+    if typed and (name is not None or len(typed) == len(given)):
+        reason = (
+            f"the tool {show(typed[0].name)} is of the type {show(typed[0].type)}, which only Anthropic's models know"
+        )
+        raise invalid("tool_choice", f"{reason}. Force one with an 'input_schema'")

@@ -1,0 +1,97 @@
+"""The routes of Anthropic's API: /v1/messages, and /v1/messages/count_tokens for the length of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oaiserve.errors import ANTHROPIC_PATH
+from oaiserve.routes import constraints, parameters
+from oaiserve.routes.body import read_parsed
+from oaiserve.routes.messages.body import CountTokensBody, MessagesBody, OutputConfig
+from oaiserve.routes.messages.prompt import conversed
+from oaiserve.routes.messages.shape import AnswerMessage, MessageEvent, MessagesShape
+from oaiserve.routes.operation import Operation
+from oaiserve.routes.parameters import integer
+from oaiserve.routes.prepare import Intake, prepare
+from oaiserve.routes.respond import Answer
+from oaiserve.routes.serving import Serving, serving_of
+from oaiserve.routes.tokens import answer_in_turns, encoded
+
+_decoder = msgspec.json.Decoder(MessagesBody)
+_count_decoder = msgspec.json.Decoder(CountTokensBody)
+
+# Parameters of the other routes, and their equivalents here.
+_ELSEWHERE = {
+    "max_completion_tokens": "use 'max_tokens'",
+    "stop": "use 'stop_sequences'",
+    "response_format": "use 'output_config.format'",
+    "prompt_logprobs": "a message has no place for it",
+    "return_token_ids": "a message has no place for them",
+    "return_tokens_as_token_ids": "a message has no place for them",
+}
+
+
+@Operation(
+    summary="Answer a conversation as Anthropic's API does, whole or streamed.",
+    group="Generation",
+    body=MessagesBody,
+    answer=AnswerMessage,
+    event=MessageEvent,
+    example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
+)
+async def messages(http: Request) -> Answer:
+    return await prepare(http, _decoder, _answer, id_prefix="msg_")
+
+
+def _answer(intake: Intake[MessagesBody]) -> Answer:
+    body = intake.body
+    parameters.refuse(body, ANTHROPIC_PATH, _ELSEWHERE)
+    config = body.output_config or OutputConfig()
+    wanted_format = config.format or body.output_format
+    json_format = None if wanted_format is None else constraints.json_format(wanted_format.schema)
+    stop = parameters.strings("stop_sequences", body.stop_sequences or [])
+    is_constrained = bool(stop) or json_format is not None or constraints.is_constrained(body)
+    conversation, prompt = conversed(body, intake.serving.dialect, is_constrained=is_constrained)
+    max_tokens = integer(body, "max_tokens") or 0
+    own = conversation.own_params(max_tokens, None, constraints.grammar(body, json_format))
+    # Its clients ask for the most tokens that Anthropic's models give, whatever the context of this one.
+    params, wanted = intake.checked(replace(own, stop=stop, ends_with_context=True))
+    shape = MessagesShape(
+        intake.head,
+        wanted,
+        conversation,
+        intake.exchange.tool_calls,
+        max_tokens=max_tokens,
+        shows_reasoning=body.thinking is None or body.thinking.display != "omitted",
+        stream=bool(body.stream),
+    )
+    return intake.answer(params, (prompt,), shape)
+
+
+class TokenCount(msgspec.Struct):
+    """A prompt has this many tokens."""
+
+    input_tokens: int
+
+
+@Operation(
+    summary="Count the tokens of a conversation.",
+    group="Tokenizer",
+    body=CountTokensBody,
+    answer=TokenCount,
+    example={"messages": [{"role": "user", "content": "Good morning"}]},
+)
+async def count_tokens(request: Request) -> Response:
+    body, num_bytes = await read_parsed(request, _count_decoder)
+    return await answer_in_turns(request, body.model, _count(serving_of(request), body), num_bytes)
+
+
+def _count(serving: Serving, body: CountTokensBody) -> Generator[None, None, bytes]:
+    _, prompt = conversed(body, serving.dialect, is_constrained=False)
+    ids = yield from encoded(serving, prompt)
+    return msgspec.json.encode(TokenCount(len(ids)))

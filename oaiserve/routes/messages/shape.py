@@ -1,0 +1,256 @@
+"""The shape of the answers of /v1/messages: one message, or events with its blocks as they grow.
+
+A call is sent when it is complete, in one piece: clients run whatever of it they have, so they must never have a part
+of a call that turns out to be none, or that is cut. It is text then, streamed as in a whole answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
+from oaiserve.facts.record import ToolCallOutcome
+from oaiserve.routes import sse
+from oaiserve.routes.conversation import Conversation
+from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
+from oaiserve.routes.exchange import RequestTimings
+from oaiserve.routes.parameters import Wanted
+from oaiserve.routes.respond import Timings
+from oaiserve.routes.shapes import Head, call_id, encode
+
+
+class AnswerText(msgspec.Struct, tag_field="type", tag="text"):
+    """A text of the answer."""
+
+    text: str = ""
+
+
+class AnswerThinking(msgspec.Struct, tag_field="type", tag="thinking"):
+    """The model thought this. Nothing is signed here."""
+
+    thinking: str = ""
+    signature: str = ""
+
+
+class AnswerToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A call of a tool, which the client makes."""
+
+    id: str
+    name: str
+    input: dict[str, Any] | msgspec.Raw
+
+
+AnswerBlock = AnswerText | AnswerThinking | AnswerToolUse
+StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
+
+
+class ThinkingTokens(msgspec.Struct):
+    """This many tokens of the answer are reasoning."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(msgspec.Struct):
+    """A message took this many tokens. Those of the prompt that were in the prefix cache count apart."""
+
+    input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int = 0
+    output_tokens_details: ThinkingTokens | UnsetType = UNSET
+
+
+class AnswerMessage(msgspec.Struct, kw_only=True):
+    """The answer to a conversation."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class MessageDelta(msgspec.Struct, kw_only=True):
+    """An event adds this to its block, or to the message. A field that is UNSET is left out."""
+
+    type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"] | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
+    partial_json: str | UnsetType = UNSET
+    stop_reason: StopReason | UnsetType = UNSET
+    stop_sequence: str | UnsetType | None = UNSET
+
+
+class MessageEvent(msgspec.Struct, kw_only=True):
+    """An event of a stream. `type` says what happened, and which of the other fields it has."""
+
+    type: str
+    message: AnswerMessage | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+    content_block: AnswerBlock | UnsetType = UNSET
+    delta: MessageDelta | UnsetType = UNSET
+    usage: MessageUsage | UnsetType = UNSET
+    timings: RequestTimings | UnsetType = UNSET
+
+
+class MessagesShape:
+    """Renders one answer. A stream has the blocks of the whole answer, whatever the pieces of its text."""
+
+    def __init__(
+        self,
+        head: Head,
+        wanted: Wanted,
+        conversation: Conversation,
+        counted_calls: dict[ToolCallOutcome, int],
+        *,
+        max_tokens: int,
+        shows_reasoning: bool,
+        stream: bool,
+    ) -> None:
+        """The outcomes of calls are added to `counted_calls`."""
+        self._head = head
+        self._wanted = wanted
+        self._reads_reasoning = conversation.reads_reasoning
+        self._counted_calls = counted_calls
+        self._max_tokens = max_tokens
+        self._shows_reasoning = shows_reasoning
+        self._streams = stream
+        self._reader = conversation.reader(breaks_cut_calls=True)
+        self._blocks: list[AnswerBlock] = []  # in a stream, texts stay empty
+        self._is_open = False  # whether the last block may grow
+        self._called = ""  # the tool of the call that is being written
+        self._arguments: list[str] = []  # of that call
+        self._end: TokenChunk | None = None
+        self._events: list[bytes] = []  # that were not returned yet
+
+    def prompt(self, event: PromptDone) -> Iterator[bytes]:
+        message = self._message(MessageUsage(len(event.token_ids), 0, 0), [])
+        self._add_event("message_start", message=message)
+        yield self._taken_events()
+
+    def delta(self, chunk: TokenChunk) -> bytes:
+        self._read(chunk)
+        if self._called and not self._events:
+            self._add_event("ping")  # a sign of life while a call is written
+        return self._taken_events()
+
+    def finished(self, usage: Usage, timings: Timings) -> Iterator[bytes]:
+        reason, sequence = self._stop(usage)
+        more = {"timings": timings(usage)} if self._wanted.include_timings else {}
+        delta = MessageDelta(stop_reason=reason, stop_sequence=sequence)
+        self._add_event("message_delta", delta=delta, usage=self._usage(usage), **more)
+        self._add_event("message_stop")
+        yield self._taken_events()
+
+    def failed(self, error: Mapping[str, Any]) -> bytes:
+        return sse.event(encode(error), "error")
+
+    def whole(self, _prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
+        (chunk,) = choices
+        self._read(chunk)
+        message = self._message(self._usage(usage), self._blocks)
+        message.stop_reason, message.stop_sequence = self._stop(usage)
+        yield encode(message)
+
+    def _message(self, usage: MessageUsage, blocks: list[AnswerBlock]) -> AnswerMessage:
+        return AnswerMessage(id=self._head.id, model=self._head.model, content=blocks, usage=usage)
+
+    def _usage(self, usage: Usage) -> MessageUsage:
+        shown = MessageUsage(usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens, usage.completion_tokens)
+        if self._reads_reasoning:
+            shown.output_tokens_details = ThinkingTokens(self._reader.num_reasoning_tokens)
+        return shown
+
+    def _stop(self, usage: Usage) -> tuple[StopReason, str | None]:
+        end = self._end
+        if end is not None and end.finish_reason == FinishReason.LENGTH:
+            is_full = usage.completion_tokens < self._max_tokens
+            return ("model_context_window_exceeded" if is_full else "max_tokens"), None
+        if self._reader.has_called:
+            return "tool_use", None
+        if end is not None and isinstance(end.stop_reason, str):
+            return "stop_sequence", end.stop_reason
+        return "end_turn", None
+
+    def _read(self, chunk: TokenChunk) -> None:
+        for segment in self._reader.read(chunk):
+            self._add(segment)
+        if chunk.finish_reason is not None:
+            self._close()
+            self._reader.add_calls(self._counted_calls)
+            self._end = chunk
+
+    def _add(self, segment: Segment) -> None:
+        match segment:
+            case Content(text):
+                self._add_text(text)
+            case Reasoning(text):
+                if self._shows_reasoning:
+                    block = self._opened(AnswerThinking)
+                    if self._streams:
+                        self._add_delta(MessageDelta(type="thinking_delta", thinking=text))
+                    else:
+                        block.thinking += text
+            case CallBegin(name):
+                self._called, self._arguments = name, []
+            case Arguments(text):
+                self._arguments.append(text)
+            case CallBroken(text):
+                self._called = ""
+                self._add_text(text)
+            case CallEnd():
+                self._add_call("".join(self._arguments))
+
+    def _add_text(self, text: str) -> None:
+        block = self._opened(AnswerText)
+        if self._streams:
+            self._add_delta(MessageDelta(type="text_delta", text=text))
+        else:
+            block.text += text
+
+    def _add_call(self, arguments: str) -> None:
+        self._close()
+        given = msgspec.Raw(b"{}" if self._streams else arguments.encode())
+        self._open(AnswerToolUse(call_id(self._head.id, 0, len(self._blocks), "toolu_"), self._called, given))
+        if self._streams:
+            self._add_delta(MessageDelta(type="input_json_delta", partial_json=arguments))
+        self._close()
+        self._called = ""
+
+    def _opened(self, kind: type[Any]) -> Any:
+        """Return the open block if it is of this kind, or else a new one of it."""
+        if not (self._is_open and isinstance(self._blocks[-1], kind)):
+            self._close()
+            self._open(kind())
+        return self._blocks[-1]
+
+    def _open(self, block: AnswerBlock) -> None:
+        self._blocks.append(block)
+        self._is_open = True
+        self._add_event("content_block_start", index=len(self._blocks) - 1, content_block=block)
+
+    def _close(self) -> None:
+        if self._is_open:
+            if isinstance(self._blocks[-1], AnswerThinking):
+                self._add_delta(MessageDelta(type="signature_delta", signature=""))
+            self._add_event("content_block_stop", index=len(self._blocks) - 1)
+            self._is_open = False
+
+    def _add_delta(self, delta: MessageDelta) -> None:
+        self._add_event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+
+    def _add_event(self, kind: str, **fields: Any) -> None:
+        if self._streams:
+            self._events.append(sse.event(encode(MessageEvent(type=kind, **fields)), kind))
+
+    def _taken_events(self) -> bytes:
+        taken, self._events = b"".join(self._events), []
+        return taken
