@@ -20,6 +20,7 @@ from tools.clients.outcomes import FEATURES, OK, InvalidReport, parse
 ROOT = Path(__file__).parents[2]
 WRITTEN = {  # by a user, and in a script
     '"http://127.0.0.1:8000/v1"': "BASE_URL",
+    '"http://127.0.0.1:8000"': "ROOT_URL",
     '"http://127.0.0.1:8001/v1"': "EMBEDDINGS_URL",
     '"none"': "API_KEY",
     '"demo"': "MODEL",

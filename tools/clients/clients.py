@@ -51,6 +51,24 @@ import OpenAI from "openai";
 const client = new OpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey: "none" });""",
         language="js",
     ),
+    "anthropic": Client(
+        "anthropic (Python)",
+        ("anthropic",),
+        "use_anthropic.py",
+        """\
+import anthropic
+
+client = anthropic.Anthropic(base_url="http://127.0.0.1:8000", api_key="none")""",
+    ),
+    "anthropic-js": Client(
+        "anthropic (JavaScript)",
+        ("@anthropic-ai/sdk",),
+        "use_anthropic.mjs",
+        """\
+import Anthropic from "@anthropic-ai/sdk";
+const client = new Anthropic({ baseURL: "http://127.0.0.1:8000", apiKey: "none" });""",
+        language="js",
+    ),
     "langchain": Client(
         "LangChain",
         ("langchain-openai", "langchain"),
