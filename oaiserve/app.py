@@ -127,6 +127,7 @@ def create_app(
             responses=stored,
             shares_prefix_cache=config.server.shares_prefix_cache,
             stores_responses=config.server.response_store_number > 0,
+            refuses_hosted_tools=config.server.hosted_tools == "refuse",
             dialect=dialect_of(
                 config.server.tool_call_parser,
                 config.server.reasoning_parser,

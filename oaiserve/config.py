@@ -27,6 +27,7 @@ DraftSource = Literal["auto", "lookup", "off"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
 ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "mistral", "qwen3_coder"]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
+HostedTools = Literal["ignore", "refuse"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
 
@@ -194,6 +195,10 @@ class ServerOptions:
     """How the model's reasoning is told from its answer: <think> ... </think>. deepseek_r1: each answer begins with it,
     without the first mark. qwen3: the same, unless a request turns it off. auto: as the chat template shows. none: it
     stays in the text."""
+
+    hosted_tools: HostedTools = "ignore"
+    """Tools of /v1/responses that run on OpenAI's servers, such as web_search. ignore: the model is not told of them,
+    and the response names them in ignored_tools. refuse: the request gets a 400."""
 
     response_store: Path | None = None
     """File that keeps the answers of /v1/responses with their input, so that clients can go on from them after a

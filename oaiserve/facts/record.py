@@ -41,6 +41,7 @@ class ToolCallOutcome(StrEnum):
 
     CALLED = "called"  # the client got a call whose arguments are a JSON object
     UNPARSED = "unparsed"  # it does not parse, or names no tool of the request: it stayed text
+    LEFT_OUT = "left_out"  # no call, but a tool that only OpenAI hosts: the model was not told of it
 
 
 class WaitReason(StrEnum):

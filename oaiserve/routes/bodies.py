@@ -44,9 +44,10 @@ MAX_TOOLS = 128  # this one and the next three are OpenAI's limits
 MAX_METADATA = 16
 MAX_KEY_CHARACTERS = 64
 MAX_VALUE_CHARACTERS = 512
-# Further values of `include` of /v1/responses. Reasoning is never encrypted here: its items have its text. The
-# others are of tools that run on OpenAI's servers, so no answer has them.
+# Further values of `include` of /v1/responses. Reasoning is only encoded. The others are of tools that run on OpenAI's
+# servers, so no answer has them.
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
 Includable = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",

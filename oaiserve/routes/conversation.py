@@ -15,6 +15,7 @@ from oaiserve.engine.request import ChatPrompt, Grammar, Reasoning, SamplingPara
 from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.constraints import TEXT_FORMATS
 from oaiserve.routes.dialects.dialect import Dialect
+from oaiserve.routes.dialects.raw_call import RawCall
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.tools import Tools, forced_schema
 
@@ -88,7 +89,7 @@ class Conversation:
         if tools is not None and tools.is_forced and family is not None:
             schemas = {name: forced_schema(schema) for name, schema in tools.schemas.items()}
             text = family.grammar(schemas, only_one=tools.only_one, special_ids=self._dialect.special_ids)
-            forced = Grammar("lark_with_schemas", text, param="functions" if tools.is_legacy else "tools")
+            forced = tools.raw or Grammar("lark_with_schemas", text, param="functions" if tools.is_legacy else "tools")
         if grammar is not None and forced is not None and grammar.param not in TEXT_FORMATS:
             # A forced call has no text, which a text format is about; clients send both.
             raise invalid(grammar.param, f"is not allowed together with '{forced.param}' of which one must be called")
@@ -116,5 +117,6 @@ class Conversation:
         thinking = self._mode.parser() if self.reads_reasoning and self._mode is not None else None
         calls, tools, family = None, self.tools, self._dialect.calls
         if tools is not None and family is not None:
-            calls = family.parser(tools.schemas, only_one=tools.only_one)
+            parser = family.parser if tools.raw is None else RawCall
+            calls = parser(tools.schemas, only_one=tools.only_one)
         return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls)

@@ -133,10 +133,52 @@ class Tool(msgspec.Struct):
     function: Function
 
 
-class ResponseTool(Function):
-    """A function that the model may call, with its fields beside its type."""
+# Tools that run on OpenAI's servers, or in programs that know them by their type alone.
+HostedType = Literal[
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "computer_use",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "shell",
+    "tool_search",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+]
+
+
+class InputFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The form of a custom tool's input: any text, or one by a grammar."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex", None] = None
+    definition: str | None = None
+
+
+class NamespaceTool(Function):
+    """A function of a namespace."""
 
     type: Literal["function"]
+
+
+class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A tool. Its type says which fields it needs: a function or a custom tool has a name, a namespace has tools, too.
+
+    The others run on OpenAI's servers."""
+
+    type: Literal["function", "namespace", "custom"] | HostedType
+    name: Name | None = None
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, described("The JSON Schema of an object with its arguments.")] = None
+    strict: bool | None = None
+    tools: Annotated[list[NamespaceTool] | None, described("Of a namespace.")] = None
+    format: Annotated[InputFormat | None, described("Of a custom tool's input. Default: any text.")] = None
 
 
 class FunctionName(msgspec.Struct):
@@ -170,22 +212,24 @@ class AllowedChoice(msgspec.Struct, tag_field="type", tag="allowed_tools"):
     allowed_tools: Allowed
 
 
-class ResponseNamedChoice(msgspec.Struct, tag_field="type", tag="function"):
-    """This tool must be called."""
+class ChosenTool(msgspec.Struct, kw_only=True):
+    """A tool, by its name, and by its namespace if it is in one."""
 
-    name: str
+    name: str | None = None
+    namespace: str | None = None
 
 
-class ResponseAllowedChoice(msgspec.Struct, tag_field="type", tag="allowed_tools"):
-    """Only some of the tools may be called."""
+class ResponseChoice(ChosenTool, kw_only=True):
+    """The tool of this type and name must be called, or else only some of the tools may be called."""
 
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionName], described("Those that are left.", minItems=1)]
+    type: Literal["function", "custom", "allowed_tools"] | HostedType
+    mode: Annotated[Literal["auto", "required", None], described("Of allowed_tools.")] = None
+    tools: Annotated[list[ChosenTool] | None, described("Of allowed_tools: those that are left.", minItems=1)] = None
 
 
 ChoiceWord = Literal["none", "auto", "required"]
 ToolChoice = ChoiceWord | NamedChoice | AllowedChoice
-ResponseToolChoice = ChoiceWord | ResponseNamedChoice | ResponseAllowedChoice
+ResponseToolChoice = ChoiceWord | ResponseChoice
 
 # -- constraints on the answer. A parameter that is not here could change the answer, so it is refused. ---------------
 
@@ -303,7 +347,27 @@ ItemPart = InputText | EarlierText | RefusalPart
 class InputItem(msgspec.Struct, kw_only=True):
     """An item of a conversation. Its type says which of the other fields it needs; without a type it is a message."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference", None] = None
+    type: Literal[
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "reasoning",
+        "item_reference",
+        "compaction",
+        "code_interpreter_call",
+        "computer_call",
+        "file_search_call",
+        "image_generation_call",
+        "local_shell_call",
+        "mcp_call",
+        "mcp_list_tools",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+        None,
+    ] = None
     id: str | None = None
     role: Annotated[Literal["user", "assistant", "system", "developer", None], described("Of a message.")] = None
     content: Annotated[
@@ -312,6 +376,9 @@ class InputItem(msgspec.Struct, kw_only=True):
     ] = None
     call_id: Annotated[str | None, described("Of a call, and of its output.")] = None
     name: Annotated[str | None, described("Of a call: the function.")] = None
+    namespace: Annotated[str | None, described("Of a call: that of the function.")] = None
+    input: Annotated[str | None, described("Of a call of a custom tool.")] = None
+    encrypted_content: Annotated[str | None, described("Of reasoning: as it was sent with an answer.")] = None
     arguments: Annotated[str | None, described("Of a call, as JSON.")] = None
     output: Annotated[str | list[ItemPart] | None, described("Of a call.")] = None
     summary: Annotated[list[SummaryText] | None, described("Of reasoning.")] = None

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from oaiserve.engine.request import ChatPrompt
+from oaiserve.engine.request import ChatPrompt, Grammar
 from oaiserve.routes.bodies import MAX_TOOLS, ChatBody, ResponsesBody
 from oaiserve.routes.dialects.dialect import HERMES, CallFamily, Dialect
 from oaiserve.routes.invalid import check_name, invalid, show
@@ -25,8 +25,7 @@ from oaiserve.routes.objects import (
     Function,
     FunctionName,
     NamedChoice,
-    ResponseAllowedChoice,
-    ResponseNamedChoice,
+    ResponseChoice,
     ResponseToolChoice,
     ToolChoice,
 )
@@ -48,20 +47,21 @@ class Tools:
     choice: Kind
     only_one: bool  # at most one call
     is_legacy: bool  # the request has `functions`
+    raw: Grammar | None = None  # of the input of the only tool that may be called, which is all of the answer then
 
     @property
     def is_forced(self) -> bool:
         return self.choice in ("required", "named")
 
 
-def requested_tools(body: ChatBody | ResponsesBody) -> Tools | None:
-    """Return the tools for the model, or None without any."""
+def requested_tools(body: ChatBody | ResponsesBody, offered: Sequence[Function] = ()) -> Tools | None:
+    """Return the tools for the model, or None without any. `offered` are those of a response, as functions."""
     choice: ToolChoice | ResponseToolChoice | FunctionName | None = body.tool_choice
     param, choice_param, is_legacy = "tools", "tool_choice", False
     without: tuple[str | None, ...] = (None, "none")
     functions: Sequence[Function]
     if isinstance(body, ResponsesBody):
-        functions, where, without = body.tools or [], "tools[{}]", (None, "none", "auto")
+        functions, where, without = offered, "tools[{}]", (None, "none", "auto")
     elif body.functions is not None or body.function_call is not None:
         if body.tools is not None or body.tool_choice is not None:
             raise invalid("functions", "must not be given together with 'tools' or 'tool_choice'")
@@ -119,12 +119,19 @@ def _shown(function: Function) -> dict[str, Any]:
 def _choice(choice: ToolChoice | ResponseToolChoice | FunctionName | None) -> tuple[Kind, Iterable[str] | None]:
     """Return the kind of a choice, and the names of the remaining tools; None: all."""
     match choice:
-        case FunctionName(name) | NamedChoice(FunctionName(name)) | ResponseNamedChoice(name):
+        case FunctionName(name) | NamedChoice(FunctionName(name)):
             return "named", [name]
         case AllowedChoice(allowed):
             return allowed.mode, [tool.function.name for tool in allowed.tools]
-        case ResponseAllowedChoice(mode, tools):
-            return mode, [tool.name for tool in tools]
+        case ResponseChoice(type="allowed_tools", mode=mode, tools=tools) if mode is not None:
+            return mode, [joined_name(tool.namespace, tool.name) for tool in tools or [] if tool.name is not None]
+        case ResponseChoice(type="function" | "custom", name=name, namespace=namespace) if name is not None:
+            return "named", [joined_name(namespace, name)]
+        case ResponseChoice(type=kind):
+            if kind in ("function", "custom", "allowed_tools"):
+                needed = "mode" if kind == "allowed_tools" else "name"
+                raise invalid("tool_choice", f"is required for the type '{kind}'", f"tool_choice.{needed}")
+            raise invalid("tool_choice", f"tools of the type '{kind}' run on OpenAI's servers, so none can be forced")
     return ("required" if choice == "required" else "auto"), None
 
 
@@ -142,6 +149,11 @@ def chosen(
     if not chosen:
         raise invalid(param, "must allow at least one tool, got an empty list")
     return chosen
+
+
+def joined_name(namespace: str | None, name: str) -> str:
+    """Return the name by which the model knows a function that may be in a namespace."""
+    return name if namespace is None else f"{namespace}__{name}"
 
 
 def forced_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -167,7 +167,8 @@ FINISHED_CHOICES = _counter(
 )
 TOOL_CALLS = _counter(
     "oaiserve_tool_calls_total",
-    "Calls of tools in ended answers. outcome: called, or unparsed if it stayed text because it was no valid call.",
+    "Calls of tools in ended answers. outcome: called, unparsed if it stayed text because it was no valid call, or "
+    "left_out for a tool that the model was not told of, because only OpenAI hosts it.",
     "outcome",
 )
 PROMPT_TOKENS = _counter("oaiserve_prompt_tokens_total", "Prompt tokens of ended requests.", "operation model")

@@ -74,11 +74,11 @@ class QwenCoderCalls(HermesCalls):
             # A line break before the closing tag belongs to the tag.
             end = min(unfinished_tag(text, closing), unfinished_tag(text, "\n" + closing))
             if end:
-                segments.append(Arguments(_in_quotes(self._take(end))))
+                segments.append(Arguments(in_quotes(self._take(end))))
             return False
         value = self._take(end).removesuffix("\n")
         self._take(len(closing))
-        segments.append(Arguments(_in_quotes(value) + '"' if self._is_string else _as_json(value)))
+        segments.append(Arguments(in_quotes(value) + '"' if self._is_string else _as_json(value)))
         self._step = self._in_function
         return True
 
@@ -98,7 +98,7 @@ def _is_string(schema: Any) -> bool:
     )
 
 
-def _in_quotes(text: str) -> str:
+def in_quotes(text: str) -> str:
     """Return the text as it is written within a JSON string."""
     return msgspec.json.encode(text).decode()[1:-1]
 

@@ -5,11 +5,14 @@ An item is a dictionary, checked and complete, in the form in which the API retu
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import EarlierReasoning, EarlierText, InputItem, InputText, RefusalPart
+from oaiserve.routes.responses.offered import arguments_of
+from oaiserve.routes.tools import joined_name
 
 Item = dict[str, Any]
 
@@ -41,11 +44,14 @@ def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: M
     match item.type:
         case "function_call":
             called = {name: _needed(where, item, name) for name in ("call_id", "name", "arguments")}
-            return {**identity("fc"), **called}
-        case "function_call_output":
+            namespace = {} if item.namespace is None else {"namespace": item.namespace}
+            return {**identity("fc"), **called, **namespace}
+        case "custom_tool_call":
+            return {**identity("ctc"), **{name: _needed(where, item, name) for name in ("call_id", "name", "input")}}
+        case "function_call_output" | "custom_tool_call_output":
             call_id, output = _needed(where, item, "call_id"), _needed(where, item, "output")
             return {
-                **identity("fco"),
+                **identity("fco" if item.type == "function_call_output" else "ctco"),
                 "call_id": call_id,
                 "output": output if isinstance(output, str) else _parts(output),
             }
@@ -55,6 +61,8 @@ def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: M
             if isinstance(content, str) or not all(isinstance(part, EarlierReasoning) for part in content):
                 reason = "must be a list of parts of the type 'reasoning_text'"
                 raise invalid("input", reason, f"{where}.content")
+            if not content and (thought := read_encrypted(item.encrypted_content)):
+                content = [EarlierReasoning(thought)]
             return {**identity("rs"), "summary": summary, "content": _parts(content)}
         case "item_reference":
             item_id: str = _needed(where, item, "id")
@@ -62,6 +70,10 @@ def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: M
                 reason = f"there is no item {show(item_id)} in the stored responses. Please send the item itself"
                 raise invalid("input", reason, f"{where}.id")
             return referred[item_id]
+        case "message" | None:
+            pass
+        case other:  # of a tool that runs elsewhere, or of another server: nothing in it is for this model
+            return identity(other)
     role, content = _needed(where, item, "role"), _needed(where, item, "content")
     if isinstance(content, str):
         content = [EarlierText(content) if role == "assistant" else InputText(content)]
@@ -106,15 +118,19 @@ def chat_messages(earlier: Iterable[Item], new: Sequence[Item]) -> list[dict[str
                 reasoning = ""
             case "reasoning":
                 reasoning = _text(item.get("content") or item["summary"])
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 if reasoning or not messages or messages[-1]["role"] != "assistant":
                     messages.append(_message({"role": "assistant", "content": []}, reasoning))
                 reasoning = ""
-                function = {"name": item["name"], "arguments": item["arguments"]}
+                is_custom = item["type"] == "custom_tool_call"
+                function = {
+                    "name": joined_name(item.get("namespace"), item["name"]),
+                    "arguments": arguments_of(item["input"]) if is_custom else item["arguments"],
+                }
                 call = {"id": item["call_id"], "type": "function", "function": function}
                 messages[-1].setdefault("tool_calls", []).append(call)
                 call_ids.add(item["call_id"])
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 call_id, output = item["call_id"], item["output"]
                 if call_id not in call_ids:
                     reason = f"there is no call {show(call_id)} before this output of it"
@@ -134,6 +150,24 @@ def _chat_content(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, st
     """Return the content of a message: a string if that can hold it, as most clients of chat send."""
     texts = [part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts]
     return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
+
+
+_ENCRYPTED = "oaiserve:"
+
+
+def encrypted(thought: str) -> str:
+    """Return reasoning in the form of `encrypted_content`, which clients send back as it is. It is no secret."""
+    return _ENCRYPTED + b64encode(thought.encode()).decode()
+
+
+def read_encrypted(content: str | None) -> str:
+    """Return the reasoning in the `encrypted_content` of an item, or "" if another server has made it."""
+    if content is None or not content.startswith(_ENCRYPTED):
+        return ""
+    try:
+        return b64decode(content.removeprefix(_ENCRYPTED), validate=True).decode()
+    except ValueError:
+        return ""
 
 
 def _text(parts: Iterable[Mapping[str, Any]]) -> str:

@@ -15,6 +15,8 @@ from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
 from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.logprobs import ContentToken, chat_entries, chat_entries_in_parts
+from oaiserve.routes.responses.items import encrypted
+from oaiserve.routes.responses.offered import OfferedTools, input_of
 from oaiserve.routes.shapes import HOLE, call_id
 
 NO_LOGPROBS = msgspec.Raw(b"[]")
@@ -54,6 +56,7 @@ class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
     status: str = "in_progress"
     summary: list[Any] = []
     content: list[ReasoningText] = []
+    encrypted_content: str | UnsetType = UNSET  # the same text, for clients that send back nothing else
 
 
 class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
@@ -64,9 +67,20 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
     name: str
     arguments: str = ""
     status: str = "in_progress"
+    namespace: str | UnsetType = UNSET
 
 
-Item = OutputMessage | ReasoningItem | FunctionCallItem
+class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool, which the client makes."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str = ""
+    status: str = "in_progress"
+
+
+Item = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -136,6 +150,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: str
     metadata: dict[str, str]
     user: str | None
+    ignored_tools: list[str] | UnsetType = UNSET  # the types of those that run on OpenAI's servers
     usage: ResponseUsage | None
 
 
@@ -154,6 +169,7 @@ class ResponseEvent(msgspec.Struct, omit_defaults=True):
     text: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
     logprobs: list[ContentToken] | msgspec.Raw | UnsetType = UNSET
     timings: RequestTimings | UnsetType = UNSET
 
@@ -161,12 +177,23 @@ class ResponseEvent(msgspec.Struct, omit_defaults=True):
 class ResponseOutput:
     """The items so far. At most one is open: the last one, which grows until another begins or the answer ends."""
 
-    def __init__(self, response_id: str, num_logprobs: int | None, report: Report | None) -> None:
+    def __init__(
+        self,
+        response_id: str,
+        num_logprobs: int | None,
+        report: Report | None,
+        offered: OfferedTools,
+        *,
+        encrypts: bool,
+    ) -> None:
         """`report` is called for each event of a stream; without it the answer is not streamed, and a broken call is
-        taken back. Log-probabilities have `num_logprobs` alternatives; None: there are none."""
+        taken back. Log-probabilities have `num_logprobs` alternatives; None: there are none. A client that does not
+        keep the text of reasoning `encrypts` it."""
         self.items: list[Item] = []
         self._unique_id = response_id.removeprefix("resp_")
         self._num_logprobs = num_logprobs
+        self._offered = offered
+        self._encrypts = encrypts
         self._on_event = report
         self._is_open = False
         self._texts: list[str] = []  # of the open item
@@ -183,7 +210,14 @@ class ResponseOutput:
                 self._report("response.reasoning_text.delta", **self._place(item), content_index=0, delta=text)
             case CallBegin(name):
                 self.close()
-                self._open(FunctionCallItem(self._new_id("fc"), call_id(self._unique_id, 0, len(self.items)), name))
+                own_id = call_id(self._unique_id, 0, len(self.items))
+                namespace, inner = self._offered.namespaces.get(name, (UNSET, name))
+                if name in self._offered.custom:
+                    self._open(CustomCallItem(self._new_id("ctc"), own_id, name))
+                else:
+                    self._open(FunctionCallItem(self._new_id("fc"), own_id, inner, namespace=namespace))
+            case Arguments(text) if isinstance(self.items[-1], CustomCallItem):
+                self._texts.append(text)  # in JSON: its input is sent when the call is complete
             case Arguments(text):
                 self._texts.append(text)
                 self._report("response.function_call_arguments.delta", **self._place(self.items[-1]), delta=text)
@@ -214,9 +248,14 @@ class ResponseOutput:
         if isinstance(item, FunctionCallItem):
             item.arguments = text
             self._report("response.function_call_arguments.done", **place, name=item.name, arguments=text)
+        elif isinstance(item, CustomCallItem):
+            item.input = input_of(text)
+            self._report("response.custom_tool_call_input.delta", **place, delta=item.input)
+            self._report("response.custom_tool_call_input.done", **place, input=item.input)
         elif isinstance(item, ReasoningItem):
             (thought,) = item.content
             thought.text = text
+            item.encrypted_content = encrypted(text) if self._encrypts else UNSET
             self._report("response.reasoning_text.done", **place, content_index=0, text=text)
             self._report("response.content_part.done", **place, content_index=0, part=thought)
         else:

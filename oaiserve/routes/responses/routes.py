@@ -10,30 +10,40 @@ from collections.abc import Generator, Iterable
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
+from msgspec import UNSET
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.engine.request import Usage
 from oaiserve.errors import InvalidRequest, NotFound
+from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes import constraints, parameters
-from oaiserve.routes.bodies import LOGPROBS, MAX_KEY_CHARACTERS, MAX_METADATA, MAX_VALUE_CHARACTERS, ResponsesBody
+from oaiserve.routes.bodies import (
+    ENCRYPTED,
+    LOGPROBS,
+    MAX_KEY_CHARACTERS,
+    MAX_METADATA,
+    MAX_VALUE_CHARACTERS,
+    ResponsesBody,
+)
 from oaiserve.routes.body import in_turns_if_large
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
-from oaiserve.routes.objects import PlainText, TextOptions
+from oaiserve.routes.objects import PlainText, ResponseTool, TextOptions
 from oaiserve.routes.operation import Operation, Parameter
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.responses.items import Item, chat_messages, input_items, references
+from oaiserve.routes.responses.offered import OfferedTools, offered_tools
 from oaiserve.routes.responses.output import ResponseEvent, ResponseObject, item_id, response_ids
 from oaiserve.routes.responses.shape import ResponsesShape
 from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.shapes import encode
-from oaiserve.routes.tools import prompt_with_tools, requested_tools
+from oaiserve.routes.tools import prompt_with_tools
 
 _decoder = msgspec.json.Decoder(ResponsesBody)
 
@@ -130,11 +140,14 @@ async def _earlier(intake: Intake[ResponsesBody], owner: str) -> _Earlier:
 def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
     body, serving, exchange = intake.body, intake.serving, intake.exchange
     _refuse_what_is_not_here(body)
+    offered = offered_tools(body, refuses_hosted=serving.refuses_hosted_tools)
+    if offered.left_out:
+        exchange.tool_calls[ToolCallOutcome.LEFT_OUT] = len(offered.left_out)
     text = body.text or TextOptions()
     text_format = None if text.format is None else constraints.text_format(text.format)
     conversation = Conversation(
         serving.dialect,
-        requested_tools(body),
+        offered.tools,
         body.chat_template_kwargs or {},
         effort=None if body.reasoning is None else body.reasoning.effort,  # a summary is never made
         thinking_budget=integer(body, "thinking_token_budget"),
@@ -167,8 +180,10 @@ def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
         wanted,
         conversation,
         exchange.tool_calls,
-        _reported(intake, stores=stores),
+        _reported(intake, offered, stores=stores),
+        offered,
         stream=bool(body.stream),
+        encrypts=ENCRYPTED in (body.include or []),
     )
 
     async def store(usage: Usage) -> None:
@@ -180,7 +195,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
     return intake.answer(params, (conversation.completed(prompt),), shape, before_end=store if stores else None)
 
 
-def _reported(intake: Intake[ResponsesBody], *, stores: bool) -> dict[str, Any]:
+def _reported(intake: Intake[ResponsesBody], offered: OfferedTools, *, stores: bool) -> dict[str, Any]:
     """Return the parameters as they took effect, for the answer."""
     body = intake.body
     defaults = intake.serving.engine.default_params
@@ -197,13 +212,19 @@ def _reported(intake: Intake[ResponsesBody], *, stores: bool) -> dict[str, Any]:
         "temperature": defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
         "text": {"format": form} | ({} if text.verbosity is None else {"verbosity": text.verbosity}),
         "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
-        "tools": [dict.fromkeys(_TOOL_FIELDS) | msgspec.to_builtins(tool) for tool in body.tools or []],
+        "tools": [_shown(tool) for tool in body.tools or [] if tool.type not in offered.left_out],
+        "ignored_tools": list(offered.left_out) or UNSET,
         "top_logprobs": integer(body, "top_logprobs") or 0,
         "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "metadata": body.metadata or {},
         "user": body.user,
     }
+
+
+def _shown(tool: ResponseTool) -> dict[str, Any]:
+    given: dict[str, Any] = msgspec.to_builtins(tool)
+    return (dict.fromkeys(_TOOL_FIELDS) if tool.type == "function" else {}) | given
 
 
 def _items_of(turns: Iterable[StoredResponse]) -> Iterable[Item]:

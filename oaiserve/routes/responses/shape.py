@@ -16,6 +16,7 @@ from oaiserve.routes.dialects.segments import Content
 from oaiserve.routes.logprobs import drop_end_logprob
 from oaiserve.routes.parameters import Wanted
 from oaiserve.routes.respond import Timings
+from oaiserve.routes.responses.offered import OfferedTools
 from oaiserve.routes.responses.output import (
     Fillings,
     IncompleteDetails,
@@ -40,8 +41,10 @@ class ResponsesShape:
         conversation: Conversation,
         counted_calls: dict[ToolCallOutcome, int],
         reported: Mapping[str, Any],
+        offered: OfferedTools,
         *,
         stream: bool,
+        encrypts: bool,
     ) -> None:
         """`reported` are the parameters to repeat in the answer. The outcomes of calls are added to `counted_calls`."""
         self._head = head
@@ -52,7 +55,8 @@ class ResponsesShape:
         # The model can write nothing but calls then, so that text is a part of a call that was cut.
         self._is_forced = conversation.tools is not None and conversation.tools.is_forced
         self._is_parsed = conversation.reads_calls or conversation.reads_reasoning
-        self._output = ResponseOutput(head.id, wanted.num_logprobs, self._add_event if stream else None)
+        report = self._add_event if stream else None
+        self._output = ResponseOutput(head.id, wanted.num_logprobs, report, offered, encrypts=encrypts)
         self._events: list[bytes] = []  # that were not returned yet
         self._num_events = 0
         self._held = TokenLogprobs()  # of tokens of which it is not known yet where they belong

@@ -1,0 +1,104 @@
+"""The tools that a client offers with a response, as functions for the model, and their calls as the API has them.
+
+A function of a namespace gets a joined name. A custom tool becomes a function with one argument, its input. Tools that
+run on OpenAI's servers are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from oaiserve.engine.request import Grammar
+from oaiserve.routes.bodies import ResponsesBody
+from oaiserve.routes.dialects.raw_call import INPUT
+from oaiserve.routes.invalid import invalid
+from oaiserve.routes.objects import Function, InputFormat, ResponseChoice, ResponseTool
+from oaiserve.routes.tools import Tools, joined_name, requested_tools
+
+_INPUT_SCHEMA = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """The tools of a request. `left_out` are the types of those that run elsewhere, in their order."""
+
+    tools: Tools | None
+    namespaces: Mapping[str, tuple[str, str]]  # and names in them, by joined names
+    custom: frozenset[str]
+    left_out: tuple[str, ...]
+
+
+def offered_tools(body: ResponsesBody, *, refuses_hosted: bool) -> OfferedTools:
+    """Read the tools of a request. Raises InvalidRequest."""
+    functions: list[Function] = []
+    namespaces: dict[str, tuple[str, str]] = {}
+    formats: dict[str, InputFormat | None] = {}
+    left_out: list[str] = []
+    for number, tool in enumerate(body.tools or []):
+        where = f"tools[{number}]"
+        match tool.type:
+            case "function":
+                name = _needed(where, tool, "name")
+                functions.append(
+                    Function(name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+                )
+            case "custom":
+                name = _needed(where, tool, "name")
+                formats[name] = tool.format
+                description = "\n".join(filter(None, (tool.description, _described(tool.format))))
+                functions.append(Function(name=name, description=description or None, parameters=_INPUT_SCHEMA))
+            case "namespace":
+                namespace, about = _needed(where, tool, "name"), tool.description
+                for function in _needed(where, tool, "tools"):
+                    name = joined_name(namespace, function.name)
+                    namespaces[name] = namespace, function.name
+                    described = "\n".join(filter(None, (about, function.description)))
+                    functions.append(msgspec.structs.replace(function, name=name, description=described or None))
+                    about = None  # once is enough
+            case hosted:
+                if refuses_hosted:
+                    raise invalid(
+                        "tools", f"tools of the type '{hosted}' run on OpenAI's servers only", f"{where}.type"
+                    )
+                left_out.append(hosted)
+    choice = body.tool_choice
+    if not functions and left_out and not isinstance(choice, ResponseChoice) and choice != "required":
+        return OfferedTools(None, namespaces, frozenset(), tuple(left_out))
+    tools = requested_tools(body, functions)
+    if tools is not None and tools.is_forced and len(tools.schemas) == 1:
+        form = formats.get(next(iter(tools.schemas)))
+        if form is not None and form.type == "grammar" and form.definition is not None:
+            tools = replace(tools, raw=Grammar(form.syntax or "lark", form.definition, "tools"), only_one=True)
+    return OfferedTools(tools, namespaces, frozenset(formats), tuple(left_out))
+
+
+def input_of(arguments: str) -> str:
+    """Return the input in the arguments of a call of a custom tool; if there is none, the arguments as they are."""
+    try:
+        given: Any = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return arguments
+    found = given.get(INPUT) if isinstance(given, dict) else None
+    return found if isinstance(found, str) else arguments
+
+
+def arguments_of(text: str) -> str:
+    """Return the arguments of a call of a custom tool with this input."""
+    return msgspec.json.encode({INPUT: text}).decode()
+
+
+def _described(form: InputFormat | None) -> str:
+    if form is None or form.definition is None:
+        return ""
+    notation = "regular expression" if form.syntax == "regex" else "Lark grammar"
+    return f"The input follows this {notation}:\n{form.definition}"
+
+
+def _needed(where: str, tool: ResponseTool, name: str) -> Any:
+    if (value := getattr(tool, name)) is None:
+        raise invalid("tools", f"is required for the type '{tool.type}'", f"{where}.{name}")
+    return value
