@@ -1,4 +1,4 @@
-"""Reverse proxies: one with a path prefix, as where several servers share a host, and one for the text format."""
+"""A reverse proxy with a path prefix, as where several servers share a host."""
 
 from __future__ import annotations
 
@@ -42,20 +42,3 @@ def under_prefix(url: str, prefix: str) -> Iterator[str]:
     routes = [Route(f"{prefix}/{{path:path}}", pass_on, methods=["GET", "POST"])]
     with RunningServer(Starlette(routes=routes, lifespan=lifespan), OPTIONS) as proxy:
         yield f"{proxy.url}{prefix}"
-
-
-@contextmanager
-def text_format_proxy(url: str) -> Iterator[str]:
-    """Run a proxy for the server at `url` that always requests /metrics in the text format, and yield its URL.
-
-    Prometheus itself always requests OpenMetrics.
-    """
-
-    def pass_on(request: Request) -> Response:
-        page = httpx.get(f"{url}{request.url.path}", headers={"accept": "text/plain"}, timeout=30)
-        return Response(page.content, page.status_code, media_type=page.headers["content-type"])
-
-    with RunningServer(
-        Starlette(routes=[Route("/{path:path}", pass_on)]), ServerOptions(drain_timeout_seconds=0)
-    ) as proxy:
-        yield proxy.url

@@ -131,6 +131,12 @@ def test_an_engine_that_fails_ends_all_processes_with_exit_code_1(small_model: P
         assert error["error"]["message"] == FAILED
         assert server.process.wait(STOP_SECONDS) == 1
     assert not any(map(is_running, left))
+    errors = [line for line in server.log() if line["level"] == "ERROR"]
+    assert [line["message"] for line in errors] == [
+        "The engine has stopped",
+        "The engine has stopped (RuntimeError: the device is gone), so the server ends",
+    ]
+    assert "changed_launch" in errors[0]["exception"]  # the traceback
 
 
 def test_sigterm_to_all_processes_lets_a_stream_finish(small_model: Path, tmp_path: Path) -> None:

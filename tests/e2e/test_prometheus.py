@@ -1,4 +1,4 @@
-"""Tests that a real Prometheus reads both formats of /metrics without loss, and answers every query of ours.
+"""Tests that a real Prometheus reads /metrics without loss, and answers every query of ours.
 
 These are the queries of the docs, and those of each panel, rule and alert of `deploy`. The server is real. Its KV cache
 is so small that the load of `load.py` moves every metric family.
@@ -28,7 +28,6 @@ from tests.deploy.paths import DEPLOY
 from tests.e2e.conftest import LiveServer, serve_process
 from tests.e2e.load import TEXTS, Call, calls
 from tests.e2e.prometheus import Prometheus, running_prometheus
-from tests.e2e.proxies import text_format_proxy
 from tests.routes.conftest import RunningServer
 from tests.scale.gateway.doubles import OPTIONS
 from tests.telemetry.collector import Collector, running_collector
@@ -58,7 +57,6 @@ QUERIES += [
     for target in panel.get("targets", [])
     if "oaiserve_adapter_requests" not in target["expr"]  # the server has no adapters
 ]
-FORMS = (OPENMETRICS, TEXT)
 METRICS = (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)
 # The load fills the KV cache on purpose; the lag of the event loop, and causes, depend on what else the machine does.
 MAY_FIRE = {"OaiserveKvCacheFull", "OaiserveEventLoopLag", "OaiserveSlowCause"}
@@ -66,16 +64,12 @@ MAY_FIRE = {"OaiserveKvCacheFull", "OaiserveEventLoopLag", "OaiserveSlowCause"}
 
 @dataclass
 class Watched:
-    """A server, and by format the Prometheus that has seen all of its load. The first one has our rules."""
+    """A server, and the Prometheus with our rules that has seen all of its load."""
 
     server: LiveServer
-    by_form: dict[str, Prometheus]
+    prometheus: Prometheus
     collector: Collector
     trace_ids: list[str]  # of all requests
-
-    @property
-    def prometheus(self) -> Prometheus:
-        return self.by_form[OPENMETRICS]
 
     def page(self, form: str) -> bytes:
         return httpx.get(f"{self.server.url}/metrics", headers={"accept": form}, timeout=60).content
@@ -83,7 +77,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    folder, text_folder = tmp_path_factory.mktemp("watched"), tmp_path_factory.mktemp("watched_as_text")
+    folder = tmp_path_factory.mktemp("watched")
     with running_collector() as collector:
         env = {
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.url}/v1/traces",
@@ -95,27 +89,23 @@ def watched(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         with (
             serve_process(str(small_model), folder / "server.log", *FLAGS, env=env) as server,
-            text_format_proxy(server.url) as text_url,
             running_gateway(server.url) as gateway_url,
             running_prometheus(
                 folder, {"oaiserve": server.url, "oaiserve-gateway": gateway_url}, promql.RULE_FILES
             ) as prometheus,
-            running_prometheus(text_folder, {"oaiserve": text_url}) as of_text,
             ThreadPoolExecutor(32) as threads,
             httpx.Client(base_url=server.url, timeout=60, limits=limits) as http,
         ):
-            watched = Watched(server, {OPENMETRICS: prometheus, TEXT: of_text}, collector, [])
+            watched = Watched(server, prometheus, collector, [])
             for round_ in (1, 2):  # a rate needs a series that exists before it grows
                 watched.trace_ids += threads.map(lambda call: call.send(http), calls(round_))
                 repeat_until_drafted(watched, http)
-                for one in watched.by_form.values():
-                    one.wait_for("sum(oaiserve_requests_total)", {frozenset(): len(watched.trace_ids)})
+                prometheus.wait_for("sum(oaiserve_requests_total)", {frozenset(): len(watched.trace_ids)})
                 assert httpx.get(f"{gateway_url}/v1/models", timeout=60).status_code == 200
                 answered = "sum(oaiserve_gateway_requests_total{ending='answered'})"
                 prometheus.wait_for(answered, {frozenset(): round_})
             ended, exported = (f'oaiserve_spans_total{{result="{result}"}}' for result in ("ended", "exported"))
-            for one in watched.by_form.values():
-                one.wait_for(f"sum({ended} - ignoring (result) {exported})", {frozenset(): 0})
+            prometheus.wait_for(f"sum({ended} - ignoring (result) {exported})", {frozenset(): 0})
             # 12 objectives x windows
             prometheus.wait_for('count({__name__=~"oaiserve:slo_errors:.*"})', {frozenset(): 12})
             # A page cannot contain its own duration, so the first one lacks this series; and a rate needs two samples.
@@ -152,8 +142,7 @@ def repeat_until_drafted(watched: Watched, http: httpx.Client) -> None:
 # -- what Prometheus stores -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_prometheus_has_every_value_of_the_page(watched: Watched, form: str) -> None:
+def test_prometheus_has_every_value_of_the_page(watched: Watched) -> None:
     """Metrics that change without requests are left out."""
     host_seconds = names.ENGINE_HOST_SECONDS.name.removesuffix("_total")
     moving = f"{names.EVENT_LOOP_LAG_SECONDS.name}|{names.SCRAPE_DURATION_SECONDS.name}|{host_seconds}"
@@ -162,12 +151,12 @@ def test_prometheus_has_every_value_of_the_page(watched: Watched, form: str) -> 
     found = {
         frozenset((label, value) for label, value in labels if label not in ("job", "instance")): number
         # The last values, because on a busy machine a scrape may fail, after which Prometheus shows none for a moment.
-        for labels, number in watched.by_form[form].query(f"last_over_time({selector}[5m])").items()
+        for labels, number in watched.prometheus.query(f"last_over_time({selector}[5m])").items()
     }
     on_page = {
         # Prometheus drops labels that are empty.
         frozenset({("__name__", sample.name), *(label for label in sample.labels.items() if label[1])}): sample.value
-        for family in families(watched.page(form), form)
+        for family in families(watched.page(OPENMETRICS), OPENMETRICS)
         for sample in family.samples
         if re.fullmatch("(oaiserve_|gen_ai_|vllm:).*", sample.name) and not re.fullmatch(moving, sample.name)
     }
@@ -181,9 +170,8 @@ WITHOUT_SERIES = (  # in a server without errors, adapters, a GPU and front ends
 )
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_prometheus_has_every_documented_metric_except_the_count_of_errors(watched: Watched, form: str) -> None:
-    found = set(watched.by_form[form].get("label/__name__/values"))
+def test_prometheus_has_every_documented_metric_except_the_count_of_errors(watched: Watched) -> None:
+    found = set(watched.prometheus.get("label/__name__/values"))
     for metric in METRICS:
         suffixes = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}.get(metric.type, ("",))
         assert {metric.name + suffix for suffix in suffixes} <= found or metric in WITHOUT_SERIES
@@ -191,7 +179,7 @@ def test_prometheus_has_every_documented_metric_except_the_count_of_errors(watch
 
 
 def test_prometheus_logged_no_problems_and_all_rules_are_healthy(watched: Watched) -> None:
-    assert [one.problems() for one in watched.by_form.values()] == [[], []]
+    assert watched.prometheus.problems() == []
     groups = watched.prometheus.get("rules")["groups"]
     assert {rule["health"] for group in groups for rule in group["rules"]} == {"ok"}
 

@@ -117,15 +117,6 @@ def test_a_client_that_reads_nothing_is_disconnected(stream: bool, max_tokens: i
             body_of(client)
 
 
-def test_other_requests_run_while_a_client_does_not_read() -> None:
-    with serve(write_timeout_seconds=0) as served, served.send(stream=True):
-        body = {"prompt": "Hi", "max_tokens": 5, "stream": True}
-        for _ in range(3):
-            answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=TIMEOUT_SECONDS)
-            assert text_of(answer.content) == "abcde"
-            assert served.telemetry.next_record().outcome is Outcome.FINISHED
-
-
 def test_a_client_that_reads_late_gets_all_tokens_in_few_events() -> None:
     with serve(write_timeout_seconds=0) as served, served.send(stream=True) as client:
         served.engine.done.get(timeout=TIMEOUT_SECONDS)

@@ -438,8 +438,3 @@ def largest_difference(policy: Policy, seed: int, kv_blocks: int, num_steps: int
 def test_while_clients_wait_all_the_time_the_difference_of_their_service_is_bounded(seed: int, kv_blocks: int) -> None:
     """Theorem 4.4 of Sheng et al. (OSDI 2024)."""
     assert largest_difference(fair, seed, kv_blocks) <= BOUND
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_the_difference_grows_without_bound_under_fcfs(seed: int) -> None:
-    assert largest_difference(fcfs, seed, 64, num_steps=1_500) > BOUND

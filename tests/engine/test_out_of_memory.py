@@ -66,17 +66,6 @@ def test_where_there_are_states_a_step_without_memory_ends_what_runs(seed: int) 
     assert [event.usage.cached_tokens for event in (first, kept, finished)] == [0, 128, 0]
 
 
-def test_all_choices_of_a_request_that_does_not_fit_fail_and_its_neighbour_goes_on() -> None:
-    device = Device()
-    device.has_room = lambda step: (
-        not any(chunk.sequence.request_id == "large" and chunk.sequence.num_generated for chunk in step.chunks)
-    )
-    large = request("large", max_tokens=9, n=3, ignore_eos=True)
-    ended = answers(device, [large, request("small", max_tokens=9, ignore_eos=True)]).ended
-    assert isinstance(ended["large"], Failed)
-    assert ended["small"].usage.completion_tokens == 9
-
-
 def test_later_steps_are_smaller_for_a_while_and_no_request_starves(caplog: pytest.LogCaptureFixture) -> None:
     clock, inbox = Clock(), Inbox()
     device = Device(lambda step: step.num_tokens <= 40)

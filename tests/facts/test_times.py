@@ -1,4 +1,4 @@
-"""The phases of a request, where it ended early or has not ended. `tests/routes/test_tiling.py` has all others."""
+"""The phases of a request, where it ended early or has not ended. `tests/e2e/test_delays.py` has all others."""
 
 from __future__ import annotations
 

@@ -226,12 +226,6 @@ def test_an_error_keeps_the_message_of_the_server(content: Any, message: str) ->
     assert (sample.error, sample.error_message) == ("http_400", message)
 
 
-def test_an_error_event_within_a_stream_keeps_its_message() -> None:
-    failed = chunk(b'data: {"error": {"message": "gone"}}\n\n')
-    (sample,) = ask(Network([(5, HEAD + b"\r\n" + chunk(event()) + failed + END)]))
-    assert (sample.error, sample.error_message) == ("error_event", "gone")
-
-
 def test_events_are_recorded_for_each_choice() -> None:
     def of(index: int, **more: Any) -> bytes:
         return chunk(b"data: " + json.dumps({"choices": [{"index": index, "text": "a"} | more]}).encode() + b"\n\n")

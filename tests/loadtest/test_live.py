@@ -78,18 +78,6 @@ def test_several_processes_measure_the_delays_of_the_null_server(tmp_path: Path,
     assert len({row["trace_id"] for row in rows}) == 24
 
 
-def test_refused_and_cut_answers_are_counted_by_kind(tmp_path: Path) -> None:
-    with null_server("--fail-every", "4", "--cut-every", "5") as url:
-        report = run_load(
-            tmp_path, url, "--num-requests", "17", "--warmup", "0", "--max-new-tokens", "8", "--processes", "2"
-        )
-    metrics = report["points"][0]["runs"][0]["metrics"]
-    # There is one user, so the second process sends nothing. Of the 17 requests every fourth is refused and every fifth
-    # is cut off.
-    assert metrics["errors"] == {"http_503, before_first_token": 4, "disconnected, mid_stream": 3}
-    assert metrics["num_ok"] == 10
-
-
 def test_messages_need_the_chat_endpoint(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "r.jsonl"
     file.write_text('{"messages": [{"role": "user", "content": "q"}]}\n')

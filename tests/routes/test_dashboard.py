@@ -46,15 +46,6 @@ def test_the_page_names_only_files_that_are_served(served: Served) -> None:
     assert "://" not in page.text  # nothing from the internet
 
 
-def test_modules_import_only_files_that_are_served() -> None:
-    for name, file in page_files().items():
-        if name.endswith(".js") and name != "uplot.js":
-            imported = [
-                line.split('"./')[1].split('"')[0] for line in file.content.decode().splitlines() if '"./' in line
-            ]
-            assert set(imported) <= page_files().keys()
-
-
 @pytest.mark.parametrize("name", [name for name in page_files() if not name.startswith("uplot")])
 def test_all_addresses_in_the_page_are_relative(name: str) -> None:
     """Relative addresses let a proxy serve the page under any prefix."""

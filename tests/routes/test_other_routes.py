@@ -8,15 +8,11 @@ from concurrent.futures import Future
 
 import httpx
 import pytest
-from starlette.testclient import TestClient
 
 from oaiserve import __version__
-from oaiserve.app import create_app
-from oaiserve.config import Config, ServerOptions
 from oaiserve.errors import Overloaded
 from tests.routes.asking import refused
 from tests.routes.conftest import Serve, Served
-from tests.routes.doubles import FakeEngine, FakeTelemetry
 
 
 def test_the_one_model_is_listed(served: Served) -> None:
@@ -126,18 +122,6 @@ def test_a_server_that_drains_is_healthy_but_not_ready(served: Served) -> None:
     served.engine.is_ready = False
     assert served.http.get("/health").status_code == 200
     refused(served.http.get("/ready"), None, status=503, code="service_unavailable")
-
-
-def test_a_server_whose_engine_failed_is_neither_healthy_nor_ready() -> None:
-    """The app answers without a server, which would shut down when it notices the failure."""
-    engine = FakeEngine()
-    engine.failure = RuntimeError("out of memory at 0x123")
-    app = create_app(Config("org/demo", ServerOptions()), engine, FakeTelemetry())
-    with TestClient(app, base_url="http://localhost") as http:
-        responses = [http.get(path) for path in ("/health", "/ready")]
-    for response in responses:
-        assert response.status_code == 503
-        assert "RuntimeError" in response.json()["error"]["message"]
 
 
 def test_a_server_whose_engine_hangs_is_neither_healthy_nor_ready(served: Served) -> None:

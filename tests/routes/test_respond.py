@@ -29,11 +29,6 @@ from oaiserve.routes.respond import PIECE_BYTES, write
 from tests.routes.conftest import Serve, Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, Script, fails, says, starts
 
-
-def events_of(response: httpx.Response) -> list[str]:
-    return [event.removeprefix("data: ") for event in response.text.split("\n\n")]
-
-
 # Requests that finish.
 
 
@@ -133,17 +128,6 @@ def test_a_500_asks_the_sdk_not_to_retry(served: Served) -> None:
     assert served.telemetry.next_record().outcome == Outcome.FAILED
 
 
-def test_a_failure_within_a_stream_is_its_last_event(served: Served) -> None:
-    error = InternalError("The step failed.")
-    served.engine.script = fails(error, "Hel")
-    *_, said, done, end = events_of(served.complete(stream=True))
-    record = served.telemetry.next_record()
-    assert json.loads(said) == error.body(request_id=record.request_id, trace_id=record.trace.trace_id_hex)
-    assert (done, end) == ("[DONE]", "")
-    assert (record.outcome, record.http_status, record.error_type) == (Outcome.FAILED, 200, "InternalError")
-    assert record.completion_tokens == 1
-
-
 def test_the_sdk_raises_on_a_failure_within_a_stream(served: Served) -> None:
     served.engine.script = fails(InternalError("The step failed."), "Hel")
     with served.sdk() as client, pytest.raises(openai.APIError, match="The step failed."):
@@ -180,16 +164,6 @@ def test_a_body_over_the_limit_is_not_read_to_its_end(serve: Serve) -> None:
 
 
 # Clients that leave.
-
-
-def test_a_client_that_leaves_its_stream_is_aborted(served: Served) -> None:
-    served.engine.script = starts("Hel")
-    with served.http.stream("POST", "/v1/completions", json={"prompt": "Hi", "stream": True}) as response:
-        next(response.iter_lines())
-    assert served.engine.aborted.get(timeout=60) == served.engine.submitted.get().request_id
-    record = served.telemetry.next_record()
-    assert (record.outcome, record.http_status) == (Outcome.CANCELLED, 200)
-    assert sum(phase.duration_ns for phase in record.times.phases()) == record.times.duration_ns
 
 
 # Clients that read slowly. tests/e2e/test_slow_readers.py has the tests with a real socket.

@@ -17,6 +17,7 @@ from tests.routes.conftest import Served, serving
 from tests.routes.doubles import fails, says
 
 ROUTES = [CHAT, "/v1/completions"]
+DRAFTS = {"num_draft_tokens": 9, "num_accepted_tokens": 4}
 
 
 def waited(request: Request) -> Iterable[list[Event]]:
@@ -24,7 +25,8 @@ def waited(request: Request) -> Iterable[list[Event]]:
     for events in says("Hello", " world")(request):
         if isinstance(events[-1], Finished):
             waits_ns = {WaitReason.NO_BLOCKS: 17, WaitReason.STEP_UNDER_WAY: 4}
-            events[-1].account = EngineAccount(waits_ns=waits_ns, stalled_ns=23)
+            causes_ns = {"prefill_causes_ns": {"prefix": 3}, "decode_causes_ns": {"own": 5, "host": 6}}
+            events[-1].account = EngineAccount(waits_ns=waits_ns, stalled_ns=23, **causes_ns, **DRAFTS)
         yield events
 
 
@@ -41,7 +43,9 @@ def test_timings_are_the_integers_of_the_record(served: Served, route: str, opti
     assert list(timings["phases_ns"]) == list(PHASES[:-1])
     assert timings["time_to_first_token_ns"] == record.times.time_to_first_token_ns
     assert (timings["queue_waits_ns"], timings["stalled_ns"]) == ({"no_blocks": 17, "step_under_way": 4}, 23)
+    assert timings["causes_ns"] == {"prefill": {"prefix": 3}, "decode": {"own": 5, "host": 6}}
     assert (timings["cached_tokens"], timings["trace_id"]) == (2, record.trace.trace_id_hex)
+    assert (timings["draft_tokens"], timings["accepted_tokens"]) == (9, 4)
     assert last["choices"] == []
     assert ("usage" in last) == bool(options)
     assert not any("timings" in chunk for chunk in others)

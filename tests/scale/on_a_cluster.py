@@ -16,7 +16,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import httpx
@@ -25,7 +24,6 @@ import pytest
 from oaiserve.config import OptionError
 from tests.scale.ray_cluster.clients import KEY, Answer, Clients, End, ask, question
 from tests.scale.ray_cluster.local import LocalCluster, start_local
-from tests.telemetry.collector import Collector, running_collector
 from tools.server_process import exit_on_sigterm, free_port
 
 REPLICAS = 3
@@ -80,25 +78,6 @@ def requests_that_begin_alike_meet_and_say_why(cluster: LocalCluster) -> None:
     last = found["alike-3"]
     assert last["routing"]["reason"] == "prefix"
     assert last["cached_tokens"] >= last["routing"]["expected_hit_tokens"] > 0
-
-
-def errors_are_those_of_the_api(cluster: LocalCluster) -> None:
-    wrong = post(cluster, {"prompt": "x", "max_tokens": -1})
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "max_tokens")
-
-
-def the_clients_trace_has_the_decision(cluster: LocalCluster, collector: Collector) -> None:
-    trace, parent = "1af7651916cd43dd8448eb211c80319c", "c7ad6b7169203331"
-    post(cluster, {"prompt": "x", "max_tokens": 2}, traceparent=f"00-{trace}-{parent}-01")
-    give_up = time.monotonic() + 20
-    while not (found := [span for span in collector.spans if span.trace_id.hex() == trace]):
-        assert time.monotonic() < give_up, "no span of the trace was exported"
-        time.sleep(0.1)
-    spans = [span for span in found if span.parent_span_id.hex() == parent]
-    assert len(spans) == 1, spans
-    attributes = {attribute.key: attribute.value for attribute in spans[0].attributes}
-    assert attributes["oaiserve.routing.replica"].string_value in cluster.replicas()
-    assert attributes["oaiserve.routing.reason"].string_value == "new"
 
 
 def all_replicas_are_listed_for_prometheus(cluster: LocalCluster) -> None:
@@ -197,7 +176,6 @@ def streams_through_the_gateway_go_on_when_a_replica_is_killed(cluster: LocalClu
 CHECKS: tuple[Callable[[LocalCluster], None], ...] = (
     there_is_one_request_id_and_one_trace,
     requests_that_begin_alike_meet_and_say_why,
-    errors_are_those_of_the_api,
     all_replicas_are_listed_for_prometheus,
     too_many_requests_are_refused_by_the_server_itself,
     a_client_that_leaves_is_cancelled,
@@ -210,29 +188,19 @@ CHECKS: tuple[Callable[[LocalCluster], None], ...] = (
 
 def main() -> None:
     exit_on_sigterm()
-    with running_collector() as collector:
-        os.environ |= {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "500"}
-        with start_local(num_cpus=2) as cluster:
-            cluster.deploy(REPLICAS, step_ms=5, max_running=8, max_waiting=8, api_key=KEY, trusted_proxy=["0.0.0.0/0"])
-            cluster.wait_until(lambda: len(cluster.replicas()) == REPLICAS and is_routed(cluster), "the start")
-            failed = False
-            for check in CHECKS:
-                failed |= fails(check.__name__, partial(check, cluster))
-            traced = the_clients_trace_has_the_decision
-            failed |= fails(traced.__name__, partial(traced, cluster, collector))
+    failed = False
+    with start_local(num_cpus=2) as cluster:
+        cluster.deploy(REPLICAS, step_ms=5, max_running=8, max_waiting=8, api_key=KEY, trusted_proxy=["0.0.0.0/0"])
+        cluster.wait_until(lambda: len(cluster.replicas()) == REPLICAS and is_routed(cluster), "the start")
+        for check in CHECKS:
+            began = time.monotonic()
+            try:
+                check(cluster)
+            except Exception:
+                failed = True
+                traceback.print_exc()
+            print(f"{check.__name__}: {time.monotonic() - began:.1f} s", flush=True)
     sys.exit(1 if failed else 0)
-
-
-def fails(name: str, check: Callable[[], None]) -> bool:
-    """Return whether a check fails, and print why."""
-    began, has_failed = time.monotonic(), False
-    try:
-        check()
-    except Exception:
-        has_failed = True
-        traceback.print_exc()
-    print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
-    return has_failed
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """A server that receives OTLP over HTTP and keeps the spans and metrics. Port 0 is any free port."""
+    """A server that receives OTLP over HTTP and keeps the spans and metrics."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self) -> None:
         self.paths: list[str] = []
         self.spans: list[Span] = []
         self.metrics: list[ResourceMetrics] = []  # one item for each export
@@ -38,7 +38,7 @@ class Collector:
             def log_message(self, *args: object) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def last_metrics(self) -> dict[str, Metric]:
@@ -47,8 +47,8 @@ class Collector:
 
 
 @contextmanager
-def running_collector(port: int = 0) -> Iterator[Collector]:
-    collector = Collector(port)
+def running_collector() -> Iterator[Collector]:
+    collector = Collector()
     thread = Thread(target=collector.server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

@@ -6,25 +6,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import pairwise
-from typing import cast
 
-import msgspec
 from hypothesis import given
 
-from oaiserve.engine.request import Finished, Request, Usage
-from oaiserve.engine.streams import LoopStream, RequestEngine
 from oaiserve.facts.fact import facts_of
 from oaiserve.facts.record import RequestRecord, ToolCallOutcome
 from oaiserve.facts.times import PHASES
-from oaiserve.routes.exchange import Exchange
 from oaiserve.telemetry import logs, names
 from oaiserve.telemetry.recent import RecentRequests
 from tests.telemetry.exported import OFFSET_NS, json_log, spans_of
 from tests.telemetry.records import records
-
-NO_ENGINE = cast(RequestEngine, None)
 
 
 def log_line_of(record: RequestRecord) -> dict[str, object]:
@@ -114,28 +106,3 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
         assert in_ring[phase.name] == causes_ns
         if phase.name in record.causes_ns:
             assert sum(causes_ns.values()) == phase.duration_ns
-
-
-@given(records())
-def test_the_header_and_the_timings_tell_the_same_of_what_is_over(record: RequestRecord) -> None:
-    exchange = Exchange("req-1", "1", record.trace, "key-1")
-    exchange.stream = LoopStream(Request("r", ()), NO_ENGINE)
-    exchange.stream.push(Finished("r", Usage(0, 0, 0), replace(record.times, responded=None), record.account))
-    *over, _ = record.times.phases()
-    timings = exchange.timings(Usage(0, record.cached_tokens, 0))
-    assert msgspec.to_builtins(timings) == {
-        "phases_ns": {phase.name: phase.duration_ns for phase in over},
-        "time_to_first_token_ns": record.times.time_to_first_token_ns,
-        "queue_waits_ns": record.account.waits_ns,
-        "causes_ns": {
-            name: causes_ns
-            for name in ("prefill", "decode")
-            if (causes_ns := getattr(record.account, f"{name}_causes_ns"))
-        },
-        "stalled_ns": record.account.stalled_ns,
-        "cached_tokens": record.cached_tokens,
-        "draft_tokens": record.account.num_draft_tokens,
-        "accepted_tokens": record.account.num_accepted_tokens,
-        "trace_id": record.trace.trace_id_hex,
-    }
-    assert exchange.server_timing() == ", ".join(f"{p.name};dur={p.duration_ns / 1e6:.3f}" for p in over)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -19,8 +17,6 @@ from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names
 from oaiserve.telemetry.tracing import Tracing
 from tests.telemetry.exported import OFFSET_NS, spans_of, traced
-
-Export = Callable[..., list[ReadableSpan]]
 
 
 def test_the_tree_is_server_then_operation_then_phases(make_record) -> None:
@@ -270,20 +266,6 @@ def test_steps_are_traced_by_their_share_and_by_the_sampler() -> None:
     assert 50 < len(traced(*steps, share=0.1)) < 400
     traces = {span.context.trace_id for span in traced(*steps[:50])}
     assert len(traces) == 50
-
-
-def test_a_request_links_to_the_steps_that_it_took_part_in(make_record) -> None:
-    spans = traced(
-        *(step_of(number) for number in range(8)),
-        make_record(account=EngineAccount(first_step=3, num_steps=4)),
-        make_record(1),  # this request was in no step
-    )
-    numbers = {
-        span.context.span_id: span.attributes["oaiserve.step.number"] for span in spans if span.name == "engine step"
-    }
-    linked = [[numbers[link.context.span_id] for link in span.links] for span in spans if span.name == "chat demo"]
-    assert linked == [[3, 4, 5, 6], []]
-    assert not any(span.links for span in spans if span.name != "chat demo")
 
 
 def test_chunks_have_no_total_if_events_were_dropped(make_record, account) -> None:

@@ -22,7 +22,7 @@ from tools.attack.__main__ import as_json, markdown
 from tools.attack.attack import Attack, Strike, outcomes, post
 from tools.attack.families import ATTACKS, grammars
 from tools.attack.fuzz import BODIES, Sent, generate, wrong
-from tools.attack.measure import Result, Span, gaps, measure, quantile
+from tools.attack.measure import Result, Span, gaps, measure
 from tools.attack.neighbour import Event, running_neighbour
 from tools.attack.server import KINDS, Server
 from tools.attack.verdict import failures
@@ -140,12 +140,6 @@ def test_gaps_lie_within_a_stream_and_a_stall_counts_before_it_is_over() -> None
     assert gaps(broken, until=60.0)[-1] == Span(10.0, 15.0)
     spans = (Span(1.0, 1.5), Span(1.5, 7.0), Span(7.0, 7.5))
     assert [gap.meets(Span(2.0, 6.0)) for gap in spans] == [False, True, False]
-
-
-def test_a_quantile_is_one_of_the_values() -> None:
-    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert quantile(list(range(1, 101)), 0.99) == 99
-    assert quantile([1.0], 0.99) == 1.0
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

@@ -42,14 +42,6 @@ def test_answers_are_those_without_drafts(kv_blocks: int, share_right: float) ->
     assert (num_accepted > 30) == (share_right > 0)
 
 
-def test_with_right_drafts_there_are_fewer_steps() -> None:
-    requests = [request(f"{i}", max_tokens=30, ignore_eos=True) for i in range(4)]
-    without, with_drafts = Device(), Device()
-    answers(without, requests, kv_blocks=400, max_model_len=80)
-    answers(with_drafts, requests, kv_blocks=400, max_model_len=80, drafts=Guesses(1, share_right=1.0))
-    assert len(with_drafts.tried) < 0.6 * len(without.tried)
-
-
 @pytest.mark.parametrize("is_exact", [True, False])
 @pytest.mark.parametrize("only_if_exact", [True, False])
 def test_by_default_there_are_drafts_only_where_a_token_is_computed_alike_in_all_steps(

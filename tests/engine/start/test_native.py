@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import threading
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedConfig
 
-from oaiserve.engine.model.cpu import build, prebuilt, variants
+from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
@@ -115,33 +114,6 @@ def test_a_failed_compilation_is_logged_in_one_line_and_requests_are_answered(
     assert line.endswith(reason)
     monkeypatch.undo()
     assert len(answer(loaded, runner)) == 20
-
-
-def test_the_library_of_a_wheel_needs_no_compiler_unless_native_code_for_this_machine_is_asked_for(
-    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    compiled = build.build(torch.float32).read_bytes()
-    # AMX would have to be allowed by the system, too.
-    variant = next(variant for variant in variants.VARIANTS if not variant.features & variants.AMX_FEATURES)
-    library, cpuinfo = tmp_path / variants.library_name("float", variant), tmp_path / "cpuinfo"
-    library.write_bytes(compiled)
-    variants.seal(library, variants.origin("float", variant))
-    cpuinfo.write_text(f"flags\t: {' '.join(variant.features)}\n")
-    monkeypatch.setattr("platform.machine", lambda: variant.machine)
-    monkeypatch.setattr(prebuilt, "FOLDER", library.parent)
-    monkeypatch.setattr(prebuilt, "CPUINFO", cpuinfo)
-    monkeypatch.setattr(prebuilt, "find", functools.cache(prebuilt.find.__wrapped__))
-    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", "/nowhere")
-    caplog.set_level(logging.INFO)
-    started_runner(loaded)
-    first, *_, last = lines(caplog, logging.INFO)
-    assert first.startswith("The native code is the wheel's for ")
-    assert last.startswith("The native step is ready after ")
-    caplog.clear()
-    started_runner(loaded, native_build=True)
-    assert lines(caplog, logging.INFO) == [f"{SLOWER}no C++ compiler was found (install g++)"]
 
 
 def test_a_model_that_computes_more_than_its_modules_show_is_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,6 @@ A later start of a GGUF file, without transformers, gives the same numbers, or i
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from tokenizers import pre_tokenizers
 from transformers import PreTrainedConfig
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
@@ -44,10 +42,8 @@ from oaiserve.files.gguf import read_tensors, shard_paths
 from oaiserve.files.source import find_model
 from oaiserve.files.start_cache import NotRemembered
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
-from tests.engine.model.runners import greedy_answers
 from tests.engine.remembered import answer, wait_until_remembered
 from tests.models.adapters import random_adapter
-from tests.models.decoders import byte_tokenizer
 from tests.models.gguf_files import random_blocks, write_gguf
 from tests.models.gguf_records import Record, model_of
 from tests.models.in_blocks import (
@@ -118,15 +114,6 @@ def test_adapters_are_added_to_products_with_blocks(family: str, tmp_path: Path)
     assert difference(logits(adapter), plain) > 0.3
 
 
-def test_a_cache_in_eight_bits_goes_with_weights_in_blocks(tmp_path: Path) -> None:
-    path = file_of(FAMILIES["llama"], tmp_path)
-    kept = load_quantized(find_model(path), replace(OPTIONS, kv_cache_dtype="int8"))
-    batch = batch_of(20, kept.loaded.vocab_size)
-    lost = difference(kept.native.forward(batch), kept_logits(path, 20))
-    assert 0 < lost < 0.1
-    assert kept.loaded.kv_bytes_per_token == 3 * 2 * (16 + 16 + 2 * 4)
-
-
 KINDS_OF_EXPERTS = {
     "kept": {"gate_exps": Kind.Q4_0, "up_exps": Kind.Q4_0, "down_exps": Kind.Q5_1},
     "in MXFP4": {"gate_exps": Kind.MXFP4, "up_exps": Kind.MXFP4, "down_exps": Kind.MXFP4},
@@ -178,16 +165,6 @@ def test_rows_of_formats_with_256_weights_in_a_block_are_rounded_256_numbers_at_
     assert difference(kept_logits(path, 20), eager_logits(loaded, 20)) < 0.02
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe"])
-def test_experts_of_a_file_that_is_expanded_are_those_of_the_file(family: str, tmp_path: Path) -> None:
-    mix = KINDS_OF_EXPERTS["kept"]
-    path = file_of(MIXTURES[family], tmp_path, mix=mix, rest=Kind.Q8_0)
-    found = dict(load_model(path, dtype="float32").model.named_parameters())
-    expected = dict(dequantized(MIXTURES[family], mix).named_parameters())
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_in_mxfp4_stays_as_it_is(dtype: Any, tmp_path: Path) -> None:
     save_in_mxfp4(make_model(GPT_OSS), tmp_path)
@@ -209,17 +186,6 @@ def test_a_checkpoint_in_mxfp4_has_the_settings_of_its_files(tmp_path: Path) -> 
     loaded = load_quantized(find_model(tmp_path), OPTIONS).loaded
     assert loaded.eos_token_ids == {2, 7}
     assert loaded.default_params["temperature"] == 0.5
-
-
-def test_an_engine_starts_with_a_checkpoint_in_mxfp4(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    save_in_mxfp4(make_model(GPT_OSS), tmp_path)
-    byte_tokenizer().save_pretrained(tmp_path)
-    caplog.set_level(logging.INFO)
-    with Engine.from_pretrained(tmp_path, OPTIONS) as engine:
-        (token_ids,) = greedy_answers(engine, [[5, 9, 3, 17]], 5)
-    assert len(token_ids) == 5
-    (line,) = [text for text in caplog.messages if "weights in blocks" in text]
-    assert line.endswith("with weights in blocks: 36 matrices MXFP4, 17 matrices expanded")
 
 
 def test_a_checkpoint_with_other_tensors_than_mxfp4_is_not_kept(tmp_path: Path) -> None:
@@ -448,20 +414,6 @@ def test_a_gguf_file_of_gpt_oss_without_a_size_is_refused_by_its_name(tmp_path: 
     path.write_bytes(content.replace(b"gpt-oss.attention.key_length", b"gpt-oss.attention.kex_length"))
     with pytest.raises(StartupError, match=r"cannot be used: it has no number gpt-oss\.attention\.key_length\.$"):
         load_quantized(find_model(path), OPTIONS)
-
-
-@pytest.mark.usefixtures("cache_of_blocks")
-def test_the_tokenizer_of_a_file_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = file_with_tokenizer(tmp_path)
-    first = Tokenizer.from_pretrained(path)
-    monkeypatch.setattr("oaiserve.engine.text.tokenizer._load", None)
-    second = Tokenizer.from_pretrained(path)
-    assert second.backend.to_str() == first.backend.to_str()
-    assert second.info == first.info
-    assert second.eos_token_id == first.eos_token_id == first.backend.token_to_id("<end>")
-    assert len(first.encode(TextPrompt("hello"))) == 2
-    flip(path, "blk.1.attn_norm.weight")  # which has nothing to do with it
-    Tokenizer.from_pretrained(path)
 
 
 @pytest.mark.usefixtures("cache_of_blocks")

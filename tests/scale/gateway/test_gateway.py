@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import re
 import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from itertools import count
 from typing import Any
 
@@ -30,7 +29,6 @@ from oaiserve.scale.gateway.upstream import Address
 from oaiserve.scale.gateway.watch import Watch, addresses_of
 from oaiserve.scale.router import Router, score, seed_of
 from oaiserve.telemetry import tracing
-from tests.e2e.harness import alphabet
 from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, wait_until_idle
 from tests.routes.conftest import RunningServer
@@ -208,48 +206,10 @@ def test_replicas_come_and_go() -> None:
         assert running.http.get("/ready").status_code == 503
 
 
-def events_of(answer: httpx.Response) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
-
-
 def session_of(running: Fleet, name: str) -> str:
     """Return a session whose first replica is this one."""
     first = (max(running.replicas, key=lambda one: score(key_of_session(str(n)), seed_of(one))) for n in count())
     return str(next(number for number, one in enumerate(first) if one == name))
-
-
-def test_streams_of_a_replica_that_is_killed_end_with_an_error_where_none_may_go_on() -> None:
-    with fleet(4, gated=True, continues="never") as running, ExitStack() as stack, ThreadPoolExecutor(4) as threads:
-        answers: dict[str, httpx.Response] = {}
-        for name, replica in running.replicas.items():
-            replica.runner.permit(3)
-            body = {"prompt": "Hello", "max_tokens": 30, "stream": True}
-            headers = {"x-session-id": session_of(running, name)}
-            asked = running.http.build_request("POST", COMPLETIONS, json=body, headers=headers)
-            answers[name] = running.http.send(asked, stream=True)
-            stack.callback(answers[name].close)
-            assert replica_of(answers[name]) == name
-        victim, *others = running.replicas
-        reading = [threads.submit(answer.read) for answer in answers.values()]
-        running.replicas[victim].server.kill()
-        reading[0].result(TIMEOUT_SECONDS)
-        for replica in running.replicas.values():
-            replica.runner.permit(1000)
-        for read in reading:
-            read.result(TIMEOUT_SECONDS)
-        *_, last = events_of(answers[victim])
-        assert last["error"]["code"] == "service_unavailable"
-        assert last["error"]["request_id"] == answers[victim].headers["x-request-id"]
-        for name in others:
-            events = events_of(answers[name])
-            assert "".join(event["choices"][0]["text"] for event in events) == alphabet(30)
-        assert running.metric("oaiserve_gateway_requests_total", ending="cut_off") == 1
-        # A report that it sent before may still arrive.
-        wait_until(lambda: running.metric("oaiserve_gateway_replica_up", replica=running.number_of(victim)) == 0)
-        headers = {"x-session-id": session_of(running, victim)}
-        assert [running.ask(headers=headers).status_code for _ in range(4)] == [200] * 4
 
 
 def accepts(port: int) -> bool:
@@ -258,16 +218,6 @@ def accepts(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def test_a_request_whose_replica_cannot_be_reached_has_another_one() -> None:
-    with fleet(2, pace=QUICK._replace(report_seconds=TIMEOUT_SECONDS)) as running:  # nobody hears of it before
-        victim, other = running.replicas
-        running.replicas[victim].server.kill()
-        wait_until(lambda: not accepts(running.replicas[victim].server.port))
-        answer = running.ask(headers={"x-session-id": session_of(running, victim)})
-        assert (answer.status_code, replica_of(answer)) == (200, other)
-        assert running.metric("oaiserve_gateway_moved_total", reason="unreachable") == 1
 
 
 def test_a_full_replica_passes_requests_on_and_a_client_learns_when_all_are_full() -> None:
@@ -300,18 +250,6 @@ def test_a_full_replica_passes_requests_on_and_a_client_learns_when_all_are_full
             replica.runner.permit(1000)
         answered = [replica_of(one.result(TIMEOUT_SECONDS)) for one in asked]
         assert answered == [first.name, first.name, second.name, second.name]
-
-
-def test_a_replica_that_hangs_gets_no_requests_until_it_answers_again() -> None:
-    with fleet(2, pace=QUICK._replace(answer_seconds=0.3)) as running:
-        hung, other = running.replicas.values()
-        with hung.server.hanging():
-            wait_until(lambda: hung.name in running.watch.silent)
-            answers = [running.ask(f"{number}") for number in range(8)]
-            assert {replica_of(answer) for answer in answers} == {other.name}
-        running.wait_until_known()
-        numbers = count()
-        wait_until(lambda: replica_of(running.ask(f"again {next(numbers)}")) == hung.name)
 
 
 def test_the_faster_a_replica_reports_the_sooner_it_is_missed() -> None:

@@ -15,18 +15,14 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.checkpoints.encoded_weights import EncodedWeights
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.start.compare import difference
-from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expand
+from oaiserve.engine.start.ways.quantized import reason_to_expand
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.remembered import answer, save
-from tests.models.adapters import random_adapter
 from tests.models.in_blocks import (
     OPTIONS,
     SIZES,
-    batch_of,
-    eager_logits,
     kept_logits,
     own_logits,
     round_inputs,
@@ -119,15 +115,6 @@ def test_logits_are_those_of_transformers_with_quantized_weights(
     bound = max(0.02, 2 * effect_of_noise(model, 20))
     assert difference(found, expected) < bound
     assert difference(found, whole) > (bound if quantize == "int4" else 1e-4)
-
-
-@pytest.mark.compiler
-def test_adapters_are_added_to_products_with_quantized_weights(tmp_path: Path) -> None:
-    model = with_quantized_weights(saved(tmp_path), tmp_path)
-    kept = load_quantized(find_model(tmp_path), replace(INT4, lora_dir=tmp_path))
-    adapter = random_adapter(kept.decoder.adaptable(), 1)
-    found = kept.native.forward(batch_of(20, kept.loaded.vocab_size, adapter))
-    assert difference(found, eager_logits(prepare(model), 20, adapter)) < 0.02
 
 
 @pytest.mark.compiler

@@ -23,8 +23,7 @@ from tests.engine.answers import collect
 from tests.engine.model.cpu.small_models import config, make_model, native_decoder
 from tests.engine.model.runners import make_engine
 from tests.engine.model.steps import BLOCK_SIZE
-from tests.models.adapters import merged, random_adapter
-from tests.models.decoders import generate
+from tests.models.adapters import random_adapter
 
 pytestmark = pytest.mark.compiler
 NUM_TOKENS, EOS = 24, 2
@@ -78,16 +77,6 @@ def answers_alone(kv_cache_dtype: KVCacheDtype) -> dict[tuple[str, int], list[in
         for request in REQUESTS:
             found |= collect(engine, [request]).token_ids
     return found
-
-
-def test_an_answer_alone_is_that_of_merged_weights() -> None:
-    alone = answers_alone("auto")
-    assert {len(tokens) for tokens in alone.values()} == {NUM_TOKENS}
-    for number in range(1 + len(ADAPTERS)):
-        model = merged(MODEL, ADAPTERS[number - 1]) if number else MODEL
-        assert [alone[f"greedy, adapter {number}", 0]] == generate(model, [prompt_of("greedy")], NUM_TOKENS)
-    for kind in ("greedy", "drawn", "held to a grammar"):
-        assert len({tuple(alone[f"{kind}, adapter {number}", 0]) for number in range(3)}) == 3  # each changes answers
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])

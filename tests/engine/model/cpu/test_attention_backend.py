@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oaiserve.engine.model.attention import Backend, LayerCache, reference
+from oaiserve.engine.model.attention import Backend, LayerCache
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu import attention
 from oaiserve.engine.model.cpu.attention import NativeAttention
-from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.spec import KVShape, LoadedModel
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.model.spec import KVShape
+from oaiserve.engine.step import Step
 from tests.engine.model.cpu.attention_layers import NUM_BLOCKS, Layer, native_attention, plain_caches
-from tests.engine.model.cpu.small_models import EXPERTS, WITHOUT_STEP, config, load, make_model, started_runner
-from tests.engine.model.runners import greedy_answers, make_engine
-from tests.engine.model.steps import BLOCK_SIZE, CPU, Shape, sequence_of, shapes, two_steps
-from tests.models.decoders import generate
+from tests.engine.model.steps import BLOCK_SIZE, CPU, Shape, shapes, two_steps
 
 pytestmark = pytest.mark.compiler
-PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20, [11, 40, 11]]
-
-
 # The first three have the same window, which is none; each of the others has something that no other has.
 LAYERS = [
     Layer(6, KVShape(2, 48, 32)),
@@ -105,47 +95,3 @@ def test_bfloat16_is_as_close_to_float32_as_the_reference() -> None:
         assert result.dtype == dtype
         own_error, error = (float((out.float() - right).norm() / right.norm()) for out in (wanted, result))
         assert error < max(1.5 * own_error, 0.004)
-
-
-def start(loaded: LoadedModel, block_size: int = BLOCK_SIZE) -> ModelRunner:
-    """Return a runner after `start_native` has finished, which it does at once when the library is on disk."""
-    Library(loaded.dtype)
-    return started_runner(loaded, block_size=block_size)
-
-
-def answers(loaded: LoadedModel, runner: ModelRunner, **options: int) -> list[list[int]]:
-    with make_engine(loaded, runner, **options) as engine:
-        return greedy_answers(engine, PROMPTS)
-
-
-def test_a_family_without_a_native_step_answers_as_generate_does(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    loaded = load(WITHOUT_STEP)
-    runner = start(loaded)
-    monkeypatch.delattr(reference, "_attention")  # the reference backend must not be used from now on
-    said = [record.message for record in caplog.records if record.name.startswith("oaiserve.")]
-    assert [text.split(" after ")[0] for text in said][1:] == ["Its attention is native"]
-    expected = generate(make_model(WITHOUT_STEP), PROMPTS, 12)
-    assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
-    assert answers(loaded, runner, max_running=5, max_step_tokens=23) == expected
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "block_size", "reason"),
-    [
-        (8, 16, "its heads have 8 numbers, which is no multiple of 16 up to 512"),
-        (528, 16, "its heads have 528 numbers, which is no multiple of 16 up to 512"),
-        (16, 24, "the block size 24 is no multiple of 16"),
-    ],
-)
-def test_unsupported_sizes_keep_the_reference_backend(
-    head_dim: int, block_size: int, reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    loaded = load(config("phimoe", **EXPERTS, head_dim=head_dim, num_hidden_layers=1))
-    runner = start(loaded, block_size)
-    assert caplog.messages[1:] == [f"Its attention is in plain torch: {reason}"]
-    (result,) = runner.collect(runner.launch(Step([Chunk(sequence_of([5, 9, 3], [1]), 0, 3)]))).chunks
-    assert result.error is None

@@ -116,14 +116,3 @@ def test_a_step_of_decodes_copies_only_blocks_that_have_been_begun(copied: list[
         for number in range(6):
             check(tables, Step([Chunk(one, start + number, 1) for one, start in zip(sequences, starts, strict=True)]))
         assert copied == [num_blocks - 1 + 3 * 19, 4]  # all of them once, and then a block of each, when it begins
-
-
-def test_after_an_error_everything_is_copied_again(monkeypatch: pytest.MonkeyPatch, copied: list[int]) -> None:
-    tables, one = BlockTables(2, 8, BLOCK_SIZE, CPU), sequence(4)
-    check(tables, Step([Chunk(one, 0, 8)]))
-    with monkeypatch.context() as patch:
-        patch.setattr(block_tables, "on_device", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError))
-        with pytest.raises(torch.OutOfMemoryError):
-            tables.update(Step([Chunk(one, 8, 4)]))
-    check(tables, Step([Chunk(one, 8, 4)]))
-    assert copied == [2, 3]

@@ -166,20 +166,6 @@ def test_a_call_that_no_compiled_code_fits_runs_uncompiled() -> None:
     torch.testing.assert_close(logits(executor, STEPS[5]), expected, rtol=0, atol=0)
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_model_that_cannot_be_compiled_is_served_uncompiled(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    forward = LlamaMLP.forward
-
-    def broken(self: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
-        torch._dynamo.graph_break()
-        return forward(self, x)
-
-    monkeypatch.setattr(LlamaMLP, "forward", broken)
-    check_is_refused(caplog, "The model's layers are not compiled: Unsupported: ")
-
-
 @pytest.mark.parametrize("added", [1.0, math.nan])
 @pytest.mark.parametrize("num_tokens", [1, 128])  # the two numbers that are compared at the start
 def test_a_model_whose_compiled_layers_compute_something_else_is_served_uncompiled(

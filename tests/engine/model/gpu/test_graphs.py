@@ -272,31 +272,6 @@ def test_decodes_are_replayed_alone_and_beside_prompts_and_all_draw_the_same_tok
     assert found[1] == found[0]
 
 
-def test_decodes_beside_a_prompt_are_two_launches(loaded: LoadedModel) -> None:
-    """Counts what the host launches: replays, and the operations of the prompt's own forward."""
-    replays = 0
-
-    def capture(run: Run) -> Run:
-        run()
-
-        def replay() -> None:
-            nonlocal replays
-            replays += 1
-
-        return replay
-
-    executor = with_cache(loaded, NUM_BLOCKS)
-    graphs = make_graphs(executor, loaded, SIZES, Plain(), capture)
-    forwards: list[list[int]] = []
-    forward = executor.forward
-    executor.forward = lambda batch: forwards.append(batch.query_lens) or forward(batch)
-    runner = ModelRunner(executor, loaded.device, BLOCK_SIZE, graphs=graphs, tables=graphs.tables)
-    first, second, third = sequences_for_steps()[:3]
-    decodes = [Chunk(one, one.prompt_len - 1, 1) for one in (first, second)]
-    runner.launch(Step([*decodes, Chunk(third, 0, third.prompt_len)]))
-    assert (replays, forwards) == (2, [[third.prompt_len]])
-
-
 @torch.inference_mode()
 def test_a_step_begins_when_its_inputs_are_on_the_device(loaded: LoadedModel) -> None:
     log: list[object] = []
