@@ -29,7 +29,6 @@ class Answers:
     prompt_logprobs: dict[str, list[float]]
     ended: dict[str, Terminal]
     num_preemptions: int  # of the engine, so far
-    num_unknown: int = 0  # ids that were not known when a step with them was launched, where a test counts them
 
     @property
     def token_ids(self) -> dict[tuple[str, int], list[int]]:

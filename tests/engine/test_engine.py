@@ -54,13 +54,6 @@ def test_usage_counts_the_cached_tokens_of_the_prompt() -> None:
     assert [event.usage.cached_tokens for event in (first, second, other)] == [0, 8, 0]
 
 
-def test_choices_of_a_prompt_compute_it_once() -> None:
-    runner = ScriptedRunner()
-    with make_engine(runner) as engine:
-        assert [c.text for c in engine.generate([[1] * 11], SamplingParams(n=3, max_tokens=2))] == ["ab"] * 3
-    assert [[tokens for _, _, tokens in step] for step in runner.steps] == [[11], [1, 1, 1], [1, 1]]
-
-
 def test_end_of_sequence_stops_without_its_text() -> None:
     engine = make_engine(ScriptedRunner(lambda s: EOS if s.num_generated == 2 else letter_id("x")))
     *_, last, finished = events_of(engine, request(max_tokens=9))
@@ -178,14 +171,6 @@ def test_every_sampled_token_has_logprobs_even_if_its_text_is_hidden() -> None:
     rows = [entries for chunk in chunks if chunk.logprobs for entries in chunk.logprobs.entries()]
     assert [row[0][1:] for row in rows] == [(b"x", -0.5), (b"<|im_end|>", -0.5)]
     assert all(len(row) == 2 for row in rows)
-
-
-def test_stamps_are_in_order_and_the_phases_add_up() -> None:
-    *_, finished = events_of(make_engine(), request())
-    times = finished.times.ended(lambda: finished.times.last_token)
-    assert [phase.name for phase in times.phases()][-2:] == ["decode", "respond"]
-    assert all(phase.duration_ns >= 0 for phase in times.phases())
-    assert sum(phase.duration_ns for phase in times.phases()) == times.duration_ns
 
 
 def test_one_step_is_one_hand_over_for_all_requests_of_a_consumer(overlap: bool) -> None:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Any
 
 import pytest
 
 from oaiserve.engine import engine as engine_module
 from oaiserve.engine.loop import Stop, Submitted
-from oaiserve.engine.request import Aborted, Event, Failed, Finished, Request, SamplingParams, TextPrompt
-from oaiserve.errors import InternalError, Overloaded, Unavailable
-from tests.engine.answers import run_to_the_end
+from oaiserve.engine.request import Failed, Finished, Request, SamplingParams, TextPrompt
+from oaiserve.errors import Overloaded, Unavailable
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,
     BlockedTokenizer,
     Clock,
     Inbox,
     ScriptedRunner,
-    device_is_gone,
-    letter_id,
     make_engine,
     request,
 )
@@ -46,67 +42,12 @@ def test_a_blocked_tokenizer_delays_neither_submit_nor_the_others() -> None:
         assert isinstance(inbox.wait_terminal("stuck")["stuck"], Finished)
 
 
-def test_a_request_can_be_aborted_while_it_is_tokenized() -> None:
-    tokenizer, inbox = BlockedTokenizer(), Inbox()
-    with make_engine(tokenizer=tokenizer) as engine:
-        engine.submit(text_request("r", "blocked"), inbox)
-        assert tokenizer.entered.wait(TIMEOUT_SECONDS)
-        engine.abort("r")
-        aborted = inbox.wait_terminal("r")["r"]  # at once, though encode has not returned
-        assert isinstance(aborted, Aborted)
-        tokenizer.release.set()
-        engine.submit(text_request("next", "hello"), inbox)
-        assert isinstance(inbox.wait_terminal("next")["next"], Finished)
-        assert (aborted.times.tokenize_started is None, aborted.times.tokenized) == (False, None)
-        assert engine.num_waiting == 0
-
-
-def test_an_abort_while_queued_prefilling_or_decoding_frees_all_blocks(overlap: bool) -> None:
-    runner, inbox = ScriptedRunner(gated=True), Inbox()
-    with make_engine(runner, max_running=2, max_step_tokens=8, tokenize_workers=0) as engine:
-        engine.submit(request("decoding", prompt_len=4, max_tokens=50), inbox)
-        runner.started.get(timeout=TIMEOUT_SECONDS)
-        engine.submit(request("prefilling", prompt_len=40), inbox)
-        engine.submit(request("queued", prompt_len=40), inbox)
-        runner.permit(3)
-        for _ in range(3):
-            step = runner.started.get(timeout=TIMEOUT_SECONDS)
-        assert {chunk.sequence.request_id for chunk in step.chunks} == {"decoding", "prefilling"}
-        for name in ("decoding", "prefilling", "queued"):
-            engine.abort(name)
-        runner.permit(2 if overlap else 1)  # the steps that are under way; no other follows
-        ended = inbox.wait_terminal("decoding", "prefilling", "queued")
-        assert all(isinstance(event, Aborted) for event in ended.values())
-        runner.permit(100)
-        engine.submit(request("next", prompt_len=2), inbox)
-        inbox.wait_terminal("next")
-        assert (engine.snapshot().blocks_used, engine.snapshot().num_running, engine.num_waiting) == (0, 0, 0)
-    assert {name for step in runner.steps[5 if overlap else 4 :] for name, _, _ in step} == {"next"}
-
-
 def test_aborting_a_request_that_has_ended_or_never_was_does_nothing() -> None:
     with make_engine() as engine:
         engine.abort("never submitted")
         assert isinstance(list(engine.stream(request()))[-1], Finished)
         engine.abort("r")
         assert isinstance(list(engine.stream(request("again")))[-1], Finished)
-
-
-def test_if_a_step_fails_all_requests_fail_and_new_ones_are_refused() -> None:
-    runner, inbox = ScriptedRunner(gated=True, computing=device_is_gone), Inbox()
-    engine = make_engine(runner)
-    engine.start()
-    for name in ("running", "waiting"):
-        engine.submit(request(name), inbox)
-    runner.permit()
-    ended = inbox.wait_terminal("running", "waiting")
-    assert all(isinstance(event, Failed) and event.error.status == 500 for event in ended.values())
-    assert engine._loop.join(TIMEOUT_SECONDS)
-    assert isinstance(engine.failure, RuntimeError)
-    assert not engine.is_ready
-    with pytest.raises(Unavailable):
-        engine.submit(request("late"), inbox)
-    engine.stop()
 
 
 def test_a_request_that_is_posted_after_the_end_of_the_thread_fails() -> None:
@@ -116,30 +57,6 @@ def test_a_request_that_is_posted_after_the_end_of_the_thread_fails() -> None:
     engine.stop()
     engine._loop.post(Submitted(request("late"), inbox, at_ns=5))
     assert isinstance(inbox.wait_terminal("late")["late"], Failed)
-
-
-@pytest.mark.parametrize("drawn", ["not a number", ["no id"]], ids=["bad logits", "a bug in the output"])
-def test_what_goes_wrong_in_one_request_ends_that_and_no_other(drawn: Any) -> None:
-    engine = make_engine(ScriptedRunner(lambda one: drawn if one.request_id == "bad" else letter_id("x")))
-    ended = run_to_the_end(engine, [request(name) for name in ("good", "bad", "other")]).ended
-    assert isinstance(ended["bad"].error, InternalError)
-    assert isinstance(ended["good"], Finished)
-    assert isinstance(ended["other"], Finished)
-
-
-def test_a_consumer_that_fails_loses_its_requests_and_no_other_does() -> None:
-    inbox = Inbox()
-
-    def gone(events: list[Event]) -> None:
-        raise RuntimeError("the loop is closed")
-
-    with make_engine() as engine:
-        engine.submit(request("gone", max_tokens=50), gone)
-        engine.submit(request("here", max_tokens=5), inbox)
-        assert isinstance(inbox.wait_terminal("here")["here"], Finished)
-        engine.submit(request("next", max_tokens=5), inbox)
-        inbox.wait_terminal("next")
-        assert engine.snapshot().blocks_used == 0
 
 
 def test_each_choice_of_a_request_waits_but_a_request_of_any_size_is_taken_if_nothing_waits() -> None:

@@ -48,15 +48,6 @@ def test_a_state_that_is_free_cannot_be_released() -> None:
         pool.release(0)
 
 
-def test_each_running_sequence_has_a_state_until_it_ends() -> None:
-    first, second, states = sequence("a", 3, 2), sequence("b", 4, 4), StatePool(4)
-    memory = memory_of(first, second, states=states)
-    memory.run()
-    assert (first.state, second.state) == (0, 1)
-    memory.run_out()
-    assert (first.state, second.state, states.num_owned) == (None, None, 0)
-
-
 @pytest.mark.parametrize("prompt_len", [2, 4, 5, 8, 9, 13])
 def test_choices_of_a_prompt_compute_it_once_and_copy_its_state(prompt_len: int) -> None:
     memory = memory_of(states=StatePool(4))

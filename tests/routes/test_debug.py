@@ -104,35 +104,6 @@ def test_a_malformed_query_is_refused(some: Served, path: str, param: str, says:
     assert len(response.json()["error"]["message"]) < 300
 
 
-def test_the_account_of_a_request_has_its_waits_events_gaps_and_steps(some: Served) -> None:
-    entry = some.http.get("/debug/requests/req-1").json()
-    assert {phase["name"]: phase["duration_ms"] for phase in entry["phases"]}["queue"] == 100
-    assert entry["queue_waits_ns"] == {"batch_full": 90 * MS, "step_under_way": 10 * MS}
-    causes_ns = {phase["name"]: phase["causes_ns"] for phase in entry["phases"] if phase["causes_ns"]}
-    assert causes_ns == {
-        "prefill": {"alone": 30 * MS, "host": 20 * MS},
-        "decode": {"alone": 40 * MS, "neighbour_prompts": 100 * MS, "machine": 10 * MS},
-    }
-    assert [(event["name"], event["at_ms"]) for event in entry["events"]] == [
-        ("grammar_compiled", 5),
-        ("prefix_cache_hit", 110),
-        ("first_token", 160),
-    ]
-    assert entry["events"][0]["details"] == {"compile_ns": 3 * MS, "cache": "miss", "kind": "json_schema"}
-    assert (entry["grammar"]["compile_ns"], entry["tool_calls"]) == (3 * MS, {"called": 1, "unparsed": 2})
-    assert entry["token_gaps"] == {"number": 3, "p50_ns": 30 * MS, "p99_ns": 50 * MS, "max_ns": 50 * MS}
-    assert entry["steps"] == {
-        "first": 5,
-        "last": 14,
-        "number": 10,
-        "mean_sequences": 2.5,
-        "mean_tokens": 7.0,
-        "model_ns": 180 * MS,
-        "between_ns": 20 * MS,
-    }
-    assert (entry["num_neighbours"], entry["neighbours"][0]["request_id"]) == (1, "req-3")
-
-
 PAGE = """\
 chat demo, streamed: finished 200 stop
 request     req-1

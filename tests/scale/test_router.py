@@ -160,15 +160,6 @@ def test_a_silent_replica_is_chosen_only_if_all_are_silent_and_again_when_it_rep
     assert {router.choose(prompt(f"{n}"), 3 * SILENT_NS + 1).replica for n in range(60)} == {*NAMES[:2]}
 
 
-def test_an_excluded_replica_is_chosen_again_when_it_reports() -> None:
-    router = make(NAMES[:2])
-    router.learn(report("replica-0", held=prompt("a")), 0)
-    router.exclude("replica-0", 1)
-    assert {router.choose(prompt("a"), 1).replica for _ in range(20)} == {"replica-1"}
-    router.learn(report("replica-0", 1, held=prompt("a")), 2)
-    assert "replica-0" in {router.choose(prompt("a"), 2).replica for _ in range(20)}
-
-
 def test_when_a_replica_leaves_or_joins_only_its_own_talks_move() -> None:
     prompts = [prompt(f"{number}") for number in range(400)]
 

@@ -5,10 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import torch
-
-from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPrompt
 from tests.engine.answers import Answers, run_to_the_end
@@ -17,18 +13,6 @@ from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, make_engin
 EOS = 40  # of 97 ids that are drawn; the tokenizer has one for each byte
 NUM_REQUESTS = 120
 GRAMMAR = Grammar("json_schema", '{"enum": ["hello,hello", "ZZTOP", "ABCDEF", "xyz"]}')  # "I" is the end of sequence
-
-
-class CountingExecutor(EagerExecutor):
-    """Counts the ids that are taken from the step before on the device."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.num_unknown = 0
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        self.num_unknown += len(batch.unknown_rows)
-        return super().forward(batch)
 
 
 def some_requests(seed: int) -> list[Request]:
@@ -63,14 +47,10 @@ def run(
     *,
     overlap: bool,
     num_blocks: int,
-    leaves: dict[str, int] | None = None,
-    executor: type[CountingExecutor] = CountingExecutor,
     drafts: Any = None,
 ) -> Answers:
-    runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4, executor=executor)
+    runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4)
     runner.is_asynchronous = overlap  # steps overlap as on a GPU
     engine = make_engine(loaded, runner, num_blocks, eos=EOS, max_running=12, max_step_tokens=24, **IN_SMALL_BLOCKS)
     engine._loop._stepper._drafts = drafts
-    found = run_to_the_end(engine, requests, leaves)
-    found.num_unknown = runner._executor.num_unknown
-    return found
+    return run_to_the_end(engine, requests)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oaiserve.engine import results
 from oaiserve.engine.drafting.draft_model import DraftModel
 from oaiserve.engine.model.runner import Launched
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.request import Request, SamplingParams, TokenPrompt
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Step
-from tests.engine.answers import Answers
 from tests.engine.drafting.test_draft_model import Busy
-from tests.engine.model.engine_runs import run, some_requests
+from tests.engine.model.engine_runs import run
 from tests.engine.model.runners import eager_runner, greedy
 from tests.models.decoders import FAMILIES, random_model
 
 BLOCK_SIZE = 4
-NUM_REQUESTS = 60
 
 
 def made(seed: int = 0, noise: float = 0.0) -> LoadedModel:
@@ -47,38 +44,6 @@ def drafts_of(loaded: LoadedModel, num_blocks: int, *, max_len: int = 1000) -> B
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
     return made()
-
-
-@pytest.fixture(scope="module")
-def expected(loaded: LoadedModel) -> Answers:
-    return run(loaded, some_requests(1)[:NUM_REQUESTS], overlap=False, num_blocks=1000)
-
-
-@pytest.mark.parametrize(
-    ("seed", "noise", "num_blocks"),
-    [(0, 0.0, 1000), (0, 0.0, 14), (0, 0.2, 14), (5, 0.0, 1000)],
-    ids=["the same", "the same with preemptions", "alike with preemptions", "another"],
-)
-def test_answers_are_those_without_a_draft_model(
-    loaded: LoadedModel, expected: Answers, seed: int, noise: float, num_blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Greedy and seeded, with penalties, bad words, grammars, log-probabilities, stops, choices and preemptions."""
-    monkeypatch.setattr(results, "FEW_TOKENS", 0)
-    drafts = drafts_of(made(seed, noise), num_blocks)
-    monkeypatch.setattr(drafts, "_look_up", lambda *_: None)
-    found = run(loaded, some_requests(1)[:NUM_REQUESTS], overlap=False, num_blocks=num_blocks, drafts=drafts)
-    assert all(isinstance(event, Finished) for event in found.ended.values())
-    assert (found.num_preemptions > 0) == (num_blocks == 14)
-    found.check(expected)
-    num_drafted, num_accepted = found.total("num_draft_tokens"), found.total("num_accepted_tokens")
-    assert num_drafted == found.total("num_model_draft_tokens")
-    assert num_accepted == found.total("num_accepted_model_tokens")
-    assert num_drafted > 50
-    if seed == 0 and not noise:
-        # Of a draft that is right, only what follows a stop string or the end of a grammar counts nowhere.
-        assert num_accepted > 0.9 * num_drafted
-    else:
-        assert num_accepted < 0.8 * num_drafted
 
 
 PROMPT = [*range(3, 50)]

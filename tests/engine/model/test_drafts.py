@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from oaiserve.engine import results
-from oaiserve.engine.drafting.drafts import Drafts, StepTimes
 from oaiserve.engine.draws import draw_key
 from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.model.runner import BAD_LOGITS, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.request import Finished
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Step
 from tests.engine.answers import Answers
@@ -59,23 +58,6 @@ def test_answers_are_those_without_drafts(
     found.check(expected)
     # How many depends on which requests meet in a step, and so on threads: 20 to 53 in a dozen runs with little memory.
     assert 5 < found.total("num_accepted_tokens") <= drafts.num_accepted
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_answers_are_those_without_the_look_up(
-    loaded: LoadedModel, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(StepTimes, "observe", lambda *_: None)  # so it seems as if drafts cost nothing
-    params = SamplingParams(
-        max_tokens=30, n=2, seed=5, temperature=temperature, ignore_eos=True, allowed_token_ids=[5, 9], logprobs=1
-    )
-    requests = [Request(f"r{i}", (TokenPrompt([5, 9, 9, i]),), params) for i in range(3)]
-    expected, found = (
-        run(loaded, requests, overlap=False, num_blocks=1000, drafts=drafts) for drafts in (None, Drafts())
-    )
-    found.check(expected)
-    assert found.total("num_draft_tokens") > 30
-    assert found.total("num_accepted_tokens") > 5
 
 
 # -- one step ---------------------------------------------------------------------------------------------------------

@@ -1,12 +1,9 @@
-"""Steps that run out of memory at any point leave a model's answers, keys and values as they would be otherwise.
+"""A model that runs out of memory keeps nothing of the step, and copies all blocks or none.
 
 The tests of the engine cover what the engine does then, with a double of the device.
 """
 
 from __future__ import annotations
-
-import random
-from typing import Any
 
 import pytest
 import torch
@@ -15,43 +12,10 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.kv_cache import copy_blocks
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import Finished
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
-from tests.engine.answers import Answers
-from tests.engine.model.engine_runs import CountingExecutor, run, some_requests
 from tests.engine.model.operations import Operations
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.steps import sequence_of
-
-
-@pytest.fixture(scope="module")
-def expected(loaded: LoadedModel) -> Answers:
-    return run(loaded, some_requests(3), overlap=False, num_blocks=1000)
-
-
-class ScarceExecutor(CountingExecutor):
-    """Runs out of memory in every other step, before the model is computed or after all keys and values are written."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._random = random.Random(7)
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        fate = self._random.random()
-        if len(batch.input_ids) > 1 and fate < 0.25:
-            raise torch.OutOfMemoryError
-        logits = super().forward(batch)
-        if len(batch.input_ids) > 1 and fate < 0.5:
-            raise torch.OutOfMemoryError
-        return logits
-
-
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
-def test_answers_are_the_same_if_steps_run_out_of_memory(loaded: LoadedModel, expected: Answers, overlap: bool) -> None:
-    found = run(loaded, some_requests(3), overlap=overlap, num_blocks=14, executor=ScarceExecutor)
-    assert all(isinstance(event, Finished) for event in found.ended.values())
-    assert (found.num_unknown > 100) == overlap
-    found.check(expected)
 
 
 class FullExecutor(EagerExecutor):

@@ -7,7 +7,6 @@ import http.client
 import re
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -97,20 +96,6 @@ def test_the_record_of_a_request_has_its_id_its_trace_and_why_it_came_here(four:
     assert record.routing == of_text(f"replica={name}; " + answer.headers["x-oaiserve-route"])
     assert name not in str([*answer.headers.items()][:-1]).replace(f"'{SIGNATURE}', '{name}'", "")
     assert answer.headers["traceresponse"].startswith(f"00-{trace_id}-")
-
-
-def test_the_turns_of_a_talk_stay_together_and_talks_are_shared_out(four: Fleet) -> None:
-    chosen: Counter[str] = Counter()
-    for number in range(8):
-        text, replicas = f"{number}: {LONG}", set()
-        for turn in range(3):
-            answer = four.ask(text)
-            replicas.add(replica_of(answer))
-            assert reason_of(answer) == ("prefix" if turn else "new")
-            text += "And then. " * 8
-        assert len(replicas) == 1
-        chosen.update(replicas)
-    assert len(chosen) > 1
 
 
 def test_the_requests_of_a_session_stay_together(four: Fleet) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer, Gemma2Config, T5Config
+from transformers import AutoModel, Gemma2Config, T5Config
 
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.pooling.files import PoolingFiles
 from oaiserve.engine.model.pooling.linear import OneDnnLinear
-from oaiserve.engine.request import Finished, PairPrompt, Pooled, Prompt, Request, SamplingParams, TextPrompt
+from oaiserve.engine.request import PairPrompt, Pooled, Prompt, Request, SamplingParams, TextPrompt
 from oaiserve.engine.start.ways.pooling import load_pooler, prepare_pooler
 from oaiserve.errors import StartupError
 from tests.models.decoders import SMALL, random_model
@@ -126,28 +126,6 @@ def test_without_files_encoders_take_the_mean_and_decoders_the_last_token(family
     expected = vectors(model, tokenizer, TEXTS, "mean" if family in ENCODERS else "lasttoken")
     with Engine.from_pretrained(save(tmp_path, family, model)) as engine:
         assert cosines(pooled(engine, [TextPrompt(text) for text in TEXTS]), expected).min() >= 0.9999
-
-
-def test_steps_keep_to_their_budget_with_whole_texts(tmp_path: Path) -> None:
-    folder = save(tmp_path, "bert", random_pooler(FAMILIES["bert"]), pooling="cls")
-    with Engine.from_pretrained(folder, max_running=8, max_step_tokens=20) as engine:
-        pooled(engine, [TextPrompt(text) for text in TEXTS])
-        steps = engine.take_steps()
-    lengths = [len(AutoTokenizer.from_pretrained(folder)(text).input_ids) for text in TEXTS]
-    assert sum(step.num_tokens for step in steps) == sum(lengths)
-    assert all(step.num_tokens <= 20 or step.num_sequences == 1 for step in steps)
-    assert max(step.num_sequences for step in steps) > 1
-
-
-def test_usage_has_the_special_tokens_and_no_completion(tmp_path: Path) -> None:
-    folder = save(tmp_path, "bert", random_pooler(FAMILIES["bert"]), pooling="cls")
-    with Engine.from_pretrained(folder) as engine:
-        request = Request("r", (TextPrompt("aa ab"), TextPrompt("b")), SamplingParams(max_tokens=0))
-        (end,) = [event for event in engine.stream(request) if isinstance(event, Finished)]
-    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (4 + 3, 0)
-    phases = {phase.name: phase.duration_ns for phase in end.times.ended().phases()}
-    assert phases["decode"] == 0
-    assert phases["prefill"] > 0
 
 
 def test_a_decoder_of_a_chat_model_can_embed(tmp_path: Path) -> None:
