@@ -86,20 +86,6 @@ def test_a_rule_uses_known_metrics_and_labels(rule: dict[str, Any]) -> None:
     assert promql.unknown_names(rule["expr"]) == []
 
 
-@pytest.mark.parametrize(
-    ("query", "unknown"),
-    [
-        ("rate(oaiserve_requests_total[5m])", []),
-        ("rate(oaiserve_request_total[5m])", ["oaiserve_request_total"]),
-        ('oaiserve_requests_total{outcom="failed"}', ["oaiserve_requests_total{outcom}"]),
-        ("sum by (phase) (oaiserve_requests_total)", ["by (phase)"]),
-        ("oaiserve:slo_errors:ratio_rate5m > 0 and other_metric", ["other_metric"]),
-    ],
-)
-def test_unknown_metrics_and_labels_are_found(query: str, unknown: list[str]) -> None:
-    assert promql.unknown_names(query) == unknown
-
-
 def test_the_thresholds_of_the_objectives_are_buckets() -> None:
     buckets = {f"{metric.name}_bucket": metric.buckets for metric in names.METRICS}
     thresholds = [

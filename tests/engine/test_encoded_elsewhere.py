@@ -8,12 +8,10 @@ import pytest
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import (
-    Event,
     Grammar,
     Request,
     SamplingParams,
     TextPrompt,
-    TokenChunk,
     TokenPrompt,
 )
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, TokenizeStarted
@@ -33,36 +31,8 @@ def opened(engine: Engine, asked: Request) -> Inbox:
     return inbox
 
 
-def text_of(inbox: Inbox) -> str:
-    events: list[Event] = [event for events in inbox.hand_overs for event in events]
-    return "".join(event.text for event in events if isinstance(event, TokenChunk))
-
-
 def ids(text: str) -> list[list[int]]:
     return [TOKENIZER.encode(TextPrompt(text))]
-
-
-def test_its_stamps_are_those_of_the_other_process() -> None:
-    with make_engine() as engine:
-        asked = request()
-        inbox = opened(engine, asked)
-        engine.encoded(Tokenized(asked, ids("Hello"), [None], at_ns=12))
-        end = inbox.wait_terminal("r")["r"]
-        times = end.times
-        assert (times.received, times.submitted, times.tokenize_started, times.tokenized) == (5, 10, 11, 12)
-        assert (text_of(inbox), end.usage.prompt_tokens) == ("abcd", len(ids("Hello")[0]))
-        assert engine._body_bytes.total == engine.num_waiting == 0
-
-
-def test_its_grammar_is_compiled_before_it_is_tokenized() -> None:
-    with make_engine() as engine:
-        asked = request(grammar=Grammar("regex", "[a-z]{4}"))
-        inbox = opened(engine, asked)
-        engine.encoded(Tokenized(asked, ids("Hello"), [None], at_ns=12))
-        end = inbox.wait_terminal("r")["r"]
-        assert end.times.tokenized > 12
-        assert end.account.grammar_compile_ns is not None
-        assert text_of(inbox) == "abcd"
 
 
 @pytest.mark.parametrize("is_encoded", [True, False])

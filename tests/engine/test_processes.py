@@ -43,22 +43,6 @@ def test_nothing_writes_into_a_request_and_events_are_the_same_after_pickle() ->
     assert described(pickle.loads(pickle.dumps(inbox.hand_overs))) == described(inbox.hand_overs)
 
 
-def test_a_request_that_ends_while_it_is_encoded_is_in_that_phase_and_one_before_is_not() -> None:
-    tokenizer, inbox = BlockedTokenizer(), Inbox()
-    engine = make_engine(tokenizer=tokenizer, tokenize_workers=1)
-    with engine:
-        *_, waits, blocked = requests()
-        engine.submit(blocked, inbox)
-        assert tokenizer.entered.wait(TIMEOUT_SECONDS)
-        engine.submit(waits, inbox)
-        engine.abort(waits.request_id)
-        engine.abort(blocked.request_id)
-        ended = inbox.wait_terminal(waits.request_id, blocked.request_id)
-        tokenizer.release.set()
-    phases = {name: event.times.ended().phases()[-1].name for name, event in ended.items()}
-    assert phases == {waits.request_id: "tokenize_wait", blocked.request_id: "tokenize"}
-
-
 @pytest.mark.parametrize("reason", ["the step fails", "the server stops"])
 def test_a_request_that_is_encoded_when_the_engine_ends_is_in_that_phase(reason: str) -> None:
     tokenizer, inbox = BlockedTokenizer(), Inbox()

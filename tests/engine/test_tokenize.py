@@ -166,15 +166,6 @@ def test_bad_words_come_with_the_prompts_but_for_those_the_model_has_no_ids_for(
     assert tokenized.bad_words == [[97, 98], [99]]
 
 
-def test_the_worker_stamps_when_it_begins_and_when_the_ids_are_known() -> None:
-    with running(clock=iter([100, 250, 300]).__next__) as stage:
-        tokenized = stage.run(TextPrompt("abc"))
-        failed = stage.run(TextPrompt("abc"), logit_bias={100: 1.0})
-    assert tokenized.at_ns == 250
-    assert isinstance(failed, TokenizeFailed)
-    assert stage.started == [TokenizeStarted(tokenized.request, 100), TokenizeStarted(failed.request, 300)]
-
-
 @pytest.mark.parametrize(
     ("num_tokens", "params", "fits"),
     [
@@ -232,19 +223,6 @@ def test_a_worker_survives_a_panic_of_the_encoder(caplog: pytest.LogCaptureFixtu
         assert stage.is_accepted(TextPrompt("abc"))
     assert isinstance(error, InternalError)
     assert "a panic in the encoder" in caplog.text
-
-
-def test_a_request_aborted_while_it_waits_is_posted_but_not_encoded() -> None:
-    with running() as stage:
-        stage.encoder.gate.clear()
-        for request_id in "first", "second", "third":
-            stage.stage.submit(request(request_id))
-        stage.stage.abort("second")
-        stage.encoder.gate.set()
-        results = {result.request.request_id: result for result in (stage.result(), stage.result(), stage.result())}
-        assert len(stage.encoder.prompts) == 2
-    assert results["second"] == Tokenized(results["second"].request, [])
-    assert {started.request.request_id for started in stage.started} == {"first", "third"}
 
 
 def test_aborting_a_request_that_does_not_wait_changes_nothing() -> None:

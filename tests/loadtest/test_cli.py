@@ -61,19 +61,6 @@ def test_the_message_names_the_url_if_no_server_answers(capsys: pytest.CaptureFi
         assert f"--url is {url}, where no server answers" in refusal(capsys, "run", "--url", url)
 
 
-def test_every_option_of_the_streaming_benchmark_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--help"]) == 0
-    text = capsys.readouterr().out
-    for flag in (
-        *("--target", "--mode", "--prompt", "--prompt-repeats", "--unique-prompts", "--num-requests"),
-        *("--max-new-tokens", "--max-batch-size", "--prefill-max-batch-size", "--prefill-max-tokens"),
-        *("--submit-interval-ms", "--submit-schedule", "--no-stop-on-eos", "--no-prefix-cache", "--pretok"),
-        *("--tokenize-workers", "--stream-interval", "--warmup-runs", "--repeat-runs", "--device"),
-        *("--cuda-graph", "--no-cuda-graph"),
-    ):
-        assert f"{flag} " in text, flag
-
-
 def test_oaiserve_bench_is_the_same_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert oaiserve_main(["bench", "run", "--repeats", "0"]) == 2
     assert capsys.readouterr().err == "oaiserve bench: --repeats is 0, but must be at least 1.\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.request import FinishReason, Reasoning
+from oaiserve.engine.request import Reasoning
 from tests.routes.asking import CHAT, HYBRID, OPEN, THOUGHT, chatted, stream_of, submitted
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
@@ -104,13 +104,6 @@ def test_the_text_stays_whole_where_reasoning_is_not_read(
     answer = answered(served, **body)
     assert answer["choices"][0]["message"]["content"] == "".join(THOUGHT)
     assert "completion_tokens_details" not in answer["usage"]
-
-
-def test_an_answer_that_is_cut_while_the_model_thinks_has_no_content(serve: Serve) -> None:
-    served = serve(template=OPEN)
-    served.engine.script = says("I", " think", finish=FinishReason.LENGTH)
-    choice = answered(served)["choices"][0]
-    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
 
 
 def test_calls_follow_the_reasoning(serve: Serve) -> None:

@@ -255,10 +255,6 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[byt
         yield attack_with
 
 
-def test_an_attack_that_a_server_bears_passes(attacked: Callable[[bytes], list[str]]) -> None:
-    assert [sentence for sentence in attacked(b"hello") if "ITL" not in sentence] == []  # the machine may be busy
-
-
 @pytest.mark.parametrize(("body", "says"), [(b"stall", "ITL p99 grew"), (b"bug", "times: got 500: {}")])
 def test_an_attack_that_harms_fails(attacked: Callable[[bytes], list[str]], body: bytes, says: str) -> None:
     assert any(says in sentence for sentence in attacked(body))

@@ -22,7 +22,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
 from tests.engine.grammars.plain import OneOf, constraint
-from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, greedy, make_engine
+from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, make_engine
 from tests.engine.model.sampling.sampling import masks_of
 from tests.engine.model.steps import sequence_of
 from tests.models.decoders import FAMILIES, random_model
@@ -244,20 +244,6 @@ def test_a_mask_without_a_token_ends_its_sequence_only(loaded: LoadedModel) -> N
 
 
 # -- bad_words, with one token for each byte
-
-
-@pytest.mark.parametrize("length", [1, 2, 3])
-def test_a_greedy_answer_avoids_its_bad_words(engine: Engine, length: int) -> None:
-    free = engine.generate([[40, 50, 60]], greedy(24))[0]
-    word = free.text[:length]
-    assert len(word.encode()) == length, "the model's vocabulary is ASCII"
-    assert " " not in word
-    bad_words = tuple({word, free.text[length : 2 * length]})
-    answer = engine.generate([[40, 50, 60]], greedy(24, bad_words=bad_words))[0]
-    assert len(answer.token_ids) == 24
-    assert answer.text != free.text
-    assert not any(bad in answer.text for bad in bad_words)
-    assert answer.token_ids[: length - 1] == free.token_ids[: length - 1]  # the beginning of a bad word is allowed
 
 
 def test_bad_words_that_the_model_cannot_generate_change_nothing(engine: Engine) -> None:

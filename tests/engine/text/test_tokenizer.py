@@ -115,14 +115,6 @@ def test_a_tokenizer_without_rust_form_is_refused_at_the_start() -> None:
         Tokenizer(Slow())
 
 
-def test_a_tokenizer_loads_from_a_folder(tmp_path: Path) -> None:
-    wrap(byte_level(), CHATML).save_pretrained(tmp_path)
-    tokenizer = Tokenizer.from_pretrained(tmp_path)
-    assert tokenizer.encode(TextPrompt("hello")) == BYTE_LEVEL.encode(TextPrompt("hello"))
-    assert tokenizer.chat_template is not None
-    assert tokenizer.vocab_size == BYTE_LEVEL.vocab_size
-
-
 def test_a_folder_without_a_tokenizer_stops_the_start_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="Could not load a tokenizer from") as caught:
         Tokenizer.from_pretrained(tmp_path)

@@ -11,9 +11,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from oaiserve.engine.model import layer_operations
-from oaiserve.engine.model.attention import Backend, Scoring
+from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.description import Norm, NotKnown
 from oaiserve.engine.model.eager import EagerExecutor
@@ -189,32 +188,3 @@ def test_activations_are_those_in_plain_torch(activation: str, is_gated: bool) -
 def test_tiles_are_as_wide_as_rows() -> None:
     assert triton_layers._row_tile(4096) == (4096, 16)
     assert triton_layers._row_tile(50) == (64, 1)
-
-
-@pytest.mark.parametrize("has_norms", [False, True])
-@pytest.mark.parametrize("is_interleaved", [False, True])
-def test_attention_rotates_as_plain_torch_does(is_interleaved: bool, has_norms: bool) -> None:
-    """Decodes and prompts, whose heads are rotated by a part, and turned where they are read."""
-    batch, decodes = (build_batch(step, BLOCK_SIZE, CPU) for step in prompts_and_decodes(FEW, 97, BLOCK_SIZE))
-    generator = torch.Generator().manual_seed(3)
-    angles = torch.rand(64, 5, generator=generator) * 6
-    norm = torch.linspace(0.5, 2, 16) if has_norms else None
-    results, caches = [], []
-    for backend in (TritonAttention, ReferenceAttention):
-        kept = torch.zeros(2, NUM_BLOCKS, BLOCK_SIZE, 2, 16)
-        cache = triton_attention.LayerCache(*kept)
-        generator.manual_seed(4)
-        for step in (batch, decodes):
-            query, key, value = (
-                torch.randn(len(step.input_ids), heads, 16, generator=generator) for heads in (6, 2, 2)
-            )
-            rotation = Rotation(step.positions, angles.cos(), angles.sin(), is_interleaved, norm, norm, 1e-6)
-            if backend is TritonAttention:
-                results.append(TritonAttention(step)(query, key, value, cache, Scoring(0.25), rotation))
-            else:
-                query, key = rotation(query, key)
-                results.append(ReferenceAttention(step)(query, key, value, cache, Scoring(0.25)))
-        caches.append(kept)
-    torch.testing.assert_close(results[0], results[2], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(results[1], results[3], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(caches[0], caches[1], rtol=1e-5, atol=1e-5)

@@ -210,14 +210,6 @@ def test_penalties_follow_an_answer_as_it_grows() -> None:
             row.num_tokens += 1
 
 
-def test_a_word_is_bad_only_within_the_answer() -> None:
-    row = sequence(prompt=(1, 2), bad_words=((1, 2, 3), (2, 4)))
-    assert edit_logits(torch.zeros(1, VOCAB), last_chunks([row])).isfinite().all()
-    row.token_ids += [1, 2]
-    row.num_tokens += 2
-    assert edit_logits(torch.zeros(1, VOCAB), last_chunks([row]))[0].isinf().nonzero().flatten().tolist() == [3, 4]
-
-
 @pytest.mark.parametrize("min_tokens", [1, 2, 3])
 def test_a_token_whose_id_is_not_known_yet_counts_for_min_tokens(min_tokens: int) -> None:
     generator, params = torch.Generator().manual_seed(4), SamplingParams(min_tokens=min_tokens)

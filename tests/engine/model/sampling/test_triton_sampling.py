@@ -18,8 +18,7 @@ from oaiserve.engine.sequence import Sequence
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model.sampling import triton_sampling
-from tests.engine.grammars.plain import OneOf, constraint
-from tests.engine.model.sampling.sampling import next_rows, sample
+from tests.engine.model.sampling.sampling import next_rows
 from tests.engine.model.steps import sequence_of
 
 # Rows that are not finite are computed as the others are, and then marked.
@@ -170,22 +169,6 @@ def test_logits_may_have_any_strides_and_nothing_between_their_rows_is_drawn(dty
         sequence = sequence_of([1, 2, 3], **params)
         check(logits, [sequence] * 3)
         check(logits.contiguous().T.contiguous().T, [sequence] * 3)
-
-
-def test_the_sampler_can_use_it_in_place_of_plain_torch() -> None:
-    torch.manual_seed(6)
-    logits = torch.randn(3, 150)
-    sequences = [
-        sequence_of([1, 2, 3], temperature=0.0, logit_bias={3: 50.0}),
-        sequence_of([1, 2, 3], temperature=1.0, logprobs=2),
-        sequence_of([1, 2, 3], temperature=1.0, top_p=0.5),
-    ]
-    sequences[2].constraint = constraint(OneOf([7], [149]))
-    kernels = {"sample_ids": triton_sampling.sample_ids, "apply_masks": triton_sampling.apply_masks}
-    got = sample(logits.clone(), sequences, **kernels)
-    assert got == sample(logits.clone(), sequences)
-    assert got.token_ids[0] == 3
-    assert got.token_ids[2] in (7, 149)
 
 
 @pytest.mark.parametrize("vocab", [1, 31, 64, 150, 200])
