@@ -25,7 +25,13 @@ KVCacheDtype = Literal["auto", "int8", "fp8"]
 Attention = Literal["auto", "triton", "reference"]
 DraftSource = Literal["auto", "lookup", "off"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
-ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "mistral", "qwen3_coder"]
+# fmt: off
+ToolCallParser = Literal[
+    "auto", "none", "hermes", "llama3_json", "llama4_pythonic", "mistral", "qwen3_coder", "openai", "deepseek_v3",
+    "deepseek_v31", "deepseek_v32", "deepseek_v4", "functiongemma", "gemma4", "glm45", "granite", "kimi_k2", "lfm2",
+    "minimax_m2", "phi4_mini_json", "seed_oss",
+]
+# fmt: on
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
 HostedTools = Literal["ignore", "refuse"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -189,7 +195,7 @@ class ServerOptions:
 
     tool_call_parser: ToolCallParser = "auto"
     """Form in which the model writes calls of tools. auto: the one that its tokenizer declares or its chat template
-    shows, or hermes. none: calls are not looked for, and stay in the text."""
+    shows, or hermes. none: calls are not looked for, and stay in the text. openai: the channels of gpt-oss."""
 
     reasoning_parser: ReasoningParser = "auto"
     """How the model's reasoning is told from its answer: <think> ... </think>. deepseek_r1: each answer begins with it,

@@ -93,6 +93,7 @@ class Grammar:
     # JSON text of one more schema may be there as `answer`, which is @answer.
     text: str
     param: str = "response_format"  # the field of the request that it came from, for errors
+    prefix: str = ""  # Lark of a text of the server's own that comes before it, with special tokens by their ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from oaiserve.engine.request import ChatPrompt, Grammar, Reasoning, SamplingPara
 from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.constraints import TEXT_FORMATS
 from oaiserve.routes.dialects.dialect import Dialect
+from oaiserve.routes.dialects.harmony import HarmonyCalls
+from oaiserve.routes.dialects.lark import lark_of
 from oaiserve.routes.dialects.raw_call import RawCall
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.tools import Tools, forced_schema
@@ -89,7 +91,10 @@ class Conversation:
         if tools is not None and tools.is_forced and family is not None:
             schemas = {name: forced_schema(schema) for name, schema in tools.schemas.items()}
             text = family.grammar(schemas, only_one=tools.only_one, special_ids=self._dialect.special_ids)
-            forced = tools.raw or Grammar("lark_with_schemas", text, param="functions" if tools.is_legacy else "tools")
+            forced = Grammar("lark_with_schemas", text, param="functions" if tools.is_legacy else "tools")
+            if tools.raw is not None:
+                (name,) = tools.schemas
+                forced = self._behind(f"{family.opening}{name}{family.name_end}", tools.raw)
         if grammar is not None and forced is not None and grammar.param not in TEXT_FORMATS:
             # A forced call has no text, which a text format is about; clients send both.
             raise invalid(grammar.param, f"is not allowed together with '{forced.param}' of which one must be called")
@@ -99,7 +104,8 @@ class Conversation:
         """Return a constraint under which the model may also call tools, with any object, if it is one on JSON."""
         tools, family = self.tools, self._dialect.calls
         if tools is None or family is None or constraint.kind not in ("json_object", "json_schema"):
-            return constraint
+            opening = "" if self._dialect.calls is None else self._dialect.calls.answer_opening
+            return self._behind(opening, constraint)
         text = family.grammar(
             dict.fromkeys(tools.schemas, ANY_OBJECT),
             only_one=tools.only_one,
@@ -108,15 +114,33 @@ class Conversation:
         )
         return replace(constraint, kind="lark_with_schemas", text=text)
 
+    def _behind(self, opening: str, constraint: Grammar) -> Grammar:
+        """Return a constraint on what comes behind the marks of a channel, if the model has channels."""
+        family = self._dialect.calls
+        if family is None or not family.by_channels:
+            return constraint
+        return replace(constraint, prefix=lark_of(opening, self._dialect.special_ids))
+
     def completed(self, prompt: ChatPrompt) -> ChatPrompt:
         """Return a prompt with the variables of its template, and with the text that starts the reasoning."""
         opening = "" if self._mode is None else self._mode.prompt_opening
         return replace(prompt, template_kwargs=self._template_kwargs, opening=opening)
 
     def reader(self, *, breaks_cut_calls: bool = False) -> AnswerReader:
-        thinking = self._mode.parser() if self.reads_reasoning and self._mode is not None else None
         calls, tools, family = None, self.tools, self._dialect.calls
+        if family is not None and family.by_channels and (self.reads_reasoning or tools is not None):
+            return AnswerReader(None, self._channels(), breaks_cut_calls=breaks_cut_calls)
+        thinking = self._mode.parser() if self.reads_reasoning and self._mode is not None else None
         if tools is not None and family is not None:
             parser = family.parser if tools.raw is None else RawCall
             calls = parser(tools.schemas, only_one=tools.only_one)
         return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls)
+
+    def _channels(self) -> HarmonyCalls:
+        tools, mode = self.tools, self._mode
+        return HarmonyCalls(
+            {} if tools is None else tools.schemas,
+            only_one=tools is not None and tools.only_one,
+            in_reasoning=mode is not None and mode.is_open,
+            is_raw=tools is not None and tools.raw is not None,
+        )

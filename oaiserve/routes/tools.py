@@ -9,7 +9,6 @@ calls in the dialect of the answer's parser, and results as a turn of the user. 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,7 +17,9 @@ import msgspec
 
 from oaiserve.engine.request import ChatPrompt, Grammar
 from oaiserve.routes.bodies import MAX_TOOLS, ChatBody, ResponsesBody
-from oaiserve.routes.dialects.dialect import HERMES, CallFamily, Dialect
+from oaiserve.routes.dialects.dialect import Dialect
+from oaiserve.routes.dialects.family import CallFamily, Message
+from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.invalid import check_name, invalid, show
 from oaiserve.routes.objects import (
     AllowedChoice,
@@ -161,7 +162,6 @@ def forced_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return schema if schema.keys() & _KEYS_OF_PROPERTIES else {**schema, "additionalProperties": False}
 
 
-Message = dict[str, Any]
 _EXAMPLE = ("name-of-the-function", '{"name-of-an-argument": "its value"}')
 
 
@@ -171,8 +171,8 @@ def prompt_with_tools(
     """Return the prompt of checked messages, in which the tools `shown` are described. `more` are its other fields."""
     family = dialect.calls or HERMES
     if dialect.template_takes_tools:
-        given = [_with_short_ids(message) for message in messages] if family.short_ids else list(messages)
-        return ChatPrompt(given, tools=shown, **more)
+        given = list(messages)
+        return ChatPrompt(given if family.history is None else family.history(given), tools=shown, **more)
     result: list[Message] = []
     results_so_far = False  # the last message has results of calls, and takes further ones
     for message in messages:
@@ -191,20 +191,6 @@ def prompt_with_tools(
             message["content"] = "\n".join(filter(None, (_text(message["content"]), written)))
         result.append(message)
     return ChatPrompt(_introduced(result, shown, family, dialect) if shown else result, tools=(), **more)
-
-
-def _with_short_ids(message: Message) -> Message:
-    """Return a message with the ids of its calls as Mistral's templates want them: nine letters or digits."""
-
-    def short(call_id: str) -> str:
-        return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
-
-    shortened = dict(message)
-    if "tool_call_id" in message:
-        shortened["tool_call_id"] = short(message["tool_call_id"])
-    if "tool_calls" in message:
-        shortened["tool_calls"] = [{**call, "id": short(call.get("id", ""))} for call in message["tool_calls"]]
-    return shortened
 
 
 def _introduced(

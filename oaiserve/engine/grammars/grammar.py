@@ -20,7 +20,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from oaiserve.engine.grammars.notations import translate
+from oaiserve.engine.grammars.notations import translate, with_prefix
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.engine.text.detokenize import TokenTable
@@ -43,7 +43,7 @@ MOST_CLIENTS = 1024  # whose excess is known
 MOST_QUOTED = 200  # characters of a library's message
 
 Mask = NDArray[np.uint32] | NDArray[np.int32]
-_Key = tuple[GrammarKind, str]
+_Key = tuple[GrammarKind, str, str]  # with the prefix
 
 
 class GrammarViolation(Exception):
@@ -130,10 +130,10 @@ class Grammars:
                 "end-of-sequence token, so answers cannot be held to a grammar.",
                 param=grammar.param,
             )
-        future, was_cached = self._find((grammar.kind, grammar.text))
+        future, was_cached = self._find((grammar.kind, grammar.text, grammar.prefix))
         if not was_cached:
             try:
-                future.set_result(_Original(_compiled(tokens, grammar.kind, grammar.text)))
+                future.set_result(_Original(_compiled(tokens, grammar)))
             except Refused as refused:
                 future.set_result(Refused(refused.reason))  # without its traceback, whose frames hold the text
             except BaseException as error:  # a bug, or a panic in Rust: other threads may wait for it
@@ -164,10 +164,11 @@ def _is_spent(future: _Outcome) -> bool:
     return future.exception() is not None or getattr(future.result(), "is_spent", False)
 
 
-def _compiled(tokens: Tokens, kind: GrammarKind, text: str) -> llguidance.LLMatcher:
+def _compiled(tokens: Tokens, grammar: Grammar) -> llguidance.LLMatcher:
     """Compile a grammar. A refusal names the innermost subschema with the same kind of error: llguidance does not."""
-    translated = translate(kind, text)
-    matcher = _matcher(tokens, translated.text)
+    translated = translate(grammar.kind, grammar.text)
+    text = with_prefix(translated.text, grammar.prefix) if grammar.prefix else translated.text
+    matcher = _matcher(tokens, text)
     if not (error := matcher.get_error()):
         return matcher
     deadline_ns = monotonic_ns() + MOST_SEARCH_NS

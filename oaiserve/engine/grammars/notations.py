@@ -73,6 +73,14 @@ def translate(kind: GrammarKind, text: str) -> Translated:
             return _lark_with_schemas(**json.loads(text))
 
 
+def with_prefix(text: str, prefix: str) -> str:
+    """Return a translated grammar behind a prefix in Lark."""
+    first, *more = json.loads(text)["grammars"]
+    return json.dumps(
+        {"grammars": [_unforced(f"start: {prefix} @constrained"), {**first, "name": "constrained"}, *more]}
+    )
+
+
 def _schema_grammar(document: dict[str, Any]) -> str:
     return json.dumps({"grammars": [{"json_schema": {**document, "x-guidance": _JSON_OPTIONS}}]})
 

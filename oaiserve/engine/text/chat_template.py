@@ -16,6 +16,8 @@ from oaiserve.engine.text.special_tokens import SpecialTexts
 from oaiserve.errors import InvalidRequest, StartupError
 
 NO_SPECIAL_TEXTS = SpecialTexts(())
+# A template that joins the arguments of calls to other texts takes them as a text; others take an object.
+_JOINED_ARGUMENTS = re.compile(r"\+[^+{}%|]*\bfunction\b[^+{}%|]*\barguments\b[^+{}%|]*\+")
 # The names beside a template's variables, here or in transformers: no client may set them.
 RESERVED = {
     *("self", "messages", "conversation", "conversations", "chat_template", "tokenize"),
@@ -50,6 +52,7 @@ class ChatTemplate:
         self.takes_system = text in self._sample([systems[0], hello])
         two_systems = self._sample([*systems, hello])
         self._takes_systems = text in two_systems and more in two_systems
+        self._joins_arguments = _JOINED_ARGUMENTS.search(self.source) is not None
         self._knows_developer = re.search(r"""['"]developer['"]""", self.source) is not None
 
     def generation_prompt(self, template_kwargs: Mapping[str, Any]) -> str:
@@ -135,7 +138,7 @@ class ChatTemplate:
         content = prepared.pop("content", None)
         if content is not None:  # a template prints None as "None", but prints nothing for a missing key
             prepared["content"] = self._content(content)
-        if prepared.get("tool_calls"):
+        if prepared.get("tool_calls") and not self._joins_arguments:
             prepared["tool_calls"] = [_with_parsed_arguments(call) for call in prepared["tool_calls"]]
         return prepared
 

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import regex
+
 from oaiserve.routes.dialects.segments import CallBegin, CallBroken, CallEnd, Content, Segment, find_tag
 
 Step = Callable[[list[Segment]], bool]
@@ -25,6 +27,7 @@ class CallParser(ABC):
     """
 
     opening_tags: ClassVar[tuple[str, ...]]  # with each of these, a call may begin
+    closing_tags: ClassVar[tuple[str, ...]] = ()  # that may follow a call, in this order
     tags: ClassVar[tuple[str, ...]]  # all tags of the family
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]], *, only_one: bool = False) -> None:
@@ -125,20 +128,25 @@ class CallParser(ABC):
         self._is_blank, self._step = False, self._in_text
         return True
 
-    @abstractmethod
-    def _after_call(self, segments: list[Segment]) -> bool:
-        """Take the end of a call, or its separator from the next one."""
+    def _match(self, pattern: regex.Pattern[str], at: int = 0) -> regex.Match[str] | None:
+        """Return the match of a head, or None if only more text can make one. Raises NotACall."""
+        match = pattern.match(self._text, at, partial=True)
+        if match is None:
+            raise NotACall
+        return None if match.partial else match
+
+    def _after_call(self, _segments: list[Segment]) -> bool:
+        """Take the whitespace and the tags behind a call, which a model may leave out."""
+        rest = self._text.lstrip()
+        for tag in self.closing_tags:
+            if rest.startswith(tag):
+                self._text = rest[len(tag) :]
+                return True
+        if any(tag.startswith(rest) for tag in self.closing_tags):
+            return False
+        self._step = self._in_text
+        return True
 
     def _after_last_call(self, _segments: list[Segment]) -> bool:
         self._text = ""
         return False
-
-    def _close(self, tag: str) -> bool:
-        """Take whitespace and the closing tag of the call, which a model may leave out."""
-        rest = self._text.lstrip()
-        if rest.startswith(tag):
-            self._text = rest[len(tag) :]
-        elif tag.startswith(rest):
-            return False
-        self._step = self._in_text
-        return True

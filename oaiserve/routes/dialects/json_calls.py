@@ -1,4 +1,4 @@
-"""Calls as JSON objects with the name of a tool and its arguments, as Hermes, Qwen, Llama 3 and Mistral have them."""
+"""Calls as JSON objects: with the name of a tool and its arguments, alone or in a list, or with arguments only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import Any, ClassVar
 
 import msgspec
+import regex
 
 from oaiserve.routes.dialects.calls import CallParser, NotACall
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, Segment
@@ -83,9 +84,6 @@ _HEAD = re.compile(
 )
 _KEYS = ("name", "arguments", "parameters", "type", "id")
 _KEY_CHARACTERS = 64  # in which the first key of an object must begin
-# Mistral's newer format: the name of a call before its arguments, and the beginning of this.
-_NAME = re.compile(r"\s*([A-Za-z0-9_-]+)(?:\[CALL_ID\][A-Za-z0-9]*)?\[ARGS\]\s*(?=\{)")
-_NAME_SO_FAR = re.compile(r"\s*[A-Za-z0-9_-]*(?:\[[A-Z_]*\]?[A-Za-z0-9]*){0,2}\s*")
 
 
 class _Call(msgspec.Struct):
@@ -224,67 +222,46 @@ def is_json_object(text: str) -> bool:
     return True
 
 
-class HermesCalls(JsonCallParser):
-    """Reads `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one after the other, as Qwen writes it, too."""
-
-    opening_tags: ClassVar[tuple[str, ...]] = ("<tool_call>",)
-    tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
-
-    def _after_call(self, _segments: list[Segment]) -> bool:
-        return self._close(self.tags[1])
+def in_quotes(text: str) -> str:
+    """Return the text as it is written within a JSON string."""
+    return msgspec.json.encode(text).decode()[1:-1]
 
 
-class LlamaCalls(JsonCallParser):
-    """Reads `{"name": ..., "parameters": {...}}` as the whole answer of Llama 3, or several of these joined by `;`."""
+class ListedCalls(JsonCallParser):
+    """Reads calls in a list behind a tag, or one without a list."""
 
-    opening_tags = ("<|python_tag|>",)
-    tags = opening_tags
-
-    def _find(self, text: str) -> tuple[int, str]:
-        if self._is_blank:
-            num_spaces = len(text) - len(text.lstrip())
-            if text.startswith("{", num_spaces):
-                return num_spaces, "{"
-        return super()._find(text)
-
-    def _head(self, segments: list[Segment]) -> bool:
-        return self._head_of_object(segments, 0 if self._tag == "{" else len(self._tag))
-
-    def _after_call(self, _segments: list[Segment]) -> bool:
-        if self._goes_on(";"):
-            return True
-        if not self._text or self._text.isspace():
-            return False
-        self._step = self._in_text
-        return True
-
-
-class MistralCalls(JsonCallParser):
-    """Reads `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or the newer `[TOOL_CALLS]name[ARGS]{...}`."""
-
-    opening_tags = ("[TOOL_CALLS]",)
-    tags = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
     _is_list = False
 
     def _head(self, segments: list[Segment]) -> bool:
-        text, at = self._text, len(self._tag)
+        at = 0 if self._tag in ("{", "[") else len(self._tag)
         if self._tag == ",":
             return self._head_of_object(segments, at)
-        while text[at : at + 1].isspace():
+        while self._text[at : at + 1].isspace():
             at += 1
-        self._is_list = text.startswith("[", at)
-        if self._is_list:
-            return self._head_of_object(segments, at + 1)
-        if match := _NAME.match(text, at):
-            self._begin(segments, match[1])
-            self._begin_arguments(match.end(), match.end(), depth=0)
-            return True
-        if not _NAME_SO_FAR.fullmatch(text, at):
-            raise NotACall
-        return False
+        self._is_list = self._text.startswith("[", at)
+        return self._head_of_object(segments, at + self._is_list)
 
-    def _after_call(self, _segments: list[Segment]) -> bool:
+    def _after_call(self, segments: list[Segment]) -> bool:
         if not self._is_list:
-            self._step = self._in_text
+            return super()._after_call(segments)
+        if self._goes_on(","):
             return True
-        return self._goes_on(",") or self._close("]")
+        rest = self._text.lstrip()
+        if rest:
+            self._is_list = False
+            self._text = rest.removeprefix("]") if rest[0] == "]" else self._text
+        return bool(rest)
+
+
+class NamedCalls(JsonCallParser):
+    """Reads calls whose name stands before their arguments: `named` matches from the opening tag up to these."""
+
+    named: ClassVar[regex.Pattern[str]]
+
+    def _head(self, segments: list[Segment]) -> bool:
+        match = self._match(self.named)
+        if match is None:
+            return False
+        self._begin(segments, match["name"])
+        self._begin_arguments(match.end(), match.end(), depth=0)
+        return True

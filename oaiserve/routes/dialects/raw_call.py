@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from oaiserve.routes.dialects.calls import CallParser
-from oaiserve.routes.dialects.qwen_coder import in_quotes
+from oaiserve.routes.dialects.json_calls import in_quotes
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallEnd, Segment
 
 INPUT = "input"  # the only argument of such a tool
+RAW_BEGIN, RAW_END = f'{{"{INPUT}": "', '"}'
 
 
 class RawCall(CallParser):
@@ -19,7 +20,7 @@ class RawCall(CallParser):
         begun: list[Segment] = []
         if not self._raw:
             (name,) = self._tools
-            begun = [CallBegin(name), Arguments(f'{{"{INPUT}": "')]
+            begun = [CallBegin(name), Arguments(RAW_BEGIN)]
             self._raw.append(name)
         return [*begun, Arguments(in_quotes(text))]
 
@@ -28,7 +29,7 @@ class RawCall(CallParser):
         if is_cut:
             return begun
         self.num_called = 1
-        return [*begun, Arguments('"}'), CallEnd()]
+        return [*begun, Arguments(RAW_END), CallEnd()]
 
     def _head(self, segments: list[Segment]) -> bool:
         raise NotImplementedError

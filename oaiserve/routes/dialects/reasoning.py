@@ -11,6 +11,7 @@ from oaiserve.routes.dialects.segments import find_tag
 THINK = ("<think>", "</think>")
 _SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn reasoning on and off
 _EFFORT = "reasoning_effort"
+_NEAREST = {"none": "low", "minimal": "low", "xhigh": "high"}  # efforts that a model without a switch knows
 _BUDGETS = {"minimal": 256, "low": 1024}  # most tokens by effort, for a model that knows no efforts; others: no limit
 
 
@@ -35,10 +36,13 @@ class ReasoningDialect:
         template: str,
         generation_prompt: Callable[[Mapping[str, Any]], str],
         tags: tuple[str, str],
+        *,
+        is_always: bool = False,
     ) -> None:
         """`name` is the value of `--reasoning-parser`, and `generation_prompt` returns the template's text behind the
-        messages, by the values of its variables."""
+        messages, by the values of its variables. `is_always`: the model has no choice."""
         self.tags = tags
+        self._is_always = is_always
         self._name = name
         self._knows_effort = _EFFORT in template
         self._switch = next((switch for switch in _SWITCHES if switch in template), None)
@@ -55,6 +59,8 @@ class ReasoningDialect:
         """Return the template's variables for an effort, and the budget that stands for it where there are none."""
         if effort is None:
             return {}, None
+        if self._is_always:
+            return {_EFFORT: _NEAREST.get(effort, effort)}, 0 if effort == "none" else None
         if effort == "none" and not self._knows_effort:
             return ({}, 0) if self._switch is None else ({self._switch: False}, None)
         return {_EFFORT: effort}, None if self._knows_effort else _BUDGETS.get(effort)
@@ -76,6 +82,8 @@ class ReasoningDialect:
         if ending.endswith(opening):
             return ReasoningMode(self.tags, is_open=True)
         is_off = ending.endswith(closing) or switch is False
+        if must_end and self._is_always:
+            return ReasoningMode(self.tags, is_open=True, prompt_opening=opening)
         if must_end and self._switch is not None and not is_off:
             return ReasoningMode(self.tags, is_open=True, prompt_opening=opening + "\n")
         is_open = self._name == "deepseek_r1" or (self._name == "qwen3" and not is_off)

@@ -99,6 +99,18 @@ def test_all_ends_of_sequence_are_allowed_together() -> None:
     assert allowed(matcher) & set(SPECIAL_IDS) == {EOS, SPECIAL_IDS[0]}
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"), [("regex", "[0-9]{2}"), ("choice", '["1", "23"]'), ("json_schema", '{"enum": [23]}')]
+)
+def test_a_grammar_of_any_kind_may_stand_behind_a_prefix(kind: GrammarKind, text: str) -> None:
+    prefix = f'<[{SPECIAL_IDS[0]}]> "final: "'
+    matcher = GRAMMARS.compile(Grammar(kind, text, prefix=prefix)).matcher()
+    matcher.push(SPECIAL_IDS[0])
+    pushed(matcher, "final: 23").push(EOS)
+    assert matcher.is_complete
+    assert is_refused("final: 23", compiled(kind, text).matcher())
+
+
 def test_special_tokens_are_no_text() -> None:
     matcher = compiled("regex", ".*").matcher()
     assert allowed(matcher) & set(SPECIAL_IDS) == {EOS}

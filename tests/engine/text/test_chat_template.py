@@ -118,6 +118,12 @@ def test_tool_arguments_are_parsed_where_they_are_an_object(arguments: str, expe
     assert render(template, {"role": "assistant", "content": None, "tool_calls": [call]}) == f"{expected}False"
 
 
+def test_tool_arguments_stay_a_text_for_a_template_that_joins_them() -> None:
+    template = "{{ '<' + messages[0].tool_calls[0]['function']['arguments'] + '>' }}"
+    call = {"function": {"name": "weather", "arguments": '{"a":1}'}}
+    assert render(template, {"role": "assistant", "content": None, "tool_calls": [call]}) == '<{"a":1}>'
+
+
 def test_the_clients_messages_are_not_changed() -> None:
     messages = [{"role": "developer", "content": [{"type": "text", "text": "A"}]}]
     render(CHATML, *messages)

@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.dialects.calls import CallParser
-from oaiserve.routes.dialects.json_calls import HermesCalls, LlamaCalls, MistralCalls
-from oaiserve.routes.dialects.qwen_coder import QwenCoderCalls
+from oaiserve.routes.dialects.dialect import FAMILIES
+from oaiserve.routes.dialects.hermes import HermesCalls
+from oaiserve.routes.dialects.llama import LlamaCalls
+from oaiserve.routes.dialects.mistral import MistralCalls
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content
+from oaiserve.routes.dialects.xml import QwenCoderCalls
 from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, read, segments_of
 
-FAMILIES = [HermesCalls, LlamaCalls, MistralCalls, QwenCoderCalls]
+PARSERS = list(dict.fromkeys(family.parser for family in FAMILIES))
 ZONE = '{"zone": "utc"}'
 
 
@@ -199,7 +202,7 @@ SNIPPETS = st.sampled_from(
 TEXTS = st.lists(SNIPPETS | st.text(max_size=3), max_size=14).map("".join)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PARSERS)
 @given(text=TEXTS, places=cuts(), is_cut=st.booleans(), only_one=st.booleans())
 def test_the_parts_do_not_depend_on_the_pieces(
     family: type[CallParser], text: str, places: list[int], is_cut: bool, only_one: bool
@@ -217,7 +220,7 @@ def test_the_parts_do_not_depend_on_the_pieces(
         )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PARSERS)
 @given(text=TEXTS)
 def test_a_text_without_calls_stays_as_it_is_and_complete_calls_have_valid_arguments(
     family: type[CallParser], text: str

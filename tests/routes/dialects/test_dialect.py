@@ -9,7 +9,9 @@ import pytest
 from transformers.utils.chat_parsing import parse_response
 
 from oaiserve.routes.answer_reader import AnswerReader
-from oaiserve.routes.dialects.dialect import HERMES, LLAMA, Dialect, dialect_of
+from oaiserve.routes.dialects.dialect import Dialect, dialect_of
+from oaiserve.routes.dialects.hermes import HERMES
+from oaiserve.routes.dialects.llama import LLAMA
 from tests.routes.dialects.reading import TOOLS, read, segments_of
 from tests.routes.doubles import FakeTemplate
 

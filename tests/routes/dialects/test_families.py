@@ -18,11 +18,15 @@ from oaiserve.engine.grammars.notations import translate
 from oaiserve.engine.request import Grammar
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.answer_reader import AnswerReader
-from oaiserve.routes.dialects.dialect import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER, CallFamily, family_of
+from oaiserve.routes.dialects.dialect import FAMILIES, family_of
+from oaiserve.routes.dialects.family import CallFamily
+from oaiserve.routes.dialects.hermes import HERMES
+from oaiserve.routes.dialects.llama import LLAMA
+from oaiserve.routes.dialects.mistral import MISTRAL, MISTRAL_NAMED
+from oaiserve.routes.dialects.xml import QWEN_CODER
 from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes.dialects.reading import Read, read, segments_of
 
-FAMILIES = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER]
 SCHEMAS = {
     "get_time": {
         "type": "object",
@@ -81,7 +85,7 @@ def test_what_is_written_is_allowed_by_the_grammar_and_read_by_the_parser(
     family: CallFamily, calls: list[tuple[str, dict[str, object]]]
 ) -> None:
     text = written(family, calls)
-    assert accepts(family, text)
+    assert accepts(family, text) == (len(calls) == 1 or not family.by_channels)
     assert accepts(family, text, only_one=True) == (len(calls) == 1)
     assert calls_in(family, text) == Read(calls=[(name, json.dumps(given)) for name, given in calls])
 
@@ -104,6 +108,49 @@ def test_whatever_the_grammar_lets_a_model_write_is_read_as_calls(family: CallFa
     assert result.calls
     assert result.content == ""
     assert accepts(family, written(family, [(name, json.loads(given)) for name, given in result.calls]))
+
+
+FLAT = {
+    "book": {
+        "properties": {"city": {"type": "string"}, "nights": {"type": "integer"}, "class": {"enum": ["a", "b c"]}},
+        "required": ["city", "nights"],
+        "additionalProperties": False,
+    },
+    "any": {"type": "object"},
+}
+BY_VALUES = [family for family in FAMILIES if family.form is not None]
+
+
+def in_form(family: CallFamily, name: str, arguments: dict[str, str]) -> str:
+    form = family.form
+    assert form is not None
+    texts = [form.begin.replace("{name}", name)]
+    for key, value in arguments.items():
+        before = form.key.replace("{is_string}", str(not value.isdigit()).lower()).replace("{key}", key)
+        texts += [before, value, form.value_end]
+    return "".join([family.opening, *texts, form.end, family.closing])
+
+
+@pytest.mark.parametrize("family", BY_VALUES)
+def test_forced_calls_may_have_the_familys_own_form(family: CallFamily) -> None:
+    backend, guidance, _ = tokenizer()
+    text = translate("lark_with_schemas", family.grammar(FLAT, only_one=True, special_ids={})).text
+
+    def is_allowed(call: str) -> bool:
+        matcher = LLMatcher(guidance, text)
+        assert not matcher.get_error()
+        ids = backend.encode(call, add_special_tokens=False).ids
+        return bool(matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting())
+
+    rome = {"city": "<b>\nRome", "nights": "2"}
+    for good in (rome, {**rome, "class": "b c"}):
+        call = in_form(family, "book", good)
+        assert is_allowed(call)
+        ((name, given),) = read(segments_of(AnswerReader(None, family.parser(FLAT)), call)).calls
+        assert (name, json.loads(given)) == ("book", {**good, "nights": 2})
+    assert is_allowed(in_form(family, "any", {"x": "1", "y": "2"}))
+    for bad in ({"city": "Rome"}, {**rome, "nights": "two"}, {**rome, "class": "c"}, {**rome, "more": "1"}):
+        assert not is_allowed(in_form(family, "book", bad))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

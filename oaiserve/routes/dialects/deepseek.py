@@ -1,0 +1,81 @@
+"""Calls of DeepSeek: with tags of their own since V3, and in a tag for each argument (DSML) since V3.2."""
+
+from __future__ import annotations
+
+import regex
+
+from oaiserve.routes.dialects.family import CallFamily
+from oaiserve.routes.dialects.json_calls import NamedCalls
+from oaiserve.routes.dialects.tagged_calls import TaggedCalls
+from oaiserve.routes.dialects.tagged_form import TaggedForm
+
+_CALLS, _CALL, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+_CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+
+
+class DeepSeekCalls(NamedCalls):
+    """Reads the name and the arguments of V3.1, or, of V3 and R1, the type, the name, and the arguments as code."""
+
+    opening_tags = (_CALLS, _CALL)
+    closing_tags = ("```", _CALL_END, _CALLS_END)
+    tags = (_CALLS, _CALL, _SEP, _CALL_END, _CALLS_END)
+    named = regex.compile(
+        rf"(?:{_CALLS}\s*)?{_CALL}\s*(?:function{_SEP}(?P<name>[^\s<>{{}}]++)\s*```json\s*"
+        rf"|(?P<name>[^\s<>{{}}]++){_SEP}\s*)(?=\{{)"
+    )
+
+
+class DSMLCalls(TaggedCalls):
+    form = TaggedForm(
+        '<｜DSML｜invoke name="{name}">\n',
+        '<｜DSML｜parameter name="{key}" string="{is_string}">',
+        "</｜DSML｜parameter>\n",
+        "</｜DSML｜invoke>",
+    )
+    opening_tags = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜invoke name=")
+    closing_tags = ("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>")
+    tags = ("｜DSML｜", *opening_tags, *closing_tags)
+
+
+DEEPSEEK_V3 = CallFamily(
+    "deepseek_v3",
+    DeepSeekCalls,
+    f"{_CALL}function{_SEP}",
+    f"\n```{_CALL_END}",
+    "\n",
+    _CALLS,
+    _CALLS_END,
+    arguments_key="",
+    name_end="\n```json\n",
+    signs=(_SEP, "```json"),
+)
+DEEPSEEK_V31 = CallFamily(
+    "deepseek_v31",
+    DeepSeekCalls,
+    _CALL,
+    _CALL_END,
+    "",
+    _CALLS,
+    _CALLS_END,
+    arguments_key="",
+    name_end=_SEP,
+    signs=(_SEP,),
+)
+DEEPSEEK_V4 = CallFamily(
+    "deepseek_v4",
+    DSMLCalls,
+    "<｜DSML｜tool_calls>\n",
+    "\n</｜DSML｜tool_calls>",
+    "\n",
+    form=DSMLCalls.form,
+    signs=("｜DSML｜", "tool_calls>"),
+)
+DEEPSEEK_V32 = CallFamily(
+    "deepseek_v32",
+    DSMLCalls,
+    "<｜DSML｜function_calls>\n",
+    "\n</｜DSML｜function_calls>",
+    "\n",
+    form=DSMLCalls.form,
+    signs=("｜DSML｜",),
+)

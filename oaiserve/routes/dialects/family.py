@@ -1,0 +1,84 @@
+"""`CallFamily`: how a family of models writes its calls of tools, in prompts and where a grammar forces them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from oaiserve.routes.dialects.calls import CallParser
+from oaiserve.routes.dialects.lark import NUMBER, lark_of
+from oaiserve.routes.dialects.tagged_form import TaggedForm
+
+MOST_FORCED_CALLS = 16  # so that a model without an end does not call for ever
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallFamily:
+    """A family of models. It writes `before`, then each call between `opening` and `closing`, then `after`."""
+
+    name: str
+    parser: type[CallParser]
+    opening: str = ""
+    closing: str = ""
+    separator: str = ""
+    before: str = ""
+    after: str = ""
+    arguments_key: str = "arguments"  # "": a call is its name, `name_end` and the arguments, not one object
+    name_end: str = ""
+    signs: tuple[str, ...] = ()  # a chat template with all of these is one of this family
+    form: TaggedForm | None = None  # the family's own form of a call, beside that in JSON
+    history: Callable[[Sequence[Message]], list[Message]] | None = None  # makes messages as its templates take them
+    by_channels: bool = False  # the parser reads reasoning, too, and an answer ends with its first call
+    answer_opening: str = ""  # before an answer that is no call, where it follows reasoning
+
+    def written(self, calls: Iterable[tuple[str, str]]) -> str:
+        """Return the text of calls (names and JSON texts of arguments) in the dialect of this family."""
+        texts = []
+        for number, (name, arguments) in enumerate(calls):
+            head, tail = self._around(name)
+            texts.append(f"{self.opening}{head.replace(NUMBER, str(number))}{arguments}{tail}{self.closing}")
+        return self.before + self.separator.join(texts) + self.after
+
+    def grammar(
+        self,
+        schemas: Mapping[str, Mapping[str, Any]],
+        *,
+        only_one: bool,
+        special_ids: Mapping[str, int],
+        answer: str | None = None,
+    ) -> str:
+        """Return the text of a grammar (`lark_with_schemas`) for one call of these tools, or for several.
+
+        The schemas are those of the arguments. Special tokens are text to the parsers, but a grammar needs their ids.
+        With the JSON text of a schema as `answer`, an instance of it may come instead of the calls.
+        """
+
+        def lark(*texts: str) -> str:
+            return " ".join(text if text.startswith("@") else lark_of(text, special_ids) for text in texts if text)
+
+        all_schemas = dict(schemas)
+        bodies = []
+        for number, (name, schema) in enumerate(schemas.items()):
+            head, tail = self._around(name)
+            bodies.append(lark(head, f"@schema_{number}", tail))
+            if self.form is not None and (body := self.form.body(name, schema, all_schemas, special_ids)):
+                bodies.append(body)
+        is_single = only_one or self.by_channels
+        more = "" if is_single else f"({lark(self.separator)} call){{0,{MOST_FORCED_CALLS - 1}}}"
+        start = f"{lark(self.before)} call {more} {lark(self.after)}"
+        if answer is not None:
+            start = f"{lark(self.answer_opening, '@answer')} | {start}"
+        rules = f"start: {start}\ncall: {lark(self.opening)} body {lark(self.closing)}\nbody: {' | '.join(bodies)}"
+        if "TEXT" in rules and self.form is not None:
+            rules += f"\n{self.form.terminals()}"
+        return msgspec.json.encode({"lark": rules, "schemas": all_schemas, "answer": answer}).decode()
+
+    def _around(self, name: str) -> tuple[str, str]:
+        """Return the texts before and after the arguments of a call."""
+        if not self.arguments_key:
+            return name + self.name_end, ""
+        return f'{{"name": "{name}", "{self.arguments_key}": ', "}"

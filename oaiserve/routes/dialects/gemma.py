@@ -1,0 +1,107 @@
+"""Calls of Gemma 4 and FunctionGemma: `call:name{key:value}`, with strings between tags in place of quotes."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+import regex
+
+from oaiserve.routes.dialects.calls import NotACall
+from oaiserve.routes.dialects.family import CallFamily
+from oaiserve.routes.dialects.json_calls import NamedCalls, is_json_object
+from oaiserve.routes.dialects.segments import Arguments, CallBegin, Segment
+
+
+class GemmaCalls(NamedCalls):
+    """Arguments in the model's own form are read as a whole, others as JSON."""
+
+    opening_tags: ClassVar[tuple[str, ...]] = ("<|tool_call>",)
+    closing_tags: ClassVar[tuple[str, ...]] = ("<tool_call|>",)
+    quote = '<|"|>'
+    tags: ClassVar[tuple[str, ...]] = (*opening_tags, *closing_tags, quote)
+    named = regex.compile(r"<\|tool_call>\s*call:(?P<name>[^\s<>{}]++)\s*(?=\{)")
+
+    def _head(self, segments: list[Segment]) -> bool:
+        match = self._match(self.named)
+        if match is None:
+            return False
+        first = self._text[match.end() + 1 :].lstrip()[:1]
+        if first in ("", '"'):
+            return first != "" and super()._head(segments)
+        if match["name"] not in self._tools:
+            raise NotACall
+        end = self._end_of_object(match.end())
+        if end is None:
+            return False
+        arguments = self._as_json(self._text[match.end() : end])
+        if not is_json_object(arguments):
+            raise NotACall
+        segments += [CallBegin(match["name"]), Arguments(arguments)]
+        self._take(end)
+        return self._end(segments)
+
+    def _end_of_object(self, at: int) -> int | None:
+        """Return the place behind the bracket that closes the one at this place, or None if it has not come."""
+        depth, text = 0, self._text
+        while True:
+            piece = _QUOTE_OR_BRACKET[self.quote].search(text, at)
+            if piece is None:
+                return None
+            at = piece.end()
+            if piece[0] == self.quote:
+                at = text.find(self.quote, at) + len(self.quote)
+                if at < len(self.quote):
+                    return None
+            else:
+                depth += 1 if piece[0] in "{[" else -1
+                if depth == 0:
+                    return at
+
+    def _as_json(self, text: str) -> str:
+        written: str = _PIECE[self.quote].sub(_piece_as_json, text)
+        return written
+
+
+class FunctionGemmaCalls(GemmaCalls):
+    opening_tags = ("<start_function_call>",)
+    closing_tags = ("<end_function_call>",)
+    quote = "<escape>"
+    tags = (*opening_tags, *closing_tags, quote)
+    named = regex.compile(r"<start_function_call>\s*call:(?P<name>[^\s<>{}]++)\s*(?=\{)")
+
+
+def _piece_as_json(piece: regex.Match[str]) -> str:
+    if piece["string"] is not None:
+        return msgspec.json.encode(piece["string"]).decode()
+    word: str = piece["word"].strip()
+    if not piece["colon"]:
+        try:
+            msgspec.json.decode(word)
+        except msgspec.MsgspecError:
+            pass
+        else:
+            return word
+    return msgspec.json.encode(word).decode()
+
+
+_QUOTES = (GemmaCalls.quote, FunctionGemmaCalls.quote)
+_QUOTE_OR_BRACKET = {quote: regex.compile(rf"{regex.escape(quote)}|[{{}}\[\]]") for quote in _QUOTES}
+_PIECE = {
+    quote: regex.compile(
+        rf"(?s){(q := regex.escape(quote))}(?P<string>.*?){q}|(?P<word>[^\s{{}}\[\],:][^{{}}\[\],:]*+)(?P<colon>(?=:))?"
+    )
+    for quote in _QUOTES
+}
+
+GEMMA4 = CallFamily(
+    "gemma4", GemmaCalls, "<|tool_call>call:", "<tool_call|>", arguments_key="", signs=("<|tool_call>",)
+)
+FUNCTION_GEMMA = CallFamily(
+    "functiongemma",
+    FunctionGemmaCalls,
+    "<start_function_call>call:",
+    "<end_function_call>",
+    arguments_key="",
+    signs=("<start_function_call>",),
+)

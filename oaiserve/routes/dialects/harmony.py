@@ -1,0 +1,162 @@
+"""Harmony, the dialect of gpt-oss: an answer is messages in channels: analysis, commentary with calls, and final."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+import regex
+
+from oaiserve.routes.dialects.calls import NotACall
+from oaiserve.routes.dialects.family import CallFamily, Message
+from oaiserve.routes.dialects.json_calls import NamedCalls, in_quotes
+from oaiserve.routes.dialects.raw_call import RAW_BEGIN, RAW_END
+from oaiserve.routes.dialects.segments import Arguments, Content, Reasoning, Segment, find_tag
+
+_START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+REASONING_TAGS = (f"{_CHANNEL}analysis{_MESSAGE}", "<|end|>")
+# The name of a tool stands before the channel or behind it.
+_HEADER = regex.compile(
+    r"(?:(?:<\|start\|>)?assistant)?\s*(?:to=(?P<to>[^\s<>]++))?\s*(?:<\|channel\|>\s*(?P<channel>[a-z]++)"
+    r"(?:\s+to=(?P<to>[^\s<>]++))?)?\s*(?:<\|constrain\|>)?\s*(?:json|code)?\s*<\|message\|>"
+)
+
+
+class HarmonyCalls(NamedCalls):
+    """Reads whole answers. A message with a broken header, or to a tool that is not the request's, is content."""
+
+    opening_tags = (_CHANNEL, _START)
+    closing_tags = _ENDS
+    tags = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS)
+    named = _HEADER
+
+    def __init__(
+        self,
+        tools: Mapping[str, Mapping[str, Any]],
+        *,
+        only_one: bool = False,
+        in_reasoning: bool = False,
+        is_raw: bool = False,
+    ) -> None:
+        """`in_reasoning`: the prompt ends within the analysis. With `is_raw`, a call's text is its only argument."""
+        super().__init__(tools, only_one=only_one)
+        self._is_raw = is_raw
+        self.is_over = False
+        self.end = 0  # characters of the text up to the end of the last reasoning, as far as it has come
+        self._num_pushed = 0
+        self._step = self._in_analysis if in_reasoning else self._at_start
+
+    def push(self, text: str) -> list[Segment]:
+        self._num_pushed += len(text)
+        return super().push(text)
+
+    def finish(self, *, is_cut: bool) -> list[Segment]:
+        self.is_over = True
+        if self._step == self._at_start:
+            self._step = self._in_text
+        if self._step == self._in_raw and not is_cut:
+            self._text += _ENDS[0]  # of a sequence's end, which is not shown
+            return self.push("")
+        in_message = self._step in (self._in_analysis, self._in_message)
+        kind = Reasoning if self._step == self._in_analysis else Content
+        if not in_message:
+            return super().finish(is_cut=is_cut)
+        text, self._text = self._text, ""
+        self.end = self._num_pushed if kind is Reasoning else self.end
+        return [kind(text)] if text else []
+
+    def _at_start(self, _segments: list[Segment]) -> bool:
+        """Wait for a header, without the words that are in the prompt, or for a text that is none."""
+        match = _HEADER.match(self._text, partial=True)
+        if match is not None and match.partial:
+            return False
+        self._begin_head("")
+        self._step = self._in_text if match is None else self._in_head
+        return True
+
+    def _head(self, segments: list[Segment]) -> bool:
+        match = self._match(_HEADER)
+        if match is None:
+            return False
+        if match["to"] is not None:
+            name = match["to"].removeprefix("functions.")
+            self._begin(segments, name)
+            if self._is_raw:
+                self._take(match.end())
+                segments.append(Arguments(RAW_BEGIN))
+                self._step = self._in_raw
+            else:
+                self._begin_arguments(match.end(), match.end(), depth=0)
+            return True
+        if match["channel"] is None:
+            raise NotACall
+        self._text = self._text[match.end() :]
+        self._step = self._in_analysis if match["channel"] == "analysis" else self._in_message
+        return True
+
+    def _in_analysis(self, segments: list[Segment]) -> bool:
+        return self._in_body(segments, Reasoning)
+
+    def _in_message(self, segments: list[Segment]) -> bool:
+        return self._in_body(segments, Content)
+
+    def _in_raw(self, segments: list[Segment]) -> bool:
+        at, tag = find_tag(self._text, _ENDS)
+        if at:
+            segments.append(Arguments(in_quotes(self._take(at))))
+        if not tag:
+            return False
+        segments.append(Arguments(RAW_END))
+        return self._end(segments)
+
+    def _in_body(self, segments: list[Segment], kind: type[Content | Reasoning]) -> bool:
+        at, tag = find_tag(self._text, _ENDS)
+        if at:
+            segments.append(kind(self._text[:at]))
+        self._text = self._text[at + len(tag) :]
+        if kind is Reasoning:
+            self.end = self._num_pushed - len(self._text)
+        if tag:
+            self._is_blank, self._step = True, self._after_call
+        return bool(tag)
+
+
+def one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with one call each and its result behind it, as the template takes them.
+
+    Text beside calls becomes a message of its own: the template has no place for it and for reasoning.
+    """
+    result: list[Message] = []
+    placed: set[int] = set()
+    for at, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        if not calls:
+            if at not in placed:
+                result.append(message)
+            continue
+        rest = {key: value for key, value in message.items() if key not in ("tool_calls", "content")}
+        if message.get("content"):
+            result.append({"role": message["role"], "content": message["content"]})
+        results = list(takewhile(lambda one: messages[one]["role"] == "tool", range(at + 1, len(messages))))
+        for call in calls:
+            result.append({**rest, "tool_calls": [call]})
+            rest = {"role": message["role"]}  # the reasoning comes once
+            own = [one for one in results if messages[one].get("tool_call_id") == call.get("id") and one not in placed]
+            result += (messages[one] for one in own)
+            placed.update(own)
+    return result
+
+
+HARMONY = CallFamily(
+    "openai",
+    HarmonyCalls,
+    f"{_START}assistant{_CHANNEL}commentary to=functions.",
+    arguments_key="",
+    name_end=f" {_CONSTRAIN}json{_MESSAGE}",
+    signs=(REASONING_TAGS[0],),
+    history=one_call_each,
+    by_channels=True,
+    answer_opening=f"{_START}assistant{_CHANNEL}final{_MESSAGE}",
+)

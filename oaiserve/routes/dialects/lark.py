@@ -1,0 +1,21 @@
+"""Text in the notation of llguidance's Lark, for grammars of the server's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+NUMBER, KEY = "{number}", "{key}"  # stand for the place of a call in its answer, and for the name of an argument
+_ANY = {NUMBER: "/[0-9]{1,4}/", KEY: '/[^<>"\\s]{1,64}/'}
+
+
+def lark_of(text: str, special_ids: Mapping[str, int]) -> str:
+    """Return a text as Lark has it: special tokens by their ids, NUMBER and KEY as any number and any name."""
+    tags = [*(tag for tag in special_ids if tag in text), *_ANY]
+    return " ".join(
+        f"<[{special_ids[piece]}]>" if piece in special_ids else _ANY.get(piece) or msgspec.json.encode(piece).decode()
+        for piece in re.split(f"({'|'.join(map(re.escape, tags))})", text)
+        if piece
+    )

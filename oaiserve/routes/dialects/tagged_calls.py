@@ -1,0 +1,103 @@
+"""`TaggedCalls`: reads calls that have a tag for each argument, as a `TaggedForm` says, or else one in JSON."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from oaiserve.routes.dialects.json_calls import JsonCallParser, in_quotes
+from oaiserve.routes.dialects.segments import Arguments, Segment, unfinished_tag
+from oaiserve.routes.dialects.tagged_form import TaggedForm, types_of
+
+_KINDS = {
+    dict: "object",
+    list: "array",
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+}
+_LITERALS = {"True": "true", "False": "false", "None": "null"}  # as Python writes them
+
+
+class TaggedCalls(JsonCallParser):
+    """By the tool's schema, or by an attribute of the tag, some values are strings, which have no quotes."""
+
+    form: ClassVar[TaggedForm]
+    _separator: str  # before the next argument, in JSON
+    _types: set[str]  # of the value, as the tag or the schema says
+    _is_string: bool  # it is nothing else
+
+    def _head(self, segments: list[Segment]) -> bool:
+        form, tag = self.form, self._tag
+        at = 0 if form.begin.startswith(tag) else len(tag)
+        while self._text[at : at + 1].isspace():
+            at += 1
+        if at == len(self._text):
+            return False
+        if at and self._text[at] == "{":
+            return self._head_of_object(segments, at)
+        match = self._match(form.pattern(form.begin), at)
+        if match is None:
+            return False
+        self._begin(segments, match["name"])
+        self._schema = self._tools[match["name"]].get("properties") or {}
+        self._separator = "{"
+        self._take(match.end())
+        self._step = self._in_call
+        return True
+
+    def _in_call(self, segments: list[Segment]) -> bool:
+        form = self.form
+        at = len(self._text) - len(self._text.lstrip())
+        end = form.end or self.closing_tags[0]
+        if self._text.startswith(end, at):
+            self._take(at + len(end))
+            segments.append(Arguments("{}" if self._separator == "{" else "}"))
+            return self._end(segments)
+        match = form.pattern(form.key).match(self._text, at, partial=True)
+        if match is None or match.partial:
+            is_unfinished = match is not None or end.startswith(self._text[at:])
+            return False if is_unfinished else self._break(segments)
+        self._take(match.end())
+        key = match["key"]
+        segments.append(Arguments(f"{self._separator}{msgspec.json.encode(key).decode()}: "))
+        self._separator = ", "
+        said = match.groupdict().get("is_string")
+        self._types = types_of(self._schema.get(key)) if said is None else {"string"} if said == "true" else set()
+        self._is_string = self._types == {"string"}
+        if self._is_string:
+            segments.append(Arguments('"'))
+        self._step = self._in_value
+        return True
+
+    def _in_value(self, segments: list[Segment]) -> bool:
+        text, closing = self._text, self.form.closing
+        line_break = "\n" if self.form.value_end.startswith("\n") else ""  # before the tag, to which it belongs
+        end = text.find(closing)
+        if end == -1 and not self._is_string:
+            return False
+        if end == -1:
+            end = min(unfinished_tag(text, closing), unfinished_tag(text, line_break + closing))
+            if end:
+                segments.append(Arguments(in_quotes(self._take(end))))
+            return False
+        value = self._take(end).removesuffix(line_break)
+        self._take(len(closing))
+        segments.append(Arguments(in_quotes(value) + '"' if self._is_string else _as_json(value, self._types)))
+        self._step = self._in_call
+        return True
+
+
+def _as_json(value: str, types: set[str]) -> str:
+    """Return a value in JSON: itself if it is JSON and no string is wanted in its place, or else as a string."""
+    text = value.strip()
+    text = _LITERALS.get(text, text)
+    try:
+        kind = _KINDS[type(msgspec.json.decode(text))]
+    except (msgspec.MsgspecError, RecursionError):
+        return msgspec.json.encode(value).decode()
+    is_wanted = "string" not in types or kind in types or (kind == "integer" and "number" in types)
+    return text if is_wanted else msgspec.json.encode(value).decode()

@@ -1,0 +1,113 @@
+"""`TaggedForm`: a call that has a tag for each argument, as a row of texts; its patterns, and its grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import regex
+
+from oaiserve.routes.dialects.lark import KEY, lark_of
+
+# With one of these, a schema is about more than the values of its properties one by one.
+_NOT_BY_VALUE = {"$ref", "allOf", "anyOf", "oneOf", "if", "not", "patternProperties", "propertyNames", "minProperties"}
+_OF_STRINGS = {"pattern", "format", "minLength", "maxLength", "const"}
+_PATTERNS = {
+    "name": r'(?P<name>[^<>"\s{}=(]++)',
+    "key": r'(?P<key>[^<>"\n]++)',
+    "is_string": "(?P<is_string>true|false)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedForm:
+    """The texts before the arguments, before and behind each value, and behind the arguments.
+
+    In them, `{name}`, `{key}` and `{is_string}` stand for the tool, the argument, and "true" or "false". Values that
+    are strings have no quotes, others are JSON. Around a value, a line break at the form's edge belongs to the tags.
+    """
+
+    begin: str
+    key: str
+    value_end: str
+    end: str
+
+    @property
+    def closing(self) -> str:
+        """Return the tag behind a value."""
+        return self.value_end.strip()
+
+    def pattern(self, text: str) -> regex.Pattern[str]:
+        """Return the pattern of one of the texts, with groups for what stands in it."""
+        return _pattern(text)
+
+    def body(
+        self, name: str, schema: Mapping[str, Any], schemas: dict[str, Any], special_ids: Mapping[str, int]
+    ) -> str | None:
+        """Return the grammar of a call's inside, or None if the form cannot hold the schema.
+
+        It adds to `schemas` those of values. Lark names them by their place.
+        """
+        properties = schema.get("properties") or {}
+        if (
+            schema.keys() & _NOT_BY_VALUE
+            or '"$ref"' in json.dumps(schema)
+            or any(tag in self.closing for tag in special_ids)
+            or not set(schema.get("required") or ()) <= properties.keys()
+        ):
+            return None
+        parts = [lark_of(self.begin.replace("{name}", name), special_ids)]
+        if not properties and schema.get("additionalProperties") is not False:
+            parts.append(f"({self._before(KEY, special_ids, is_string=False)} TEXT)*")
+        for key, value in properties.items():
+            if not self.pattern("{key}").fullmatch(key):
+                return None
+            ends = lark_of(self.value_end, special_ids)
+            if is_text := types_of(value) == {"string"}:
+                if value.keys() & (_OF_STRINGS | _NOT_BY_VALUE):
+                    return None
+                choices = " | ".join(lark_of(choice + self.value_end, special_ids) for choice in value.get("enum", ()))
+                written = f"({choices})" if choices else "TEXT"
+            elif (types := types_of(value)) and "string" not in types:
+                written = f"@schema_{len(schemas)} {ends}"
+                schemas[f"{name}.{key}"] = value
+            else:
+                return None
+            part = f"{self._before(key, special_ids, is_string=is_text)} {written}"
+            parts.append(part if key in (schema.get("required") or ()) else f"({part})?")
+        return " ".join([*parts, lark_of(self.end, special_ids)]).strip()
+
+    def terminals(self) -> str:
+        """Return the definition of TEXT: any text up to the tag behind a value, and this."""
+        closing = regex.escape(self.closing).replace("/", r"\/")
+        return f"TEXT: BODY {json.dumps(self.value_end)}\nBODY: /(?s:.*)/ & ~/(?s:.*){closing}(?s:.*)/"
+
+    def _before(self, key: str, special_ids: Mapping[str, int], *, is_string: bool) -> str:
+        text = self.key.replace("{is_string}", "true" if is_string else "false")
+        return lark_of(text.replace("{key}", key), special_ids)
+
+
+@cache
+def _pattern(text: str) -> regex.Pattern[str]:
+    inner, breaks = text.rstrip("\n"), text.endswith("\n")
+    for name in _PATTERNS:
+        inner = inner.replace(f"{{{name}}}", f"\0{name}\0")
+    pieces = [_PATTERNS.get(piece) or r"\s*".join(map(regex.escape, piece.split("\n"))) for piece in inner.split("\0")]
+    return regex.compile("".join(pieces) + (r"(?:\n|(?=[^\n]))" if breaks else ""))
+
+
+def types_of(schema: Any) -> set[str]:
+    """Return the types of a schema's values, as far as it says them itself; none: any."""
+    if not isinstance(schema, Mapping):
+        return set()
+    if (kind := schema.get("type")) is not None:
+        return set(kind) if isinstance(kind, list) else {kind}
+    for key in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(key), list):
+            found = [types_of(option) for option in options]
+            return set().union(*found) if all(found) else set()
+    choices = schema.get("enum")
+    return {"string"} if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices) else set()

@@ -1,0 +1,205 @@
+"""Tests each dialect in the forms that its models write, whole and cut at every character."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from oaiserve.routes.answer_reader import AnswerReader
+from oaiserve.routes.dialects.dialect import FAMILIES, family_of
+from oaiserve.routes.dialects.family import CallFamily
+from oaiserve.routes.dialects.harmony import HARMONY, HarmonyCalls, one_call_each
+from oaiserve.routes.dialects.kimi import with_counted_ids
+from oaiserve.routes.dialects.segments import Segment
+from tests.routes.dialects.reading import Read, read, segments_of
+
+TOOLS: dict[str, Any] = {
+    "book": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "nights": {"type": "integer"},
+            "price": {"type": ["number", "null"]},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "guests": {"type": "array", "items": {"type": "string"}},
+            "more": {"type": "object"},
+        },
+    },
+    "get-time": {"type": "object", "properties": {}},
+}
+Given = dict[str, Any]
+ROME: Given = {"city": "Rome"}
+# Each: the dialect, what the model writes, the content and the calls. The forms are those of the models' templates, and
+# of the cases in the tests of vLLM, SGLang and llama.cpp.
+CASES: list[tuple[str, str, str, list[tuple[str, Given]]]] = [
+    ("hermes", 'Sure. <tool_call>\n{"name": "get-time", "arguments": {}}\n</tool_call>', "Sure. ", [("get-time", {})]),
+    ("granite", '<|tool_call|>[{"name": "book", "arguments": {"city": "Rome"}}]', "", [("book", ROME)]),
+    ("granite", '<|tool_call|>[{"name": "get-time", "arguments": {}}, {"name": "book", "arguments": {"nights": 2}}]',
+     "", [("get-time", {}), ("book", {"nights": 2})]),
+    ("phi4_mini_json", '<|tool_call|>{"name": "book", "arguments": {"city": "Rome"}}<|/tool_call|>', "",
+     [("book", ROME)]),
+    ("phi4_mini_json", 'functools[{"name": "book", "arguments": {"city": "Rome"}}]', "", [("book", ROME)]),
+    ("llama4_pythonic", "[book(city='Rome', nights=9, more={'a': [True, None]})]", "",
+     [("book", {"city": "Rome", "nights": 9, "more": {"a": [True, None]}})]),
+    ("llama4_pythonic", "<|python_start|>[get-time(), book(guests=['A', \"B's\"], price=-1.5)]<|python_end|>", "",
+     [("get-time", {}), ("book", {"guests": ["A", "B's"], "price": -1.5})]),
+    ("llama4_pythonic", r"""[book(city='L\'A', note='a "b" )]')]""", "",
+     [("book", {"city": "L'A", "note": 'a "b" )]'})]),
+    ("llama4_pythonic", "I look it up. [book(city='Rome', more={}, guests=[])]", "I look it up. ",
+     [("book", {"city": "Rome", "more": {}, "guests": []})]),
+    ("llama4_pythonic", '{"name": "book", "parameters": {"city": "Rome"}}', "", [("book", ROME)]),
+    ("llama4_pythonic", "See [note (1)] and [book] for more.", "See [note (1)] and [book] for more.", []),
+    ("llama4_pythonic", "[book('Rome')]", "[book('Rome')]", []),
+    ("llama4_pythonic", "[book(nights=1e999)]", "[book(nights=1e999)]", []),
+    ("llama4_pythonic", "[book(city=b'z')]", "[book(city=b'z')]", []),
+    ("llama4_pythonic", "[book(city=1])]", "[book(city=1])]", []),
+    ("lfm2", '<|tool_call_start|>[book(city="Rome")]<|tool_call_end|>Wait.', "Wait.", [("book", ROME)]),
+    ("mistral", '[TOOL_CALLS]book{"city": "Rome"}[TOOL_CALLS]get-time[CALL_ID]1aB[ARGS]{}', "",
+     [("book", ROME), ("get-time", {})]),
+    ("qwen3_coder", "<tool_call>\n<function=book>\n<parameter=city>\n\nRome\n\n</parameter>\n<parameter=nights>\n2\n"
+     "</parameter>\n</function>\n</tool_call>", "", [("book", {"city": "\nRome\n", "nights": 2})]),
+    ("seed_oss", "Well.<seed:tool_call>\n<function=book>\n<parameter=city>a\nb\n</parameter>\n<parameter=guests>['x']"
+     "</parameter>\n</function>\n</seed:tool_call>", "Well.", [("book", {"city": "a\nb\n", "guests": "['x']"})]),
+    ("minimax_m2", '<minimax:tool_call>\n<invoke name="book">\n<parameter name="city">Rome</parameter>\n'
+     '<parameter name="note">null</parameter>\n</invoke>\n<invoke name="get-time">\n</invoke>\n</minimax:tool_call>',
+     "", [("book", {"city": "Rome", "note": None}), ("get-time", {})]),
+    ("minimax_m2", '<minimax:tool_call><invoke name="book"><parameter name="note">5</parameter>'
+     '<parameter name="more">{"a": 1}</parameter></invoke></minimax:tool_call>', "",
+     [("book", {"note": "5", "more": {"a": 1}})]),
+    ("glm45", "Checking.<tool_call>book\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>nights"
+     "</arg_key>\n<arg_value>2</arg_value>\n</tool_call>", "Checking.", [("book", {"city": "Rome", "nights": 2})]),
+    ("glm45", "<tool_call>get-time</tool_call><tool_call>book<arg_key>city</arg_key><arg_value>Rome</arg_value>"
+     "</tool_call>", "", [("get-time", {}), ("book", ROME)]),
+    ("glm45", "<tool_call>get<arg_key>city</arg_key>", "<tool_call>get<arg_key>city</arg_key>", []),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>book\n```json\n{\"city\": "
+     "\"Rome\"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get-time\n```json\n{}\n```<｜tool▁call▁end｜>"
+     "<｜tool▁calls▁end｜>", "", [("book", ROME), ("get-time", {})]),
+    ("deepseek_v31", "text<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>book<｜tool▁sep｜>{\"city\": \"Rome\"}"
+     "<｜tool▁call▁end｜>"
+     "<｜tool▁call▁begin｜>get-time<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "text",
+     [("book", ROME), ("get-time", {})]),
+    ("deepseek_v31", "<｜tool▁calls▁begin｜>book<｜tool▁sep｜>{}<｜tool▁calls▁end｜>",
+     "<｜tool▁calls▁begin｜>book<｜tool▁sep｜>{}<｜tool▁calls▁end｜>", []),
+    ("deepseek_v32", "3 < 5. <｜DSML｜function_calls>\n<｜DSML｜invoke name=\"book\">\n"
+     "<｜DSML｜parameter name=\"city\" "
+     "string=\"true\">5</｜DSML｜parameter>\n"
+     "<｜DSML｜parameter name=\"nights\" string=\"false\">5</｜DSML｜parameter>\n"
+     "</｜DSML｜invoke>\n</｜DSML｜function_calls>", "3 < 5. ", [("book", {"city": "5", "nights": 5})]),
+    ("deepseek_v4", "<｜DSML｜invoke name=\"book\"><｜DSML｜parameter name=\"city\" string=\"true\">Rome"
+     "</｜DSML｜parameter>"
+     "</｜DSML｜invoke>", "", [("book", ROME)]),
+    ("kimi_k2", 'I check. <|tool_calls_section_begin|><|tool_call_begin|>functions.book:0 <|tool_call_argument_begin|>'
+     '{"city": "<b>"} <|tool_call_end|><|tool_call_begin|>get-time:1<|tool_call_argument_begin|>{}<|tool_call_end|>'
+     "<|tool_calls_section_end|>", "I check. ", [("book", {"city": "<b>"}), ("get-time", {})]),
+    ("gemma4", '<|tool_call>call:book{city:<|"|>Rome, {x}: "a"<|"|>,nights:2,price:null,more:{<|"|>3<|"|>:true,in:[1,'
+     '<|"|>b<|"|>]}}<tool_call|>', "", [("book", {"city": 'Rome, {x}: "a"', "nights": 2, "price": None,
+                                               "more": {"3": True, "in": [1, "b"]}})]),
+    ("gemma4", "<|tool_call>call:get-time{}<tool_call|><|tool_call>call:book{city: Rome}<tool_call|>", "",
+     [("get-time", {}), ("book", ROME)]),
+    ("gemma4", '<|tool_call>call:book{city:<|"|>Rome', '<|tool_call>call:book{city:<|"|>Rome', []),
+    ("functiongemma", "<start_function_call>call:book{city:<escape>Rome<escape>}<end_function_call>", "",
+     [("book", ROME)]),
+]  # fmt: skip
+
+
+def named(name: str) -> CallFamily:
+    family = family_of(name, "[ARGS]")
+    assert family is not None
+    return family
+
+
+def segments(name: str, text: str, places: tuple[int, ...]) -> list[Segment]:
+    reader = AnswerReader(None, named(name).parser(TOOLS))
+    return segments_of(reader, [text[start:end] for start, end in zip((0, *places), (*places, len(text)), strict=True)])
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
+def test_calls_are_read_whole_and_cut_at_every_character(
+    name: str, text: str, content: str, calls: list[tuple[str, Given]]
+) -> None:
+    whole = segments(name, text, ())
+    result = read(whole)
+    assert (result.content, [(called, json.loads(given)) for called, given in result.calls]) == (content, calls)
+    for at in range(1, len(text)):
+        assert segments(name, text, (at,)) == whole
+    assert segments(name, text, tuple(range(1, len(text)))) == whole
+
+
+def test_each_dialect_has_a_case() -> None:
+    tried = {name for name, *_ in CASES} | {"openai", "llama3_json"}
+    assert tried == {family.name for family in FAMILIES}
+
+
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|>"
+START = "<|start|>assistant"
+HARMONIES: list[tuple[str, Read]] = [
+    (f"{ANALYSIS}{START}<|channel|>final<|message|>Yes.<|return|>", Read("Yes.", "Hm.")),
+    (f"{ANALYSIS}{START}<|channel|>commentary to=functions.book <|constrain|>json<|message|>{{}}<|call|>",
+     Read("", "Hm.", [("book", "{}")])),
+    (f'{ANALYSIS}{START} to=functions.book<|channel|>commentary json<|message|>{{"nights": 2}}',
+     Read("", "Hm.", [("book", '{"nights": 2}')])),
+    ("<|channel|>analysis to=functions.get-time code<|message|>{}<|call|>", Read("", "", [("get-time", "{}")])),
+    (" to=functions.get-time<|channel|>commentary<|message|>{}", Read("", "", [("get-time", "{}")])),
+    (f"<|channel|>commentary<|message|>I look.<|end|>{START}<|channel|>analysis<|message|>a < b",
+     Read("I look.", "a < b")),
+    ("No channels at all.", Read("No channels at all.")),
+    ("<|channel|>commentary to=python<|message|>1 + 1<|call|>",
+     Read("<|channel|>commentary to=python<|message|>1 + 1<|call|>")),
+    ("<|channel|>commentary to=functions.book<|message|>no JSON<|call|>",
+     Read("<|channel|>commentary to=functions.book<|message|>no JSON<|call|>")),
+    ("<|channel|>", Read("<|channel|>")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), HARMONIES)
+def test_channels_are_read_whole_and_cut_at_every_character(text: str, expected: Read) -> None:
+    def pieces(places: list[int]) -> tuple[Read, int]:
+        parser = HarmonyCalls(TOOLS)
+        ends = zip([0, *places], [*places, len(text)], strict=True)
+        return read(segments_of(AnswerReader(None, parser), [text[start:end] for start, end in ends])), parser.end
+
+    whole, end = pieces([])
+    assert whole == expected
+    assert text[:end].endswith((expected.reasoning, f"{expected.reasoning}<|end|>")) or not expected.reasoning
+    for places in [*([at] for at in range(1, len(text))), list(range(1, len(text)))]:
+        assert pieces(places) == (whole, end)
+
+
+def test_reasoning_may_begin_in_the_prompt_and_a_call_may_be_plain_text() -> None:
+    text = f'Hm.<|end|>{START}<|channel|>commentary to=functions.get-time <|constrain|>json<|message|>say "a"'
+    parser = HarmonyCalls(TOOLS, in_reasoning=True, is_raw=True)
+    assert read(segments_of(AnswerReader(None, parser), text)) == Read(
+        "", "Hm.", [("get-time", '{"input": "say \\"a\\""}')]
+    )
+    assert parser.num_called == 1
+
+
+def test_history_has_one_call_a_message_with_its_result_for_harmony() -> None:
+    calls = [{"id": name, "function": {"name": name, "arguments": "{}"}} for name in ("a", "b")]
+    results: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": name, "content": name} for name in ("b", "a")]
+    asked = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls}
+    user = {"role": "user", "content": "?"}
+    assert one_call_each([user, asked, *results, user]) == [
+        user,
+        {"role": "assistant", "content": "I look."},
+        {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": calls[:1]},
+        results[1],
+        {"role": "assistant", "tool_calls": calls[1:]},
+        results[0],
+        user,
+    ]
+    first, second = with_counted_ids([asked, *results])[0]["tool_calls"]
+    assert (first["id"], second["id"]) == ("functions.a:0", "functions.b:1")
+    assert [message["tool_call_id"] for message in with_counted_ids([asked, *results])[1:]] == [
+        "functions.b:1",
+        "functions.a:0",
+    ]
+
+
+def test_an_answer_in_the_final_channel_may_come_in_place_of_calls() -> None:
+    ids = {"<|start|>": 1, "<|channel|>": 2, "<|message|>": 3, "<|constrain|>": 4}
+    text = json.loads(HARMONY.grammar({"book": {}}, only_one=True, special_ids=ids, answer='{"type": "object"}'))
+    assert text["lark"].startswith('start: <[1]> "assistant" <[2]> "final" <[3]> @answer | ')
+    assert 'call: <[1]> "assistant" <[2]> "commentary to=functions." body' in text["lark"]
