@@ -108,17 +108,6 @@ def test_what_no_new_step_says_anything_about_is_not_forgotten() -> None:
     )
 
 
-def test_a_machine_that_becomes_slower_is_followed() -> None:
-    rng = random.Random(4)
-    fit = taught(rng, 400)
-    for _ in range(400):
-        load = some_load(rng)
-        fit.observe(load, int(1.5 * TRUE.expected_ns(load)))
-    load = Load(9, 2000, draws=9)
-    assert fit.cost is not None
-    assert fit.cost.expected_ns(load) == pytest.approx(1.5 * TRUE.expected_ns(load), rel=0.05)
-
-
 def test_what_long_prompts_and_few_rows_taught_gives_way_within_seconds() -> None:
     rng, fit = random.Random(5), taught(random.Random(5), 400)
     for _ in range(4000):  # minutes

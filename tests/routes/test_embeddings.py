@@ -10,11 +10,10 @@ import pytest
 
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Prompt, SamplingParams, TextPrompt, TokenPrompt
-from oaiserve.errors import InternalError, Overloaded
 from oaiserve.facts.record import Outcome
 from tests.routes.asking import refused
 from tests.routes.conftest import Served
-from tests.routes.doubles import fails, pools
+from tests.routes.doubles import pools
 
 EMBEDDINGS = "/v1/embeddings"
 VECTORS = [[3.0, 0.0, 4.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 2.0]]
@@ -163,14 +162,6 @@ def test_the_record_has_its_own_operation_and_no_tokens_generated(embedder: Serv
     assert record.params == {"encoding_format": "base64", "num_inputs": 2}
     assert record.times.first_token == record.times.last_token
     assert record.outcome is Outcome.FINISHED
-
-
-def test_errors_of_the_engine_are_answered(embedder: Served) -> None:
-    embedder.engine.script = fails(InternalError("No usable numbers."))
-    assert embedder.post(EMBEDDINGS, input="a").status_code == 500
-    embedder.engine.submit_error = Overloaded("Too much.", retry_after_seconds=3)
-    response = embedder.post(EMBEDDINGS, input="a")
-    assert (response.status_code, response.headers["retry-after"]) == (429, "3")
 
 
 def test_a_model_that_embeds_answers_what_to_start_for_text(embedder: Served) -> None:

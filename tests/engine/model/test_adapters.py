@@ -19,7 +19,6 @@ from oaiserve.engine.start.ways import expanded
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
-from tests.engine.model.cpu.small_models import config
 from tests.engine.model.runners import PROMPTS, decode, eager_runner
 from tests.engine.model.steps import CPU, sequence_of
 from tests.models.adapters import merged, random_adapter, write_adapter
@@ -101,13 +100,3 @@ def test_an_adapter_for_another_model_stops_the_start_before_anything_is_measure
     )
     with pytest.raises(StartupError, match=message):
         expanded.start_on_cpu(prepare(random_model(FAMILIES["llama"])), EngineOptions(lora=(f"sql={tmp_path}",)))
-
-
-def test_an_adapter_that_is_dropped_is_gone() -> None:
-    loaded = prepare(random_model(config("llama")))
-    runner = eager_runner(loaded, num_blocks=32, block_size=16)
-    adapter = random_adapter(adaptable(loaded.model), 1)
-    runner.add_adapter(7, adapter)
-    runner.drop_adapter(7)
-    with pytest.raises(KeyError):
-        runner.drop_adapter(7)

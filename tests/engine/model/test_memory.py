@@ -136,14 +136,6 @@ def test_all_uses_together_stay_within_the_utilization(use: MemoryUse) -> None:
     assert used + use.left >= int(use.total * use.utilization), "no byte of it is wasted"
 
 
-@given(uses(), st.sampled_from(["weights", "step", "graphs", "others"]), SIZES, st.floats(0.01, 1.0))
-def test_less_memory_is_left_if_more_is_used_or_less_is_allowed(
-    use: MemoryUse, what: str, more: int, share: float
-) -> None:
-    assert replace(use, **{what: getattr(use, what) + more}).left <= use.left
-    assert replace(use, utilization=min(share, use.utilization)).left <= use.left
-
-
 @given(uses(), st.integers(1, 2**20), st.integers(1, 64), st.integers(1, 4096), st.integers(1, 2**17))
 def test_blocks_fit_into_the_memory_left_and_hold_the_tokens_of_a_step(
     use: MemoryUse, token_bytes: int, block_size: int, least_tokens: int, max_model_len: int

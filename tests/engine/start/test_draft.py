@@ -12,7 +12,7 @@ from oaiserve.engine.start import load
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.remembered import save
-from tests.engine.start.draft_engines import OPTIONS, WAYS, ask, with_drafts
+from tests.engine.start.draft_engines import OPTIONS, PROMPT, WAYS, ask, with_drafts
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("empty_cache")]
 
@@ -110,3 +110,11 @@ def test_a_limit_of_the_model_is_none_of_the_draft_model(saved: dict[str, Path])
         assert engine.max_model_len == 64
         drafts = engine._loop._stepper._drafts
         assert drafts.model.max_len == 128
+
+
+def test_a_sequence_that_is_longer_than_the_draft_model_allows_goes_on_without_it(saved: dict[str, Path]) -> None:
+    with with_drafts(saved["model"], saved["model"]) as engine:
+        engine._loop._stepper._drafts.model.max_len = len(PROMPT) + 10
+        found, num_drafted, _ = ask(engine, WAYS["greedy"])
+    assert 0 < num_drafted <= 2 * 10
+    assert [len(tokens) for tokens in found] == [24, 24]

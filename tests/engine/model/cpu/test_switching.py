@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from torch import Tensor
 
-from oaiserve.engine.model.attention import Backend
-from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.native import _hand_over, native_attention
+from oaiserve.engine.start.native import _hand_over
 from oaiserve.engine.step import Step
-from tests.engine.model.cpu.small_models import FAMILIES, WITHOUT_STEP, load, native
+from tests.engine.model.cpu.small_models import FAMILIES, load, native
 from tests.engine.model.runners import greedy_answers, make_engine
 from tests.engine.model.steps import BLOCK_SIZE
 
@@ -32,18 +25,14 @@ class SwitchingRunner(ModelRunner):
     def __init__(
         self,
         loaded: LoadedModel,
-        native: NativeDecoder | NativeAttention | None = None,
+        native: NativeDecoder | None = None,
         switch_at: int | None = None,
-        backend: Backend = ReferenceAttention,
     ) -> None:
-        self._eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=backend)
+        self._eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         super().__init__(self._eager, loaded.device, BLOCK_SIZE)
         self.num_steps = 0
         self.copying_steps: list[int] = []
         self._native, self._switch_at = native, switch_at
-        self._later: Executor | None = native if isinstance(native, NativeDecoder) else None
-        if isinstance(native, NativeAttention):
-            self._later = EagerExecutor(loaded, native.caches, native.prepare)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         self._switch_in_time()
@@ -56,8 +45,8 @@ class SwitchingRunner(ModelRunner):
         return super().launch(step)
 
     def _switch_in_time(self) -> None:
-        if self.num_steps == self._switch_at and self._native is not None and self._later is not None:
-            self.replace(self._later, _hand_over(self._eager, self._native))
+        if self.num_steps == self._switch_at and self._native is not None:
+            self.replace(self._native, _hand_over(self._eager, self._native))
             self._native = None
 
 
@@ -106,24 +95,3 @@ def test_nothing_that_was_cached_before_a_switch_is_found_after_it() -> None:
             hits.append(engine.snapshot().num_prefix_hits)
     in_cache = len(PROMPTS[2]) // BLOCK_SIZE * BLOCK_SIZE
     assert hits == [0, in_cache, in_cache, 2 * in_cache]
-
-
-def test_answers_are_the_same_with_a_switch_to_native_attention() -> None:
-    loaded = load(WITHOUT_STEP)
-    eager = SwitchingRunner(loaded)
-    expected = answers(loaded, eager)
-    num_reference_calls = 0
-
-    class Counting(ReferenceAttention):
-        def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-            nonlocal num_reference_calls
-            num_reference_calls += 1
-            return super().__call__(*args, **kwargs)
-
-    for switch_at in switches(eager):
-        native = native_attention(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=1)
-        runner = SwitchingRunner(loaded, native, switch_at, backend=Counting)
-        num_reference_calls = 0
-        assert answers(loaded, runner) == expected, f"switched before step {switch_at}"
-        assert runner.num_steps > switch_at + 3
-        assert num_reference_calls == switch_at * len(loaded.kv_shapes), "there are no calls after the switch"
