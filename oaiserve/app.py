@@ -309,8 +309,6 @@ def routes(config: Config) -> list[Route]:
         Route("/ready", health.ready),
         Route("/version", health.version),
         Route("/metrics", health.metrics),
-        Route("/docs", dashboard.docs_page),
-        Route("/docs/static/{name}", dashboard.page_file),
         *(protected_routes if config.server.is_private else closed_routes),
     ]
     server = config.server

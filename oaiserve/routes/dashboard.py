@@ -1,13 +1,12 @@
-"""/dashboard, the live page, its files and its feed, and /docs, the page about the API. The pages hold no data, and the
-feed no text of requests.
+"""/dashboard, the live page, its files and its feed. The page holds no data, and the feed no text of requests.
 
-The pages need no API key, because a browser cannot send one when it opens a page. They ask their user for the key and
-send it with everything else that they load. Their addresses are relative, so a proxy may serve them under a prefix.
+The page needs no API key, because a browser cannot send one when it opens a page. It asks its user for the key and
+sends it with everything else that it loads. Its addresses are relative, so a proxy may serve it under a prefix.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -62,21 +61,14 @@ def page_files() -> Mapping[str, File]:
     return found
 
 
-def _page(summary: str, route: str, file: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    @Operation(summary=summary, group="Pages", answer="text/html")
-    async def page(request: Request) -> Response:
-        path = request.scope["raw_path"]  # as the client sent it: TidyPath removes slashes only from `path`
-        num_slashes = len(path) - len(path.rstrip(b"/"))
-        if num_slashes:  # the relative addresses in the page would resolve to something else
-            return Response(status_code=308, headers={"location": f"{'../' * num_slashes}{route}"})
-        request.path_params["name"] = file
-        return await page_file(request)
-
-    return page
-
-
-page = _page("The live page.", "dashboard", "index.html")
-docs_page = _page("A page about the routes.", "docs", "docs.html")
+@Operation(summary="The live page.", group="Pages", answer="text/html")
+async def page(request: Request) -> Response:
+    path = request.scope["raw_path"]  # as the client sent it: TidyPath removes slashes only from `path`
+    num_slashes = len(path) - len(path.rstrip(b"/"))
+    if num_slashes:  # the relative addresses in the page would resolve to something else
+        return Response(status_code=308, headers={"location": f"{'../' * num_slashes}dashboard"})
+    request.path_params["name"] = "index.html"
+    return await page_file(request)
 
 
 @Operation(summary="A file of a page.", group="Pages", answer="*/*", errors=(NotFound,))

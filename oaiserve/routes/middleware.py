@@ -158,7 +158,7 @@ def _hint(path: str, routes: Sequence[Route]) -> str:
     nearest = get_close_matches(path, shown, n=1) if len(path) <= MOST_COMPARED_CHARACTERS else []
     meant = f"Did you mean {shown[nearest[0]]}? " if nearest else ""
     api = ", ".join(text for path, text in shown.items() if path.startswith("/v1/"))
-    return f"{meant}Its API has {api}; GET /docs shows it."
+    return f"{meant}Its API has {api}; GET /openapi.json shows it."
 
 
 async def render_http_exception(request: Request, error: Exception) -> Response:

@@ -250,7 +250,7 @@ def test_of_tools_and_the_choice_among_them_the_tools_are_refused(served: Served
 def test_an_unknown_route_is_answered_with_the_nearest_one(served: Served, path: str, nearest: str) -> None:
     message = served.post(path).json()["error"]["message"]
     assert f"Did you mean {nearest}?" in message
-    assert message.endswith("GET /docs shows it.")
+    assert message.endswith("GET /openapi.json shows it.")
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/api/generate", "/" + "v1/completions" * 100])

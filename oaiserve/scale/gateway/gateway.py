@@ -70,7 +70,7 @@ _NOT_ASKED = _OF_CONNECTION | {b"host", b"content-length", b"origin", b"x-reques
 _NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")  # told by the gateway alone
 _NOT_ANSWERED = _OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-options", KIND_HEADER.encode()}
 # Whoever asks for these means one replica, and would be misled by whichever answers.
-_OF_ONE_REPLICA = ("/debug", "/dashboard", "/docs", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_OF_ONE_REPLICA = ("/debug", "/dashboard", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 Result = TypeVar("Result")
 
