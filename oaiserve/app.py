@@ -127,6 +127,7 @@ def create_app(
             responses=stored,
             shares_prefix_cache=config.server.shares_prefix_cache,
             stores_responses=config.server.response_store_number > 0,
+            cuts_max_tokens=not config.server.strict_max_tokens,
             refuses_hosted_tools=config.server.hosted_tools == "refuse",
             dialect=dialect_of(
                 config.server.tool_call_parser,
@@ -324,7 +325,14 @@ def middleware(
     server = config.server
     chain = [Middleware(RequestHeaders, is_sampled=is_sampled), Middleware(TidyPath)]
     if server.cors_origin:
-        exposed = ("x-request-id", "server-timing", "traceresponse", "openai-processing-ms", "retry-after")
+        exposed = (
+            "x-request-id",
+            "x-max-tokens-cut-to",
+            "server-timing",
+            "traceresponse",
+            "openai-processing-ms",
+            "retry-after",
+        )
         chain.append(Middleware(CORSHeaders, origins=server.cors_origin, exposed=exposed))
     chain += [
         Middleware(Errors),

@@ -202,6 +202,10 @@ class ServerOptions:
     without the first mark. qwen3: the same, unless a request turns it off. auto: as the chat template shows. none: it
     stays in the text."""
 
+    strict_max_tokens: bool = False
+    """Refuse a request whose max_tokens is more than its prompt leaves of the context. Without it, max_tokens is cut to
+    that, and the answer says so."""
+
     hosted_tools: HostedTools = "ignore"
     """Tools of /v1/responses that run on OpenAI's servers, such as web_search. ignore: the model is not told of them,
     and the response names them in ignored_tools. refuse: the request gets a 400."""

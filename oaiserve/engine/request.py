@@ -219,6 +219,7 @@ class Usage:
     prompt_tokens: int  # each prompt counted once
     cached_tokens: int
     completion_tokens: int  # every sampled token of every choice
+    max_tokens_cut_to: int | None = None  # because the context has no room for more
 
 
 @dataclass(slots=True)

@@ -26,7 +26,6 @@ from oaiserve.routes.parameters import Wanted
 from oaiserve.routes.shapes import (
     HOLE,
     ChoicesShape,
-    CompletionTokensDetails,
     Head,
     StreamChunk,
     TokenUsage,
@@ -251,11 +250,9 @@ class ParsedChatShape(ChatShape):
         return choice
 
     def _usage_object(self, usage: Usage) -> TokenUsage:
-        shown = usage_object(usage)
-        if self._conversation.reads_reasoning:
-            num_tokens = sum(reader.num_reasoning_tokens for reader in self._readers.values())
-            shown.completion_tokens_details = CompletionTokensDetails(num_tokens)
-        return shown
+        if not self._conversation.reads_reasoning:
+            return usage_object(usage)
+        return usage_object(usage, sum(reader.num_reasoning_tokens for reader in self._readers.values()))
 
     def _deltas(self, index: int, segments: list[Segment]) -> list[ChatDelta]:
         """Return the deltas of a streamed message for segments of an answer."""

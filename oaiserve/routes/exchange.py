@@ -59,6 +59,7 @@ class Exchange:
     adapter: ServedAdapter | None = None  # that the request names as its model
     stream: LoopStream | None = None  # the engine's events, once the request was accepted
     is_streaming: bool = False
+    max_tokens_cut_to: int | None = None  # the least of all prompts; None: what was asked for fits
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by index of the choice
     tool_calls: dict[ToolCallOutcome, int] = field(default_factory=dict)  # by outcome, as in the record
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)

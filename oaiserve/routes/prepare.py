@@ -67,6 +67,7 @@ class Intake(Generic[OwnBody]):
         Return those for the engine, and the optional parts of the answer. With `own.n`, the engine makes so many
         candidates for each prompt, of which the client gets the best."""
         params = parameters.sampling_params(self.body, own, self.serving.engine.default_params)
+        params = replace(params, ends_with_context=own.ends_with_context or self.serving.cuts_max_tokens)
         recorded = parameters.recorded_params(self.body, params)
         wanted = parameters.wanted(self.body, params)
         if own.n > params.n:

@@ -125,7 +125,7 @@ class Answer:
         prompts: list[PromptDone] = []
         choices: dict[int, Any] = {}  # or vectors
         while True:
-            for event in await stream.next(keeps=True):
+            for event in await self._next(stream, keeps=True):
                 if isinstance(event, TokenChunk):
                     self._note_finish_reason(event)
                     so_far = choices.setdefault(event.index, event)
@@ -155,7 +155,7 @@ class Answer:
             num_bytes += len(part)
             if num_bytes > PIECE_BYTES:
                 break
-        headers = {"server-timing": self.exchange.server_timing(), "content-type": "application/json"}
+        headers = {**self._headers(), "content-type": "application/json"}
         if num_bytes <= PIECE_BYTES:
             headers["content-length"] = str(num_bytes)
         await send({"type": "http.response.start", "status": 200, "headers": _encoded(headers)})
@@ -165,13 +165,13 @@ class Answer:
     async def _send_stream(self, shape: Shape, scope: Scope, send: Send, stream: LoopStream) -> None:
         events: list[Event] = []
         while not is_over(events) and not any(isinstance(event, TokenChunk) for event in events):
-            events += await stream.next(keeps=True)
+            events += await self._next(stream, keeps=True)
         if self.exchange.client_left:
             return
         error = self._error_to_report(events[-1])
         if error is not None and not any(isinstance(event, TokenChunk) for event in events):
             raise error
-        headers = {**sse.HEADERS, "cache-control": "no-cache", "server-timing": self.exchange.server_timing()}
+        headers = {**sse.HEADERS, "cache-control": "no-cache", **self._headers()}
         if self.exchange.ids is not None:
             headers[KIND_HEADER] = self.serving.kind
         await send({"type": "http.response.start", "status": 200, "headers": _encoded(headers)})
@@ -180,7 +180,7 @@ class Answer:
             while not is_over(events):
                 if body := await self._write_full_pieces(send, stream, self._rendered(shape, events)):
                     await write(send, body)
-                events = await stream.next()
+                events = await self._next(stream)
             if self.before_end is not None and isinstance(terminal := events[-1], Finished):
                 del events[-1]
                 if body := await self._write_full_pieces(send, stream, self._rendered(shape, events)):
@@ -237,6 +237,23 @@ class Answer:
         exchange.error = error
         ids = {"request_id": exchange.request_id, "trace_id": exchange.trace.trace_id_hex}
         return shape.failed(error.body(exchange.http_route, **ids))
+
+    async def _next(self, stream: LoopStream, *, keeps: bool = False) -> list[Event]:
+        """Return the next events. What a prompt leaves of the context is noted if the client has asked for more."""
+        events, exchange = await stream.next(keeps=keeps), self.exchange
+        for event in events:
+            if isinstance(event, PromptDone):
+                room = self.serving.engine.max_model_len - len(event.token_ids)
+                if room < (exchange.max_tokens_cut_to or self.request.params.max_tokens or 0):
+                    exchange.max_tokens_cut_to = room
+            elif isinstance(event, Finished):
+                event.usage.max_tokens_cut_to = exchange.max_tokens_cut_to
+        return events
+
+    def _headers(self) -> dict[str, str]:
+        cut_to = self.exchange.max_tokens_cut_to
+        told = {} if cut_to is None else {"x-max-tokens-cut-to": f"{cut_to}"}
+        return {"server-timing": self.exchange.server_timing(), **told}
 
     def _note_finish_reason(self, chunk: TokenChunk) -> None:
         if chunk.finish_reason is not None:

@@ -133,6 +133,7 @@ class Serving:
     dialect: Dialect = field(default_factory=Dialect)  # of calls and reasoning in the model's answers
     shares_prefix_cache: bool = False  # among the owners of several keys
     stores_responses: bool = False
+    cuts_max_tokens: bool = True  # to what is left of the context; else more is refused
     refuses_hosted_tools: bool = False  # those that run on OpenAI's servers; else they are left out
     stream_interval: int = 1  # tokens of a choice per event, for requests that do not set it
     lora_dir: Path | None = None  # of adapters that clients may load; None: they may load none

@@ -60,9 +60,10 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """This many tokens of the answer are reasoning."""
+    """This many tokens of the answer are reasoning. A field that is UNSET is left out."""
 
-    reasoning_tokens: int
+    reasoning_tokens: int | UnsetType = UNSET  # where the model's reasoning is told apart
+    max_tokens_cut_to: int | UnsetType = UNSET  # where the context had no room for what was asked for
 
 
 class TokenUsage(msgspec.Struct):
@@ -72,7 +73,7 @@ class TokenUsage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # where the model's reasoning is told apart
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class StreamChunk(_Object, Generic[Choice]):
@@ -158,13 +159,19 @@ class ChoicesShape(ABC):
         return usage_object(usage)
 
 
-def usage_object(usage: Usage) -> TokenUsage:
+def usage_object(usage: Usage, reasoning_tokens: int | UnsetType = UNSET) -> TokenUsage:
+    details = CompletionTokensDetails(reasoning_tokens, told_cut(usage))
     return TokenUsage(
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.prompt_tokens + usage.completion_tokens,
         PromptTokensDetails(usage.cached_tokens),
+        UNSET if details == CompletionTokensDetails() else details,
     )
+
+
+def told_cut(usage: Usage) -> int | UnsetType:
+    return UNSET if usage.max_tokens_cut_to is None else usage.max_tokens_cut_to
 
 
 def filled(frame: bytes, *fillings: Iterable[bytes]) -> Iterator[bytes]:

@@ -36,13 +36,13 @@ def test_the_answer_has_the_documented_shape(served: Served) -> None:
 
 def test_without_parameters_the_defaults_are_openais(served: Served) -> None:
     served.complete()
-    assert served.engine.submitted.get().params == SamplingParams(max_tokens=16)
+    assert served.engine.submitted.get().params == SamplingParams(max_tokens=16, ends_with_context=True)
 
 
 def test_a_parameter_that_is_null_counts_as_left_out(served: Served) -> None:
     names = ("max_tokens", "n", "stop", "logprobs", "seed", "logit_bias", "stream", "stream_options", "echo", "suffix")
     served.complete(**dict.fromkeys(names), guided_json=None, tools=None)
-    assert served.engine.submitted.get().params == SamplingParams(max_tokens=16)
+    assert served.engine.submitted.get().params == SamplingParams(max_tokens=16, ends_with_context=True)
 
 
 def test_every_sampling_parameter_reaches_the_engine(served: Served) -> None:
@@ -72,7 +72,7 @@ def test_every_sampling_parameter_reaches_the_engine(served: Served) -> None:
     }
     served.complete(**body, **lists, logit_bias={"5": -100})
     assert served.engine.submitted.get().params == SamplingParams(
-        **body, **{name: tuple(values) for name, values in lists.items()}, logit_bias={5: -100}
+        ends_with_context=True, **body, **{name: tuple(values) for name, values in lists.items()}, logit_bias={5: -100}
     )
 
 
@@ -85,7 +85,7 @@ def test_the_models_defaults_fill_in_what_the_request_leaves_out(served: Served)
 
 def test_an_integer_may_be_written_as_a_float(served: Served) -> None:
     served.complete(max_tokens=8.0, n=2.0, seed=-1, top_k=-1)
-    assert served.engine.submitted.get().params == SamplingParams(max_tokens=8, n=2)
+    assert served.engine.submitted.get().params == SamplingParams(max_tokens=8, n=2, ends_with_context=True)
 
 
 @pytest.mark.parametrize("ask", [Served.complete, Served.chat])

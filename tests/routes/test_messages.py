@@ -220,7 +220,7 @@ def test_a_request_is_that_of_chat(serve: Serve) -> None:
     chats, prompt = chatted(served, **common, messages=messages, tools=CHAT_TOOLS, stop=["END"])
     assert our_prompt == prompt
     for name in ours.params.__slots__:
-        assert getattr(ours.params, name) == getattr(chats.params, name) or name == "ends_with_context"
+        assert getattr(ours.params, name) == getattr(chats.params, name)
 
 
 def test_results_come_before_the_text_beside_them_and_turns_in_a_row_are_one(served: Served) -> None:

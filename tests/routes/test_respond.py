@@ -26,6 +26,7 @@ from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest
 from oaiserve.facts.record import Outcome
 from oaiserve.routes.body import read_body
 from oaiserve.routes.respond import PIECE_BYTES, write
+from tests.routes.asking import HI
 from tests.routes.conftest import Serve, Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, Script, fails, says, starts
 
@@ -100,6 +101,40 @@ def test_an_answer_says_that_its_trace_is_sampled_if_its_spans_are_exported(serv
 
 
 # Errors before and after the status line.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "name", "details"),
+    [
+        ("/v1/completions", "max_tokens", "completion_tokens_details"),
+        ("/v1/chat/completions", "max_completion_tokens", "completion_tokens_details"),
+        ("/v1/responses", "max_output_tokens", "output_tokens_details"),
+        ("/v1/messages", "max_tokens", "output_tokens_details"),
+    ],
+)
+def test_more_tokens_than_the_context_has_are_cut_and_told(
+    served: Served, serve: Serve, path: str, name: str, details: str, stream: bool
+) -> None:
+    given: dict[str, Any] = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": HI}
+    given = {"input": "Hi"} if path == "/v1/responses" else given
+    for asked, told in ((4093, None), (4094, 4093)):  # the context has 4,096 tokens, the prompt 3
+        options = {"stream_options": {"include_usage": True}} if stream else {}
+        response = served.post(path, **given, **{name: asked}, stream=stream, **options)
+        assert response.headers.get("x-max-tokens-cut-to") == (None if told is None else f"{told}")
+        answer = last_usage(response.text) if stream else response.json()["usage"]
+        assert (answer.get(details) or {}).get("max_tokens_cut_to") == told
+        assert served.engine.submitted.get(timeout=60).params.ends_with_context
+    strict = serve(strict_max_tokens=True)
+    strict.post(path, **given, **{name: 4094})
+    assert strict.engine.submitted.get(timeout=60).params.ends_with_context == (path == "/v1/messages")
+
+
+def last_usage(text: str) -> dict[str, Any]:
+    """Return the last usage in the events of a stream."""
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    found = [event.get("response", event).get("usage") for event in events]
+    return next(usage for usage in reversed(found) if usage)
 
 
 @pytest.mark.parametrize("stream", [False, True])

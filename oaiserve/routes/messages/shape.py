@@ -20,7 +20,7 @@ from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, 
 from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.parameters import Wanted
 from oaiserve.routes.respond import Timings
-from oaiserve.routes.shapes import Head, call_id, encode
+from oaiserve.routes.shapes import Head, call_id, encode, told_cut
 
 
 class AnswerText(msgspec.Struct, tag_field="type", tag="text"):
@@ -52,6 +52,7 @@ class ThinkingTokens(msgspec.Struct):
     """This many tokens of the answer are reasoning."""
 
     thinking_tokens: int
+    max_tokens_cut_to: int | UnsetType = UNSET  # where the context had no room for what was asked for
 
 
 class MessageUsage(msgspec.Struct):
@@ -165,8 +166,8 @@ class MessagesShape:
 
     def _usage(self, usage: Usage) -> MessageUsage:
         shown = MessageUsage(usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens, usage.completion_tokens)
-        if self._reads_reasoning:
-            shown.output_tokens_details = ThinkingTokens(self._reader.num_reasoning_tokens)
+        if self._reads_reasoning or usage.max_tokens_cut_to is not None:
+            shown.output_tokens_details = ThinkingTokens(self._reader.num_reasoning_tokens, told_cut(usage))
         return shown
 
     def _stop(self, usage: Usage) -> tuple[StopReason, str | None]:

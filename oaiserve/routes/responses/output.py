@@ -94,6 +94,7 @@ class OutputTokensDetails(msgspec.Struct):
     """Tokens of the model's reasoning."""
 
     reasoning_tokens: int
+    max_tokens_cut_to: int | UnsetType = UNSET  # where the context had no room for what was asked for
 
 
 class ResponseUsage(msgspec.Struct):

@@ -28,7 +28,7 @@ from oaiserve.routes.responses.output import (
     ResponseOutput,
     ResponseUsage,
 )
-from oaiserve.routes.shapes import Head, encode, filled
+from oaiserve.routes.shapes import Head, encode, filled, told_cut
 
 
 class ResponsesShape:
@@ -101,7 +101,7 @@ class ResponsesShape:
                 usage.prompt_tokens,
                 InputTokensDetails(usage.cached_tokens),
                 usage.completion_tokens,
-                OutputTokensDetails(self._reader.num_reasoning_tokens),
+                OutputTokensDetails(self._reader.num_reasoning_tokens, told_cut(usage)),
                 usage.prompt_tokens + usage.completion_tokens,
             )
             self._final = self._object(status, usage=tokens)
