@@ -370,9 +370,8 @@ class EngineOptions:
 
     compile: bool = True
     """On a CPU, run the model's step in native code: the wheel's, or else code that the system's C++ compiler makes for
-    this machine, in the background of the first start. On a GPU, compile the model's layers with torch's Inductor; the
-    start then takes longer, especially the first one. Without it, and for models that it does not cover, the slower
-    code of transformers runs."""
+    this machine, in the background of the first start. On a GPU, run the model's layers fused. Without it, and for
+    models that it does not cover, the slower code of transformers runs."""
 
     native_build: bool = False
     """On a CPU, compile the native code for this very machine even if oaiserve was installed as a wheel that has native

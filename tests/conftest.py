@@ -71,7 +71,6 @@ LONGEST = (
     "tests/e2e/test_sdk.py",
     "tests/e2e/test_dashboard.py",
     "tests/engine/test_scheduler_machines.py",
-    "tests/engine/model/gpu/test_compiled.py",
     "tests/engine/model/cpu/test_same_numbers.py",
     "tests/engine/model/test_gpu_attention.py",
     "tests/tools/test_gpu_sections.py",

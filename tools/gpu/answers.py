@@ -14,7 +14,6 @@ import torch
 
 from oaiserve.engine.model.attention.hook import ATTENTION
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.gpu.compiled import restore_layers
 from oaiserve.engine.start.prepare import prepare
 from tests.models.decoders import FAMILIES, foreign_config, generate, random_model
 from tools.engine_load import greedy, random_prompts
@@ -126,7 +125,6 @@ def compare(loaded: LoadedModel, prompts: list[list[int]], first: Answers, secon
 def tie_distance(loaded: LoadedModel, token_ids: list[int], one: int, other: int) -> float:
     """Return how far the worse of two next tokens is behind the best one, in standard deviations of all logits. The
     logits come from transformers' own attention."""
-    restore_layers(loaded)  # no engine runs the model any more
     loaded.model.set_attn_implementation("sdpa")
     try:
         logits = loaded.model(torch.tensor([token_ids], device=loaded.device)).logits[0, -1].float()

@@ -39,7 +39,6 @@ Feature = Literal[
     "packed_experts",
     "fused_projections",
     "fused_layers",
-    "compiled_layers",
     "adapters",
     "decode_graphs",
     "prompt_graphs",
@@ -87,7 +86,7 @@ def find_fast_paths(loaded: LoadedModel, options: EngineOptions) -> FastPaths:
 
 
 def may_fuse_layers(loaded: LoadedModel, options: EngineOptions) -> bool:
-    """Decide whether layers may run by their description, or compiled."""
+    """Decide whether layers may run by their description."""
     return options.compile and not options.has_adapters and not loaded.state_shapes
 
 

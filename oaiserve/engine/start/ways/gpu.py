@@ -11,7 +11,6 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable, by_kernels, plain
-from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.device import select_device
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
@@ -62,10 +61,10 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
     if options.kv_cache_dtype == "fp8":
         loaded = with_measured_scales(loaded, options.block_size)
     if loaded.state_shapes:
-        log.info("The model's layers are not compiled, and there are no CUDA graphs: some of them keep a state")
+        log.info("There are neither fused layers nor CUDA graphs: some of the model's layers keep a state")
         options = replace(options, compile=False, cuda_graph=False)
     if options.has_adapters and options.compile:
-        log.info("The model's layers are not compiled: steps may have adapters")
+        log.info("There are no fused layers: steps may have adapters")
     paths = find_fast_paths(loaded, options)
     features: dict[Feature, bool] = dict(paths.features)
     num_blocks, num_states = gpu_sizes(loaded, options, paths)
@@ -84,10 +83,6 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
         features["fused_layers"] = executor is not eager
     max_model_len = longest_request(loaded, num_blocks * options.block_size)
     tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, loaded.device)
-    if options.compile and not options.has_adapters and not features.get("fused_layers"):
-        from oaiserve.engine.start.gpu.compiled import compile_layers  # late: it imports the compiler
-
-        features["compiled_layers"] = compile_layers(executor, loaded, **sizes)
     graphs = Graphs()
     if options.cuda_graph and paths.have_graphs:
         capture = CudaCapture(loaded.device)  # all graphs share its memory
@@ -106,7 +101,6 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
         tables=tables,
         states=States(loaded.state_shapes, num_states, loaded.device) if num_states else None,
     )
-    compiled = executor if features.get("compiled_layers") else None
     return Started(
         loaded,
         adaptable(loaded.model) if options.has_adapters else {},
@@ -115,31 +109,18 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
         max_model_len,
         GPU_STEP_TOKENS,
         num_states=num_states,
-        warm_up=partial(warm_up, runner, loaded, paths.apply_masks, options.block_size, compiled),
+        warm_up=partial(warm_up, runner, loaded, paths.apply_masks),
         features={name: features.get(name, False) for name in FEATURES},
     )
 
 
-def warm_up(
-    runner: ModelRunner,
-    loaded: LoadedModel,
-    apply_masks: ApplyMasks | None,
-    block_size: int,
-    compiled: Executor | None = None,
-) -> None:
+def warm_up(runner: ModelRunner, loaded: LoadedModel, apply_masks: ApplyMasks | None) -> None:
     """Run a step of each kind, so that no request waits for the compilation of kernels and the handles of libraries.
 
-    The thread that runs the steps calls this, because each has its own handles, and may have its own compiled code:
-    `compiled` is an executor that has some. Kernels for long prompts have been compiled when memory was measured.
+    The thread that runs the steps calls this, because each has its own handles. Kernels for long prompts have been
+    compiled when memory was measured.
     """
-    steps = sampling_steps()
-    if compiled is not None:
-        from oaiserve.engine.start.gpu.compiled import runs_compiled
-
-        batch = build_batch(steps[0], block_size, loaded.device)
-        if not runs_compiled(loaded, torch.inference_mode()(lambda: compiled.forward(batch))):
-            log.warning("The model's compiled layers do not run on the engine's thread, so its steps are slower")
-    for step in steps:
+    for step in sampling_steps():
         runner.collect(runner.launch(step))
     if apply_masks is not None:
         words = np.zeros((1, -(-loaded.vocab_size // 32)), dtype=np.uint32)

@@ -33,7 +33,6 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.gpu import fast_paths, graph_capture, layers
-from oaiserve.engine.start.gpu.compiled import restore_layers
 from oaiserve.engine.start.gpu.kernels import adapters_problem, attention_problem, sampling_problem
 from oaiserve.engine.start.gpu.kv_cache import scale_for, with_measured_scales
 from oaiserve.engine.start.gpu.usable import is_usable
@@ -186,7 +185,6 @@ def started(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
         with Engine(assemble(made, Tokenizer(byte_tokenizer()), options), options) as engine:
             yield engine
     finally:
-        restore_layers(loaded)
         separate_projections(loaded.model)
 
 
@@ -218,11 +216,6 @@ def no_description(device: FakeGpu) -> None:
         raise NotKnown("it is of another kind")
 
     device.set(layers, "describe", describe)
-
-
-def no_compiled_layers(device: FakeGpu) -> None:
-    no_description(device)
-    device.set(torch, "compile", broken)
 
 
 def wrong_fused_layers(device: FakeGpu) -> None:
@@ -257,14 +250,13 @@ def wrong_graphs(device: FakeGpu) -> None:
         (lambda device: None, NONE, None),
         (
             no_attention,
-            {"attention": False, "fused_layers": False, "compiled_layers": True, "decode_graphs": False},
+            {"attention": False, "fused_layers": False, "decode_graphs": False},
             f"Attention by Triton's kernels: off, .*{re.escape(NO_COMPILER)}",
         ),
         (wrong_sampling, {"sampling": False, "decode_graphs": False}, "Sampling by Triton's kernels"),
-        (no_description, {"fused_layers": False, "compiled_layers": True}, None),
-        (wrong_fused_layers, {"fused_layers": False, "compiled_layers": True}, "Fused layers"),
-        (fused_layers_that_raise, {"fused_layers": False, "compiled_layers": True}, "Fused layers"),
-        (no_compiled_layers, {"fused_layers": False}, "The model's layers are not compiled"),
+        (no_description, {"fused_layers": False}, None),
+        (wrong_fused_layers, {"fused_layers": False}, "Fused layers"),
+        (fused_layers_that_raise, {"fused_layers": False}, "Fused layers"),
         (wrong_fused_projections, {"fused_projections": False}, "Fused projections"),
         (wrong_graphs, {"decode_graphs": False}, "CUDA graphs of decodes"),
     ],
@@ -334,16 +326,6 @@ def test_the_engines_thread_warms_up_before_the_first_request(device: FakeGpu, l
         assert threads
         assert set(threads) == {"engine"}
         assert engine.is_ready
-
-
-def test_compiled_layers_that_do_not_run_on_the_engines_thread_are_reported(
-    device: FakeGpu, loaded: LoadedModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    no_description(device)
-    device.set(torch._dynamo, "run", lambda forward: forward)  # the layers run as they are written
-    with caplog.at_level(logging.WARNING), started(loaded):
-        pass
-    assert "compiled layers do not run on the engine's thread" in caplog.text
 
 
 def test_a_warm_up_that_fails_ends_the_engine(loaded: LoadedModel) -> None:
