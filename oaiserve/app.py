@@ -284,6 +284,7 @@ def routes(config: Config) -> list[Route]:
         Route(responses_path, responses.responses, methods=["POST"], middleware=accounted("responses", responses_path)),
         Route(ANTHROPIC_PATH, messages.messages, methods=["POST"], middleware=accounted("messages", ANTHROPIC_PATH)),
         Route(f"{ANTHROPIC_PATH}/count_tokens", messages.count_tokens, methods=["POST"]),
+        Route(f"{responses_path}/input_tokens", responses.input_tokens, methods=["POST"]),
         Route(stored_path, responses.retrieve, methods=["GET"]),
         Route(stored_path, responses.delete, methods=["DELETE"]),
         Route(f"{stored_path}/input_items", responses.list_input_items),

@@ -201,11 +201,38 @@ class ChatBody(SamplingBody, kw_only=True):
     include_reasoning: Annotated[bool | None, described("false leaves reasoning out of the answer.")] = None
 
 
+# The prompt of a response, with what its tokens depend on.
+_Input = Annotated[str | list[InputItem], described("A text, or the items of a conversation.", minItems=1)]
+_Instructions = Annotated[str | None, described("The system's message, before all others.")]
+_Text = Annotated[TextOptions | None, described("The form of the text.")]
+_Tools = Annotated[list[ResponseTool] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)]
+_Choice = Annotated[ResponseToolChoice | None, described("Whether to call tools, and which. Default: auto.")]
+_Parallel = Annotated[bool | None, described("Whether there may be several calls. Default: true.")]
+_Reasoning = Annotated[ReasoningOptions | None, described("How the model reasons.")]
+_TemplateKwargs = Annotated[dict[str, Any] | None, described("Variables of the chat template.")]
+_Previous = Annotated[str | None, described("The stored response that this one goes on from.")]
+
+
+class ResponseInputBody(msgspec.Struct, kw_only=True):
+    """A client sends what it would have the model respond to, and no more."""
+
+    model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
+    input: _Input
+    instructions: _Instructions = None
+    text: _Text = None
+    tools: _Tools = None
+    tool_choice: _Choice = None
+    parallel_tool_calls: _Parallel = None
+    reasoning: _Reasoning = None
+    chat_template_kwargs: _TemplateKwargs = None
+    previous_response_id: _Previous = None
+
+
 class ResponsesBody(SamplingBody, kw_only=True):
     """A client sends what to respond to, and says how."""
 
-    input: Annotated[str | list[InputItem], described("A text, or the items of a conversation.", minItems=1)]
-    instructions: Annotated[str | None, described("The system's message, before all others.")] = None
+    input: _Input
+    instructions: _Instructions = None
     max_output_tokens: Annotated[
         Integer | None, described("Most tokens of the answer, those of its reasoning included.", 1, MAX_INT32)
     ] = None
@@ -213,24 +240,20 @@ class ResponsesBody(SamplingBody, kw_only=True):
         Integer | None, described("Alternatives for each token, if log-probabilities are included.", 0, MAX_LOGPROBS)
     ] = None
     include: Annotated[list[Includable] | None, described("What else to send.")] = None
-    text: Annotated[TextOptions | None, described("The form of the text.")] = None
-    tools: Annotated[list[ResponseTool] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)] = (
-        None
-    )
-    tool_choice: Annotated[ResponseToolChoice | None, described("Whether to call tools, and which. Default: auto.")] = (
-        None
-    )
-    parallel_tool_calls: Annotated[bool | None, described("Whether there may be several calls. Default: true.")] = None
+    text: _Text = None
+    tools: _Tools = None
+    tool_choice: _Choice = None
+    parallel_tool_calls: _Parallel = None
     max_tool_calls: Annotated[
         Integer | None,
         described("Of tools that run on the server. It has none, so this changes nothing.", 1, MAX_INT32),
     ] = None
-    reasoning: Annotated[ReasoningOptions | None, described("How the model reasons.")] = None
+    reasoning: _Reasoning = None
     thinking_token_budget: Annotated[
         Integer | None, described("Most tokens of the reasoning, whose end is forced then.", 0, MAX_INT32)
     ] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
-    previous_response_id: Annotated[str | None, described("The stored response that this one goes on from.")] = None
+    chat_template_kwargs: _TemplateKwargs = None
+    previous_response_id: _Previous = None
     store: Annotated[bool | None, described("Keep the response. Default: true.")] = None
     truncation: Annotated[Literal["auto", "disabled"] | None, described("Nothing is ever cut off a conversation.")] = (
         None

@@ -124,12 +124,11 @@ def encoded(serving: Serving, prompt: Prompt) -> Generator[None, None, list[int]
     try:
         return (yield from serving.engine.tokenizer.encode_in_pieces(prompt, most))
     except TooManyTokens as error:
-        param = "prompt" if isinstance(prompt, TextPrompt) else "messages"
         least = "" if error.is_exact else "at least "
         raise InvalidRequest(
-            f"Invalid '{param}': it has {least}{error.num_tokens} tokens, but this route takes at most {most}. "
+            f"Invalid '{prompt.param}': it has {least}{error.num_tokens} tokens, but this route takes at most {most}. "
             "Send it in parts.",
-            param=param,
+            param=prompt.param,
         ) from error
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from oaiserve.engine.request import ChatPrompt, Grammar
-from oaiserve.routes.bodies import MAX_TOOLS, ChatBody, ResponsesBody
+from oaiserve.routes.bodies import MAX_TOOLS, ChatBody, ResponseInputBody, ResponsesBody
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.family import CallFamily, Message
 from oaiserve.routes.dialects.hermes import HERMES
@@ -55,13 +55,15 @@ class Tools:
         return self.choice in ("required", "named")
 
 
-def requested_tools(body: ChatBody | ResponsesBody, offered: Sequence[Function] = ()) -> Tools | None:
+def requested_tools(
+    body: ChatBody | ResponsesBody | ResponseInputBody, offered: Sequence[Function] = ()
+) -> Tools | None:
     """Return the tools for the model, or None without any. `offered` are those of a response, as functions."""
     choice: ToolChoice | ResponseToolChoice | FunctionName | None = body.tool_choice
     param, choice_param, is_legacy = "tools", "tool_choice", False
     without: tuple[str | None, ...] = (None, "none")
     functions: Sequence[Function]
-    if isinstance(body, ResponsesBody):
+    if not isinstance(body, ChatBody):
         functions, where, without = offered, "tools[{}]", (None, "none", "auto")
     elif body.functions is not None or body.function_call is not None:
         if body.tools is not None or body.tool_choice is not None:

@@ -48,6 +48,7 @@ BODIES: dict[str, st.SearchStrategy[Any]] = {
     | fitting("ChatBody", {"messages": st.just(HI), "max_tokens": FEW_TOKENS}),
     RESPONSES: fitting("ResponsesBody", {"max_output_tokens": FEW_TOKENS})
     | fitting("ResponsesBody", {"input": st.just("Hi"), "max_output_tokens": FEW_TOKENS}),
+    f"{RESPONSES}/input_tokens": fitting("ResponseInputBody"),
     "/v1/messages": fitting("MessagesBody", {"max_tokens": FEW_TOKENS})
     | fitting("MessagesBody", {"messages": st.just(HI), "max_tokens": FEW_TOKENS}),
     "/v1/messages/count_tokens": fitting("CountTokensBody"),

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.request import Grammar
-from oaiserve.routes.bodies import ResponsesBody
+from oaiserve.routes.bodies import ResponseInputBody, ResponsesBody
 from oaiserve.routes.dialects.raw_call import INPUT
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import Function, InputFormat, ResponseChoice, ResponseTool
@@ -32,7 +32,7 @@ class OfferedTools:
     left_out: tuple[str, ...]
 
 
-def offered_tools(body: ResponsesBody, *, refuses_hosted: bool) -> OfferedTools:
+def offered_tools(body: ResponsesBody | ResponseInputBody, *, refuses_hosted: bool) -> OfferedTools:
     """Read the tools of a request. Raises InvalidRequest."""
     functions: list[Function] = []
     namespaces: dict[str, tuple[str, str]] = {}

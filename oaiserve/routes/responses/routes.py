@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oaiserve.engine.request import Usage
+from oaiserve.engine.request import ChatPrompt, Grammar, Usage
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes import constraints, parameters
@@ -25,9 +25,10 @@ from oaiserve.routes.bodies import (
     MAX_KEY_CHARACTERS,
     MAX_METADATA,
     MAX_VALUE_CHARACTERS,
+    ResponseInputBody,
     ResponsesBody,
 )
-from oaiserve.routes.body import in_turns_if_large
+from oaiserve.routes.body import in_turns_if_large, read_parsed
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
@@ -41,11 +42,13 @@ from oaiserve.routes.responses.offered import OfferedTools, offered_tools
 from oaiserve.routes.responses.output import ResponseEvent, ResponseObject, item_id, response_ids
 from oaiserve.routes.responses.shape import ResponsesShape
 from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse
-from oaiserve.routes.serving import serving_of
+from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shapes import encode
+from oaiserve.routes.tokens import answer_in_turns, encoded
 from oaiserve.routes.tools import prompt_with_tools
 
 _decoder = msgspec.json.Decoder(ResponsesBody)
+_input_decoder = msgspec.json.Decoder(ResponseInputBody)
 
 MAX_REFERENCES = 128  # to items of other responses
 # Parameters of the other routes, and their equivalents here.
@@ -76,7 +79,9 @@ _ABSENT = {
 async def responses(http: Request) -> Answer:
     """Answer in two parts: between them, stored responses that the request goes on from are read."""
     intake = await prepare(http, _decoder, lambda intake: intake, id_prefix="resp_")
-    earlier = await _earlier(intake, http.state.owner)
+    earlier = await _earlier(intake.serving, intake.body, http.state.owner)
+    if earlier.turns:
+        intake.exchange.conversation_id = earlier.turns[-1].conversation_id
     intake.num_bytes += earlier.num_bytes
 
     def answer() -> Generator[None, None, Answer]:
@@ -84,6 +89,33 @@ async def responses(http: Request) -> Answer:
         return _answer(intake, earlier)
 
     return await in_turns_if_large(http, answer(), intake.num_bytes)
+
+
+class InputTokens(msgspec.Struct):
+    """The prompt of a response would have this many tokens."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
+@Operation(
+    summary="Count the tokens of the input of a response.",
+    group="Tokenizer",
+    body=ResponseInputBody,
+    answer=InputTokens,
+    example={"input": "Good morning"},
+)
+async def input_tokens(request: Request) -> Response:
+    serving = serving_of(request)
+    body, num_bytes = await read_parsed(request, _input_decoder)
+    earlier = await _earlier(serving, body, request.state.owner)
+
+    def count() -> Generator[None, None, bytes]:
+        _, conversation = _conversation(body, serving, is_constrained=False)
+        _, prompt = _prompt(body, serving, conversation, earlier, request.state.unique_id)
+        return encode(InputTokens(len((yield from encoded(serving, prompt)))))
+
+    return await answer_in_turns(request, body.model, count(), num_bytes + earlier.num_bytes)
 
 
 class _StoredOutput(msgspec.Struct):
@@ -106,9 +138,9 @@ class _Earlier(NamedTuple):
         return sum(stored.num_bytes for stored in (*self.turns, *self.referred))
 
 
-async def _earlier(intake: Intake[ResponsesBody], owner: str) -> _Earlier:
+async def _earlier(serving: Serving, body: ResponsesBody | ResponseInputBody, owner: str) -> _Earlier:
     """Read the stored responses from the store. Raises InvalidRequest if they are missing, or too large together."""
-    body, store, most_bytes = intake.body, intake.serving.responses, intake.serving.body_limit_bytes
+    store, most_bytes = serving.responses, serving.body_limit_bytes
     turns: list[StoredResponse] = []
     if body.previous_response_id is not None:
         try:
@@ -124,7 +156,6 @@ async def _earlier(intake: Intake[ResponsesBody], owner: str) -> _Earlier:
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        intake.exchange.conversation_id = turns[-1].conversation_id
     found = response_ids(references(body.input))
     if len(found) > MAX_REFERENCES:
         raise invalid("input", f"may refer to items of at most {MAX_REFERENCES} responses, got {len(found)}")
@@ -137,41 +168,65 @@ async def _earlier(intake: Intake[ResponsesBody], owner: str) -> _Earlier:
     return earlier
 
 
-def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
-    body, serving, exchange = intake.body, intake.serving, intake.exchange
-    _refuse_what_is_not_here(body)
+def _conversation(
+    body: ResponsesBody | ResponseInputBody, serving: Serving, *, is_constrained: bool
+) -> tuple[OfferedTools, Conversation]:
+    """Return the tools and the reasoning of a request. `is_constrained`: beside `text.format`."""
     offered = offered_tools(body, refuses_hosted=serving.refuses_hosted_tools)
-    if offered.left_out:
-        exchange.tool_calls[ToolCallOutcome.LEFT_OUT] = len(offered.left_out)
-    text = body.text or TextOptions()
-    text_format = None if text.format is None else constraints.text_format(text.format)
     conversation = Conversation(
         serving.dialect,
         offered.tools,
         body.chat_template_kwargs or {},
         effort=None if body.reasoning is None else body.reasoning.effort,  # a summary is never made
-        thinking_budget=integer(body, "thinking_token_budget"),
-        is_constrained=bool(body.stop) or text_format is not None or constraints.is_constrained(body),
+        thinking_budget=integer(body, "thinking_token_budget") if isinstance(body, ResponsesBody) else None,
+        is_constrained=is_constrained or _text_format(body) is not None,
     )
-    has_logprobs = LOGPROBS in (body.include or [])
-    num_logprobs = parameters.top_logprobs(body, has_logprobs, f"'include': ['{LOGPROBS}']")
-    own = conversation.own_params(
-        integer(body, "max_output_tokens"),
-        num_logprobs,
-        constraints.grammar(body, text_format),
-        text_lengths=num_logprobs is not None and conversation.reads_calls,
-    )
-    params, wanted = intake.checked(own)
+    return offered, conversation
+
+
+def _text_format(body: ResponsesBody | ResponseInputBody) -> Grammar | None:
+    form = None if body.text is None else body.text.format
+    return None if form is None else constraints.text_format(form)
+
+
+def _prompt(
+    body: ResponsesBody | ResponseInputBody,
+    serving: Serving,
+    conversation: Conversation,
+    earlier: _Earlier,
+    unique_id: str,
+) -> tuple[list[Item], ChatPrompt]:
+    """Return the items of the input, with ids of the response with this one, and the prompt."""
     numbers = itertools.count(1)  # of items without an id
     items = input_items(
         body.input,
-        lambda prefix: item_id(prefix, exchange.unique_id, f"i{next(numbers)}"),
+        lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"),
         {item["id"]: item for item in _items_of(earlier.referred)},
     )
     messages = chat_messages(_items_of(earlier.turns), items)
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})
     prompt = prompt_with_tools(messages, conversation.shown_tools, serving.dialect, param="input")
+    return items, conversation.completed(prompt)
+
+
+def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
+    body, serving, exchange = intake.body, intake.serving, intake.exchange
+    _refuse_what_is_not_here(body)
+    is_constrained = bool(body.stop) or constraints.is_constrained(body)
+    offered, conversation = _conversation(body, serving, is_constrained=is_constrained)
+    if offered.left_out:
+        exchange.tool_calls[ToolCallOutcome.LEFT_OUT] = len(offered.left_out)
+    has_logprobs = LOGPROBS in (body.include or [])
+    num_logprobs = parameters.top_logprobs(body, has_logprobs, f"'include': ['{LOGPROBS}']")
+    own = conversation.own_params(
+        integer(body, "max_output_tokens"),
+        num_logprobs,
+        constraints.grammar(body, _text_format(body)),
+        text_lengths=num_logprobs is not None and conversation.reads_calls,
+    )
+    params, wanted = intake.checked(own)
+    items, prompt = _prompt(body, serving, conversation, earlier, exchange.unique_id)
     stores = body.store is not False and serving.stores_responses
     if stores and exchange.conversation_id is None:
         exchange.conversation_id = intake.head.id
@@ -192,7 +247,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: _Earlier) -> Answer:
         ids = intake.head.id, exchange.conversation_id, body.previous_response_id
         await serving.responses.put(earlier.owner, StoredResponse(*ids, shape.stored(usage), encode(items)))
 
-    return intake.answer(params, (conversation.completed(prompt),), shape, before_end=store if stores else None)
+    return intake.answer(params, (prompt,), shape, before_end=store if stores else None)
 
 
 def _reported(intake: Intake[ResponsesBody], offered: OfferedTools, *, stores: bool) -> dict[str, Any]:

@@ -30,6 +30,22 @@ def test_instructions_come_first(served: Served) -> None:
     assert prompt.add_generation_prompt
 
 
+def test_the_tokens_of_a_prompt_are_counted_before_it_is_sent(serve: Serve) -> None:
+    served = serve(template=HYBRID)
+    first = ask(served, input="Hi")
+    last_request(served)
+    body = {"input": "And?", "instructions": "Be brief.", "tools": TOOLS, "previous_response_id": first["id"]}
+    count = served.post(f"{RESPONSES}/input_tokens", **body)
+    _, prompt = submitted(served, **body)
+    assert count.json() == {
+        "object": "response.input_tokens",
+        "input_tokens": len(served.engine.tokenizer.encode(prompt)),
+    }
+    refused(served.post(f"{RESPONSES}/input_tokens", input=[]), "input", "at least one item")
+    gone = served.post(f"{RESPONSES}/input_tokens", input="Hi", previous_response_id="resp_x")
+    refused(gone, "previous_response_id", code="previous_response_not_found")
+
+
 ITEMS_AND_MESSAGES: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
     ([{"role": "user", "content": "Hi"}], [{"role": "user", "content": "Hi"}]),
     (
