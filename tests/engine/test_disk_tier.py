@@ -15,6 +15,7 @@ from oaiserve.engine.blocks import BlockHash, BlockPool, hash_block
 from oaiserve.engine.disk_tier import BlocksRead, DiskTier, KeptBlocks
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Finished, Request, TokenPrompt
+from oaiserve.errors import StartupError
 from oaiserve.facts.record import WaitReason
 from oaiserve.files.block_files import BlockFiles
 from tests.engine.answers import collect
@@ -103,6 +104,14 @@ def test_beneath_a_small_cache_answers_stay_the_same_whatever_is_read_and_writte
 def test_it_is_refused_where_it_could_do_nothing(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=reason):
         Engine.from_pretrained("demo", prefix_cache_dir=tmp_path, **options)
+
+
+@pytest.mark.compiler
+def test_a_folder_of_others_is_refused_with_its_reason(start: Callable[..., Engine], tmp_path: Path) -> None:
+    (tmp_path / "blocks").mkdir()
+    (tmp_path / "blocks").chmod(0o777)
+    with pytest.raises(StartupError, match="cannot be used: other users can write to"):
+        start()
 
 
 # -- the tier alone ---------------------------------------------------------------------------------------------------

@@ -76,7 +76,12 @@ def test_a_model_with_adapters_starts_again_after_a_check_that_had_one(
 
     def both_answers() -> list[list[int]]:
         with started(folder, options, lora=(given,)) as engine:
-            return [engine.generate([[5, 9, 3, 17]], greedy(12), adapter=name)[0].token_ids for name in (None, "small")]
+            engine.load_adapter("other", folder.parent / "adapter")
+            names = (None, "small", "other")
+            *found, again = [engine.generate([[5, 9, 3, 17]], greedy(12), adapter=name)[0].token_ids for name in names]
+            engine.unload_adapter("other")
+            assert (again, engine.adapters.get("other")) == (found[1], None)
+            return found
 
     expected = both_answers()
     assert expected[0] != expected[1]

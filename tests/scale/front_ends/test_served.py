@@ -118,7 +118,9 @@ def test_the_header_and_the_account_have_the_same_phases_which_add_up(served: Se
             assert sum(phases.values()) == account["duration_ns"]
             assert all(duration_ns >= 0 for duration_ns in phases.values())
             shown = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
-            assert shown == {name: f"{phases[name] / 1e6:.3f}" for name in shown}
+            over = PHASES[: len(shown)]  # a stream may have been decoded when its header is sent
+            assert over[-1] in (("prefill", "decode") if number % 2 else ("decode",))
+            assert shown == {name: f"{phases[name] / 1e6:.3f}" for name in over}
             for other in clients:  # any front end shows it
                 assert other.get(f"/debug/requests/{request_id}").json()["duration_ns"] == account["duration_ns"]
 

@@ -22,7 +22,7 @@ from oaiserve.facts.continuation import Piece
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, request
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.remembered import save
-from tests.scale.gateway.doubles import BEHIND_A_GATEWAY, OPTIONS, SIGNATURE, Fleet, fleet
+from tests.scale.gateway.doubles import BEHIND_A_GATEWAY, OPTIONS, QUICK, SIGNATURE, Fleet, fleet
 from tests.waiting import wait_until
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -142,8 +142,27 @@ def test_a_stream_whose_replica_is_killed_has_the_bytes_of_an_undisturbed_one(ca
     assert b"\n: " not in found
 
 
+@pytest.mark.parametrize("is_told", [False, True], ids=["no reports", "its watchdog"])
+def test_a_request_without_a_head_moves_when_its_replica_hangs(is_told: bool) -> None:
+    with fleet(2, gated=True, pace=QUICK._replace(answer_seconds=0.3)) as running, ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(running.ask)
+        replicas = [*running.replicas.values()]
+        wait_until(lambda: any(not replica.runner.started.empty() for replica in replicas))
+        (hung,) = (replica for replica in replicas if not replica.runner.started.empty())
+        if is_told:
+            hung.engine._loop.watchdog.hang = "launch"
+        with nullcontext() if is_told else hung.server.hanging():
+            for replica in replicas:
+                if replica is not hung:
+                    replica.runner.permit(1000)
+            answer = asked.result(TIMEOUT_SECONDS)
+        assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, "abcd")
+        assert answer.headers[SIGNATURE] != hung.name
+
+
 @pytest.mark.parametrize(("continues", "kinds", "is_whole"), [
     ("any", ("a", "b"), True), ("any", ("", ""), True), ("alike", ("a", "b"), False), ("alike", ("", ""), False),
+    ("never", ("a", "a"), False),
 ])  # fmt: skip
 def test_a_stream_goes_on_at_a_server_of_another_kind_only_where_it_may(
     continues: ContinueStreams, kinds: tuple[str, str], is_whole: bool, monkeypatch: pytest.MonkeyPatch
@@ -156,7 +175,8 @@ def test_a_stream_goes_on_at_a_server_of_another_kind_only_where_it_may(
             state.serving = replace(state.serving, kind=kind)
         found = run_stream(running, path, body, lambda name: running.replicas[name].server.kill(), 3)
         result = "unlike" if is_whole else "failed"
-        assert running.metric("oaiserve_gateway_continued_total", result=result) == 1
+        assert running.metric("oaiserve_gateway_continued_total", result=result) == (continues != "never")
+        assert running.metric("oaiserve_gateway_requests_total", ending="cut_off") == (not is_whole)
     assert (found.count(b": the answer goes on at a server of another kind"), found.count(b"service_unavailable")) == (
         (1, 0) if is_whole else (0, 1)
     )
