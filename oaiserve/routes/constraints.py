@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.request import Grammar, GrammarKind
-from oaiserve.routes.bodies import SamplingBody
-from oaiserve.routes.invalid import check_name, invalid
+from oaiserve.routes.bodies import MAX_CHARACTERS, MAX_TOOLS, SamplingBody
+from oaiserve.routes.invalid import check_name, invalid, show
 from oaiserve.routes.objects import (
     AnyObject,
     AnyText,
@@ -23,6 +23,7 @@ from oaiserve.routes.objects import (
     NamedSchema,
     PlainObject,
     PlainSchema,
+    StructuralTag,
     StructuredOutputs,
     TextFormat,
 )
@@ -40,9 +41,10 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object")  # of structured_
 def grammar(body: SamplingBody, other: Grammar | None = None) -> Grammar | None:
     """Return the constraint of the body, or the `other` of the route's own name, or None. Raises InvalidRequest."""
     found = [*([] if other is None else [other]), *_grammars(body)]
-    if len(found) > 1:
-        names = " and ".join(f"'{each.param}'" for each in found[:2])
-        raise invalid(found[1].param, f"only one constraint on the answer is allowed, got {names}")
+    for each in found[1:]:
+        if (each.kind, each.text) != (found[0].kind, found[0].text):  # clients send one under its old and new name
+            names = f"'{found[0].param}' and '{each.param}'"
+            raise invalid(each.param, f"only one constraint on the answer is allowed, got {names}")
     return found[0] if found else None
 
 
@@ -79,6 +81,8 @@ def _grammars(body: SamplingBody) -> Iterator[Grammar]:
             yield _of_kind("json", schema, f"{param}.schema", param)
         case BySchema(named):
             yield _named_schema(named, f"{param}.json_schema", param)
+        case StructuralTag() as tag:
+            yield _structural_tag(tag, param)
     if body.structured_outputs is not None:
         yield _structured_outputs(body.structured_outputs)
     for kind in ("json", "regex", "choice", "grammar"):
@@ -93,6 +97,36 @@ def _grammars(body: SamplingBody) -> Iterator[Grammar]:
 def _named_schema(value: NamedSchema, where: str, param: str) -> Grammar:
     check_name(param, f"{where}.name", value.name)
     return _of_kind("json", value.schema, f"{where}.schema", param)
+
+
+def _structural_tag(value: StructuralTag, param: str) -> Grammar:
+    """Return the grammar of a text in which each trigger begins a structure."""
+    texts = [*value.triggers, *(text for each in value.structures for text in (each.begin, each.end))]
+    if not 0 < len(value.structures) <= MAX_TOOLS:
+        raise invalid(param, f"must be 1 to {MAX_TOOLS}, got {len(value.structures)}", f"{param}.structures")
+    if "" in value.triggers or (length := sum(map(len, texts))) > MAX_CHARACTERS:
+        reason = "must not be empty" if "" in value.triggers else f"may have {MAX_CHARACTERS} in all, got {length}"
+        raise invalid(param, f"the characters of a tag {reason}", param)
+    bodies: dict[str, list[str]] = {}  # behind each trigger
+    for number, each in enumerate(value.structures):
+        trigger = max((text for text in value.triggers if each.begin.startswith(text)), key=len, default=None)
+        if trigger is None:
+            reason = f"must begin with one of the triggers, got {show(each.begin)}"
+            raise invalid(param, reason, f"{param}.structures[{number}].begin")
+        parts = (_quoted(each.begin[len(trigger) :]), f"@schema_{number}", _quoted(each.end))
+        bodies.setdefault(trigger, []).append(" ".join(parts))
+    rules = [
+        f"head_{number}[lazy]: TEXT {_quoted(trigger)}\ntag_{number}: head_{number} ({' | '.join(given)})"
+        for number, (trigger, given) in enumerate(bodies.items())
+    ]
+    tags = " | ".join(f"tag_{number}" for number in range(len(rules)))
+    lark = "\n".join((f"start: ({tags})* text", "text: TEXT", "TEXT: /(?s:.*)/", *rules))
+    schemas = {f"structures[{number}]": each.schema for number, each in enumerate(value.structures)}
+    return Grammar("lark_with_schemas", msgspec.json.encode({"lark": lark, "schemas": schemas}).decode(), param)
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode() if text else ""
 
 
 def _structured_outputs(value: StructuredOutputs) -> Grammar:

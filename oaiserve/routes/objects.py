@@ -268,7 +268,24 @@ class BySchema(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unkno
     schema: Nothing = None
 
 
-ResponseFormat = AnyText | AnyObject | BySchema
+class Structure(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """JSON by a schema, between two texts."""
+
+    begin: NonEmpty
+    schema: Schema
+    end: str = ""
+
+
+class StructuralTag(msgspec.Struct, tag_field="type", tag="structural_tag", forbid_unknown_fields=True):
+    """Any text, in which each trigger is the beginning of one of the structures."""
+
+    structures: Annotated[list[Structure], described("Each begins with a trigger.", minItems=1, maxItems=128)]
+    triggers: Annotated[list[NonEmpty], described("Texts.", minItems=1)]
+    schema: Nothing = None
+    json_schema: Nothing = None
+
+
+ResponseFormat = AnyText | AnyObject | BySchema | StructuralTag
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

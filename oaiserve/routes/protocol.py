@@ -26,7 +26,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "functions": ([],),
     "function_call": ("none",),
-    "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "logits_processors": ([],),
     "modalities": (["text"], []),
@@ -43,7 +42,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 IGNORED = frozenset(
     {
         "cache_control", "container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "speed",
-        "ec_transfer_params", "include_reasoning", "kv_transfer_params", "length_penalty",
+        "ec_transfer_params", "guided_decoding_backend", "include_reasoning", "kv_transfer_params", "length_penalty",
         "metadata", "mm_processor_kwargs", "moderation", "parallel_tool_calls", "prediction",
         "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "request_id", "safety_identifier",
         "service_tier", "session_id", "store", "thinking_token_budget", "user", "verbosity", "vllm_xargs",

@@ -26,6 +26,7 @@ _LARK_DEFINITION = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w-]*.*?:", re.MULTILINE)
 _LARK_REFUSED = re.compile(
     r"<[^>\n]*>|@\w+|%(?!import\b|ignore\b)\w+|\b(?:stop|max_tokens|temperature)\s*=|&|~(?!\s*\d)"
 )
+_LARK_OPTIONS = re.compile(r"\s*%llguidance[ \t]*([^\n]*)")
 # How JSON is written: nothing between tokens, and one spelling for each string, so that no property can come twice.
 _JSON_OPTIONS = {
     "whitespace_flexible": False,
@@ -65,8 +66,7 @@ def translate(kind: GrammarKind, text: str) -> Translated:
         case "lark" | "gbnf" if len(text) > MOST_CHARACTERS:
             raise Refused(f"the grammar has more than {MOST_CHARACTERS} characters")
         case "lark":
-            _check_lark(text)
-            return _lark_grammar(text)
+            return _lark_grammar(_checked_lark(text))
         case "gbnf":
             return _lark_grammar(gbnf.as_lark(text))
         case "lark_with_schemas":
@@ -115,10 +115,20 @@ def _lark_with_schemas(lark: str, schemas: dict[str, Any], answer: str | None = 
     return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))
 
 
-def _check_lark(text: str) -> None:
-    """Refuse rules about anything other than text, and too long a compilation."""
+def _checked_lark(text: str) -> str:
+    """Return a grammar without its first line of options. Raises Refused for rules about anything other than text, and
+    too long a compilation."""
+    if options := _LARK_OPTIONS.match(text):
+        try:
+            given: Any = json.loads(options[1])
+        except ValueError:
+            given = None
+        if not isinstance(given, dict) or not given.keys() <= {"no_forcing"}:  # it changes no answer
+            raise Refused(f"the grammar has the options {options[1][:40]!r}, which are not supported")
+        text = text[options.end() :]
     bare = _LARK_TEXTS.sub('""', text)  # the text outside of strings, regexes and comments
     if found := _LARK_REFUSED.search(bare):
         raise Refused(f"the grammar has {found[0].strip()[:40]!r}, which is not supported")
     if len(_LARK_DEFINITION.findall(bare)) > MOST_DEFINITIONS:
         raise Refused(f"the grammar has more than {MOST_DEFINITIONS} definitions")
+    return text

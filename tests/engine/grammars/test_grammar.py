@@ -338,6 +338,14 @@ def test_what_cannot_be_obeyed_is_refused_with_its_reason(kind: GrammarKind, tex
     assert len(refused.value.message) < 500
 
 
+def test_a_lark_grammar_may_begin_with_a_line_of_options_that_change_nothing() -> None:
+    matcher = compiled("lark", '%llguidance {"no_forcing": true}\nstart: "yes"').matcher()
+    assert pushed(matcher, "yes").is_complete
+    for options in ('{"allow_invalid_utf8": true}', "{", "[]"):
+        with pytest.raises(InvalidRequest, match="options"):
+            compiled("lark", f'%llguidance {options}\nstart: "yes"')
+
+
 def test_signs_within_texts_of_a_lark_grammar_are_no_signs() -> None:
     matcher = compiled("lark", 'start: "<x>" /<[0-9]+>/ // <|im_end|>').matcher()
     assert not is_refused("<x><12>", matcher)
