@@ -60,6 +60,11 @@ def test_events_are_noted_in_order() -> None:
     assert one.times.last_token == one.account.events[4].at_ns
 
 
+def test_gaps_between_tokens_are_those_of_each_choice() -> None:
+    one = run(request("a", prompt_len=4, max_tokens=4, n=2)).ended["a"]
+    assert list(one.account.inter_token_ns) == [STEP_NS] * 6
+
+
 def test_a_prefix_cache_hit_is_an_event() -> None:
     first, second = run(*(request(name, prompt_len=12, max_tokens=1) for name in "ab")).ended.values()
     hits = [event for event in second.account.events if event.kind is EventKind.PREFIX_CACHE_HIT]

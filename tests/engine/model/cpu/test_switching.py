@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.native import _hand_over
+from oaiserve.engine.start.native import _hand_over, native_attention
 from oaiserve.engine.step import Step
-from tests.engine.model.cpu.small_models import FAMILIES, load, native
+from tests.engine.model.cpu.small_models import FAMILIES, WITHOUT_STEP, load, native
 from tests.engine.model.runners import greedy_answers, make_engine
 from tests.engine.model.steps import BLOCK_SIZE
 
@@ -25,9 +26,10 @@ class SwitchingRunner(ModelRunner):
     def __init__(
         self,
         loaded: LoadedModel,
-        native: NativeDecoder | None = None,
+        native: NativeDecoder | NativeAttention | None = None,
         switch_at: int | None = None,
     ) -> None:
+        self._loaded = loaded
         self._eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         super().__init__(self._eager, loaded.device, BLOCK_SIZE)
         self.num_steps = 0
@@ -46,8 +48,10 @@ class SwitchingRunner(ModelRunner):
 
     def _switch_in_time(self) -> None:
         if self.num_steps == self._switch_at and self._native is not None:
-            self.replace(self._native, _hand_over(self._eager, self._native))
-            self._native = None
+            native, self._native = self._native, None
+            is_attention = isinstance(native, NativeAttention)
+            later = EagerExecutor(self._loaded, native.caches, native.prepare) if is_attention else native
+            self.replace(later, _hand_over(self._eager, native))
 
 
 def answers(loaded: LoadedModel, runner: ModelRunner) -> list[list[int]]:
@@ -68,17 +72,18 @@ def switches(eager: SwitchingRunner) -> list[int]:
     return [0, 1, first_copy, first_copy + 1, eager.num_steps // 2, eager.num_steps * 3 // 4]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-def test_answers_are_the_same_with_a_switch_to_the_native_step(family: str) -> None:
-    loaded = load(FAMILIES[family])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "without a step"])
+def test_answers_are_the_same_with_a_switch_to_the_native_step_or_attention(family: str) -> None:
+    loaded = load(FAMILIES.get(family, WITHOUT_STEP))
     eager = SwitchingRunner(loaded)
     expected = answers(loaded, eager)
     for switch_at in switches(eager):
-        decoder = native(loaded, num_blocks=NUM_BLOCKS)
-        runner = SwitchingRunner(loaded, decoder, switch_at)
+        sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "num_threads": 1}
+        code = native(loaded, num_blocks=NUM_BLOCKS) if family in FAMILIES else native_attention(loaded, **sizes)
+        runner = SwitchingRunner(loaded, code, switch_at)
         assert answers(loaded, runner) == expected, f"switched before step {switch_at}"
         assert runner.num_steps > switch_at + 3
-        assert decoder.durations_seconds()["attention"] > 0, "the native step has run"
+        assert family not in FAMILIES or code.durations_seconds()["attention"] > 0, "the native step has run"
 
 
 def test_nothing_that_was_cached_before_a_switch_is_found_after_it() -> None:
