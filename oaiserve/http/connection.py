@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -259,6 +259,8 @@ class Connection(HttpToolsProtocol):
             raise InvalidRequest("The transfer encoding must be 'chunked', once, or there must be none.")
         super().on_headers_complete()
         self.cycle.transport = self._answer_transport  # type: ignore[assignment]
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign]
         self._reading = Reading.BODY
         self._has_begun = True
 
@@ -343,6 +345,23 @@ class Connection(HttpToolsProtocol):
             self.transport.write_eof()
         self.flow.resume_reading()
         self._wait_for(Wait.GOODBYE)
+
+
+def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Awaitable[None]]:
+    """Return a `send` for a client of HTTP/1.0, which knows no chunks: the connection ends after each of its answers,
+    so it is the end of one without a length."""
+    send, has_length = cycle.send, True
+
+    async def send_without_chunks(message: Any) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = None if has_length else False
+        elif not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn counts it down
+        await send(message)
+
+    return send_without_chunks
 
 
 def _headers_too_large() -> HeadersTooLarge:

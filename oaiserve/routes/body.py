@@ -6,6 +6,7 @@ Long work on it is done away from the event loop: in the tokenize stage, in turn
 from __future__ import annotations
 
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
@@ -62,6 +63,8 @@ async def read_body(request: Request, serving: Serving) -> bytearray:
             body.clear()
             if num_bytes >= MUCH_BYTES:
                 serving.engine.give_back_later()
+    if body.startswith(BOM_UTF8):  # as editors of Windows write it
+        del body[: len(BOM_UTF8)]
     # A web page can send a body without a type to any server, as a form. Everything else that can is not a browser.
     default = "" if "origin" in request.headers else "application/json"
     content_type = request.headers.get("content-type", default).partition(";")[0].strip().lower()

@@ -27,6 +27,7 @@ from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.hosts import is_address
 from oaiserve.http.connections import CONNECTION
+from oaiserve.routes.operation import serves
 
 logger = logging.getLogger(__name__)
 
@@ -148,12 +149,13 @@ def json_response(content: object, *, status: int = 200, headers: dict[str, str]
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
-def _hint(path: str, routes: Sequence[Route]) -> str:
-    """Return the route that a client with an unknown path probably means, and those of the API."""
+def _hint(path: str, routes: Sequence[Route], task: str) -> str:
+    """Return the route that a client with an unknown path probably means, and those of the API, for a model for this
+    task."""
     shown = {
         route.path: " and ".join(sorted((route.methods or set()) - {"HEAD"})) + f" {route.path}"
         for route in routes
-        if "{" not in route.path
+        if "{" not in route.path and serves(route.endpoint, task)
     }
     nearest = get_close_matches(path, shown, n=1) if len(path) <= MOST_COMPARED_CHARACTERS else []
     meant = f"Did you mean {shown[nearest[0]]}? " if nearest else ""
@@ -169,7 +171,9 @@ async def render_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         api_error = MethodNotAllowed(f"{request.method} is not allowed on {path}.")
     elif error.status_code == 404:
-        api_error = NotFound(f"There is no {request.method} {path} on this server. {_hint(path, request.app.routes)}")
+        task = getattr(getattr(request.app.state, "serving", None), "task", "generate")  # a gateway has no model
+        hint = _hint(path, request.app.routes, task)
+        api_error = NotFound(f"There is no {request.method} {path} on this server. {hint}")
     else:
         api_error = InvalidRequest(error.detail)
         api_error.status = error.status_code

@@ -105,7 +105,17 @@ def closed(reason: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     async def refuse(request: Request) -> Response:
         raise NotFound(reason.format(path=request.scope["path"]))
 
+    vars(refuse)["is_closed"] = True
     return refuse
+
+
+def serves(endpoint: Callable[..., Any], task: str) -> bool:
+    """Return whether a route does anything on a server with a model for this task."""
+    group = operation.group if (operation := operation_of(endpoint)) is not None else ""
+    is_other = (group == "Generation" and task != "generate") or (
+        group == "Embeddings and scores" and task == "generate"
+    )
+    return not is_other and not getattr(endpoint, "is_closed", False)
 
 
 class ErrorDetails(msgspec.Struct):

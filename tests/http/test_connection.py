@@ -390,6 +390,29 @@ def test_a_rest_that_does_not_come_ends_the_connection(served: Served, monkeypat
         assert client.statuses() == [404]
 
 
+# -- HTTP/1.0 ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+def test_a_client_of_http_1_0_gets_no_chunks_and_reads_to_the_end(stream: bytes, served: Served) -> None:
+    served.engine.script = says(*"abc", "d" * 200_000)  # which has no length in the header
+    with Client(served) as client:
+        request = post("connection: keep-alive", body=b'{"prompt": "Hi", "stream": %b}' % stream)
+        client.sendall(request.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        received = b""
+        while data := client.recv(65536):
+            received += data
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"content-length" not in head
+    assert b"connection: close" in head
+    if stream == b"true":
+        assert body.startswith(b"data: {")
+        assert body.endswith(b"data: [DONE]\n\n")
+    else:
+        assert msgspec.json.decode(body)["choices"][0]["text"] == "abc" + "d" * 200_000
+
+
 # -- too many connections ---------------------------------------------------------------------------------------------
 
 

@@ -83,7 +83,7 @@ BAD_REQUESTS = [
     raw("null", b"null", "must be an object, got null"),
     raw("not UTF-8", b'{"prompt": "\xff\xfe"}', "not UTF-8"),
     raw("UTF-16", '{"prompt": "Hi"}'.encode("utf-16"), "not valid JSON"),
-    raw("a byte order mark", b'\xef\xbb\xbf{"prompt": "Hi"}', "not valid JSON"),
+    raw("a byte order mark and no more", b"\xef\xbb\xbf", "The body is empty"),
     raw("a raw control character", b'{"prompt": "a\nb"}', "not valid JSON"),
     raw("half a surrogate pair, high", b'{"prompt": "a \\ud83d and more text"}', "surrogate pair"),
     raw("half a surrogate pair, low", b'{"prompt": "a \\ude00 and more text"}', "surrogate pair"),
@@ -258,7 +258,15 @@ def test_an_unknown_route_that_is_like_none_is_answered_with_those_of_the_api(se
     message = served.post(path).json()["error"]["message"]
     assert "Did you mean" not in message
     assert "POST /v1/completions, POST /v1/chat/completions, POST /v1/responses, " in message
-    assert "GET /v1/models, " in message
+    assert "GET /v1/models" in message
+    for name in ("/v1/embeddings", "/v1/score", "lora_adapter"):  # of other models, or of other settings
+        assert name not in message
+
+
+def test_a_byte_order_mark_before_the_body_is_no_part_of_it(served: Served) -> None:
+    headers = {"content-type": "application/json"}
+    content = b'\xef\xbb\xbf{"prompt": "Hi"}'
+    assert served.http.post("/v1/completions", content=content, headers=headers).status_code == 200
 
 
 def check_refused(bad: BadRequest, response: httpx.Response) -> None:
