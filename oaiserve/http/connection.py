@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -260,7 +260,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.transport = self._answer_transport  # type: ignore[assignment]
         if self.scope["http_version"] == "1.0":
-            self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign]
+            self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign, assignment]
         self._reading = Reading.BODY
         self._has_begun = True
 
@@ -347,7 +347,7 @@ class Connection(HttpToolsProtocol):
         self._wait_for(Wait.GOODBYE)
 
 
-def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Awaitable[None]]:
+def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:
     """Return a `send` for a client of HTTP/1.0, which knows no chunks: the connection ends after each of its answers,
     so it is the end of one without a length."""
     send, has_length = cycle.send, True
