@@ -78,6 +78,7 @@ class Bounds:
 class OpenPrompt:
     token_ids: list[int]
     logprobs: TokenLogprobs | None
+    cached_tokens: int = 0
     sent: bool = False
 
 
@@ -446,8 +447,8 @@ class OpenRequests:
             if request.echo:
                 given = request.prompts[index]
                 text = given.text if isinstance(given, TextPrompt) else self.table.decode(prompt.token_ids)
-            times = replace(opened.times)
-            self.emit(opened, PromptDone(request.request_id, index, prompt.token_ids, text, prompt.logprobs, times))
+            done = (prompt.token_ids, text, prompt.logprobs, replace(opened.times), prompt.cached_tokens)
+            self.emit(opened, PromptDone(request.request_id, index, *done))
         self.emit(opened, chunk)
 
     def emit(self, opened: OpenRequest, event: Event) -> None:

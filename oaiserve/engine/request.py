@@ -180,6 +180,7 @@ class PromptDone:
     text: str | None  # only with Request.echo
     logprobs: TokenLogprobs | None  # only with SamplingParams.prompt_logprobs
     times: RequestTimes  # the stamps so far, up to the first token
+    cached_tokens: int = 0
 
 
 @dataclass(slots=True)

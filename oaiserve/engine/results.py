@@ -112,7 +112,9 @@ class Results:
         is_empty = sequence.max_len == sequence.prompt_len  # with max_tokens 0, the prompt is all that is computed
         is_begun = sequence.last_token_ns is not None
         if not is_begun and sequence.index % opened.request.params.n == 0 and (result.token_ids or is_empty):
-            opened.usage.cached_tokens += min(sequence.num_cached, sequence.prompt_len)
+            prompt = opened.prompts[sequence.index // opened.request.params.n]
+            prompt.cached_tokens = min(sequence.num_cached, sequence.prompt_len)
+            opened.usage.cached_tokens += prompt.cached_tokens
             if opened.request.prefix_keys:  # in which blocks do its prefixes with a key end?
                 size, hashes, length = self._scheduler.pool.block_size, sequence.hashes, sequence.prompt_len
                 ends = [

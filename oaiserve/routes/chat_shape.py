@@ -135,7 +135,7 @@ class ChatShape(ChoicesShape):
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
         """Render the role of each choice once, in the order of the choices, because the SDK concatenates roles."""
-        self._usage.prompt_tokens += len(event.token_ids)
+        self._add_usage(event)
         choices = [ChatChunkChoice(index, ChatDelta("assistant", self.no_content)) for index in range(self._wanted.n)]
         if self._wanted.with_token_ids:
             first, *choices = choices

@@ -132,7 +132,7 @@ class CompletionShape(ChoicesShape):
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
         """Render the first chunk of each choice, if the client wants to see the prompt."""
-        self._usage.prompt_tokens += len(event.token_ids)
+        self._add_usage(event)
         if not (self._echo or self._wanted.with_token_ids):
             return
         for index in range(event.prompt_index * self._wanted.n, (event.prompt_index + 1) * self._wanted.n):

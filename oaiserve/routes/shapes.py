@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from oaiserve.engine.request import TokenChunk, Usage
+from oaiserve.engine.request import PromptDone, TokenChunk, Usage
 from oaiserve.routes import sse
 from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.logprobs import PromptLogprobs
@@ -137,6 +137,10 @@ class ChoicesShape(ABC):
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
         return sse.event(encode(error)) + DONE
+
+    def _add_usage(self, event: PromptDone) -> None:
+        self._usage.prompt_tokens += len(event.token_ids)
+        self._usage.cached_tokens += event.cached_tokens
 
     def _event(self, choice: msgspec.Struct) -> bytes:
         if self._wanted.continuous_usage:

@@ -47,11 +47,12 @@ def test_generate_returns_all_choices_of_all_prompts_in_order() -> None:
     assert [(c.index, c.text, c.finish_reason) for c in completions] == [(i, "ab", "length") for i in range(4)]
 
 
-def test_usage_counts_the_cached_tokens_of_the_prompt() -> None:
+def test_usage_counts_the_cached_tokens_of_the_prompt_and_its_first_event_has_them() -> None:
     with make_engine() as engine:
-        first, second = (list(engine.stream(request(prompt_len=11)))[-1] for _ in range(2))
-        other = list(engine.stream(dataclasses.replace(request(prompt_len=11), cache_salt="another")))[-1]
-    assert [event.usage.cached_tokens for event in (first, second, other)] == [0, 8, 0]
+        runs = [list(engine.stream(request(prompt_len=11))) for _ in range(2)]
+        runs.append(list(engine.stream(dataclasses.replace(request(prompt_len=11), cache_salt="another"))))
+    assert [events[-1].usage.cached_tokens for events in runs] == [0, 8, 0]
+    assert [events[0].cached_tokens for events in runs] == [0, 8, 0]
 
 
 def test_end_of_sequence_stops_without_its_text() -> None:

@@ -296,7 +296,8 @@ def prompts_done(request: Request) -> Iterable[PromptDone]:
         tokens = None
         if request.params.prompt_logprobs is not None:
             tokens = token_logprobs([(1, b"In", math.nan)], logprob(" a", 2))
-        yield PromptDone(request.request_id, index, [1, 2, 3], "In a" if request.echo else None, tokens, RequestTimes())
+        echoed = "In a" if request.echo else None
+        yield PromptDone(request.request_id, index, [1, 2, 3], echoed, tokens, RequestTimes(), 0 if index else 2)
 
 
 def logprob(text: str, token_id: int) -> list[Entry]:

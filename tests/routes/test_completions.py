@@ -199,6 +199,7 @@ def test_usage_comes_last_and_only_when_asked(served: Served) -> None:
 def test_usage_can_be_in_every_chunk(served: Served) -> None:
     chunks = stream_of(served, n=2, stream_options={"include_usage": True, "continuous_usage_stats": True})
     assert [chunk["usage"]["total_tokens"] for chunk in chunks] == [5, 5, 7, 7, 7]
+    assert {chunk["usage"]["prompt_tokens_details"]["cached_tokens"] for chunk in chunks} == {2}
 
 
 def test_a_streamed_echo_comes_first(served: Served) -> None:

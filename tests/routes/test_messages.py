@@ -118,7 +118,7 @@ def test_a_stream_has_exactly_these_events(serve: Serve) -> None:
     served.engine.script = says("<think>", "Hm", "</think>", "Well. ", *PIECES)
     events = streamed(served, tools=TOOLS, stream_options={"include_timings": True})
     assert [events[0]["message"][name] for name in ("content", "stop_reason")] == [[], None]
-    assert events[0]["message"]["usage"]["input_tokens"] == 3
+    assert [events[0]["message"]["usage"][f"{name}input_tokens"] for name in ("", "cache_read_")] == [1, 2]
     assert events[-2].pop("timings").keys() > {"cached_tokens"}
     usage = {**USAGE, "output_tokens": 10, "output_tokens_details": {"thinking_tokens": 3}}
 

@@ -133,7 +133,7 @@ class MessagesShape:
         self._events: list[bytes] = []  # that were not returned yet
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
-        message = self._message(MessageUsage(len(event.token_ids), 0, 0), [])
+        message = self._message(self._usage(Usage(len(event.token_ids), event.cached_tokens, 0)), [])
         self._add_event("message_start", message=message)
         yield self._taken_events()
 

@@ -91,7 +91,7 @@ def logprobs() -> TokenLogprobs:
 def test_the_events_of_a_step_come_in_the_order_of_each_request() -> None:
     events: list[Event] = [
         TokenChunk("a", 0, "x", [1], None),
-        PromptDone("a", 1, [1, 2], None, None, TIMES),
+        PromptDone("a", 1, [1, 2], None, None, TIMES, 1),
         TokenChunk("a", 1, "y", [2, 3], logprobs(), FinishReason.STOP, "\n", [1, 0], True),
         Finished("a", Usage(1, 2, 3), TIMES, account()),
         Failed("b", Overloaded("full", retry_after_seconds=7), Usage(0, 0, 0), RequestTimes(received=1), account()),
