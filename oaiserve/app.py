@@ -44,6 +44,7 @@ from oaiserve.routes.messages import routes as messages
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.openapi import published
 from oaiserve.routes.responses import routes as responses
+from oaiserve.routes.responses import stored as stored_responses
 from oaiserve.routes.responses.store import ResponseDatabase, ResponseStore, StoreLimits
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, LiveSamples, RecentEntries, ServedEngine, Serving
 from oaiserve.telemetry import Measured, Telemetry, names
@@ -285,10 +286,10 @@ def routes(config: Config) -> list[Route]:
         Route(ANTHROPIC_PATH, messages.messages, methods=["POST"], middleware=accounted("messages", ANTHROPIC_PATH)),
         Route(f"{ANTHROPIC_PATH}/count_tokens", messages.count_tokens, methods=["POST"]),
         Route(f"{responses_path}/input_tokens", responses.input_tokens, methods=["POST"]),
-        Route(stored_path, responses.retrieve, methods=["GET"]),
-        Route(stored_path, responses.delete, methods=["DELETE"]),
-        Route(f"{stored_path}/input_items", responses.list_input_items),
-        Route(f"{stored_path}/cancel", responses.cancel, methods=["POST"]),
+        Route(stored_path, stored_responses.retrieve, methods=["GET"]),
+        Route(stored_path, stored_responses.delete, methods=["DELETE"]),
+        Route(f"{stored_path}/input_items", stored_responses.list_input_items),
+        Route(f"{stored_path}/cancel", stored_responses.cancel, methods=["POST"]),
         *(
             Route(f"/v1/{name}_lora_adapter", route if adapters_open else adapters_closed, methods=["POST"])
             for name, route in (("load", models.load), ("unload", models.unload))

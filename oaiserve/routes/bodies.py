@@ -255,9 +255,10 @@ class ResponsesBody(SamplingBody, kw_only=True):
     chat_template_kwargs: _TemplateKwargs = None
     previous_response_id: _Previous = None
     store: Annotated[bool | None, described("Keep the response. Default: true.")] = None
-    truncation: Annotated[Literal["auto", "disabled"] | None, described("Nothing is ever cut off a conversation.")] = (
-        None
-    )
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None,
+        described("auto: a conversation beyond the context loses its first items. Default: it is refused."),
+    ] = None
     metadata: Annotated[
         dict[str, Annotated[str, described("At most 512 characters.", maxLength=MAX_VALUE_CHARACTERS)]] | None,
         described(

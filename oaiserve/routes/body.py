@@ -114,8 +114,11 @@ async def client_left(receive: Receive) -> None:
         pass
 
 
-async def in_turns_if_large(request: Request, work: Generator[None, None, Result], num_bytes: int) -> Result:
-    """Do work on a body: `in_turns` if it is large, as it could hold up the event loop for over a millisecond.
+async def in_turns_if_large(
+    request: Request, work: Generator[None, None, Result], num_bytes: int, *, always: bool = False
+) -> Result:
+    """Do work on a body: `in_turns` if it is large, as it could hold up the event loop for over a millisecond, or
+    `always`, as work with the tokenizer needs it.
 
     Raises InvalidRequest for a body with too deep a nesting, and the errors of the work and of `in_turns`.
     """
@@ -126,4 +129,4 @@ async def in_turns_if_large(request: Request, work: Generator[None, None, Result
         except RecursionError:  # of the decoder, or of the readers of its values
             raise InvalidRequest("The body is nested too deeply.") from None
 
-    return await in_turns(request, guarded(), num_bytes) if num_bytes > LARGE_BYTES else at_once(guarded())
+    return await in_turns(request, guarded(), num_bytes) if always or num_bytes > LARGE_BYTES else at_once(guarded())

@@ -149,6 +149,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     top_logprobs: int
     top_p: float
     truncation: str
+    truncated_items: int | UnsetType = UNSET  # of the beginning of the conversation, which had no room
     metadata: dict[str, str]
     user: str | None
     ignored_tools: list[str] | UnsetType = UNSET  # the types of those that run on OpenAI's servers

@@ -94,6 +94,45 @@ ITEMS_AND_MESSAGES: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
 ]
 
 
+def a_call(number: int) -> list[dict[str, Any]]:
+    call = {"type": "function_call", "call_id": f"c{number}", "name": "stop", "arguments": "{}"}
+    return [call, {"type": "function_call_output", "call_id": f"c{number}", "output": f"{number}" * 1000}]
+
+
+@pytest.mark.parametrize(
+    ("items", "dropped"),
+    [
+        ([{"role": "user", "content": "a" * 4086}], None),
+        (  # at a message of the user, and the developer's stays
+            [
+                {"role": "developer", "content": "Obey."},
+                {"role": "user", "content": "a" * 2000},
+                {"role": "assistant", "content": "b" * 1000},
+                {"role": "user", "content": "c" * 1000},
+                *a_call(1),
+                {"role": "user", "content": "And?"},
+            ],
+            range(1, 3),
+        ),
+        # 1,024 of 4,096 tokens are for the answer. No call is parted from its output.
+        ([{"role": "user", "content": "a" * 200}, *a_call(1), *a_call(2), *a_call(3), *a_call(4)], range(3)),
+        ([*a_call(1), {"role": "user", "content": "a" * 4096}], range(2)),  # it is the engine that refuses the rest
+    ],
+)
+def test_truncation_drops_the_first_items_that_the_context_has_no_room_for(
+    served: Served, items: list[dict[str, Any]], dropped: range | None
+) -> None:
+    answer = ask(served, input=items, truncation="auto", instructions="Be brief.")
+    assert answer.get("truncated_items") == (None if dropped is None else len(dropped))
+    _, truncated = last_request(served)
+    _, expected = submitted(
+        served,
+        input=[item for number, item in enumerate(items) if number not in (dropped or ())],
+        instructions="Be brief.",
+    )
+    assert truncated == expected
+
+
 @pytest.mark.parametrize("template", [None, HYBRID, CHATML], ids=["plain", "with-tools", "without-tools"])
 @pytest.mark.parametrize(("items", "messages"), ITEMS_AND_MESSAGES, ids=["text", "parts", "calls"])
 @pytest.mark.parametrize("tools", [[], TOOLS], ids=["no-tools", "tools"])

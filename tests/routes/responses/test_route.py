@@ -267,13 +267,12 @@ def test_parameters_are_told_back_as_they_took_effect(served: Served) -> None:
         "tool_choice": "none",
         "tools": [TIME, {**STOP, "description": None, "parameters": None, "strict": None}],
         "top_p": 0.75,
-        "truncation": "disabled",
+        "truncation": "auto",
         "user": "me",
     }
     asked = {key: value for key, value in told.items() if key != "temperature"}
     as_sent = {
         "tools": TOOLS,
-        "truncation": "auto",
         "reasoning": {"effort": "low", "summary": "auto"},
         "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
     }

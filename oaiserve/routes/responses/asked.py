@@ -1,0 +1,200 @@
+"""What a request of /v1/responses asks: the stored turns that it goes on from, its tools, and its prompt.
+
+With `truncation: "auto"`, a conversation beyond the context loses its first items. This file makes no answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from oaiserve.engine.request import ChatPrompt, Grammar, TooManyTokens
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes import constraints
+from oaiserve.routes.bodies import ResponseInputBody, ResponsesBody
+from oaiserve.routes.conversation import Conversation
+from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.parameters import integer
+from oaiserve.routes.responses.items import Item, chat_messages, input_items, references
+from oaiserve.routes.responses.offered import OfferedTools, offered_tools
+from oaiserve.routes.responses.output import item_id, response_ids
+from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse
+from oaiserve.routes.serving import Serving
+from oaiserve.routes.tools import prompt_with_tools
+
+MAX_REFERENCES = 128  # to items of other responses
+ROOM_TOKENS = 1024  # for an answer without a limit, where a conversation is truncated
+
+
+class _StoredOutput(msgspec.Struct):
+    output: list[Item]
+
+
+_stored_output = msgspec.json.Decoder(_StoredOutput)
+stored_items = msgspec.json.Decoder(list[Item])
+
+
+class Earlier(NamedTuple):
+    """The stored responses for a request of their owner: those before it, and those of items to which it refers."""
+
+    owner: str
+    turns: list[StoredResponse]
+    referred: list[StoredResponse]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(stored.num_bytes for stored in (*self.turns, *self.referred))
+
+
+async def read_earlier(serving: Serving, body: ResponsesBody | ResponseInputBody, owner: str) -> Earlier:
+    """Read the stored responses from the store. Raises InvalidRequest if they are missing, or too large together."""
+    store, most_bytes = serving.responses, serving.body_limit_bytes
+    turns: list[StoredResponse] = []
+    if body.previous_response_id is not None:
+        try:
+            turns = await store.conversation(owner, body.previous_response_id, most_bytes)
+        except ConversationTooLarge:
+            raise invalid(
+                "previous_response_id", f"the conversation up to there has more than {int(most_bytes)} bytes"
+            ) from None
+        if not turns:
+            raise InvalidRequest(
+                f"The previous response {show(body.previous_response_id)} is not there, or one before it is not: it "
+                "was not stored, was deleted, or was stored too long ago.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+    found = response_ids(references(body.input))
+    if len(found) > MAX_REFERENCES:
+        raise invalid("input", f"may refer to items of at most {MAX_REFERENCES} responses, got {len(found)}")
+    referred = [stored for one in found if (stored := await store.get(owner, one)) is not None]
+    earlier = Earlier(owner, turns, referred)
+    if earlier.num_bytes > most_bytes:
+        raise invalid(
+            "input", f"the conversation with the items that it refers to has more than {int(most_bytes)} bytes"
+        )
+    return earlier
+
+
+def items_of(turns: Iterable[StoredResponse]) -> Iterable[Item]:
+    for turn in turns:
+        yield from stored_items.decode(turn.input_items)
+        yield from _stored_output.decode(turn.response).output
+
+
+def conversed(
+    body: ResponsesBody | ResponseInputBody, serving: Serving, *, is_constrained: bool
+) -> tuple[OfferedTools, Conversation]:
+    """Return the tools and the reasoning of a request. `is_constrained`: beside `text.format`."""
+    offered = offered_tools(body, refuses_hosted=serving.refuses_hosted_tools)
+    conversation = Conversation(
+        serving.dialect,
+        offered.tools,
+        body.chat_template_kwargs or {},
+        effort=None if body.reasoning is None else body.reasoning.effort,  # a summary is never made
+        thinking_budget=integer(body, "thinking_token_budget") if isinstance(body, ResponsesBody) else None,
+        is_constrained=is_constrained or text_format(body) is not None,
+    )
+    return offered, conversation
+
+
+def text_format(body: ResponsesBody | ResponseInputBody) -> Grammar | None:
+    form = None if body.text is None else body.text.format
+    return None if form is None else constraints.text_format(form)
+
+
+class Asked(NamedTuple):
+    """The items before the input and those of the input, and the prompt of them."""
+
+    earlier: list[Item]
+    items: list[Item]
+    prompt: ChatPrompt
+
+
+def asked(
+    body: ResponsesBody | ResponseInputBody,
+    serving: Serving,
+    conversation: Conversation,
+    earlier: Earlier,
+    unique_id: str,
+) -> Asked:
+    """Return what a request asks. Items without an id get one of the response with `unique_id`."""
+    numbers = itertools.count(1)
+    items = input_items(
+        body.input,
+        lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"),
+        {item["id"]: item for item in items_of(earlier.referred)},
+    )
+    before = list(items_of(earlier.turns))
+    return Asked(before, items, _prompt(body, serving, conversation, before, items))
+
+
+def _prompt(
+    body: ResponsesBody | ResponseInputBody,
+    serving: Serving,
+    conversation: Conversation,
+    earlier: Sequence[Item],
+    items: Sequence[Item],
+) -> ChatPrompt:
+    messages = chat_messages(earlier, items)
+    if body.instructions is not None:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+    return conversation.completed(prompt_with_tools(messages, conversation.shown_tools, serving.dialect, param="input"))
+
+
+def truncated(
+    body: ResponsesBody | ResponseInputBody, serving: Serving, conversation: Conversation, asked: Asked
+) -> Generator[None, None, tuple[ChatPrompt, int]]:
+    """Return a prompt with room for an answer, and how many of the first items it lacks: as few as possible."""
+    limit, items = serving.engine.max_model_len, [*asked.earlier, *asked.items]
+    if (yield from _fits(serving, asked.prompt, limit - 1)):
+        return asked.prompt, 0
+    wanted = integer(body, "max_output_tokens") if isinstance(body, ResponsesBody) else None
+    room = min(wanted or ROOM_TOKENS, limit // 4)
+    cuts, low, shortest = _cuts(items), 0, (asked.prompt, 0)
+    high = len(cuts)
+    while low < high:
+        middle = (low + high) // 2
+        kept = [item for number, item in enumerate(items) if number >= cuts[middle] or _stays(item)]
+        shorter = _prompt(body, serving, conversation, kept, ()), len(items) - len(kept)
+        if (yield from _fits(serving, shorter[0], limit - room)):
+            high, shortest = middle, shorter
+        else:
+            low = middle + 1
+            shortest = max(shortest, shorter, key=lambda each: each[1]) if low == len(cuts) else shortest
+    return shortest
+
+
+def _fits(serving: Serving, prompt: ChatPrompt, most_tokens: int) -> Generator[None, None, bool]:
+    try:
+        yield from serving.engine.tokenizer.encode_in_pieces(prompt, most_tokens)
+    except TooManyTokens:
+        return False
+    return True
+
+
+def _stays(item: Item) -> bool:
+    return item["type"] == "message" and item["role"] in ("system", "developer")
+
+
+def _cuts(items: Sequence[Item]) -> list[int]:
+    """Return before which items a conversation may be cut: users' messages and, if there is none behind, others, but
+    never between a call and its output."""
+    called: dict[str, int] = {}
+    split: set[int] = set()
+    last_user = 0
+    for number, item in enumerate(items):
+        if item["type"] in ("function_call", "custom_tool_call"):
+            called[item["call_id"]] = number
+        elif item["type"] in ("function_call_output", "custom_tool_call_output"):
+            split.update(range(called[item["call_id"]] + 1, number + 1))
+        elif item["type"] == "message" and item["role"] == "user":
+            last_user = number
+    return [
+        number
+        for number, item in enumerate(items)
+        if number and number not in split and (number > last_user or item.get("role") == "user")
+    ]
