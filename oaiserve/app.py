@@ -43,6 +43,7 @@ from oaiserve.routes.feed import Feed
 from oaiserve.routes.messages import routes as messages
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.openapi import published
+from oaiserve.routes.responses import conversations
 from oaiserve.routes.responses import routes as responses
 from oaiserve.routes.responses import stored as stored_responses
 from oaiserve.routes.responses.store import ResponseDatabase, ResponseStore, StoreLimits
@@ -290,6 +291,19 @@ def routes(config: Config) -> list[Route]:
         Route(stored_path, stored_responses.delete, methods=["DELETE"]),
         Route(f"{stored_path}/input_items", stored_responses.list_input_items),
         Route(f"{stored_path}/cancel", stored_responses.cancel, methods=["POST"]),
+        *(
+            Route(f"/v1/conversations{path}", route, methods=[method])
+            for path, method, route in (
+                ("", "POST", conversations.create),
+                ("/{conversation_id}", "GET", conversations.retrieve),
+                ("/{conversation_id}", "POST", conversations.update),
+                ("/{conversation_id}", "DELETE", conversations.delete),
+                ("/{conversation_id}/items", "GET", conversations.list_items),
+                ("/{conversation_id}/items", "POST", conversations.add_items),
+                ("/{conversation_id}/items/{item_id}", "GET", conversations.retrieve_item),
+                ("/{conversation_id}/items/{item_id}", "DELETE", conversations.delete_item),
+            )
+        ),
         *(
             Route(f"/v1/{name}_lora_adapter", route if adapters_open else adapters_closed, methods=["POST"])
             for name, route in (("load", models.load), ("unload", models.unload))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 
 from oaiserve.routes.objects import (
+    ConversationId,
     Function,
     FunctionName,
     InputItem,
@@ -41,6 +42,7 @@ MAX_SALT_CHARACTERS = 128
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_TOOLS = 128  # this one and the next three are OpenAI's limits
+MAX_ITEMS = 20  # of a conversation at once
 MAX_METADATA = 16
 MAX_KEY_CHARACTERS = 64
 MAX_VALUE_CHARACTERS = 512
@@ -211,6 +213,13 @@ _Parallel = Annotated[bool | None, described("Whether there may be several calls
 _Reasoning = Annotated[ReasoningOptions | None, described("How the model reasons.")]
 _TemplateKwargs = Annotated[dict[str, Any] | None, described("Variables of the chat template.")]
 _Previous = Annotated[str | None, described("The stored response that this one goes on from.")]
+_Conversation = Annotated[
+    str | ConversationId | None, described("The stored conversation that this is a turn of, by its id.")
+]
+_Metadata = Annotated[
+    dict[str, Annotated[str, described("At most 512 characters.", maxLength=MAX_VALUE_CHARACTERS)]] | None,
+    described("Is kept.", maxProperties=MAX_METADATA, propertyNames={"maxLength": MAX_KEY_CHARACTERS}),
+]
 
 
 class ResponseInputBody(msgspec.Struct, kw_only=True):
@@ -226,6 +235,7 @@ class ResponseInputBody(msgspec.Struct, kw_only=True):
     reasoning: _Reasoning = None
     chat_template_kwargs: _TemplateKwargs = None
     previous_response_id: _Previous = None
+    conversation: _Conversation = None
 
 
 class ResponsesBody(SamplingBody, kw_only=True):
@@ -259,20 +269,31 @@ class ResponsesBody(SamplingBody, kw_only=True):
         Literal["auto", "disabled"] | None,
         described("auto: a conversation beyond the context loses its first items. Default: it is refused."),
     ] = None
-    metadata: Annotated[
-        dict[str, Annotated[str, described("At most 512 characters.", maxLength=MAX_VALUE_CHARACTERS)]] | None,
-        described(
-            "Is sent back with the response.",
-            maxProperties=MAX_METADATA,
-            propertyNames={"maxLength": MAX_KEY_CHARACTERS},
-        ),
-    ] = None
+    metadata: _Metadata = None
     user: Annotated[str | None, described("Is sent back with the response.")] = None
     background: Annotated[
         bool | None, described("Must be false: the server answers while the client waits.", enum=[False, None])
     ] = None
-    conversation: Annotated[str | dict[str, Any] | None, described("Is refused: there are no conversations.")] = None
+    conversation: _Conversation = None
     prompt: Annotated[str | dict[str, Any] | None, described("Is refused: there are no stored prompts.")] = None
+
+
+class ItemsBody(msgspec.Struct, kw_only=True):
+    """A client sends items for a conversation."""
+
+    items: Annotated[list[InputItem], described("The next ones.", minItems=1, maxItems=MAX_ITEMS)]
+
+
+class MetadataBody(msgspec.Struct, kw_only=True):
+    """A client sends the new metadata of a conversation."""
+
+    metadata: _Metadata = None
+
+
+class ConversationBody(MetadataBody, kw_only=True):
+    """A client begins a conversation."""
+
+    items: Annotated[list[InputItem] | None, described("The first ones.", maxItems=MAX_ITEMS)] = None
 
 
 class LoadAdapterBody(msgspec.Struct, kw_only=True):

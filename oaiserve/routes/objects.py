@@ -330,6 +330,12 @@ class ReasoningOptions(msgspec.Struct):
     effort: Annotated[str | None, described("Passed on to the chat template.")] = None
 
 
+class ConversationId(msgspec.Struct):
+    """A conversation, by its id."""
+
+    id: str
+
+
 # -- items of responses -----------------------------------------------------------------------------------------------
 
 

@@ -15,8 +15,11 @@ import msgspec
 from oaiserve.engine.request import ChatPrompt, PairPrompt, Prompt, SamplingParams, TextPrompt
 from oaiserve.routes.bodies import (
     MAX_CHARACTERS,
+    MAX_KEY_CHARACTERS,
+    MAX_METADATA,
     MAX_SALT_CHARACTERS,
     MAX_STRINGS,
+    MAX_VALUE_CHARACTERS,
     ChatBody,
     ResponsesBody,
     SamplingBody,
@@ -65,6 +68,16 @@ def refuse(body: SamplingBody, route: str, hints: Mapping[str, str]) -> None:
             raise invalid(name, f"is not available on {route}: {hint}")
     if body.n is not None and body.n != 1:
         raise invalid("n", f"must be 1, because {route} gives one answer, got {show(body.n)}")
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    if len(metadata) > MAX_METADATA:
+        raise invalid("metadata", f"at most {MAX_METADATA} pairs are allowed, got {len(metadata)}")
+    for key, value in metadata.items():
+        if len(key) > MAX_KEY_CHARACTERS:
+            raise invalid("metadata", f"a key may have {MAX_KEY_CHARACTERS} characters, got {show(key)}")
+        if len(value) > MAX_VALUE_CHARACTERS:
+            raise invalid("metadata", f"a value may have {MAX_VALUE_CHARACTERS} characters, got {len(value)}")
 
 
 def max_tokens(body: SamplingBody) -> int | None:

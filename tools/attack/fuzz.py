@@ -48,6 +48,7 @@ BODIES: dict[str, st.SearchStrategy[Any]] = {
     | fitting("ChatBody", {"messages": st.just(HI), "max_tokens": FEW_TOKENS}),
     RESPONSES: fitting("ResponsesBody", {"max_output_tokens": FEW_TOKENS})
     | fitting("ResponsesBody", {"input": st.just("Hi"), "max_output_tokens": FEW_TOKENS}),
+    "/v1/conversations": fitting("ConversationBody"),
     f"{RESPONSES}/input_tokens": fitting("ResponseInputBody"),
     "/v1/messages": fitting("MessagesBody", {"max_tokens": FEW_TOKENS})
     | fitting("MessagesBody", {"messages": st.just(HI), "max_tokens": FEW_TOKENS}),
@@ -96,7 +97,7 @@ def requests(draw: st.DrawFn) -> Sent:
     if draw(st.integers(0, 19)) == 0:
         method = draw(st.sampled_from(["GET", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", UNKNOWN_METHOD]))
     path = pattern
-    for name in ("{request_id}", "{name}", "{model_id:path}"):
+    for name in ("{request_id}", "{name}", "{model_id:path}", "{conversation_id}", "{item_id}"):
         path = path.replace(name, draw(SAFE) if name in path else "")
     if draw(st.integers(0, 3)) == 0:
         query = draw(st.lists(st.tuples(st.sampled_from(QUERY_NAMES), SAFE), max_size=3))

@@ -12,15 +12,17 @@ from typing import NamedTuple
 import msgspec
 
 from oaiserve.engine.request import ChatPrompt, Grammar, TooManyTokens
-from oaiserve.errors import InvalidRequest
+from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes import constraints
 from oaiserve.routes.bodies import ResponseInputBody, ResponsesBody
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.parameters import integer
+from oaiserve.routes.responses.conversations import is_conversation, no_conversation
 from oaiserve.routes.responses.items import Item, chat_messages, input_items, references
 from oaiserve.routes.responses.offered import OfferedTools, offered_tools
 from oaiserve.routes.responses.output import item_id, response_ids
+from oaiserve.routes.responses.paging import stored_items
 from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse
 from oaiserve.routes.serving import Serving
 from oaiserve.routes.tools import prompt_with_tools
@@ -30,11 +32,10 @@ ROOM_TOKENS = 1024  # for an answer without a limit, where a conversation is tru
 
 
 class _StoredOutput(msgspec.Struct):
-    output: list[Item]
+    output: list[Item] = []  # a conversation has none, only items
 
 
 _stored_output = msgspec.json.Decoder(_StoredOutput)
-stored_items = msgspec.json.Decoder(list[Item])
 
 
 class Earlier(NamedTuple):
@@ -60,6 +61,9 @@ async def read_earlier(serving: Serving, body: ResponsesBody | ResponseInputBody
             raise invalid(
                 "previous_response_id", f"the conversation up to there has more than {int(most_bytes)} bytes"
             ) from None
+        if turns and is_conversation(turns[-1].conversation_id):
+            reason = f"is a turn of a conversation. Send 'conversation': {show(turns[-1].conversation_id)} instead"
+            raise invalid("previous_response_id", reason)
         if not turns:
             raise InvalidRequest(
                 f"The previous response {show(body.previous_response_id)} is not there, or one before it is not: it "
@@ -67,6 +71,14 @@ async def read_earlier(serving: Serving, body: ResponsesBody | ResponseInputBody
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
+    if body.conversation is not None:
+        if turns:
+            raise invalid("conversation", "must not be given together with 'previous_response_id'")
+        name = body.conversation if isinstance(body.conversation, str) else body.conversation.id
+        stored = await store.get(owner, name) if is_conversation(name) else None
+        if stored is None:
+            raise NotFound(no_conversation(name), param="conversation")
+        turns = [stored]
     found = response_ids(references(body.input))
     if len(found) > MAX_REFERENCES:
         raise invalid("input", f"may refer to items of at most {MAX_REFERENCES} responses, got {len(found)}")
@@ -123,12 +135,12 @@ def asked(
 ) -> Asked:
     """Return what a request asks. Items without an id get one of the response with `unique_id`."""
     numbers = itertools.count(1)
+    before = list(items_of(earlier.turns))
     items = input_items(
         body.input,
         lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"),
-        {item["id"]: item for item in items_of(earlier.referred)},
+        {item["id"]: item for item in (*before, *items_of(earlier.referred))},
     )
-    before = list(items_of(earlier.turns))
     return Asked(before, items, _prompt(body, serving, conversation, before, items))
 
 

@@ -26,15 +26,15 @@ def references(given: str | Sequence[InputItem]) -> list[str]:
 
 
 def input_items(
-    given: str | Sequence[InputItem], new_id: Callable[[str], str], referred: Mapping[str, Item]
+    given: str | Sequence[InputItem], new_id: Callable[[str], str], referred: Mapping[str, Item], param: str = "input"
 ) -> list[Item]:
-    """Return the items of a client, with ids by `new_id`, of a prefix, and those `referred` to. Raises
-    InvalidRequest."""
+    """Return the items of a client, with ids by `new_id`, of a prefix, and those `referred` to. `param` is the field
+    of the request that they came from. Raises InvalidRequest."""
     if isinstance(given, str):
         given = [InputItem(role="user", content=given)]
     if not given:
-        raise invalid("input", "must hold at least one item")
-    return [_item(f"input[{number}]", item, new_id, referred) for number, item in enumerate(given)]
+        raise invalid(param, "must hold at least one item")
+    return [_item(f"{param}[{number}]", item, new_id, referred) for number, item in enumerate(given)]
 
 
 def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: Mapping[str, Item]) -> Item:
@@ -60,7 +60,7 @@ def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: M
             content = item.content or []
             if isinstance(content, str) or not all(isinstance(part, EarlierReasoning) for part in content):
                 reason = "must be a list of parts of the type 'reasoning_text'"
-                raise invalid("input", reason, f"{where}.content")
+                raise invalid(where.partition("[")[0], reason, f"{where}.content")
             if not content and (thought := read_encrypted(item.encrypted_content)):
                 content = [EarlierReasoning(thought)]
             return {**identity("rs"), "summary": summary, "content": _parts(content)}
@@ -68,7 +68,7 @@ def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: M
             item_id: str = _needed(where, item, "id")
             if item_id not in referred:
                 reason = f"there is no item {show(item_id)} in the stored responses. Please send the item itself"
-                raise invalid("input", reason, f"{where}.id")
+                raise invalid(where.partition("[")[0], reason, f"{where}.id")
             return referred[item_id]
         case "message" | None:
             pass
@@ -79,7 +79,7 @@ def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: M
         content = [EarlierText(content) if role == "assistant" else InputText(content)]
     for number, part in enumerate(content):
         if isinstance(part, EarlierReasoning):
-            raise invalid("input", "reasoning is an item of its own", f"{where}.content[{number}].type")
+            raise invalid(where.partition("[")[0], "reasoning is an item of its own", f"{where}.content[{number}].type")
     return {**identity("msg"), "role": role, "content": _parts(content)}
 
 
@@ -101,7 +101,9 @@ def _parts(parts: Iterable[InputText | EarlierText | RefusalPart | EarlierReason
 def _needed(where: str, item: InputItem, name: str) -> Any:
     """Return a required field of an item."""
     if (value := getattr(item, name)) is None:
-        raise invalid("input", f"is required for the type '{item.type or 'message'}'", f"{where}.{name}")
+        raise invalid(
+            where.partition("[")[0], f"is required for the type '{item.type or 'message'}'", f"{where}.{name}"
+        )
     return value
 
 
@@ -134,7 +136,8 @@ def chat_messages(earlier: Iterable[Item], new: Sequence[Item]) -> list[dict[str
                 call_id, output = item["call_id"], item["output"]
                 if call_id not in call_ids:
                     reason = f"there is no call {show(call_id)} before this output of it"
-                    raise invalid("input", reason, f"input[{number}].call_id")
+                    where = f"input[{number}].call_id" if number >= 0 else f"the stored item {item['id']}"
+                    raise invalid("input", reason, where)
                 content = output if isinstance(output, str) else _chat_content(output)
                 messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
     return messages

@@ -140,6 +140,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     max_tool_calls: int | None
     parallel_tool_calls: bool
     previous_response_id: str | None
+    conversation: dict[str, str] | UnsetType = UNSET
     reasoning: dict[str, Any]
     store: bool
     temperature: float

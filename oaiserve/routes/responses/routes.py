@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,20 +17,17 @@ from oaiserve.routes import constraints, parameters
 from oaiserve.routes.bodies import (
     ENCRYPTED,
     LOGPROBS,
-    MAX_KEY_CHARACTERS,
-    MAX_METADATA,
-    MAX_VALUE_CHARACTERS,
     ResponseInputBody,
     ResponsesBody,
 )
 from oaiserve.routes.body import in_turns_if_large, read_parsed
-from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import PlainText, ResponseTool, TextOptions
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
-from oaiserve.routes.responses.asked import Earlier, asked, conversed, read_earlier, text_format, truncated
+from oaiserve.routes.responses.asked import Earlier, asked, conversed, items_of, read_earlier, text_format, truncated
+from oaiserve.routes.responses.conversations import change, with_items
 from oaiserve.routes.responses.offered import OfferedTools
 from oaiserve.routes.responses.output import ResponseEvent, ResponseObject
 from oaiserve.routes.responses.shape import ResponsesShape
@@ -53,7 +51,6 @@ _ELSEWHERE = {
 _TOOL_FIELDS = ("description", "parameters", "strict")  # null if the client has left them out
 _ABSENT = {
     "background": "this server answers while the client waits. Leave it out",
-    "conversation": "this server has no conversations. Use 'previous_response_id'",
     "prompt": "this server has no stored prompts. Use 'instructions' and 'input'",
 }
 
@@ -146,9 +143,15 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Generator[None, 
         """Store the answer, before the client knows of its end."""
         assert exchange.conversation_id is not None
         ids = intake.head.id, exchange.conversation_id, body.previous_response_id
-        await serving.responses.put(earlier.owner, StoredResponse(*ids, shape.stored(usage), encode(items)))
+        stored = StoredResponse(*ids, shape.stored(usage), encode(items))
+        if stores:
+            await serving.responses.put(earlier.owner, stored)
+        if body.conversation is not None:  # if it has been deleted meanwhile, it stays so
+            turn = await run_in_threadpool(lambda: encode(list(items_of([stored]))))
+            await change(serving.responses, earlier.owner, exchange.conversation_id, lambda old: with_items(old, turn))
 
-    return intake.answer(params, (prompt,), shape, before_end=store if stores else None)
+    keeps = stores or body.conversation is not None
+    return intake.answer(params, (prompt,), shape, before_end=store if keeps else None)
 
 
 def _reported(intake: Intake[ResponsesBody], offered: OfferedTools, *, stores: bool) -> dict[str, Any]:
@@ -159,6 +162,7 @@ def _reported(intake: Intake[ResponsesBody], offered: OfferedTools, *, stores: b
     form = msgspec.to_builtins(text.format or PlainText())
     return {
         "instructions": body.instructions,
+        "conversation": UNSET if body.conversation is None else {"id": intake.exchange.conversation_id},
         "max_output_tokens": integer(body, "max_output_tokens"),
         "max_tool_calls": integer(body, "max_tool_calls"),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
@@ -185,11 +189,4 @@ def _shown(tool: ResponseTool) -> dict[str, Any]:
 
 def _refuse_what_is_not_here(body: ResponsesBody) -> None:
     parameters.refuse(body, "/v1/responses", _ELSEWHERE | _ABSENT)
-    metadata = body.metadata or {}
-    if len(metadata) > MAX_METADATA:
-        raise invalid("metadata", f"at most {MAX_METADATA} pairs are allowed, got {len(metadata)}")
-    for key, value in metadata.items():
-        if len(key) > MAX_KEY_CHARACTERS:
-            raise invalid("metadata", f"a key may have {MAX_KEY_CHARACTERS} characters, got {show(key)}")
-        if len(value) > MAX_VALUE_CHARACTERS:
-            raise invalid("metadata", f"a value may have {MAX_VALUE_CHARACTERS} characters, got {len(value)}")
+    parameters.check_metadata(body.metadata or {})

@@ -35,7 +35,7 @@ DROP_REASONS = ("age", "room", "size")
 
 
 class StoredResponse(NamedTuple):
-    """One answer with its input: one turn of a conversation."""
+    """One answer with its input: one turn of a conversation. A conversation of /v1/conversations is stored so, too."""
 
     id: str
     conversation_id: str  # of the conversation: the id of its first response
@@ -89,6 +89,9 @@ class ResponseStore(Protocol):
 
         Raises ConversationTooLarge.
         """
+
+    async def replace(self, owner: str, old: StoredResponse, new: StoredResponse, /) -> bool:
+        """Keep `new` in the place of `old`, and return whether that was still there as it is."""
 
     async def delete(self, owner: str, response_id: str, /) -> bool:
         """Forget a response, and return whether it was there."""
@@ -162,6 +165,9 @@ class ResponseDatabase:
     async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
         return await self._in_thread(partial(self._conversation, owner, response_id, most_bytes))
 
+    async def replace(self, owner: str, old: StoredResponse, new: StoredResponse, /) -> bool:
+        return await self._in_thread(partial(self._replace, owner, old, new))
+
     async def delete(self, owner: str, response_id: str, /) -> bool:
         return await self._in_thread(partial(self._delete, owner, response_id))
 
@@ -220,6 +226,21 @@ class ResponseDatabase:
             (owner, used, now, stored.num_bytes, *stored),
         )
         return True
+
+    def _replace(self, owner: str, old: StoredResponse, new: StoredResponse) -> bool:
+        with self._transaction():
+            found = self._connection.execute(
+                "DELETE FROM responses WHERE owner = ? AND id = ? AND response = ? AND input_items = ? AND used_at > ?",
+                (owner, old.id, old.response, old.input_items, self._oldest()),
+            ).rowcount
+            too_large = found and not self._insert(owner, new)
+            in_the_way = self._make_room()
+        self._dropped["room"] += in_the_way
+        self._dropped["size"] += too_large
+        self._counts = self._count()
+        if new.num_bytes < old.num_bytes:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # as of `_delete`
+        return found > 0
 
     def _make_room(self) -> int:
         """Drop responses until the rest is within the limits, and return how many they were."""

@@ -8,25 +8,18 @@ from __future__ import annotations
 from typing import NoReturn
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
-from oaiserve.routes.operation import Operation, Parameter
-from oaiserve.routes.responses.asked import stored_items
-from oaiserve.routes.responses.items import Item
+from oaiserve.routes.operation import Operation
+from oaiserve.routes.responses.conversations import is_conversation
 from oaiserve.routes.responses.output import ResponseObject
+from oaiserve.routes.responses.paging import AFTER, LIMIT, ORDER, ItemPage, page
 from oaiserve.routes.responses.store import StoredResponse
 from oaiserve.routes.serving import serving_of
-
-MAX_LISTED = 100  # OpenAI's limit and default
-LISTED = 20
-ORDER = Parameter("order", "asc has the first item first. Default: desc.", allowed=("asc", "desc"))
-LIMIT = Parameter("limit", f"How many items. Default: {LISTED}.", is_integer=True, most=MAX_LISTED)
-AFTER = Parameter("after", "The id of the item behind which to begin.")
 
 
 class DeletedResponse(msgspec.Struct):
@@ -35,16 +28,6 @@ class DeletedResponse(msgspec.Struct):
     id: str
     object: str = "response"
     deleted: bool = True
-
-
-class InputItems(msgspec.Struct):
-    """A page of the items that a client has sent for a response."""
-
-    data: list[Item]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: str = "list"
 
 
 @Operation(summary="A stored response.", group="Generation", answer=ResponseObject, errors=(NotFound,))
@@ -57,27 +40,21 @@ async def retrieve(request: Request) -> Response:
 
 @Operation(summary="Delete a stored response.", group="Generation", answer=DeletedResponse, errors=(NotFound,))
 async def delete(request: Request) -> Response:
-    response_id = request.path_params["response_id"]
-    if not await serving_of(request).responses.delete(request.state.owner, response_id):
-        _not_found(response_id)
+    response_id = (await _stored(request)).id
+    await serving_of(request).responses.delete(request.state.owner, response_id)
     return json_response(DeletedResponse(response_id))
 
 
 @Operation(
     summary="The input of a stored response.",
     group="Generation",
-    answer=InputItems,
+    answer=ItemPage,
     query=(ORDER, LIMIT, AFTER),
     errors=(NotFound,),
 )
 async def list_input_items(request: Request) -> Response:
     """Answer with the input of the response, newest first, without that of earlier responses."""
-    query = request.query_params
-    order = ORDER.value(query.get(ORDER.name, "desc"))
-    limit = LIMIT.value(query.get(LIMIT.name, f"{LISTED}"))
-    stored = await _stored(request)
-    content = await run_in_threadpool(_page, stored.input_items, order, limit, query.get(AFTER.name))
-    return Response(content, media_type="application/json")
+    return await page(request, (await _stored(request)).input_items)
 
 
 async def cancel(request: Request) -> Response:
@@ -85,25 +62,10 @@ async def cancel(request: Request) -> Response:
     raise InvalidRequest("Only a response that is made in the background can be cancelled, and this server makes none.")
 
 
-def _page(content: bytes, order: str, limit: int, after: str | None) -> bytes:
-    items = stored_items.decode(content)
-    if order == "desc":
-        items.reverse()
-    start = 0
-    if after is not None:
-        ids = [item["id"] for item in items]
-        if after not in ids:
-            raise invalid("after", f"there is no input item {show(after)} in this response")
-        start = ids.index(after) + 1
-    shown = items[start : start + limit]
-    first_id, last_id = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
-    return msgspec.json.encode(InputItems(shown, first_id, last_id, has_more=start + limit < len(items)))
-
-
 async def _stored(request: Request) -> StoredResponse:
     response_id = request.path_params["response_id"]
     stored = await serving_of(request).responses.get(request.state.owner, response_id)
-    if stored is None:
+    if stored is None or is_conversation(response_id):
         _not_found(response_id)
     return stored
 

@@ -282,6 +282,10 @@ class FrontEnd:
         return await self._shared.responses.conversation(owner, response_id, most_bytes)
 
     @offered
+    async def replace_response(self, owner: str, old: StoredResponse, new: StoredResponse) -> bool:
+        return await self._shared.responses.replace(owner, old, new)
+
+    @offered
     async def delete_response(self, owner: str, response_id: str) -> bool:
         return await self._shared.responses.delete(owner, response_id)
 

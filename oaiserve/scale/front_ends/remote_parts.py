@@ -108,6 +108,9 @@ class RemoteStore:
     async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
         return await asyncio.wrap_future(self._process.ask(FrontEnd.conversation, owner, response_id, int(most_bytes)))
 
+    async def replace(self, owner: str, old: StoredResponse, new: StoredResponse, /) -> bool:
+        return await asyncio.wrap_future(self._process.ask(FrontEnd.replace_response, owner, old, new))
+
     async def delete(self, owner: str, response_id: str, /) -> bool:
         return await asyncio.wrap_future(self._process.ask(FrontEnd.delete_response, owner, response_id))
 

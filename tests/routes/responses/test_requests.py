@@ -255,7 +255,6 @@ def chosen(choice: Any) -> dict[str, Any]:
         ({"include": ["everything"]}, "include", "'everything'"),
         ({"truncation": "middle"}, "truncation", "'middle'"),
         ({"background": True}, "background", "while the client waits"),
-        ({"conversation": "conv_1"}, "conversation", "'previous_response_id'"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "'instructions'"),
         ({"metadata": []}, "metadata", "an object"),
         ({"metadata": {"a": 1}}, "metadata", "a string"),

@@ -205,6 +205,21 @@ def test_a_store_counts_what_became_too_old(make_store: MakeStore) -> None:
     assert store.counts()[:2] == (0, 0)
 
 
+def test_a_response_is_replaced_only_as_it_is_known(make_store: MakeStore) -> None:
+    store, old, new, other = make_store(WIDE._replace(num_bytes=100)), turn("1"), turn("1", num_bytes=90), turn("1")
+
+    async def replace() -> list[bool]:
+        await store.put("a", old)
+        await store.put("a", turn("2"))
+        asked = [("b", old, new), ("a", old, new), ("a", old, other)]
+        return [await store.replace(*each) for each in asked]
+
+    assert run(replace()) == [False, True, False]
+    assert (run(store.get("a", "1")), store.counts().number, store.counts().num_bytes) == (new, 2, 100)
+    assert run(store.replace("a", new, turn("1", num_bytes=95)))  # for which the other one has to go
+    assert (store.counts().number, store.counts().num_bytes, store.counts().dropped["room"]) == (1, 95, 1)
+
+
 def test_a_conversation_that_is_larger_than_its_reader_can_take_is_refused(make_store: MakeStore) -> None:
     store = make_store()
     for stored in (turn("a", None, 600), turn("b", "a", 600)):

@@ -1,0 +1,210 @@
+"""Conversations that clients begin, change and read by /v1/conversations, and name in requests for responses.
+
+One is stored as if it were a response whose input are all items of the conversation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oaiserve.errors import InvalidRequest, NotFound
+from oaiserve.routes.bodies import MAX_ITEMS, ConversationBody, ItemsBody, MetadataBody
+from oaiserve.routes.body import read_parsed
+from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.middleware import json_response
+from oaiserve.routes.objects import InputItem
+from oaiserve.routes.operation import Operation
+from oaiserve.routes.parameters import check_metadata
+from oaiserve.routes.responses.items import Item, input_items
+from oaiserve.routes.responses.output import item_id
+from oaiserve.routes.responses.paging import AFTER, LIMIT, ORDER, ItemPage, page, stored_items
+from oaiserve.routes.responses.store import ResponseStore, StoredResponse
+from oaiserve.routes.serving import serving_of
+
+_PREFIX = "conv_"
+_EXAMPLE = {"items": [{"role": "user", "content": "What is the capital of France?"}]}
+_conversation_decoder = msgspec.json.Decoder(ConversationBody)
+_metadata_decoder = msgspec.json.Decoder(MetadataBody)
+_items_decoder = msgspec.json.Decoder(ItemsBody)
+
+
+class ConversationObject(msgspec.Struct):
+    """A conversation, without its items."""
+
+    id: str
+    created_at: int
+    metadata: dict[str, str]
+    object: str = "conversation"
+
+
+class DeletedConversation(msgspec.Struct):
+    """This conversation was deleted."""
+
+    id: str
+    object: str = "conversation.deleted"
+    deleted: bool = True
+
+
+_object_decoder = msgspec.json.Decoder(ConversationObject)
+
+
+def is_conversation(stored_id: str) -> bool:
+    return stored_id.startswith(_PREFIX)
+
+
+def no_conversation(name: str) -> str:
+    return f"There is no conversation {show(name)}: it was deleted, or not used for too long."
+
+
+def with_items(conversation: StoredResponse, items: bytes) -> StoredResponse:
+    """Return the conversation with more items, which are a list in JSON."""
+    parts = [part for part in (conversation.input_items[1:-1], items[1:-1]) if part]
+    return conversation._replace(input_items=b"[%b]" % b",".join(parts))
+
+
+async def change(
+    store: ResponseStore, owner: str, name: str, edit: Callable[[StoredResponse], StoredResponse]
+) -> StoredResponse | None:
+    """Change a conversation as nobody else does at the same time. Return it, or None if it is not there."""
+    while (old := await store.get(owner, name)) is not None:
+        new = await run_in_threadpool(edit, old)
+        if await store.replace(owner, old, new):
+            return new
+    return None
+
+
+@Operation(
+    summary="Begin a conversation.",
+    group="Generation",
+    body=ConversationBody,
+    answer=ConversationObject,
+    example=_EXAMPLE,
+)
+async def create(request: Request) -> Response:
+    serving = serving_of(request)
+    if not serving.stores_responses:
+        raise InvalidRequest("This server keeps no conversations: it runs with --response-store-number 0.")
+    body, _ = await read_parsed(request, _conversation_decoder)
+    items = _new_items(request, body.items) if body.items else []
+    made = ConversationObject(f"{_PREFIX}{request.state.unique_id}", int(time.time()), _checked(body.metadata))
+    stored = StoredResponse(made.id, made.id, None, msgspec.json.encode(made), msgspec.json.encode(items))
+    await serving.responses.put(request.state.owner, stored)
+    return json_response(made)
+
+
+@Operation(summary="A conversation.", group="Generation", answer=ConversationObject, errors=(NotFound,))
+async def retrieve(request: Request) -> Response:
+    return Response((await _stored(request)).response, media_type="application/json")
+
+
+@Operation(
+    summary="Replace the metadata of a conversation.",
+    group="Generation",
+    body=MetadataBody,
+    answer=ConversationObject,
+    example={"metadata": {"topic": "capitals"}},
+)
+async def update(request: Request) -> Response:
+    body, _ = await read_parsed(request, _metadata_decoder)
+    metadata = _checked(body.metadata)
+
+    def edit(old: StoredResponse) -> StoredResponse:
+        made = _object_decoder.decode(old.response)
+        return old._replace(response=msgspec.json.encode(msgspec.structs.replace(made, metadata=metadata)))
+
+    return Response((await _changed(request, edit)).response, media_type="application/json")
+
+
+@Operation(summary="Delete a conversation.", group="Generation", answer=DeletedConversation, errors=(NotFound,))
+async def delete(request: Request) -> Response:
+    name = (await _stored(request)).id
+    await serving_of(request).responses.delete(request.state.owner, name)
+    return json_response(DeletedConversation(name))
+
+
+@Operation(
+    summary="The items of a conversation.",
+    group="Generation",
+    answer=ItemPage,
+    query=(ORDER, LIMIT, AFTER),
+    errors=(NotFound,),
+)
+async def list_items(request: Request) -> Response:
+    return await page(request, (await _stored(request)).input_items)
+
+
+@Operation(
+    summary="Add items to a conversation.", group="Generation", body=ItemsBody, answer=ItemPage, example=_EXAMPLE
+)
+async def add_items(request: Request) -> Response:
+    body, _ = await read_parsed(request, _items_decoder)
+    items = _new_items(request, body.items)
+    content, most_bytes = msgspec.json.encode(items), serving_of(request).body_limit_bytes
+
+    def edit(old: StoredResponse) -> StoredResponse:
+        if old.num_bytes + len(content) > most_bytes:
+            raise invalid("items", f"the conversation would have more than {int(most_bytes)} bytes")
+        return with_items(old, content)
+
+    await _changed(request, edit)
+    return json_response(ItemPage(items, items[0]["id"], items[-1]["id"], has_more=False))
+
+
+@Operation(summary="An item of a conversation.", group="Generation", answer="application/json", errors=(NotFound,))
+async def retrieve_item(request: Request) -> Response:
+    items = await run_in_threadpool(stored_items.decode, (await _stored(request)).input_items)
+    return json_response(items[_place(request, items)])
+
+
+@Operation(
+    summary="Delete an item of a conversation.", group="Generation", answer=ConversationObject, errors=(NotFound,)
+)
+async def delete_item(request: Request) -> Response:
+    def edit(old: StoredResponse) -> StoredResponse:
+        items = stored_items.decode(old.input_items)
+        del items[_place(request, items)]
+        return old._replace(input_items=msgspec.json.encode(items))
+
+    return Response((await _changed(request, edit)).response, media_type="application/json")
+
+
+def _checked(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    check_metadata(metadata or {})
+    return dict(metadata or {})
+
+
+def _new_items(request: Request, given: list[InputItem]) -> list[Item]:
+    if len(given) > MAX_ITEMS:
+        raise invalid("items", f"must be at most {MAX_ITEMS} at once, got {len(given)}")
+    numbers = itertools.count(1)
+    return input_items(given, lambda prefix: item_id(prefix, request.state.unique_id, f"i{next(numbers)}"), {}, "items")
+
+
+def _place(request: Request, items: list[Item]) -> int:
+    name = request.path_params["item_id"]
+    for number, item in enumerate(items):
+        if item["id"] == name:
+            return number
+    raise NotFound(f"There is no item {show(name)} in this conversation.", param="item_id")
+
+
+async def _stored(request: Request) -> StoredResponse:
+    return await _changed(request, None)
+
+
+async def _changed(request: Request, edit: Callable[[StoredResponse], StoredResponse] | None) -> StoredResponse:
+    """Return the conversation of the path, after a change if there is one. Raises NotFound."""
+    name, owner, store = request.path_params["conversation_id"], request.state.owner, serving_of(request).responses
+    found: StoredResponse | None = None
+    if is_conversation(name):
+        found = await (store.get(owner, name) if edit is None else change(store, owner, name, edit))
+    if found is None:
+        raise NotFound(no_conversation(name), param="conversation_id")
+    return found

@@ -1,0 +1,100 @@
+"""Tests /v1/conversations, and the responses that are turns of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.routes.asking import refused, submitted
+from tests.routes.conftest import Serve, Served
+from tests.routes.doubles import says
+from tests.routes.responses.asking import RESPONSES, ask, events_of
+
+CONVERSATIONS = "/v1/conversations"
+HI: Any = {"role": "user", "content": "Hi"}
+
+
+def begun(served: Served, **body: Any) -> str:
+    answer = served.post(CONVERSATIONS, **body).json()
+    assert answer["object"] == "conversation"
+    name: str = answer["id"]
+    return name
+
+
+def texts_of(served: Served, name: str) -> list[str]:
+    """Return the texts of the items of a conversation, in their order."""
+    listed = served.http.get(f"{CONVERSATIONS}/{name}/items?order=asc&limit=100").json()
+    return [item["content"][0]["text"] for item in listed["data"]]
+
+
+def test_the_sdk_begins_changes_reads_and_deletes_conversations(served: Served) -> None:
+    client = served.sdk()
+    made = client.conversations.create(items=[HI], metadata={"a": "b"})
+    assert client.conversations.retrieve(made.id) == made
+    changed = client.conversations.update(made.id, metadata={"c": "d"})
+    assert (changed.metadata, changed.created_at) == ({"c": "d"}, made.created_at)
+    added = client.conversations.items.create(made.id, items=[{"role": "user", "content": text} for text in "ab"])
+    first, *others = client.conversations.items.list(made.id, order="asc", limit=2)  # it turns the page
+    assert others == added.data
+    assert client.conversations.items.retrieve(first.id or "", conversation_id=made.id) == first
+    assert client.conversations.items.delete(first.id or "", conversation_id=made.id).id == made.id
+    assert texts_of(served, made.id) == ["a", "b"]
+    gone = served.http.get(f"{CONVERSATIONS}/{made.id}/items/{first.id}")
+    refused(gone, "item_id", "There is no item", status=404)
+    assert client.conversations.delete(made.id).deleted
+    refused(served.http.get(f"{CONVERSATIONS}/{made.id}"), "conversation_id", "no conversation", status=404)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("store", [False, True])
+def test_a_response_is_the_next_turn_of_its_conversation(served: Served, store: bool, stream: bool) -> None:
+    name = begun(served, items=[{"role": "developer", "content": "Obey."}])
+    served.engine.script = says("One.")
+    response = served.post(RESPONSES, input="Hi", conversation=name, store=store, stream=stream)
+    answer = events_of(response)[-1]["response"] if stream else response.json()
+    assert answer["conversation"] == {"id": name}
+    assert served.telemetry.next_record().conversation_id == name
+    served.engine.script = says("Two.")
+    ask(served, input="And?", conversation={"id": name}, instructions="Be brief.")
+    submitted(served)
+    _, prompt = submitted(served)
+    said = ["Be brief.", "Obey.", "Hi", "One.", "And?"]
+    assert [message["content"] for message in prompt.messages] == said
+    assert texts_of(served, name) == [*said[1:], "Two."]
+    count = served.post(f"{RESPONSES}/input_tokens", input="Hm", conversation=name).json()
+    assert count["input_tokens"] == len("".join([*said[1:], "Two.", "Hm"]))
+    if store:
+        after = served.post(RESPONSES, input="Hi", previous_response_id=answer["id"])
+        refused(after, "previous_response_id", f"Send 'conversation': '{name}' instead")
+
+
+def test_what_does_not_fit_together_is_refused(served: Served, serve: Serve) -> None:
+    name = begun(served)
+    output = {"type": "function_call_output", "call_id": "c1", "output": "12:00"}
+    refused(served.post(CONVERSATIONS, items=[HI] * 21), "items", "at most 20")
+    refused(served.post(CONVERSATIONS, items=[{"role": "user"}]), "items", "'items[0].content'")
+    refused(served.post(CONVERSATIONS, metadata={"k" * 65: ""}), "metadata", "64 characters")
+    for other in ("conv_1", ask(served)["id"]):
+        refused(served.post(RESPONSES, input="Hi", conversation=other), "conversation", "no conversation", status=404)
+    for path in (f"{RESPONSES}/{name}", f"{RESPONSES}/{name}/input_items"):
+        refused(served.http.get(path), "response_id", status=404)
+    assert served.http.delete(f"{RESPONSES}/{name}").status_code == 404
+    both = served.post(RESPONSES, input="Hi", conversation=name, previous_response_id=ask(served)["id"])
+    refused(both, "conversation", "'previous_response_id'")
+    served.post(f"{CONVERSATIONS}/{name}/items", items=[output])
+    refused(served.post(RESPONSES, input="Hi", conversation=name), "input", "there is no call 'c1'")
+    without = serve(response_store_number=0).post(CONVERSATIONS)
+    refused(without, None, "--response-store-number 0")
+    small = serve(body_limit=1000)
+    name = begun(small, items=[{"role": "user", "content": "a" * 600}])
+    refused(small.post(f"{CONVERSATIONS}/{name}/items", items=[HI | {"content": "b" * 300}]), "items", "1000 bytes")
+
+
+def test_no_other_key_finds_a_conversation(serve: Serve) -> None:
+    served = serve(api_key=("one", "two"))
+    mine, other = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+    name = served.http.post(CONVERSATIONS, json={}, headers=mine).json()["id"]
+    assert served.http.get(f"{CONVERSATIONS}/{name}", headers=mine).status_code == 200
+    for method in ("GET", "DELETE"):
+        assert served.http.request(method, f"{CONVERSATIONS}/{name}", headers=other).status_code == 404
