@@ -18,12 +18,11 @@ from oaiserve.routes.bodies import ResponseInputBody, ResponsesBody
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.parameters import integer
-from oaiserve.routes.responses.conversations import is_conversation, no_conversation
-from oaiserve.routes.responses.items import Item, chat_messages, input_items, references
+from oaiserve.routes.responses.conversations import no_conversation
+from oaiserve.routes.responses.items import Item, chat_messages, input_items, references, stored_items
 from oaiserve.routes.responses.offered import OfferedTools, offered_tools
 from oaiserve.routes.responses.output import item_id, response_ids
-from oaiserve.routes.responses.paging import stored_items
-from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse
+from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse, is_conversation
 from oaiserve.routes.serving import Serving
 from oaiserve.routes.tools import prompt_with_tools
 

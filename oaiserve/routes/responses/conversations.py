@@ -22,13 +22,12 @@ from oaiserve.routes.middleware import json_response
 from oaiserve.routes.objects import InputItem
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import check_metadata
-from oaiserve.routes.responses.items import Item, input_items
+from oaiserve.routes.responses.items import Item, input_items, stored_items
 from oaiserve.routes.responses.output import item_id
-from oaiserve.routes.responses.paging import AFTER, LIMIT, ORDER, ItemPage, page, stored_items
-from oaiserve.routes.responses.store import ResponseStore, StoredResponse
+from oaiserve.routes.responses.store import CONVERSATION, ResponseStore, StoredResponse, is_conversation
+from oaiserve.routes.responses.stored import AFTER, LIMIT, ORDER, ItemPage, page
 from oaiserve.routes.serving import serving_of
 
-_PREFIX = "conv_"
 _EXAMPLE = {"items": [{"role": "user", "content": "What is the capital of France?"}]}
 _conversation_decoder = msgspec.json.Decoder(ConversationBody)
 _metadata_decoder = msgspec.json.Decoder(MetadataBody)
@@ -53,10 +52,6 @@ class DeletedConversation(msgspec.Struct):
 
 
 _object_decoder = msgspec.json.Decoder(ConversationObject)
-
-
-def is_conversation(stored_id: str) -> bool:
-    return stored_id.startswith(_PREFIX)
 
 
 def no_conversation(name: str) -> str:
@@ -93,7 +88,7 @@ async def create(request: Request) -> Response:
         raise InvalidRequest("This server keeps no conversations: it runs with --response-store-number 0.")
     body, _ = await read_parsed(request, _conversation_decoder)
     items = _new_items(request, body.items) if body.items else []
-    made = ConversationObject(f"{_PREFIX}{request.state.unique_id}", int(time.time()), _checked(body.metadata))
+    made = ConversationObject(f"{CONVERSATION}{request.state.unique_id}", int(time.time()), _checked(body.metadata))
     stored = StoredResponse(made.id, made.id, None, msgspec.json.encode(made), msgspec.json.encode(items))
     await serving.responses.put(request.state.owner, stored)
     return json_response(made)

@@ -9,12 +9,15 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import EarlierReasoning, EarlierText, InputItem, InputText, RefusalPart
 from oaiserve.routes.responses.offered import arguments_of
 from oaiserve.routes.tools import joined_name
 
 Item = dict[str, Any]
+stored_items = msgspec.json.Decoder(list[Item])
 
 
 def references(given: str | Sequence[InputItem]) -> list[str]:

@@ -48,6 +48,13 @@ class StoredResponse(NamedTuple):
         return len(self.response) + len(self.input_items)
 
 
+CONVERSATION = "conv_"  # with which the ids of conversations begin
+
+
+def is_conversation(stored_id: str) -> bool:
+    return stored_id.startswith(CONVERSATION)
+
+
 class StoreLimits(NamedTuple):
     """The bounds of a store. The number and the bytes count over all owners."""
 

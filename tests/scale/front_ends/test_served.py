@@ -194,6 +194,10 @@ def test_a_stored_response_is_there_at_every_front_end(served: Served) -> None:
         again = {"input": "More", "previous_response_id": first["id"], "max_output_tokens": 16}
         assert other.post("/v1/responses", json=again).json()["previous_response_id"] == first["id"]
         assert other.delete(f"/v1/responses/{first['id']}").json()["deleted"]
+        begun = one.post("/v1/conversations", json={}).json()["id"]
+        turn = {"input": "Hello", "max_output_tokens": 16, "conversation": begun}
+        assert [client.post("/v1/responses", json=turn).status_code for client in (one, other)] == [200, 200]
+        assert len(one.get(f"/v1/conversations/{begun}/items").json()["data"]) == 4
         assert one.get(f"/v1/responses/{first['id']}").status_code == 404
 
 
