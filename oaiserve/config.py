@@ -204,7 +204,7 @@ class ServerOptions:
 
     strict_max_tokens: bool = False
     """Refuse a request whose max_tokens is more than its prompt leaves of the context. Without it, max_tokens is cut to
-    that, and the answer says so."""
+    that, and the answer says so. Of /v1/messages it is always cut."""
 
     hosted_tools: HostedTools = "ignore"
     """Tools of /v1/responses that run on OpenAI's servers, such as web_search. ignore: the model is not told of them,
