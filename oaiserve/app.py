@@ -137,6 +137,7 @@ def create_app(
                 engine.tokenizer.chat_template,
                 engine.tokenizer.special_token_ids,
             ),
+            progress_after_seconds=config.server.progress_after_seconds,
             stream_interval=config.server.stream_interval,
             lora_dir=config.engine.lora_dir,
             trace_prompt_characters=config.telemetry.trace_prompt_characters,

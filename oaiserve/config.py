@@ -193,6 +193,10 @@ class ServerOptions:
     """Tokens of a choice in one event of a stream, unless the request sets it. More tokens mean fewer events and less
     work. The first token is always sent at once."""
 
+    progress_after_seconds: float = 1.0
+    """Seconds of a prompt's computation after which a stream begins without a token, and tells how far the prompt is:
+    an error is an event of the stream then. 0: streams begin with their first token."""
+
     tool_call_parser: ToolCallParser = "auto"
     """Form in which the model writes calls of tools. auto: the one that its tokenizer declares or its chat template
     shows, or hermes. none: calls are not looked for, and stay in the text. openai: the channels of gpt-oss."""
@@ -253,6 +257,8 @@ class ServerOptions:
         _check(self.served_model_name != "", "--served-model-name", "empty", "a name")
         is_seconds = 0 <= self.write_timeout_seconds < float("inf")
         _check(is_seconds, "--write-timeout-seconds", self.write_timeout_seconds, "at least 0, and finite")
+        is_seconds = 0 <= self.progress_after_seconds < float("inf")
+        _check(is_seconds, "--progress-after-seconds", self.progress_after_seconds, "at least 0, and finite")
         for name in ("header_timeout_seconds", "idle_timeout_seconds", "response_store_seconds"):
             seconds = getattr(self, name)
             _check(0 < seconds < float("inf"), flag_of(name), seconds, "above 0, and finite")

@@ -122,7 +122,7 @@ def check_events(text: str, schema: str) -> None:
     """Fail if the events of a stream, which may have been cut, are not of the schema, errors, or [DONE]."""
     for block in text.split("\n\n")[:-1]:
         data = "".join(line.removeprefix("data: ") for line in block.split("\n") if line.startswith("data: "))
-        if data != "[DONE]":
+        if data and data != "[DONE]":  # not only a comment
             event = json.loads(data)
             check(event, "ErrorAnswer" if "error" in event else schema)
 

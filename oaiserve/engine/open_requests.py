@@ -29,6 +29,7 @@ from oaiserve.engine.request import (
     Failed,
     Finished,
     PromptDone,
+    PromptProgress,
     Request,
     Terminal,
     TextPrompt,
@@ -47,6 +48,8 @@ from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, EventKind
 from oaiserve.facts.times import RequestTimes
 
+LONG_PROMPT = 64  # tokens to compute: for fewer, no progress is reported
+PROGRESS_NS = 1_000_000_000  # between two reports of a request
 MOST_TAKEN_UP = 64  # tokens that another server has sent, between two steps: each takes some 6 us
 
 log = logging.getLogger(__name__)
@@ -97,6 +100,7 @@ class OpenRequest:
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     waiting_tokens: int = 0  # of its prompts, until it enters a step
     num_waiting: int = 0  # choices that have not entered a step
+    progress_ns: int | None = None  # when its progress was last reported
 
 
 class OpenRequests:
@@ -377,6 +381,8 @@ class OpenRequests:
                 self._stop_waiting(opened, 1)
             if opened.notes.admitted(sequence, now_ns):
                 newcomers.append(opened)
+                if opened.request.reports_progress and sequence.prompt_len - sequence.num_computed >= LONG_PROMPT:
+                    self._emit_progress(opened, now_ns)
         return newcomers
 
     def of_choice(self, sequence: Sequence) -> OpenRequest | None:
@@ -450,6 +456,20 @@ class OpenRequests:
             done = (prompt.token_ids, text, prompt.logprobs, replace(opened.times), prompt.cached_tokens)
             self.emit(opened, PromptDone(request.request_id, index, *done))
         self.emit(opened, chunk)
+
+    def report_progress(self, opened: OpenRequest, now_ns: int) -> None:
+        """Report the progress of a request's prompts, if it has been reported before, a while ago."""
+        if opened.progress_ns is not None and now_ns - opened.progress_ns >= PROGRESS_NS:
+            self._emit_progress(opened, now_ns)
+
+    def _emit_progress(self, opened: OpenRequest, now_ns: int) -> None:
+        firsts = [sequence for sequence in opened.outputs if sequence.index % opened.request.params.n == 0]
+        num_cached = sum(min(sequence.num_cached, sequence.prompt_len) for sequence in firsts)
+        num_computed = sum(min(sequence.num_computed, sequence.prompt_len) for sequence in firsts)
+        num_tokens = sum(sequence.prompt_len for sequence in firsts)
+        elapsed_ns = now_ns - (opened.times.scheduled or now_ns)
+        tokens, opened.progress_ns = (num_tokens, num_cached, num_computed), now_ns
+        self.emit(opened, PromptProgress(opened.request.request_id, *tokens, elapsed_ns, replace(opened.times)))
 
     def emit(self, opened: OpenRequest, event: Event) -> None:
         """Put an event into the next hand-over."""

@@ -1,7 +1,8 @@
 """Requests, which go into the engine, and events, which come out of it. Stdlib only, no tensors, no HTTP.
 
-An accepted request gets any number of `PromptDone` and `TokenChunk`, or of `Pooled`, then exactly one terminal event:
-`Finished`, `Failed` or `Aborted`. Requests and events can be pickled, and nothing writes into a request.
+An accepted request gets any number of `PromptProgress`, if it asks for them, then of `PromptDone` and `TokenChunk`, or
+of `Pooled`, then exactly one terminal event: `Finished`, `Failed` or `Aborted`. Requests and events can be pickled, and
+nothing writes into a request.
 """
 
 from __future__ import annotations
@@ -156,6 +157,7 @@ class Request:
     # The prefix keys of its only prompt, for routers, each with its share of the prompt.
     prefix_keys: tuple[tuple[int, float], ...] = ()
     sent: tuple[Piece, ...] = ()  # of its answer, by another server: it goes on behind these
+    reports_progress: bool = False  # of its prompts, until its first token
     origin: Origin = Origin()  # noqa: RUF009 - immutable
 
     @property
@@ -168,6 +170,24 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+
+
+@dataclass(slots=True)
+class PromptProgress:
+    """The progress of a request's prompts. This event comes when a long one enters a step, and then each second."""
+
+    request_id: str
+    num_tokens: int  # of all of its prompts
+    num_cached: int  # of these: they were in the prefix cache
+    num_computed: int  # those included, and those of the step under way
+    elapsed_ns: int  # since the request entered its first step
+    times: RequestTimes  # the stamps so far
+
+    @property
+    def rest_ns(self) -> int | None:
+        """Return the time that the rest will take at the same rate; None before any token is computed."""
+        num_done = self.num_computed - self.num_cached
+        return self.elapsed_ns * (self.num_tokens - self.num_computed) // num_done if num_done else None
 
 
 @dataclass(slots=True)
@@ -255,7 +275,7 @@ class Aborted:
 
 
 Terminal = Finished | Failed | Aborted
-Event = PromptDone | TokenChunk | Pooled | Terminal
+Event = PromptProgress | PromptDone | TokenChunk | Pooled | Terminal
 TERMINAL = (Finished, Failed, Aborted)
 
 # Takes the events of a step for one consumer. It is called on the engine thread, so it must only pass them on.

@@ -96,6 +96,8 @@ class Results:
             notes.preempted(sequence, now_ns)
         if (token_chunk := output.take()) is not None:
             self._requests.emit_chunk(opened, token_chunk)
+        elif opened.usage.completion_tokens == 0:
+            self._requests.report_progress(opened, now_ns)
         if output.finish_reason is not None:
             notes.finished(sequence, output.finish_reason, now_ns, batch)
             self._scheduler.remove(sequence)

@@ -121,6 +121,8 @@ class Stepper:
                 self._scheduler.num_preemptions,
             )
         newcomers = self._requests.scheduled(step, now_ns)
+        if any(opened.progress_ns is not None for opened in newcomers):
+            self._hand_over()  # now: this step may take long
         began_ns = None
         if self._drafts is not None and (model := self._drafts.model) is not None and model.is_asked:
             began_ns = self._host.enter(HostPart.DRAFT, step)

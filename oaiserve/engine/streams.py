@@ -9,7 +9,17 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from oaiserve.engine.request import TERMINAL, Deliver, Event, Pooled, PromptDone, Request, Terminal, TokenChunk
+from oaiserve.engine.request import (
+    TERMINAL,
+    Deliver,
+    Event,
+    Pooled,
+    PromptDone,
+    PromptProgress,
+    Request,
+    Terminal,
+    TokenChunk,
+)
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 
 # These limits count tokens. An alternative of a logprob counts as one, because it is kept and rendered like one. A
@@ -65,8 +75,8 @@ class LoopStream:
     def ended(self) -> bool:
         return self.terminal is not None
 
-    async def next(self, *, keeps: bool = False) -> list[Event]:
-        """Wait for at least one event, and return all ready ones, in order for each choice.
+    async def next(self, *, keeps: bool = False, most_seconds: float | None = None) -> list[Event]:
+        """Wait for at least one event, and return all ready ones, in order for each choice: none after `most_seconds`.
 
         By calling this, a reader has written its last events, unless it `keeps` them. The last event is the terminal
         one. Do not call this after it.
@@ -76,7 +86,10 @@ class LoopStream:
         if not self._events:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
-                await self._waiter
+                if most_seconds is None:
+                    await self._waiter
+                else:
+                    await asyncio.wait((self._waiter,), timeout=most_seconds)
             finally:
                 self._waiter = None
         events, self._events = self._events, []
@@ -133,6 +146,10 @@ class LoopStream:
                 self.times = event.times
             if self._has_reader:
                 self._gather(num_tokens(event))
+                self._events.append(event)
+        elif isinstance(event, PromptProgress):
+            self.times = event.times
+            if self._has_reader:
                 self._events.append(event)
         else:
             self.times = event.times

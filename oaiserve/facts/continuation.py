@@ -45,17 +45,22 @@ def ids_of(text: str) -> StreamIds | None:
     return None if found is None else StreamIds(found[1], int(found[2]), int(found[3]) % 2**64)
 
 
+BEGUN = Piece(0, [])  # the events before the first token
+NOTHING = Piece(-1, [])  # what no other server has to know of
+
+
 def mark(piece: Piece) -> bytes:
     return b": tokens %b\n\n" % msgspec.json.encode(piece)
 
 
 def split_at_marks(content: bytes) -> tuple[bytes, list[Piece], bytes]:
-    """Return the bytes before the last mark without any marks, the marked pieces, and the rest.
+    """Return the bytes before the last mark without any marks, the marked pieces but for NOTHING, and the rest.
 
     Raises msgspec.MsgspecError for a mark that is none.
     """
     *found, rest = _MARK.split(content)
-    return b"".join(found[::2]), [_decode(text) for text in found[1::2]], rest
+    pieces = [piece for text in found[1::2] if (piece := _decode(text)) != NOTHING]
+    return b"".join(found[::2]), pieces, rest
 
 
 def take_sent(body: bytearray, length: str) -> tuple[Piece, ...]:

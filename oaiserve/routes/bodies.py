@@ -139,6 +139,9 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     stream_options: Annotated[
         dict[str, bool | None] | None, described("With stream: include_usage, include_timings, continuous_usage_stats.")
     ] = None
+    return_progress: Annotated[
+        bool | None, described("With stream: while a long prompt is computed, send chunks that say how far that is.")
+    ] = None
     stream_interval: Annotated[Integer | None, described("Tokens of a choice in an event.", 1, MAX_INT32)] = None
     priority: Annotated[
         Integer | None, described("Lower is earlier, under --policy priority.", -MAX_INT64 - 1, MAX_INT64)

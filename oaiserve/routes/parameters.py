@@ -208,6 +208,7 @@ class Wanted:
     include_usage: bool
     include_timings: bool  # in the last chunk of a stream
     continuous_usage: bool  # usage so far in every chunk
+    progress: bool  # of a long prompt, in chunks
 
 
 def wanted(body: SamplingBody, params: SamplingParams) -> Wanted:
@@ -224,6 +225,7 @@ def wanted(body: SamplingBody, params: SamplingParams) -> Wanted:
         include_usage=include_usage,
         include_timings=bool(options.get("include_timings")),
         continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
+        progress=bool(body.return_progress),
     )
 
 

@@ -105,6 +105,7 @@ class Intake(Generic[OwnBody]):
             priority=integer(self.body, "priority") or 0,
             cache_salt=self._cache_salt(),
             stream_interval=interval if self.body.stream else 0,
+            reports_progress=bool(self.body.stream) and self.serving.progress_after_seconds > 0,
             prefix_keys=prefix_keys,
             sent=self._sent,
         )

@@ -135,6 +135,7 @@ class Serving:
     stores_responses: bool = False
     cuts_max_tokens: bool = True  # to what is left of the context; else more is refused
     refuses_hosted_tools: bool = False  # those that run on OpenAI's servers; else they are left out
+    progress_after_seconds: float = 1.0  # of prefill, a stream begins without a token; 0: never
     stream_interval: int = 1  # tokens of a choice per event, for requests that do not set it
     lora_dir: Path | None = None  # of adapters that clients may load; None: they may load none
     trace_prompt_characters: int = 0  # most characters of a prompt in its record

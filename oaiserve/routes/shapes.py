@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from oaiserve.engine.request import PromptDone, TokenChunk, Usage
+from oaiserve.engine.request import PromptDone, PromptProgress, TokenChunk, Usage
 from oaiserve.routes import sse
 from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.logprobs import PromptLogprobs
@@ -76,9 +76,21 @@ class TokenUsage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
+class Progress(msgspec.Struct):
+    """So many tokens of a prompt are computed. The first four fields are llama.cpp's. A field that is UNSET is left
+    out."""
+
+    total: int
+    cache: int
+    processed: int  # those of the cache included
+    time_ms: int
+    rest_ms: int | UnsetType = UNSET  # that the rest will take, once that is known
+
+
 class StreamChunk(_Object, Generic[Choice]):
     """The JSON of one event of a stream. A field that is UNSET is left out."""
 
+    prompt_progress: Progress | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     choices: Sequence[Choice] = ()
     usage: TokenUsage | UnsetType | None = UNSET
@@ -114,6 +126,16 @@ class ChoicesShape(ABC):
     @abstractmethod
     def _end_choice(self, chunk: TokenChunk) -> msgspec.Struct:
         """Return the end of the choice: the finish reason without any text."""
+
+    def begun(self, _event: PromptProgress) -> bytes:
+        return b""  # the first chunk comes with the first token
+
+    def progress(self, event: PromptProgress) -> bytes:
+        if not self._wanted.progress:
+            return progress_comment(event)
+        rest_ms = UNSET if event.rest_ns is None else event.rest_ns // 1_000_000
+        tokens, time_ms = (event.num_tokens, event.num_cached, event.num_computed), event.elapsed_ns // 1_000_000
+        return self._chunk_event((), prompt_progress=Progress(*tokens, time_ms, rest_ms))
 
     def delta(self, chunk: TokenChunk) -> bytes:
         self._usage.completion_tokens += len(chunk.token_ids)
@@ -172,6 +194,10 @@ def usage_object(usage: Usage, reasoning_tokens: int | UnsetType = UNSET) -> Tok
         PromptTokensDetails(usage.cached_tokens),
         UNSET if details == CompletionTokensDetails() else details,
     )
+
+
+def progress_comment(event: PromptProgress) -> bytes:
+    return sse.comment(f"{event.num_computed} of {event.num_tokens} prompt tokens")
 
 
 def told_cut(usage: Usage) -> int | UnsetType:

@@ -16,6 +16,11 @@ def event(data: bytes, name: str | None = None) -> bytes:
     return b"data: %b\n\n" % data if name is None else b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
+def comment(text: str) -> bytes:
+    """Frame a text as a comment, which clients pass over: a sign of life."""
+    return b": %b\n\n" % text.encode()
+
+
 def one_line(data: bytes) -> bytes:
     """Escape the line ends that JSON allows in strings: clients that cut lines as `str.splitlines` and httpx's
     `iter_lines` do would end the event there."""

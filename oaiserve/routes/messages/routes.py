@@ -31,6 +31,7 @@ _ELSEWHERE = {
     "stop": "use 'stop_sequences'",
     "response_format": "use 'output_config.format'",
     "prompt_logprobs": "a message has no place for it",
+    "return_progress": "its streams tell of it without being asked",
     "return_token_ids": "a message has no place for them",
     "return_tokens_as_token_ids": "a message has no place for them",
 }

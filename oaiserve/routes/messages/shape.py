@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
+from oaiserve.engine.request import FinishReason, PromptDone, PromptProgress, TokenChunk, Usage
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes import sse
 from oaiserve.routes.conversation import Conversation
@@ -130,12 +130,24 @@ class MessagesShape:
         self._called = ""  # the tool of the call that is being written
         self._arguments: list[str] = []  # of that call
         self._end: TokenChunk | None = None
+        self._has_begun = False
         self._events: list[bytes] = []  # that were not returned yet
 
+    def begun(self, event: PromptProgress) -> bytes:
+        return self._begin(Usage(event.num_tokens, event.num_cached, 0))
+
+    def progress(self, _event: PromptProgress) -> bytes:
+        self._add_event("ping")
+        return self._taken_events()
+
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
-        message = self._message(self._usage(Usage(len(event.token_ids), event.cached_tokens, 0)), [])
-        self._add_event("message_start", message=message)
-        yield self._taken_events()
+        yield self._begin(Usage(len(event.token_ids), event.cached_tokens, 0))
+
+    def _begin(self, usage: Usage) -> bytes:
+        if not self._has_begun:
+            self._add_event("message_start", message=self._message(self._usage(usage), []))
+        self._has_begun = True
+        return self._taken_events()
 
     def delta(self, chunk: TokenChunk) -> bytes:
         self._read(chunk)

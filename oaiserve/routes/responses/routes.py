@@ -45,6 +45,7 @@ _ELSEWHERE = {
     "max_completion_tokens": "use 'max_output_tokens'",
     "response_format": "use 'text.format'",
     "prompt_logprobs": "a response has no place for it",
+    "return_progress": "its streams tell of it without being asked",
     "return_token_ids": "a response has no place for them",
     "return_tokens_as_token_ids": "a response has no place for them",
 }

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from oaiserve.engine.logprobs import TokenLogprobs
-from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
+from oaiserve.engine.request import FinishReason, PromptDone, PromptProgress, TokenChunk, Usage
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes import sse
 from oaiserve.routes.conversation import Conversation
@@ -28,7 +28,7 @@ from oaiserve.routes.responses.output import (
     ResponseOutput,
     ResponseUsage,
 )
-from oaiserve.routes.shapes import Head, encode, filled, told_cut
+from oaiserve.routes.shapes import Head, encode, filled, progress_comment, told_cut
 
 
 class ResponsesShape:
@@ -63,10 +63,17 @@ class ResponsesShape:
         self._is_cut = False
         self._final: ResponseObject | None = None
 
-    def prompt(self, _event: PromptDone) -> Iterator[bytes]:
-        self._add_event("response.created", {"response": self._object("in_progress")})
-        self._add_event("response.in_progress", {"response": self._object("in_progress")})
-        yield self._taken_events()
+    def begun(self, _event: PromptProgress | PromptDone) -> bytes:
+        if self._num_events == 0:
+            self._add_event("response.created", {"response": self._object("in_progress")})
+            self._add_event("response.in_progress", {"response": self._object("in_progress")})
+        return self._taken_events()
+
+    def progress(self, event: PromptProgress) -> bytes:
+        return progress_comment(event)
+
+    def prompt(self, event: PromptDone) -> Iterator[bytes]:
+        yield self.begun(event)
 
     def delta(self, chunk: TokenChunk) -> bytes:
         self._read(chunk)

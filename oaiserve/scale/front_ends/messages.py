@@ -26,6 +26,7 @@ from oaiserve.engine.request import (
     Finished,
     Pooled,
     PromptDone,
+    PromptProgress,
     Request,
     TokenChunk,
     TokenPrompt,
@@ -141,6 +142,7 @@ class Call(Message):
 class Events(Message):
     """The events of one step, of all requests of a front end: those of each request and choice in their order."""
 
+    progress: list[PromptProgress]
     prompts: list[PromptDone]
     chunks: list[TokenChunk]
     pooled: list[Pooled]
@@ -150,8 +152,9 @@ class Events(Message):
 
     @classmethod
     def of(cls, events: list[Event]) -> Events:
-        message = cls([], [], [], [], [], [])
+        message = cls([], [], [], [], [], [], [])
         add = {
+            PromptProgress: message.progress.append,
             PromptDone: message.prompts.append,
             TokenChunk: message.chunks.append,
             Pooled: message.pooled.append,
@@ -165,7 +168,8 @@ class Events(Message):
 
     def in_order(self) -> list[Event]:
         """Return the events in order: those of a prompt, those of its choices, the end."""
-        return [*self.prompts, *self.chunks, *self.pooled, *self.finished, *self.failed, *self.aborted]
+        ends: list[Event] = [*self.finished, *self.failed, *self.aborted]
+        return [*self.progress, *self.prompts, *self.chunks, *self.pooled, *ends]
 
 
 class State(Message):

@@ -24,6 +24,7 @@ from oaiserve.engine.request import (
     Grammar,
     Pooled,
     PromptDone,
+    PromptProgress,
     Reasoning,
     Request,
     SamplingParams,
@@ -91,6 +92,7 @@ def logprobs() -> TokenLogprobs:
 def test_the_events_of_a_step_come_in_the_order_of_each_request() -> None:
     events: list[Event] = [
         TokenChunk("a", 0, "x", [1], None),
+        PromptProgress("a", 90, 10, 20, 5, TIMES),
         PromptDone("a", 1, [1, 2], None, None, TIMES, 1),
         TokenChunk("a", 1, "y", [2, 3], logprobs(), FinishReason.STOP, "\n", [1, 0], True),
         Finished("a", Usage(1, 2, 3), TIMES, account()),
@@ -103,8 +105,8 @@ def test_the_events_of_a_step_come_in_the_order_of_each_request() -> None:
     got = message.in_order()
     assert sorted(map(described, got)) == sorted(map(described, events))
     of_a = [event for event in got if event.request_id == "a"]
-    assert [type(event) for event in of_a] == [PromptDone, TokenChunk, TokenChunk, Finished]
-    assert [type(event.finish_reason) for event in of_a[1:3]] == [type(None), FinishReason]
+    assert [type(event) for event in of_a] == [PromptProgress, PromptDone, TokenChunk, TokenChunk, Finished]
+    assert [type(event.finish_reason) for event in of_a[2:4]] == [type(None), FinishReason]
 
 
 @given(st.text(), st.lists(st.integers(0, 2**31 - 1)), st.none() | st.text() | st.integers(0, 2**31 - 1))

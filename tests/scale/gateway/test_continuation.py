@@ -142,6 +142,32 @@ def test_a_stream_whose_replica_is_killed_has_the_bytes_of_an_undisturbed_one(ca
     assert b"\n: " not in found
 
 
+LONG = "Hello " * 30
+LONG_CASES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": LONG}], "max_tokens": 9},
+    RESPONSES: {"input": LONG, "max_output_tokens": 9},
+    MESSAGES: {"messages": [{"role": "user", "content": LONG}], "max_tokens": 9},
+}
+
+
+@pytest.mark.parametrize("after", [0, 2, 40])  # before the next part of the prompt, before the last, in the answer
+@pytest.mark.parametrize("path", LONG_CASES)
+def test_a_stream_that_has_begun_with_the_progress_of_its_prompt_goes_on_behind_that(path: str, after: int) -> None:
+    server = replace(BEHIND_A_GATEWAY, progress_after_seconds=1e-6)
+
+    def without_signs_of_life(content: bytes) -> list[bytes]:
+        return [event for event in shown(content).split(b"\n\n") if not event.startswith((b": ", b"event: ping"))]
+
+    with fleet(2, gated=True, server=server) as running:
+        running_alone = run_stream(running, path, LONG_CASES[path], None, 0)
+    with fleet(2, gated=True, server=server) as running:
+        disturb = lambda name: running.replicas[name].server.kill()  # noqa: E731
+        found = run_stream(running, path, LONG_CASES[path], disturb, after)
+    assert without_signs_of_life(found) == without_signs_of_life(running_alone)
+    assert b"prompt tokens" in found or b"event: ping" in found
+    assert b": tokens" not in found
+
+
 @pytest.mark.parametrize("is_told", [False, True], ids=["no reports", "its watchdog"])
 def test_a_request_without_a_head_moves_when_its_replica_hangs(is_told: bool) -> None:
     with fleet(2, gated=True, pace=QUICK._replace(answer_seconds=0.3)) as running, ThreadPoolExecutor(1) as threads:
