@@ -43,7 +43,7 @@ from oaiserve.routes.feed import Feed
 from oaiserve.routes.messages import routes as messages
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.openapi import published
-from oaiserve.routes.responses import conversations
+from oaiserve.routes.responses import compact, conversations
 from oaiserve.routes.responses import routes as responses
 from oaiserve.routes.responses import stored as stored_responses
 from oaiserve.routes.responses.store import ResponseDatabase, ResponseStore, StoreLimits
@@ -275,7 +275,7 @@ def routes(config: Config) -> list[Route]:
     ]
     closed_routes = [Route(path, debug.closed_route) for path in ("/dashboard", "/debug/requests", "/debug/report")]
     completions_path, chat_path, responses_path = "/v1/completions", "/v1/chat/completions", "/v1/responses"
-    stored_path = f"{responses_path}/{{response_id}}"
+    stored_path, compact_path = f"{responses_path}/{{response_id}}", f"{responses_path}/compact"
     table = [
         Route(
             completions_path,
@@ -288,6 +288,7 @@ def routes(config: Config) -> list[Route]:
         Route(ANTHROPIC_PATH, messages.messages, methods=["POST"], middleware=accounted("messages", ANTHROPIC_PATH)),
         Route(f"{ANTHROPIC_PATH}/count_tokens", messages.count_tokens, methods=["POST"]),
         Route(f"{responses_path}/input_tokens", responses.input_tokens, methods=["POST"]),
+        Route(compact_path, compact.compact, methods=["POST"], middleware=accounted("responses", compact_path)),
         Route(stored_path, stored_responses.retrieve, methods=["GET"]),
         Route(stored_path, stored_responses.delete, methods=["DELETE"]),
         Route(f"{stored_path}/input_items", stored_responses.list_input_items),

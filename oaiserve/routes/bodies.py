@@ -225,19 +225,25 @@ _Metadata = Annotated[
 ]
 
 
-class ResponseInputBody(msgspec.Struct, kw_only=True):
-    """A client sends what it would have the model respond to, and no more."""
+class CompactionBody(msgspec.Struct, kw_only=True):
+    """A client sends a conversation to make shorter, or the stored response at its end, or both."""
 
     model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
-    input: _Input
+    input: _Input | None = None
     instructions: _Instructions = None
-    text: _Text = None
     tools: _Tools = None
-    tool_choice: _Choice = None
     parallel_tool_calls: _Parallel = None
     reasoning: _Reasoning = None
     chat_template_kwargs: _TemplateKwargs = None
     previous_response_id: _Previous = None
+
+
+class ResponseInputBody(CompactionBody, kw_only=True):
+    """A client sends what it would have the model respond to, and no more."""
+
+    input: _Input
+    text: _Text = None
+    tool_choice: _Choice = None
     conversation: _Conversation = None
 
 

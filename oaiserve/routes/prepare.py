@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from copy import copy
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request as HTTPRequest
@@ -32,6 +33,7 @@ from oaiserve.routes.shapes import Head
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 OwnBody = TypeVar("OwnBody", bound=msgspec.Struct, covariant=True)
+OtherBody = TypeVar("OtherBody", bound=msgspec.Struct)
 Made = TypeVar("Made")
 
 
@@ -60,6 +62,12 @@ class Intake(Generic[OwnBody]):
         self.head = Head(f"{id_prefix}{unique_id}", created, model, fingerprint)
         self._content = content
         self._sent = sent
+
+    def with_body(self, body: OtherBody) -> Intake[OtherBody]:
+        """Return the same request as one with another body."""
+        other = cast("Intake[OtherBody]", copy(self))
+        other.body = body
+        return other
 
     def checked(self: Intake[SamplingBody], own: SamplingParams) -> tuple[SamplingParams, Wanted]:
         """Check the common parameters of all generation routes, and join them with the route's own.

@@ -290,7 +290,7 @@ def test_fitting_values_are_accepted_by_the_type_that_they_are_made_for(kind: ty
         decoder.decode(json.dumps(value).encode())
 
     check()
-    assert len(BODIES) == 9
+    assert len(BODIES) == 10
 
 
 def test_a_generated_request_must_have_an_answer_without_an_internal_error() -> None:

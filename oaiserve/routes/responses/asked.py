@@ -131,14 +131,21 @@ def asked(
     conversation: Conversation,
     earlier: Earlier,
     unique_id: str,
+    *,
+    needs_input: bool = True,
 ) -> Asked:
     """Return what a request asks. Items without an id get one of the response with `unique_id`."""
     numbers = itertools.count(1)
     before = list(items_of(earlier.turns))
-    items = input_items(
-        body.input,
-        lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"),
-        {item["id"]: item for item in (*before, *items_of(earlier.referred))},
+    is_empty = not needs_input and not body.input and before
+    items = (
+        []
+        if is_empty
+        else input_items(
+            body.input,
+            lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"),
+            {item["id"]: item for item in (*before, *items_of(earlier.referred))},
+        )
     )
     return Asked(before, items, _prompt(body, serving, conversation, before, items))
 
@@ -157,14 +164,15 @@ def _prompt(
 
 
 def truncated(
-    body: ResponsesBody | ResponseInputBody, serving: Serving, conversation: Conversation, asked: Asked
+    body: ResponsesBody, serving: Serving, conversation: Conversation, asked: Asked, *, keeps_room: bool = False
 ) -> Generator[None, None, tuple[ChatPrompt, int]]:
-    """Return a prompt with room for an answer, and how many of the first items it lacks: as few as possible."""
+    """Return a prompt with room for an answer, and how many of the first items it lacks: as few as possible.
+
+    Without `keeps_room`, a whole conversation may leave as little room as a single token."""
     limit, items = serving.engine.max_model_len, [*asked.earlier, *asked.items]
-    if (yield from _fits(serving, asked.prompt, limit - 1)):
+    room = min(integer(body, "max_output_tokens") or ROOM_TOKENS, limit // 4)
+    if (yield from _fits(serving, asked.prompt, limit - (room if keeps_room else 1))):
         return asked.prompt, 0
-    wanted = integer(body, "max_output_tokens") if isinstance(body, ResponsesBody) else None
-    room = min(wanted or ROOM_TOKENS, limit // 4)
     cuts, low, shortest = _cuts(items), 0, (asked.prompt, 0)
     high = len(cuts)
     while low < high:

@@ -16,6 +16,8 @@ from oaiserve.routes.objects import EarlierReasoning, EarlierText, InputItem, In
 from oaiserve.routes.responses.offered import arguments_of
 from oaiserve.routes.tools import joined_name
 
+BEFORE_SUMMARY = "This is a summary of the conversation so far:"
+
 Item = dict[str, Any]
 stored_items = msgspec.json.Decoder(list[Item])
 
@@ -73,6 +75,8 @@ def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: M
                 reason = f"there is no item {show(item_id)} in the stored responses. Please send the item itself"
                 raise invalid(where.partition("[")[0], reason, f"{where}.id")
             return referred[item_id]
+        case "compaction" if read_encrypted(item.encrypted_content):
+            return {**identity("cmp"), "encrypted_content": item.encrypted_content}
         case "message" | None:
             pass
         case other:  # of a tool that runs elsewhere, or of another server: nothing in it is for this model
@@ -143,6 +147,8 @@ def chat_messages(earlier: Iterable[Item], new: Sequence[Item]) -> list[dict[str
                     raise invalid("input", reason, where)
                 content = output if isinstance(output, str) else _chat_content(output)
                 messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
+            case "compaction" if summary := read_encrypted(item.get("encrypted_content")):
+                messages.append({"role": "user", "content": f"{BEFORE_SUMMARY}\n\n{summary}"})
     return messages
 
 
@@ -161,13 +167,13 @@ def _chat_content(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, st
 _ENCRYPTED = "oaiserve:"
 
 
-def encrypted(thought: str) -> str:
-    """Return reasoning in the form of `encrypted_content`, which clients send back as it is. It is no secret."""
-    return _ENCRYPTED + b64encode(thought.encode()).decode()
+def encrypted(text: str) -> str:
+    """Return a text in the form of `encrypted_content`, which clients send back as it is. It is no secret."""
+    return _ENCRYPTED + b64encode(text.encode()).decode()
 
 
 def read_encrypted(content: str | None) -> str:
-    """Return the reasoning in the `encrypted_content` of an item, or "" if another server has made it."""
+    """Return the text in the `encrypted_content` of an item, or "" if another server has made it."""
     if content is None or not content.startswith(_ENCRYPTED):
         return ""
     try:

@@ -104,14 +104,7 @@ class ResponsesShape:
         """Return the complete response, with holes where its log-probabilities are."""
         if self._final is None:
             status = "incomplete" if self._is_cut else "completed"
-            tokens = ResponseUsage(
-                usage.prompt_tokens,
-                InputTokensDetails(usage.cached_tokens),
-                usage.completion_tokens,
-                OutputTokensDetails(self._reader.num_reasoning_tokens, told_cut(usage)),
-                usage.prompt_tokens + usage.completion_tokens,
-            )
-            self._final = self._object(status, usage=tokens)
+            self._final = self._object(status, usage=self._usage_object(usage))
         return self._final
 
     def stored(self, usage: Usage) -> bytes:
@@ -143,6 +136,15 @@ class ResponsesShape:
     def _taken_events(self) -> bytes:
         taken, self._events = b"".join(self._events), []
         return taken
+
+    def _usage_object(self, usage: Usage) -> ResponseUsage:
+        return ResponseUsage(
+            usage.prompt_tokens,
+            InputTokensDetails(usage.cached_tokens),
+            usage.completion_tokens,
+            OutputTokensDetails(self._reader.num_reasoning_tokens, told_cut(usage)),
+            usage.prompt_tokens + usage.completion_tokens,
+        )
 
     def _object(
         self, status: str, *, usage: ResponseUsage | None = None, error: ResponseError | None = None

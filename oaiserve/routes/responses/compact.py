@@ -1,0 +1,103 @@
+"""The route /v1/responses/compact: the model writes a summary, with which a conversation goes on instead of its items.
+
+The messages of users and of the system stay as they are. The server keeps nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+from starlette.requests import Request
+
+from oaiserve.engine.request import PromptDone, TokenChunk, Usage
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes.bodies import CompactionBody, ResponsesBody
+from oaiserve.routes.body import in_turns_if_large
+from oaiserve.routes.invalid import invalid
+from oaiserve.routes.operation import Operation
+from oaiserve.routes.prepare import Intake, prepare
+from oaiserve.routes.respond import Answer
+from oaiserve.routes.responses.asked import Earlier, asked, conversed, read_earlier, truncated
+from oaiserve.routes.responses.items import Item, encrypted
+from oaiserve.routes.responses.output import OutputMessage, ResponseUsage, item_id
+from oaiserve.routes.responses.shape import ResponsesShape
+from oaiserve.routes.shapes import encode
+
+SUMMARY_TOKENS = 1024  # at most, or a quarter of the context
+SUMMARIZE = {
+    "role": "user",
+    "content": "Write a summary of this conversation for somebody who goes on with it, and who will have only the "
+    "messages of the user and your summary. Say what is wanted, what was done and found out, which names, paths, "
+    "numbers and decisions are still needed, and what comes next. Call no tools. Write the summary and nothing else.",
+}
+
+_decoder = msgspec.json.Decoder(CompactionBody)
+
+
+class Compaction(msgspec.Struct):
+    """A shorter form of a conversation: `output` stands for all of its items."""
+
+    id: str
+    created_at: int
+    output: list[Item]
+    usage: ResponseUsage
+    object: str = "response.compaction"
+
+
+class CompactionShape(ResponsesShape):
+    """Renders the answer of the model as a compaction, with the items in `kept`."""
+
+    kept: Sequence[Item] = ()
+
+    def whole(self, _prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
+        (chunk,) = choices
+        self._read(chunk)
+        messages = (item for item in self._output.items if isinstance(item, OutputMessage))
+        summary = "".join(part.text for message in messages for part in message.content).strip()
+        if not summary:
+            raise InvalidRequest("The model wrote no summary of this conversation.", param="input", code="no_summary")
+        own_id = item_id("cmp", self._head.id.removeprefix("resp_"), "0")
+        made = {"id": own_id, "type": "compaction", "encrypted_content": encrypted(summary)}
+        yield encode(Compaction(self._head.id, self._head.created, [*self.kept, made], self._usage_object(usage)))
+
+
+@Operation(
+    summary="Make a conversation shorter, for responses that go on from it.",
+    group="Generation",
+    body=CompactionBody,
+    answer=Compaction,
+    example={"input": "What is the capital of France?"},
+)
+async def compact(http: Request) -> Answer:
+    intake = await prepare(http, _decoder, _as_response, id_prefix="resp_")
+    earlier = await read_earlier(intake.serving, intake.body, http.state.owner)
+    intake.num_bytes += earlier.num_bytes
+    return await in_turns_if_large(http, _answer(intake, earlier), intake.num_bytes, always=True)
+
+
+def _as_response(intake: Intake[CompactionBody]) -> Intake[ResponsesBody]:
+    """Return the request as one for a response, whose tokens are the likeliest ones, and none of them reasoning."""
+    given = msgspec.structs.asdict(intake.body)
+    if intake.body.input is None and intake.body.previous_response_id is None:
+        raise invalid("input", "is required without 'previous_response_id'")
+    more = {"store": False, "temperature": 0, "max_output_tokens": SUMMARY_TOKENS, "thinking_token_budget": 0}
+    return intake.with_body(ResponsesBody(**{**given, "input": given["input"] or [], **more}))
+
+
+def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Generator[None, None, Answer]:
+    body, serving, exchange = intake.body, intake.serving, intake.exchange
+    offered, conversation = conversed(body, serving, is_constrained=False)
+    whole = asked(body, serving, conversation, earlier, exchange.unique_id, needs_input=False)
+    # The prompt is that of the conversation, which the prefix cache has, and the wish for a summary comes last.
+    prompt, _ = yield from truncated(body, serving, conversation, whole, keeps_room=True)
+    prompt = replace(prompt, messages=[*prompt.messages, SUMMARIZE])
+    own = conversation.own_params(SUMMARY_TOKENS, None, None)
+    params, wanted = intake.checked(replace(own, ends_with_context=True))
+    shape = CompactionShape(
+        intake.head, wanted, conversation, exchange.tool_calls, {}, offered, stream=False, encrypts=False
+    )
+    items = [*whole.earlier, *whole.items]
+    shape.kept = [item for item in items if item["type"] == "message" and item["role"] != "assistant"]
+    return intake.answer(params, (prompt,), shape)

@@ -1,0 +1,125 @@
+"""Tests /v1/responses/compact: what it sends back, what the model is asked for it, and how a conversation goes on."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import Any
+
+import pytest
+
+from tests.routes.asking import CALL, CHATML, OPEN, THOUGHT, refused
+from tests.routes.asking import submitted as last_request
+from tests.routes.conftest import Serve, Served
+from tests.routes.doubles import says
+from tests.routes.responses.asking import RESPONSES, TOOLS, ask
+from tests.routes.responses.test_route import USAGE
+
+COMPACT = f"{RESPONSES}/compact"
+USER = {"role": "user", "content": "Hi"}
+SYSTEM = {"role": "developer", "content": "Obey."}
+CALLED = {"type": "function_call", "call_id": "call_1", "name": "get_time", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "12:00"}
+
+
+def compacted(served: Served, **body: Any) -> dict[str, Any]:
+    response = served.post(COMPACT, **body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def texts(messages: Any) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in messages]
+
+
+def test_a_summary_stands_for_all_but_the_messages_of_the_user_and_of_the_system(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says(" It is", " noon.\n")
+    answer = compacted(served, input=[SYSTEM, USER, CALLED, RESULT, {"role": "assistant", "content": "Noon."}])
+    *kept, item = answer["output"]
+    assert [(each["type"], each["role"], each["content"][0]["text"]) for each in kept] == [
+        ("message", "developer", "Obey."),
+        ("message", "user", "Hi"),
+    ]
+    assert item.pop("id") == f"cmp_{answer['id'].removeprefix('resp_')}_0"
+    assert b64decode(item.pop("encrypted_content").removeprefix("oaiserve:")) == b"It is noon."
+    assert item == {"type": "compaction"}
+    assert answer["object"] == "response.compaction"
+    assert answer["usage"].keys() == USAGE.keys()
+    assert answer["usage"]["output_tokens"] == 2
+    record = served.telemetry.next_record()
+    assert (record.http_route, record.operation, record.response_id) == (COMPACT, "responses", answer["id"])
+
+
+def test_a_conversation_goes_on_from_its_summary_and_is_made_shorter_again(served: Served) -> None:
+    first = compacted(served, input="One")
+    last_request(served)
+    ask(served, input=[*first["output"], USER])
+    user = ("user", "One"), ("user", "This is a summary of the conversation so far:\n\nHello world")
+    assert texts(last_request(served)[1].messages) == [*user, ("user", "Hi")]
+    second = compacted(served, input=[*first["output"], USER])
+    assert texts(last_request(served)[1].messages)[:-1] == [*user, ("user", "Hi")]
+    assert [item["type"] for item in second["output"]] == ["message", "message", "compaction"]
+
+
+def test_the_wish_for_a_summary_comes_behind_the_prompt_of_the_conversation(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    body = {"input": [USER, CALLED, RESULT], "instructions": "Be brief.", "tools": TOOLS}
+    ask(served, **body)
+    _, before = last_request(served)
+    compacted(served, **body)
+    request, prompt = last_request(served)
+    assert prompt.messages[:-1] == before.messages
+    assert prompt.tools == before.tools
+    assert texts(prompt.messages[-1:])[0][1].startswith("Write a summary")
+    assert (request.params.max_tokens, request.params.ends_with_context) == (1024, True)
+    assert request.params.temperature == 0
+
+
+def test_a_stored_response_is_made_shorter_with_its_conversation(served: Served) -> None:
+    first = ask(served, input="One")
+    last_request(served)
+    answer = compacted(served, previous_response_id=first["id"])
+    assert texts(last_request(served)[1].messages)[:-1] == [("user", "One"), ("assistant", "Hello world")]
+    assert [item["type"] for item in answer["output"]] == ["message", "compaction"]
+    gone = served.post(RESPONSES, input="Hi", previous_response_id=answer["id"])
+    refused(gone, "previous_response_id", code="previous_response_not_found")  # nothing of it is stored
+
+
+def test_a_conversation_beyond_the_context_loses_its_first_items_for_the_summary_only(served: Served) -> None:
+    answer = compacted(served, input=[{"role": "user", "content": "a" * 3000}, {"role": "assistant", "content": "b"}])
+    assert texts(last_request(served)[1].messages)[:-1] == [("user", "a" * 3000), ("assistant", "b")]
+    answer = compacted(served, input=[{"role": "user", "content": "a" * 4000}, {"role": "assistant", "content": "b"}])
+    assert texts(last_request(served)[1].messages)[:-1] == [("assistant", "b")]
+    assert answer["output"][0]["content"][0]["text"] == "a" * 4000
+
+
+def test_a_summary_has_neither_reasoning_nor_calls(serve: Serve) -> None:
+    served = serve(template=OPEN)
+    served.engine.script = says(*THOUGHT[2:])
+    (_, item) = compacted(served, input="Hi", tools=TOOLS)["output"]
+    assert b64decode(item["encrypted_content"].removeprefix("oaiserve:")) == b"Yes."
+    request, _ = last_request(served)
+    assert request.params.reasoning is not None
+    assert request.params.reasoning.budget == 0
+
+
+def test_a_model_that_writes_no_summary_is_told(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says(CALL)
+    refused(served.post(COMPACT, input="Hi", tools=TOOLS), "input", "no summary", code="no_summary")
+
+
+@pytest.mark.parametrize("body", [{}, {"input": []}, {"instructions": "Be brief."}])
+def test_there_must_be_something_to_make_shorter(served: Served, body: dict[str, Any]) -> None:
+    refused(served.post(COMPACT, **body), "input")
+
+
+def test_openais_client_makes_a_conversation_shorter(served: Served) -> None:
+    with served.sdk() as client:
+        made = client.responses.compact(model="org/demo", input="One", instructions="Be brief.")
+        assert made.output[-1].type == "compaction"
+        # The client's types know the messages of answers only, and warn of those of users.
+        items = made.model_dump(warnings=False, exclude_unset=True)["output"]
+        response = client.responses.create(model="org/demo", input=items)
+    assert response.output_text == "Hello world"
