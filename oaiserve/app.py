@@ -46,6 +46,7 @@ from oaiserve.routes.openapi import published
 from oaiserve.routes.responses import compact, conversations
 from oaiserve.routes.responses import routes as responses
 from oaiserve.routes.responses import stored as stored_responses
+from oaiserve.routes.responses.runs import Runs
 from oaiserve.routes.responses.store import ResponseDatabase, ResponseStore, StoreLimits
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, LiveSamples, RecentEntries, ServedEngine, Serving
 from oaiserve.telemetry import Measured, Telemetry, names
@@ -127,8 +128,10 @@ def create_app(
             body_limit_bytes=config.server.body_limit,
             received_bytes=SharedLimit(MOST_RECEIVED_BYTES // num_sharing),
             responses=stored,
+            runs=Runs(store_limits(config.server)),
             shares_prefix_cache=config.server.shares_prefix_cache,
             stores_responses=config.server.response_store_number > 0,
+            answers_in_background=config.server.front_ends <= 1,
             cuts_max_tokens=not config.server.strict_max_tokens,
             refuses_hosted_tools=config.server.hosted_tools == "refuse",
             dialect=dialect_of(
@@ -239,8 +242,11 @@ def _recording(config: Config, engine: Engine, epoch_offset_ns: int) -> Recordin
 
 
 def response_store(server: ServerOptions) -> ResponseStore:
-    limits = StoreLimits(server.response_store_number, server.response_store_bytes, server.response_store_seconds)
-    return ResponseDatabase(server.response_store, limits)
+    return ResponseDatabase(server.response_store, store_limits(server))
+
+
+def store_limits(server: ServerOptions) -> StoreLimits:
+    return StoreLimits(server.response_store_number, server.response_store_bytes, server.response_store_seconds)
 
 
 async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:

@@ -281,7 +281,7 @@ class ResponsesBody(SamplingBody, kw_only=True):
     metadata: _Metadata = None
     user: Annotated[str | None, described("Is sent back with the response.")] = None
     background: Annotated[
-        bool | None, described("Must be false: the server answers while the client waits.", enum=[False, None])
+        bool | None, described("Answer at once, and make the response meanwhile. It has to be stored.")
     ] = None
     conversation: _Conversation = None
     prompt: Annotated[str | dict[str, Any] | None, described("Is refused: there are no stored prompts.")] = None

@@ -30,25 +30,26 @@ ERRORS_OF_BODIES = (NotFound, errors.BodyTooLarge, errors.UnsupportedMedia, erro
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter: a text, one of the texts in `allowed`, or an integer from 1 to `most`."""
+    """A parameter: a text, one of the texts in `allowed`, or an integer from `least` to `most`."""
 
     name: str
     meaning: str
     allowed: tuple[str, ...] | None = None
     is_integer: bool = False
+    least: int = 1
     most: int | None = None
 
     def schema(self) -> dict[str, Any]:
         if self.is_integer:
-            return {"type": "integer", "minimum": 1} | ({} if self.most is None else {"maximum": self.most})
+            return {"type": "integer", "minimum": self.least} | ({} if self.most is None else {"maximum": self.most})
         return {"type": "string"} | ({} if self.allowed is None else {"enum": list(self.allowed)})
 
     def value(self, given: str) -> Any:
         """Return the value of a given text. Raises InvalidRequest."""
         if self.is_integer:
             is_integer = given.isascii() and given.isdecimal() and len(given) <= 9
-            if not is_integer or int(given) < 1 or (self.most is not None and int(given) > self.most):
-                allowed = ">= 1" if self.most is None else f"from 1 to {self.most}"
+            if not is_integer or int(given) < self.least or (self.most is not None and int(given) > self.most):
+                allowed = f">= {self.least}" if self.most is None else f"from {self.least} to {self.most}"
                 raise invalid(self.name, f"must be an integer {allowed}, got {show(given)}")
             return int(given)
         if self.allowed is not None and given not in self.allowed:

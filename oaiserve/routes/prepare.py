@@ -105,6 +105,7 @@ class Intake(Generic[OwnBody]):
             prefix_keys = prefix_keys_of(prompt_of_body(self._content))
         if params.seed is None and self.exchange.ids is not None:
             params = replace(params, seed=self.exchange.ids.seed)
+        is_streaming = self.exchange.is_streaming
         interval = integer(self.body, "stream_interval") or self.serving.stream_interval
         request = self.request(
             prompts,
@@ -112,12 +113,12 @@ class Intake(Generic[OwnBody]):
             echo=echo,
             priority=integer(self.body, "priority") or 0,
             cache_salt=self._cache_salt(),
-            stream_interval=interval if self.body.stream else 0,
-            reports_progress=bool(self.body.stream) and self.serving.progress_after_seconds > 0,
+            stream_interval=interval if is_streaming else 0,
+            reports_progress=is_streaming and self.serving.progress_after_seconds > 0,
             prefix_keys=prefix_keys,
             sent=self._sent,
         )
-        streamed = shape if self.exchange.is_streaming else None
+        streamed = shape if is_streaming else None
         return Answer(self.serving, self.exchange, request, shape.whole, streamed, before_end=before_end)
 
     def _cache_salt(self: Intake[SamplingBody]) -> str:

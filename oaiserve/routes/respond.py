@@ -198,7 +198,7 @@ class Answer:
                 events = [terminal]
             last = await self._write_full_pieces(send, stream, self._rendered(shape, events))
         except (Exception, asyncio.CancelledError) as unexpected:
-            last = self._failed(shape, as_api_error(unexpected, scope))
+            last = self.failed(shape, as_api_error(unexpected, scope))
         if self.exchange.ids is not None and isinstance(self.exchange.error, Unavailable):
             return self._cut(scope)  # the gateway in front has the stream go on at another server
         await write(send, last, is_last=True)
@@ -264,11 +264,12 @@ class Answer:
                 parts = shape.prompt(event)
                 yield from [b"" for _ in parts] if was_sent else parts
             elif (error := self._error_to_report(event)) is not None:
-                yield self._failed(shape, error)
+                yield self.failed(shape, error)
             elif isinstance(event, Finished):
                 yield from shape.finished(event.usage, self.exchange.timings)
 
-    def _failed(self, shape: Shape, error: APIError) -> bytes:
+    def failed(self, shape: Shape, error: APIError) -> bytes:
+        """Note the error, and return the end of a stream that fails."""
         exchange = self.exchange
         exchange.error = error
         ids = {"request_id": exchange.request_id, "trace_id": exchange.trace.trace_id_hex}

@@ -24,6 +24,7 @@ from oaiserve.facts.report import ReplicaReport
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.protocol import UnknownNames
+from oaiserve.routes.responses.runs import Runs
 from oaiserve.routes.responses.store import ResponseStore
 
 MOST_RECEIVED_BYTES = 256 * 2**20
@@ -127,12 +128,14 @@ class Serving:
     created: int  # Unix seconds, as in the API
     body_limit_bytes: int
     responses: ResponseStore
+    runs: Runs
     body_timeout_seconds: float = 60.0
     # of the bodies that are being received: a client may send many slowly
     received_bytes: SharedLimit = field(default_factory=lambda: SharedLimit(MOST_RECEIVED_BYTES))
     dialect: Dialect = field(default_factory=Dialect)  # of calls and reasoning in the model's answers
     shares_prefix_cache: bool = False  # among the owners of several keys
     stores_responses: bool = False
+    answers_in_background: bool = False  # not with several front ends, which know nothing of each other's runs
     cuts_max_tokens: bool = True  # to what is left of the context; else more is refused
     refuses_hosted_tools: bool = False  # those that run on OpenAI's servers; else they are left out
     progress_after_seconds: float = 1.0  # of prefill, a stream begins without a token; 0: never

@@ -21,18 +21,21 @@ from oaiserve.routes.bodies import (
     ResponsesBody,
 )
 from oaiserve.routes.body import in_turns_if_large, read_parsed
+from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import PlainText, ResponseTool, TextOptions
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.responses.asked import Earlier, asked, conversed, items_of, read_earlier, text_format, truncated
+from oaiserve.routes.responses.background import BackgroundAnswer
 from oaiserve.routes.responses.conversations import change, with_items
 from oaiserve.routes.responses.offered import OfferedTools
 from oaiserve.routes.responses.output import ResponseEvent, ResponseObject
+from oaiserve.routes.responses.runs import Run
 from oaiserve.routes.responses.shape import ResponsesShape
 from oaiserve.routes.responses.store import StoredResponse
-from oaiserve.routes.serving import serving_of
+from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shapes import encode
 from oaiserve.routes.tokens import answer_in_turns, encoded
 
@@ -51,7 +54,6 @@ _ELSEWHERE = {
 }
 _TOOL_FIELDS = ("description", "parameters", "strict")  # null if the client has left them out
 _ABSENT = {
-    "background": "this server answers while the client waits. Leave it out",
     "prompt": "this server has no stored prompts. Use 'instructions' and 'input'",
 }
 
@@ -64,7 +66,7 @@ _ABSENT = {
     event=ResponseEvent,
     example={"input": "What is the capital of France?", "max_output_tokens": 64},
 )
-async def responses(http: Request) -> Answer:
+async def responses(http: Request) -> Answer | BackgroundAnswer:
     """Answer in two parts: between them, stored responses that the request goes on from are read."""
     intake = await prepare(http, _decoder, lambda intake: intake, id_prefix="resp_")
     earlier = await read_earlier(intake.serving, intake.body, http.state.owner)
@@ -72,7 +74,7 @@ async def responses(http: Request) -> Answer:
         intake.exchange.conversation_id = earlier.turns[-1].conversation_id
     intake.num_bytes += earlier.num_bytes
 
-    def answer() -> Generator[None, None, Answer]:
+    def answer() -> Generator[None, None, Answer | BackgroundAnswer]:
         yield
         return (yield from _answer(intake, earlier))
 
@@ -106,9 +108,13 @@ async def input_tokens(request: Request) -> Response:
     return await answer_in_turns(request, body.model, count(), num_bytes + earlier.num_bytes)
 
 
-def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Generator[None, None, Answer]:
+def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Generator[None, None, Answer | BackgroundAnswer]:
     body, serving, exchange = intake.body, intake.serving, intake.exchange
     _refuse_what_is_not_here(body)
+    if body.background:
+        _check_background(body, serving)
+        exchange.is_streaming = True  # to whoever follows it
+        exchange.ids = None  # no other server goes on with it
     is_constrained = bool(body.stop) or constraints.is_constrained(body)
     offered, conversation = conversed(body, serving, is_constrained=is_constrained)
     if offered.left_out:
@@ -136,23 +142,30 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Generator[None, 
         exchange.tool_calls,
         _reported(intake, offered, stores=stores) | {"truncated_items": num_dropped or UNSET},
         offered,
-        stream=bool(body.stream),
+        stream=exchange.is_streaming,
         encrypts=ENCRYPTED in (body.include or []),
     )
 
-    async def store(usage: Usage) -> None:
-        """Store the answer, before the client knows of its end."""
+    def turn(response: bytes) -> StoredResponse:
         assert exchange.conversation_id is not None
         ids = intake.head.id, exchange.conversation_id, body.previous_response_id
-        stored = StoredResponse(*ids, shape.stored(usage), encode(items))
+        return StoredResponse(*ids, response, encode(items))
+
+    async def store(usage: Usage) -> None:
+        """Store the answer, before the client knows of its end."""
+        stored = turn(shape.stored(usage))
         if stores:
             await serving.responses.put(earlier.owner, stored)
         if body.conversation is not None:  # if it has been deleted meanwhile, it stays so
-            turn = await run_in_threadpool(lambda: encode(list(items_of([stored]))))
-            await change(serving.responses, earlier.owner, exchange.conversation_id, lambda old: with_items(old, turn))
+            added = await run_in_threadpool(lambda: encode(list(items_of([stored]))))
+            name = stored.conversation_id
+            await change(serving.responses, earlier.owner, name, lambda old: with_items(old, added))
 
     keeps = stores or body.conversation is not None
-    return intake.answer(params, (prompt,), shape, before_end=store if keeps else None)
+    made = intake.answer(params, (prompt,), shape, before_end=store if keeps else None)
+    if not body.background:
+        return made
+    return BackgroundAnswer(made, shape, Run(earlier.owner, turn(b"")), serving.runs, streams=bool(body.stream))
 
 
 def _reported(intake: Intake[ResponsesBody], offered: OfferedTools, *, stores: bool) -> dict[str, Any]:
@@ -162,6 +175,7 @@ def _reported(intake: Intake[ResponsesBody], offered: OfferedTools, *, stores: b
     text = body.text or TextOptions()
     form = msgspec.to_builtins(text.format or PlainText())
     return {
+        "background": bool(body.background),
         "instructions": body.instructions,
         "conversation": UNSET if body.conversation is None else {"id": intake.exchange.conversation_id},
         "max_output_tokens": integer(body, "max_output_tokens"),
@@ -186,6 +200,15 @@ def _reported(intake: Intake[ResponsesBody], offered: OfferedTools, *, stores: b
 def _shown(tool: ResponseTool) -> dict[str, Any]:
     given: dict[str, Any] = msgspec.to_builtins(tool)
     return (dict.fromkeys(_TOOL_FIELDS) if tool.type == "function" else {}) | given
+
+
+def _check_background(body: ResponsesBody, serving: Serving) -> None:
+    if not serving.answers_in_background:
+        raise invalid(
+            "background", "this server has several front ends (--front-ends), of which each knows only its own"
+        )
+    if body.store is False or not serving.stores_responses:
+        raise invalid("background", "a response that is made in the background has to be stored")
 
 
 def _refuse_what_is_not_here(body: ResponsesBody) -> None:

@@ -59,14 +59,23 @@ class ResponsesShape:
         self._output = ResponseOutput(head.id, wanted.num_logprobs, report, offered, encrypts=encrypts)
         self._events: list[bytes] = []  # that were not returned yet
         self._num_events = 0
+        self._has_begun = False
         self._held = TokenLogprobs()  # of tokens of which it is not known yet where they belong
         self._is_cut = False
         self._final: ResponseObject | None = None
 
+    def queued(self) -> bytes:
+        """Render the first events of a response that is made in the background."""
+        self._add_event("response.created", {"response": self._object("queued")})
+        self._add_event("response.queued", {"response": self._object("queued")})
+        return self._taken_events()
+
     def begun(self, _event: PromptProgress | PromptDone) -> bytes:
-        if self._num_events == 0:
-            self._add_event("response.created", {"response": self._object("in_progress")})
+        if not self._has_begun:
+            if self._num_events == 0:
+                self._add_event("response.created", {"response": self._object("in_progress")})
             self._add_event("response.in_progress", {"response": self._object("in_progress")})
+        self._has_begun = True
         return self._taken_events()
 
     def progress(self, event: PromptProgress) -> bytes:
@@ -95,6 +104,11 @@ class ResponsesShape:
         self._add_event("response.failed", fields, self._output.fillings())
         return self._taken_events()
 
+    def cancelled(self) -> bytes:
+        """Return the response as it is when it is cancelled."""
+        self._output.stop()
+        return _without_logprobs(self._object("cancelled"))
+
     def whole(self, _prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
         (chunk,) = choices
         self._read(chunk)
@@ -109,7 +123,7 @@ class ResponsesShape:
 
     def stored(self, usage: Usage) -> bytes:
         """Return the response as it is kept: without its log-probabilities, which would take most of the room."""
-        return encode(self.final(usage)).replace(b"\0", b"[]")
+        return _without_logprobs(self.final(usage))
 
     def _read(self, chunk: TokenChunk) -> None:
         drop_end_logprob(chunk)
@@ -157,10 +171,14 @@ class ResponsesShape:
             error=error,
             incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
             model=self._head.model,
-            output=self._output.items if status != "in_progress" else [],
+            output=self._output.items if status not in ("queued", "in_progress") else [],
             **self._reported,
             usage=usage,
         )
+
+
+def _without_logprobs(response: ResponseObject) -> bytes:
+    return encode(response).replace(b"\0", b"[]")
 
 
 def _single_tokens(chunk: TokenChunk) -> Iterator[TokenChunk]:

@@ -16,8 +16,10 @@ from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import Operation, Parameter
+from oaiserve.routes.responses.background import EventStream
 from oaiserve.routes.responses.items import Item, stored_items
-from oaiserve.routes.responses.output import ResponseObject
+from oaiserve.routes.responses.output import ResponseEvent, ResponseObject
+from oaiserve.routes.responses.runs import Run
 from oaiserve.routes.responses.store import StoredResponse, is_conversation
 from oaiserve.routes.serving import serving_of
 
@@ -26,6 +28,17 @@ LISTED = 20
 ORDER = Parameter("order", "asc has the first item first. Default: desc.", allowed=("asc", "desc"))
 LIMIT = Parameter("limit", f"How many items. Default: {LISTED}.", is_integer=True, most=MAX_LISTED)
 AFTER = Parameter("after", "The id of the item behind which to begin.")
+
+
+STREAM = Parameter("stream", "true: the events of a response that is made in the background, those to come included.")
+STARTING_AFTER = Parameter("starting_after", "The number of the event behind which to begin.", is_integer=True, least=0)
+
+
+class _Made(msgspec.Struct):
+    background: bool = False
+
+
+_made = msgspec.json.Decoder(_Made)
 
 
 class ItemPage(msgspec.Struct):
@@ -46,18 +59,31 @@ class DeletedResponse(msgspec.Struct):
     deleted: bool = True
 
 
-@Operation(summary="A stored response.", group="Generation", answer=ResponseObject, errors=(NotFound,))
+@Operation(
+    summary="A stored response, or one that is made in the background.",
+    group="Generation",
+    answer=ResponseObject,
+    event=ResponseEvent,
+    query=(STREAM, STARTING_AFTER),
+    errors=(NotFound,),
+)
 async def retrieve(request: Request) -> Response:
-    if request.query_params.get("stream", "").lower() in ("true", "1"):
-        raise invalid("stream", "the events of a stored response are not kept. Read it without 'stream'")
     stored = await _stored(request)
-    return Response(stored.response, media_type="application/json")
+    if request.query_params.get(STREAM.name, "").lower() not in ("true", "1"):
+        return Response(stored.response, media_type="application/json")
+    if (run := _run(request)) is None:
+        raise invalid(STREAM.name, "the events of this response are not kept. Read it without 'stream'")
+    after = request.query_params.get(STARTING_AFTER.name)
+    return EventStream(run.follow(-1 if after is None else STARTING_AFTER.value(after)))
 
 
 @Operation(summary="Delete a stored response.", group="Generation", answer=DeletedResponse, errors=(NotFound,))
 async def delete(request: Request) -> Response:
-    response_id = (await _stored(request)).id
-    await serving_of(request).responses.delete(request.state.owner, response_id)
+    response_id, serving = (await _stored(request)).id, serving_of(request)
+    if (run := _run(request)) is not None:
+        await run.cancel()
+        serving.runs.remove(run)
+    await serving.responses.delete(request.state.owner, response_id)
     return json_response(DeletedResponse(response_id))
 
 
@@ -73,9 +99,21 @@ async def list_input_items(request: Request) -> Response:
     return await page(request, (await _stored(request)).input_items)
 
 
+@Operation(
+    summary="Cancel a response that is made in the background.",
+    group="Generation",
+    answer=ResponseObject,
+    errors=(NotFound,),
+)
 async def cancel(request: Request) -> Response:
-    await _stored(request)
-    raise InvalidRequest("Only a response that is made in the background can be cancelled, and this server makes none.")
+    """Answer with the response as it has ended, whether by this or before."""
+    stored = await _stored(request)
+    if (run := _run(request)) is not None:
+        await run.cancel()
+        stored = await _stored(request)
+    elif not _made.decode(stored.response).background:
+        raise InvalidRequest("Only a response that is made in the background can be cancelled.")
+    return Response(stored.response, media_type="application/json")
 
 
 async def page(request: Request, content: bytes) -> Response:
@@ -102,7 +140,13 @@ def _page(content: bytes, order: str, limit: int, after: str | None) -> bytes:
     return msgspec.json.encode(ItemPage(shown, first_id, last_id, has_more=start + limit < len(items)))
 
 
+def _run(request: Request) -> Run | None:
+    return serving_of(request).runs.get(request.state.owner, request.path_params["response_id"])
+
+
 async def _stored(request: Request) -> StoredResponse:
+    if (run := _run(request)) is not None and run.state is not None:
+        return run.state
     response_id = request.path_params["response_id"]
     stored = await serving_of(request).responses.get(request.state.owner, response_id)
     if stored is None or is_conversation(response_id):

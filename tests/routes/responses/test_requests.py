@@ -254,7 +254,6 @@ def chosen(choice: Any) -> dict[str, Any]:
         ({"top_logprobs": 21, "include": LOGPROBS}, "top_logprobs", "<= 20"),
         ({"include": ["everything"]}, "include", "'everything'"),
         ({"truncation": "middle"}, "truncation", "'middle'"),
-        ({"background": True}, "background", "while the client waits"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "'instructions'"),
         ({"metadata": []}, "metadata", "an object"),
         ({"metadata": {"a": 1}}, "metadata", "a string"),
