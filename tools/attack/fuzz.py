@@ -50,7 +50,7 @@ BODIES: dict[str, st.SearchStrategy[Any]] = {
     | fitting("ResponsesBody", {"input": st.just("Hi"), "max_output_tokens": FEW_TOKENS}),
     "/v1/conversations": fitting("ConversationBody"),
     f"{RESPONSES}/input_tokens": fitting("ResponseInputBody"),
-    f"{RESPONSES}/compact": fitting("CompactionBody"),
+    f"{RESPONSES}/compact": fitting("CompactionBody") | fitting("CompactionBody", {"input": st.just("Hi")}),
     "/v1/messages": fitting("MessagesBody", {"max_tokens": FEW_TOKENS})
     | fitting("MessagesBody", {"messages": st.just(HI), "max_tokens": FEW_TOKENS}),
     "/v1/messages/count_tokens": fitting("CountTokensBody"),
