@@ -58,6 +58,7 @@ bench-peers: setup
 
 clients: setup
 	$(BIN)/python -m tools.clients $(if $(ARGS),$(ARGS),--markdown docs/clients.md)
+	$(if $(ARGS),,$(BIN)/python -m tools.clients.sessions --markdown docs/clients.md --json docs/benchmarks/agent-sessions.json)
 
 docs: $(DOCS_VENV)/.installed
 	$(DOCS_VENV)/bin/mkdocs build

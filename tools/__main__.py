@@ -21,6 +21,7 @@ COMMANDS = {
     "model_types": "transformers' model types, served or refused: docs/models.md",
     "gguf_families": "GGUF files of llama.cpp's converter, beside their models: docs/models.md",
     "clients": "the first examples of other people's clients: `make clients`",
+    "clients.sessions": "sessions of agents with a scripted model: `make clients`",
     "attack": "attacks beside a neighbour; fails where one harms it: docs/security.md",
     "attack.fuzz": "20,000 generated requests; fails where an answer is a server error",
     "attack.broken_files": "starts on 10,000 broken model files; fails where one is no sentence",

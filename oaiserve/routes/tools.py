@@ -172,12 +172,12 @@ def prompt_with_tools(
 ) -> ChatPrompt:
     """Return the prompt of checked messages, in which the tools `shown` are described. `more` are its other fields."""
     family = dialect.calls or HERMES
+    given = list(messages) if family.history is None else family.history(list(messages))
     if dialect.template_takes_tools:
-        given = list(messages)
-        return ChatPrompt(given if family.history is None else family.history(given), tools=shown, **more)
+        return ChatPrompt(given, tools=shown, **more)
     result: list[Message] = []
     results_so_far = False  # the last message has results of calls, and takes further ones
-    for message in messages:
+    for message in given:
         if message["role"] in ("tool", "function"):
             text = f"<tool_response>\n{_text(message['content'])}\n</tool_response>"
             if results_so_far:

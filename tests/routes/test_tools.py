@@ -16,7 +16,7 @@ from oaiserve.engine.grammars.notations import translate
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import FinishReason, Grammar
 from tests.engine.text.tokenizers_for_tests import byte_level
-from tests.routes.asking import CALL, CHAT, CHATML, HI, PARAMETERS, PIECES, ZONE, chatted, refused, stream_of
+from tests.routes.asking import CALL, CHAT, CHATML, HI, HYBRID, PARAMETERS, PIECES, ZONE, chatted, refused, stream_of
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
 
@@ -180,6 +180,15 @@ def test_the_history_is_text_without_tools_in_the_request_as_well(serve: Serve) 
     messages = chatted(serve(template=CHATML), messages=[*HI, *HISTORY])[1].messages
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert messages[1]["content"].startswith(CALL)
+
+
+@pytest.mark.parametrize("template", [CHATML, HYBRID])
+def test_text_before_a_call_comes_back_as_the_model_wrote_it(serve: Serve, template: str) -> None:
+    """A template writes the line end between them itself."""
+    said = {**HISTORY[0], "content": "I look.\n"}
+    messages = chatted(serve(template=template), messages=[*HI, said, *HISTORY[1:]], tools=TOOLS)[1].messages
+    (again,) = [message["content"] for message in messages if message["role"] == "assistant"]
+    assert again.startswith(f"I look.\n{CALL}") if template == CHATML else again == "I look."
 
 
 def test_the_tools_stand_in_front_of_the_clients_own_system_message(serve: Serve) -> None:

@@ -16,6 +16,7 @@ from tools.clients.__main__ import call
 from tools.clients.clients import CLIENTS, SCRIPTS
 from tools.clients.environments import is_pinned, version
 from tools.clients.outcomes import FEATURES, OK, InvalidReport, parse
+from tools.clients.sessions import AGENTS
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = {  # by a user, and in a script
@@ -26,7 +27,7 @@ WRITTEN = {  # by a user, and in a script
     '"demo"': "MODEL",
     '"embedder"': "EMBEDDER",
 }
-HELPERS = {"features.py", "subjects.py", "features.mjs", "ai_sdk.mjs"}
+HELPERS = {"features.py", "subjects.py", "features.mjs", "ai_sdk.mjs", "session_tools.py"}
 
 
 def report(*lines: dict[str, object]) -> str:
@@ -74,7 +75,8 @@ def test_the_clients_that_are_tried_for_each_change_are_there() -> None:
 
 def test_every_script_belongs_to_a_client() -> None:
     scripts = {path.name for pattern in ("*.py", "*.mjs") for path in SCRIPTS.glob(pattern)}
-    assert scripts - HELPERS == {client.script for client in CLIENTS.values()}
+    of_agents = {name for agent in AGENTS.values() for name in re.findall(r"session_\w+\.py", agent.command)}
+    assert scripts - HELPERS == {client.script for client in CLIENTS.values()} | of_agents
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -111,6 +113,12 @@ def test_versions_are_pinned(name: str) -> None:
     assert re.fullmatch(r"\d+(\.\d+)+", version(name, CLIENTS[name]))
 
 
+@pytest.mark.parametrize("name", AGENTS)
+def test_versions_of_agents_are_pinned(name: str) -> None:
+    assert is_pinned(name, AGENTS[name])
+    assert re.fullmatch(r"\d+(\.\d+)+", version(name, AGENTS[name]))
+
+
 @pytest.mark.parametrize("path", sorted(SCRIPTS.glob("use_*.py")), ids=lambda path: path.stem)
 def test_python_scripts_try_known_features(path: Path) -> None:
     call = ast.parse(path.read_text()).body[-1]
@@ -126,5 +134,8 @@ def test_the_documentation_has_what_each_client_needs() -> None:
     for client in CLIENTS.values():
         assert f"\n{client.setup}\n```" in text
         assert f"| {client.title} | " in text
+    for agent in AGENTS.values():
+        assert f"\n{agent.setup}\n```" in text
+        assert f"| {agent.title} | " in text
     for feature, meaning in FEATURES.items():
         assert f"| {feature.replace('_', ' ')} | {meaning} |" in text

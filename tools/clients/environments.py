@@ -12,9 +12,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from tools.bench import prepare
 from tools.clients.clients import SCRIPTS, Client
@@ -27,19 +28,25 @@ class NotInstalled(Exception):
     """The environment could not be made. The message says why."""
 
 
+class Packages(Protocol):
+    """What is installed together: see Client, which has more."""
+
+    @property
+    def packages(self) -> tuple[str, ...]: ...
+
+    @property
+    def is_javascript(self) -> bool: ...
+
+    @property
+    def needs_torch(self) -> bool: ...
+
+    @property
+    def made_by(self) -> Callable[[], Path] | None: ...
+
+
 def command(name: str, client: Client) -> list[str | Path]:
-    """Return what runs the client's script, in its environment, which is made if it is not there. Raises
-    NotInstalled."""
-    if client.made_by is not None:
-        with _as_benchmarks_do():
-            return [client.made_by() / "bin/python", SCRIPTS / client.script]
-    folder = FOLDER / name
-    done = folder / ".installed"
-    pins = pins_file(name, client)
-    if not (done.exists() and done.read_text() == pins.read_text()):
-        shutil.rmtree(folder, ignore_errors=True)
-        _install_javascript(folder, pins) if client.is_javascript else _install_python(folder, client, "-r", str(pins))
-        done.write_text(pins.read_text())
+    """Return what runs the client's script, in its environment. Raises NotInstalled."""
+    folder = installed(name, client)
     if not client.is_javascript:
         return [folder / "bin/python", SCRIPTS / client.script]
     for script in SCRIPTS.glob("*.mjs"):  # node looks for packages beside the script
@@ -47,7 +54,22 @@ def command(name: str, client: Client) -> list[str | Path]:
     return ["node", folder / client.script]
 
 
-def renew(name: str, client: Client) -> None:
+def installed(name: str, client: Packages) -> Path:
+    """Return the folder of an environment, which is made if it is not there. Raises NotInstalled."""
+    if client.made_by is not None:
+        with _as_benchmarks_do():
+            return client.made_by()
+    folder = FOLDER / name
+    done = folder / ".installed"
+    pins = pins_file(name, client)
+    if not (done.exists() and done.read_text() == pins.read_text()):
+        shutil.rmtree(folder, ignore_errors=True)
+        _install_javascript(folder, pins) if client.is_javascript else _install_python(folder, client, "-r", str(pins))
+        done.write_text(pins.read_text())
+    return folder
+
+
+def renew(name: str, client: Packages) -> None:
     """Install the newest versions that the client's packages allow, and pin them. The benchmarks' environments have
     their pins in tools/bench/prepare.py. Raises NotInstalled."""
     if client.made_by is not None:
@@ -68,11 +90,11 @@ def renew(name: str, client: Client) -> None:
     (folder / ".installed").write_text(pins.read_text())
 
 
-def is_pinned(name: str, client: Client) -> bool:
+def is_pinned(name: str, client: Packages) -> bool:
     return client.made_by is not None or pins_file(name, client).exists()
 
 
-def version(name: str, client: Client) -> str:
+def version(name: str, client: Packages) -> str:
     """Return the pinned version of the client's first package."""
     if client.made_by is not None:
         return client.packages[0].partition("==")[2]
@@ -85,7 +107,7 @@ def version(name: str, client: Client) -> str:
     return {name.replace("_", "-"): number for name, number in pinned}[package]
 
 
-def pins_file(name: str, client: Client) -> Path:
+def pins_file(name: str, client: Packages) -> Path:
     return PINS / name / "package-lock.json" if client.is_javascript else PINS / f"{name}.txt"
 
 
@@ -103,7 +125,7 @@ def _install_javascript(folder: Path, lock: Path) -> None:
     _run("npm", "ci", "--silent", "--prefix", folder)
 
 
-def _install_python(folder: Path, client: Client, *requirements: str) -> None:
+def _install_python(folder: Path, client: Packages, *requirements: str) -> None:
     if client.needs_torch:
         with _as_benchmarks_do():
             prepare.make_venv(folder, prepare.TORCH, *requirements)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from oaiserve.routes.dialects.family import CallFamily
+from oaiserve.routes.dialects.family import CallFamily, Message
 from oaiserve.routes.dialects.json_calls import JsonCallParser
 
 
@@ -16,4 +17,23 @@ class HermesCalls(JsonCallParser):
     tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
 
 
-HERMES = CallFamily("hermes", HermesCalls, "<tool_call>\n", "\n</tool_call>", "\n", signs=("<tool_call>",))
+def without_line_ends(messages: Sequence[Message]) -> list[Message]:
+    """Return messages whose content before calls has lost the line end that the model wrote there. Templates write it
+    again, and with two of them the prompt would be another text than the one in the prefix cache."""
+    return [
+        {**message, "content": message["content"].removesuffix("\n")}
+        if message.get("tool_calls") and isinstance(message.get("content"), str)
+        else message
+        for message in messages
+    ]
+
+
+HERMES = CallFamily(
+    "hermes",
+    HermesCalls,
+    "<tool_call>\n",
+    "\n</tool_call>",
+    "\n",
+    signs=("<tool_call>",),
+    history=without_line_ends,
+)

@@ -1,0 +1,352 @@
+"""Runs whole sessions of coding agents and agent frameworks: python -m tools.clients.sessions
+
+The demo model is too weak to finish an agent's loop, so a model with a script plays: it lists files, reads, runs a
+test, edits, and three of its calls fail. All else is real: the agent in its default configuration, tokenizer, template,
+engine with its prefix cache, routes. A session is good if the agent has ended well and the test passes. Prints the
+table of docs/clients.md, which --markdown writes there; the exit code is 1 if a session was not good. --renew pins the
+newest versions first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tests.agents import recorded
+from tests.agents.scripted import Turn, next_turn, scripted_server
+from tools.clients import environments
+from tools.clients.clients import SCRIPTS
+from tools.markdown import as_markdown, publish
+from tools.server_process import exit_on_sigterm
+
+MARKERS = "sessions"
+RECORDED = ("codex", "claude-code")
+LIMIT_SECONDS = 180
+ADDRESS = "http://127.0.0.1:8000"  # as the documentation has it
+TASK = "Make the test pass."
+END = "The test passes now."
+PROJECT = {
+    "add.py": "def add(a, b):\n    return a - b\n",
+    "test_add.py": "from add import add\n\nassert add(2, 3) == 5, add(2, 3)\n",
+}
+WRONG, RIGHT, MISSING = "return a - b", "return a + b", "return a * b"
+
+
+@dataclass(frozen=True)
+class Agent:
+    """An agent, what a user writes so that it asks this server, and what the model does."""
+
+    title: str
+    packages: tuple[str, ...]  # the version of the first is shown
+    setup: str  # the content of `file`, or lines of a shell
+    command: str  # of a shell, in the folder of the project
+    turns: tuple[Turn, ...]
+    marker: str  # which prompts of its loop have, and others not
+    file: str = ""  # in the user's home
+    is_javascript: bool = True
+    needs_torch: bool = False
+    made_by: None = None
+    note: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def ten_turns(
+    shell: Callable[[str], tuple[str, dict[str, Any]]], edit: Callable[[str, str], tuple[str, dict[str, Any]]]
+) -> tuple[Turn, ...]:
+    """Return the turns of a model with a shell and a tool that edits. The third, fourth and fifth call fail."""
+    return (
+        Turn("I list the files.", *shell("ls")),
+        Turn("I read one.", *shell("cat add.py")),
+        Turn("I run the test.", *shell("python3 test_add.py")),
+        Turn("I read another one.", *shell("cat missing.py")),
+        Turn("I edit.", *edit(MISSING, RIGHT)),
+        Turn("I edit again.", *edit(WRONG, RIGHT)),
+        Turn("I run the test again.", *shell("python3 test_add.py")),
+        Turn("I look at the change.", *shell("git diff --stat")),
+        Turn("I write a note.", *shell("echo done > done.txt")),
+        Turn(END),
+    )
+
+
+def read_first(turns: tuple[Turn, ...], tool: str, **arguments: str) -> tuple[Turn, ...]:
+    """Return turns whose second one reads with a tool of its own: some agents edit only what they have read."""
+    return (turns[0], replace(turns[1], tool=tool, arguments=arguments), *turns[2:])
+
+
+def codex_edit(old: str, new: str) -> tuple[str, dict[str, Any]]:
+    patch = f"*** Begin Patch\n*** Update File: add.py\n@@\n-    {old}\n+    {new}\n*** End Patch"
+    return "exec_command", {"cmd": f"apply_patch <<'EOF'\n{patch}\nEOF"}
+
+
+def block(old: str, new: str) -> str:
+    """Return an edit in aider's form, which has no tools."""
+    return f"\n\nadd.py\n```python\n<<<<<<< SEARCH\n    {old}\n=======\n    {new}\n>>>>>>> REPLACE\n```"
+
+
+def of_framework(name: str, packages: tuple[str, ...], first: tuple[Turn, ...], last: Turn, note: str) -> Agent:
+    """Return a framework whose agent has the tools of scripts/session_tools.py. `first` come before the ten turns."""
+    turns = ten_turns(
+        lambda command: ("run_command", {"command": command}),
+        lambda old, new: ("edit_file", {"path": "add.py", "old": old, "new": new}),
+    )
+    if last.tool:  # the client forces calls, since its answer is one
+        turns = tuple(replace(turn, says="") for turn in turns)
+    script = SCRIPTS / f"session_{packages[0].partition('[')[0].removesuffix('-slim').replace('-', '_')}.py"
+    return Agent(
+        name,
+        packages,
+        "",
+        f"python {script} {ADDRESS}/v1 '{TASK}'",
+        (*first, *turns[:-1], last),
+        "run_command",
+        is_javascript=False,
+        note=note,
+    )
+
+
+AGENTS = {
+    "codex": Agent(
+        "Codex",
+        ("@openai/codex",),
+        f"""\
+model = "demo"
+model_provider = "local"
+
+[model_providers.local]
+name = "local"
+base_url = "{ADDRESS}/v1"
+wire_api = "responses\"""",
+        f"codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox '{TASK}'",
+        ten_turns(lambda command: ("exec_command", {"cmd": command}), codex_edit),
+        "exec_command",
+        file=".codex/config.toml",
+    ),
+    "claude-code": Agent(
+        "Claude Code",
+        ("@anthropic-ai/claude-code",),
+        f"export ANTHROPIC_BASE_URL={ADDRESS} ANTHROPIC_API_KEY=none",
+        f"claude --model demo --dangerously-skip-permissions -p '{TASK}'",
+        read_first(
+            ten_turns(
+                lambda command: ("Bash", {"command": command, "description": "Runs it"}),
+                lambda old, new: ("Edit", {"file_path": "{project}/add.py", "old_string": old, "new_string": new}),
+            ),
+            "Read",
+            file_path="{project}/add.py",
+        ),
+        '"Bash"',
+        env={"IS_SANDBOX": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+    ),
+    "opencode": Agent(
+        "opencode",
+        ("opencode-ai",),
+        f"""\
+{{
+  "$schema": "https://opencode.ai/config.json",
+  "permission": "allow",
+  "provider": {{
+    "local": {{
+      "npm": "@ai-sdk/openai-compatible",
+      "name": "local",
+      "options": {{"baseURL": "{ADDRESS}/v1", "apiKey": "none"}},
+      "models": {{"demo": {{"name": "demo", "limit": {{"context": 65536, "output": 4096}}}}}}
+    }}
+  }}
+}}""",
+        f"opencode run --model local/demo '{TASK}'",
+        read_first(
+            ten_turns(
+                lambda command: ("bash", {"command": command, "description": "Runs it"}),
+                lambda old, new: ("edit", {"filePath": "add.py", "oldString": old, "newString": new}),
+            ),
+            "read",
+            filePath="add.py",
+        ),
+        '"bash"',
+        file=".config/opencode/opencode.json",
+        env={"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
+    ),
+    "qwen-code": Agent(
+        "qwen-code",
+        ("@qwen-code/qwen-code",),
+        f"export OPENAI_BASE_URL={ADDRESS}/v1 OPENAI_API_KEY=none OPENAI_MODEL=demo",
+        f"qwen --auth-type openai --yolo -p '{TASK}'",
+        read_first(
+            ten_turns(
+                lambda command: ("run_shell_command", {"command": command, "is_background": False}),
+                lambda old, new: ("edit", {"file_path": "{project}/add.py", "old_string": old, "new_string": new}),
+            ),
+            "read_file",
+            file_path="{project}/add.py",
+        ),
+        "run_shell_command",
+    ),
+    "cline": Agent(
+        "cline",
+        ("cline",),
+        f"cline auth -p openai-compatible -k none -m demo -b {ADDRESS}/v1",
+        f"cline -P openai-compatible -m demo '{TASK}'",
+        ten_turns(
+            lambda command: ("run_commands", {"commands": [command]}),
+            lambda old, new: ("editor", {"path": "{project}/add.py", "old_text": old, "new_text": new}),
+        ),
+        "run_commands",
+    ),
+    "aider": Agent(
+        "aider",
+        ("aider-chat",),
+        f"export OPENAI_API_BASE={ADDRESS}/v1 OPENAI_API_KEY=none",
+        "aider --model openai/demo --edit-format diff --yes-always --no-check-update --no-show-model-warnings"
+        f" --no-analytics --auto-test --test-cmd 'python3 test_add.py' --message '{TASK}' add.py",
+        (
+            Turn("I edit." + block(MISSING, RIGHT)),
+            Turn("I edit again." + block(WRONG, MISSING)),
+            Turn("I edit once more." + block(MISSING, RIGHT)),
+        ),
+        "Every *SEARCH/REPLACE block* must use this format",
+        is_javascript=False,
+        note="It has no tools: edits are a part of the text, and after three that fail it ends.",
+    ),
+    "openai-agents": of_framework(
+        "openai-agents",
+        ("openai-agents",),
+        (Turn("I hand over.", "transfer_to_coder"),),
+        Turn(END),
+        "The first agent hands over to another one, which has the tools.",
+    ),
+    "langgraph": of_framework(
+        "LangGraph", ("langgraph", "langchain", "langchain-openai"), (), Turn(END), "An agent of `create_agent`."
+    ),
+    "pydantic-ai": of_framework(
+        "pydantic-ai",
+        ("pydantic-ai-slim[openai]",),
+        (),
+        Turn("", "final_result", {"passes": True, "summary": END}),
+        "Its answer has an output type, which it asks for as one more tool.",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--only", action="append", choices=list(AGENTS), metavar="NAME", help=f"repeatable: {', '.join(AGENTS)}")
+    add("--renew", action="store_true", help="pin the newest versions first")
+    add("--record", action="store_true", help="keep the requests of some agents for the tests, without their texts")
+    add("--json", type=Path, help="write the results to this file")
+    add("--markdown", type=Path, help=f"write the table between the markers '{MARKERS}' of this page")
+    arguments = parser.parse_args(argv)
+    if arguments.only and arguments.markdown:
+        parser.error("--markdown needs all agents: leave out --only")
+    exit_on_sigterm()
+    names = arguments.only or list(AGENTS)
+    results = {}
+    for name in names:
+        print(f"{AGENTS[name].title} ...", file=sys.stderr, flush=True)
+        if arguments.renew:
+            environments.renew(name, AGENTS[name])
+        file = recorded.FOLDER / f"{name}.json" if arguments.record and name in RECORDED else None
+        found = session(AGENTS[name], environments.installed(name, AGENTS[name]), file)
+        results[name] = found | {"version": environments.version(name, AGENTS[name])}
+    publish(arguments, MARKERS, results, page(results))
+    for name, result in results.items():
+        if result["problem"]:
+            print(f"{name}: {result['problem']}", file=sys.stderr)
+    return 1 if any(result["problem"] for result in results.values()) else 0
+
+
+def session(agent: Agent, folder: Path, file: Path | None = None) -> dict[str, Any]:
+    """Run a session, and return its figures. `problem` says what was wrong, or is empty. Its requests go to the
+    file."""
+    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as project:
+        turns = [replace(turn, arguments=_filled(turn.arguments, project)) for turn in agent.turns]
+        for path, content in PROJECT.items():
+            (Path(project) / path).write_text(content)
+        with scripted_server(lambda prompt: next_turn(prompt, turns, agent.marker)) as server:
+            setup, command = (text.replace(ADDRESS, server.url) for text in (agent.setup, agent.command))
+            if agent.file:
+                (Path(home) / agent.file).parent.mkdir(parents=True)
+                (Path(home) / agent.file).write_text(setup)
+            script = "\n".join(["set -e", "git init -q", "git add -A", "" if agent.file else setup, command])
+            problem, said = _run(script, folder, home, project, agent.env)
+            records = server.records()
+            if file is not None:
+                content = recorded.record(server.bodies, {project: "/project", home: "/home"})
+                file.write_text(json.dumps(content, indent=0, ensure_ascii=False) + "\n")
+        sent = [record for record in records if agent.marker in server.prompts.get(record.engine_id or "", "")]
+        if END not in said and agent.title != "aider":
+            problem = problem or f"its end was not said: {said[-300:]!r}"
+        if RIGHT not in (Path(project) / "add.py").read_text():
+            problem = problem or "it has not edited the file"
+    _, *later = sent if sent else [None]
+    return {
+        "turns": len(turns),
+        "requests": len(records),
+        "errors": sum(record.http_status != 200 or record.error_type is not None for record in records),
+        "prompt_tokens": max((record.prompt_tokens for record in sent), default=0),
+        "cached_percent": round(
+            100 * sum(record.cached_tokens for record in later) / max(1, sum(record.prompt_tokens for record in later)),
+            1,
+        ),
+        "cached_by_request": [[record.cached_tokens, record.prompt_tokens] for record in sent],
+        "problem": problem,
+    }
+
+
+def _filled(arguments: Mapping[str, Any], project: str) -> dict[str, Any]:
+    return {
+        name: value.replace("{project}", project) if isinstance(value, str) else value
+        for name, value in arguments.items()
+    }
+
+
+def _run(script: str, folder: Path, home: str, project: str, more: Mapping[str, str]) -> tuple[str, str]:
+    """Run a script in the project. Return what was wrong, or "", and what the script said."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_"))}
+    programs = folder / ("node_modules/.bin" if (folder / "node_modules").exists() else "bin")
+    env |= {"HOME": home, "PWD": project, "PATH": f"{programs}:{env['PATH']}", "NO_COLOR": "1", **more}
+    try:
+        done = subprocess.run(
+            ["sh", "-c", script],
+            cwd=project,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"it took over {LIMIT_SECONDS} s", ""
+    return "" if done.returncode == 0 else f"exit code {done.returncode}: {done.stderr[-500:]}", done.stdout
+
+
+def page(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table with the notes below it, and what a user writes for each agent."""
+    rows = [["agent", "version", "turns", "requests", "with an error", "longest prompt", "cached", "ends well"]]
+    for name, result in results.items():
+        numbers = [f"{result[key]}" for key in ("turns", "requests", "errors")]
+        figures = [f"{result['prompt_tokens']:,} tokens", f"{result['cached_percent']:g} %"]
+        rows.append(
+            [AGENTS[name].title, result["version"], *numbers, *figures, "**no**" if result["problem"] else "yes"]
+        )
+    agents = [AGENTS[name] for name in results]
+    notes = [f"- {agent.title}: {agent.note}" for agent in agents if agent.note]
+    sections = []
+    for agent in agents:
+        if agent.setup:
+            where = f"In `~/{agent.file}`:\n\n" if agent.file else ""
+            language = agent.file.rpartition(".")[2] or "sh"
+            sections.append(f"### {agent.title}\n\n{where}```{language}\n{agent.setup}\n```")
+    return "\n\n".join(["\n".join(as_markdown(rows)), "\n".join(notes), *sections])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
