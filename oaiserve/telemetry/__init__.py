@@ -20,13 +20,12 @@ from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import logs, names
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Measured, Metrics
-from oaiserve.telemetry.otel import exporter_kind, positive_integer, resource
+from oaiserve.telemetry.otel import exporter_kind, resource
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Consumer, Recorder
 from oaiserve.telemetry.recording import Recording
 
 if TYPE_CHECKING:
-    from oaiserve.telemetry.otlp_metrics import MetricsExport
     from oaiserve.telemetry.tracing import Tracing
 
 __all__ = ["Measured", "Telemetry", "make_tracing", "sampling"]
@@ -34,7 +33,7 @@ __all__ = ["Measured", "Telemetry", "make_tracing", "sampling"]
 
 def sampling(version: str, environ: Mapping[str, str] = os.environ) -> Callable[[TraceContext], bool]:
     """Return the sampling decision on traces, for another process with the same environment."""
-    if exporter_kind(environ, "traces") is None:
+    if exporter_kind(environ) is None:
         return lambda trace: False
     from oaiserve.telemetry import tracing  # late, as below
 
@@ -46,7 +45,7 @@ def make_tracing(environ: Mapping[str, str] = os.environ, **settings: Any) -> Tr
 
     Raises StartupError for an unsupported exporter, and ValueError, as the SDK, for other invalid values.
     """
-    if (kind := exporter_kind(environ, "traces")) is None:
+    if (kind := exporter_kind(environ)) is None:
         return None
     # Exporters are imported late: OpenTelemetry's SDK would take a tenth of a second of each start.
     from oaiserve.telemetry import tracing
@@ -95,7 +94,6 @@ class Telemetry:
         self._recording = None if recording is None else recording(epoch_offset_ns)
         if self._recording is not None:
             consumers["recording"] = self._recording.add
-        self._metrics_export: MetricsExport | None = None
         try:
             self._tracing = make_tracing(
                 environ,
@@ -104,16 +102,6 @@ class Telemetry:
                 count_spans=partial(self._metrics.count, names.SPANS),
                 step_share=trace_step_share,
             )
-            interval_ms = positive_integer(environ, "OTEL_METRIC_EXPORT_INTERVAL", 60_000)
-            if (kind := exporter_kind(environ, "metrics")) is not None:
-                from oaiserve.telemetry import otlp_metrics  # late, as above
-
-                self._metrics_export = otlp_metrics.MetricsExport(
-                    otlp_metrics.exporter(kind),
-                    self._metrics.collect,
-                    version=measured.version,
-                    interval_seconds=interval_ms / 1000,
-                )
         except ValueError as error:
             raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
         if self._tracing is not None:
@@ -153,10 +141,7 @@ class Telemetry:
         drained = self._recorder.close(timeout_seconds)
         if drained and self._recording is not None:
             self._recording.close()
-        if self._metrics_export is not None:
-            self._metrics_export.stop()  # so that both last exports run at the same time
         spans_exported = self._tracing is None or self._tracing.close(remaining_seconds())
-        metrics_exported = self._metrics_export is None or self._metrics_export.close(remaining_seconds())
         if self._log_limit is not None:
             self._log_limit.tell(at_once=True)
-        return drained and spans_exported and metrics_exported
+        return drained and spans_exported

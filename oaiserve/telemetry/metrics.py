@@ -34,7 +34,6 @@ from oaiserve.telemetry.series import (
     HistogramFamily,
     LabelValues,
     Number,
-    Points,
 )
 
 Numbers = Mapping[LabelValues, Number]
@@ -148,12 +147,6 @@ class Metrics:
                 self._pages[form] = (self._num_pages, page)
                 self._observed.add(names.SCRAPE_DURATION_SECONDS, (), monotonic_ns() - started_ns)
         return page, str(form)
-
-    def collect(self) -> list[tuple[names.Metric, Points]]:
-        """Return the numbers of the page as data, without vLLM's names and those of the client library."""
-        with self._lock:
-            self._read()
-            return [(family.metric, family.points()) for family in self._families]
 
     def _read(self) -> None:
         """Bring the series up to date, and the numbers of the engine, before the families are read."""

@@ -1,4 +1,4 @@
-"""OpenTelemetry's variables that choose the exporters of traces and metrics, and exports by these.
+"""OpenTelemetry's variables that choose the exporter of traces, and exports by it.
 
 The SDK's exporters read the other variables themselves: endpoints, headers, timeouts, compression, certificates. They
 log a warning for each attempt to send. While a collector is down, that would fill the log.
@@ -16,37 +16,29 @@ from oaiserve.telemetry import names
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
-Signal = Literal["traces", "metrics"]
 
-
-def exporter_kind(environ: Mapping[str, str], signal: Signal) -> Literal["otlp", "console"] | None:
+def exporter_kind(environ: Mapping[str, str]) -> Literal["otlp", "console"] | None:
     """Return the kind of exporter by the variables, or None without export.
 
     Raises StartupError for an unsupported exporter.
     """
     if _value(environ, "OTEL_SDK_DISABLED")[1].lower() == "true":
         return None
-    exporter_variable, asked = _value(environ, f"OTEL_{signal.upper()}_EXPORTER")
-    endpoint_variable, endpoint = _value(
-        environ, f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
-    )
+    exporter_variable, asked = _value(environ, "OTEL_TRACES_EXPORTER")
+    endpoint_variable, endpoint = _value(environ, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
     exporter = asked.lower() or ("otlp" if endpoint else "none")
     if exporter == "none":
         return None
-    if exporter == "prometheus" and signal == "metrics":
-        return None  # /metrics is always served
     if exporter == "console":
         return "console"
     if exporter != "otlp":
         raise StartupError(f"{exporter_variable} is '{asked}'; this server supports otlp, console and none.")
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise StartupError(f"{endpoint_variable} is '{endpoint}'; it must start with http:// or https://.")
-    protocol_variable, protocol = _value(
-        environ, f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
-    )
+    protocol_variable, protocol = _value(environ, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol not in ("", "http/protobuf"):
         raise StartupError(
-            f"{protocol_variable} is '{protocol}', but this server exports {signal} over http/protobuf only; "
+            f"{protocol_variable} is '{protocol}', but this server exports traces over http/protobuf only; "
             "set it to that and the endpoint to the collector's HTTP port, usually 4318."
         )
     return "otlp"
@@ -87,7 +79,7 @@ class Failure(NamedTuple):
 
 
 class Exporter:
-    """An exporter of the SDK, of spans or of metrics, whose own warnings stay out of the log until `close`."""
+    """An exporter of the SDK, whose own warnings stay out of the log until `close`."""
 
     def __init__(self, exporter: Any) -> None:
         self._exporter = exporter

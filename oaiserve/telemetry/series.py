@@ -13,7 +13,7 @@ from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, islice
 from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
@@ -130,18 +130,6 @@ def labelling(
     return shown
 
 
-class HistogramPoint(NamedTuple):
-    """One histogram of a family, copied out of its series."""
-
-    labels: LabelValues
-    counts: list[int]  # not cumulative; the last bucket has the values above all boundaries
-    total: float
-    exemplars: dict[int, Exemplar]  # by bucket; values in units, like `total`
-
-
-Points = Mapping[LabelValues, Number] | list[HistogramPoint]
-
-
 class CounterFamily:
     """A counter family shows a `Counter` series. `constants` are those of `labelling`."""
 
@@ -229,18 +217,6 @@ class HistogramFamily:
                 if other is None or other.origin.at_unix_ns <= exemplar.origin.at_unix_ns:
                     latest[bucket] = exemplar
         return latest
-
-    def points(self) -> list[HistogramPoint]:
-        points = []
-        for child in self.children():
-            below = self.cumulative(child)
-            counts = [count - before for before, count in pairwise((0, *below))]
-            exemplars = {
-                bucket: Exemplar(value / self.per_unit, origin)
-                for bucket, (value, origin) in self.exemplars(child).items()
-            }
-            points.append(HistogramPoint(child.labels, counts, self.total(child), exemplars))
-        return points
 
 
 Family = CounterFamily | CallbackFamily | HistogramFamily

@@ -7,30 +7,24 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric, ResourceMetrics
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """A server that receives OTLP over HTTP and keeps the spans and metrics."""
+    """A server that receives OTLP over HTTP and keeps the spans."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
         self.spans: list[Span] = []
-        self.metrics: list[ResourceMetrics] = []  # one item for each export
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 collector.paths.append(self.path)
-                if self.path == "/v1/metrics":
-                    collector.metrics += ExportMetricsServiceRequest.FromString(body).resource_metrics
-                else:
-                    for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                        collector.spans += [span for scope in resource.scope_spans for span in scope.spans]
+                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                    collector.spans += [span for scope in resource.scope_spans for span in scope.spans]
                 self.send_response(200)
                 self.send_header("content-length", "0")
                 self.end_headers()
@@ -40,10 +34,6 @@ class Collector:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    def last_metrics(self) -> dict[str, Metric]:
-        """Return the metrics of the last export by name."""
-        return {metric.name: metric for scope in self.metrics[-1].scope_metrics for metric in scope.metrics}
 
 
 @contextmanager

@@ -32,18 +32,16 @@ def test_a_record_reaches_spans_metrics_log_and_recent_requests(
     with json_log() as stream:
         telemetry.record(record)
         assert telemetry.close(5)
-    assert sorted(collector.paths) == ["/v1/metrics", "/v1/traces"]
+    assert sorted(collector.paths) == ["/v1/traces"]
     assert {span.trace_id.hex() for span in collector.spans} == {record.trace.trace_id_hex}
     assert sum(len(span.events) for span in collector.spans) == len(account.events)
     (entry,), line = telemetry.recent.list(), json.loads(stream.getvalue())
     offset_ns = entry["received_unix_ns"] - record.times.received
     assert min(span.start_time_unix_nano for span in collector.spans) == record.times.received + offset_ns
     assert entry["request_id"] == line["request_id"] == record.request_id
-    page, sent = samples_on(telemetry.render(None)[0]), collector.last_metrics()
+    page = samples_on(telemetry.render(None)[0])
     assert page[key(names.SPANS.name, result="exported")] == 9
     assert page[key(names.PROMPT_TOKENS.name, operation="chat", model="demo")] == record.prompt_tokens
-    assert sent["oaiserve_requests"].sum.data_points[0].as_int == 1
-    assert sent["gen_ai.server.request.duration"].histogram.data_points[0].count == 1
 
 
 def test_a_request_links_to_the_steps_before_its_record(
@@ -69,15 +67,10 @@ def test_a_request_links_to_the_steps_before_its_record(
     assert [numbers[link.span_id] for link in operation.links] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"), [("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many"), ("OTEL_METRIC_EXPORT_INTERVAL", "often")]
-)
-def test_an_invalid_variable_stops_the_start(
-    variable: str, value: str, snapshot: EngineNumbers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_variable_stops_the_start(snapshot: EngineNumbers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(StartupError, match=variable):
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")
+    with pytest.raises(StartupError, match="OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"):
         of_engine(snapshot)
 
 
