@@ -159,7 +159,7 @@ def command_line(serve_app: ServeApp) -> App:
         settings = Config(model, server, engine, telemetry, file=config)
         # Checks come before the import of torch, which takes seconds.
         for flag, name in (("MODEL", model), ("--draft-model", engine.draft_model)):
-            if name not in (None, "demo", "mtp" if flag == "--draft-model" else None):
+            if name not in (None, "demo"):
                 find_model(name, flag)
         _check_files(server, engine, telemetry)
         with _bind(server.host, server.port) as sock:

@@ -433,9 +433,8 @@ class EngineOptions:
 
     draft_model: str | None = None
     """A smaller model with the same vocabulary, or an EAGLE-3 head of the model, which guesses tokens for drafts: a
-    folder, a hub id, "demo" or a GGUF file; or "mtp", the layer for it in the model's own files. Answers stay the same,
-    and come faster where the two agree. It takes part where that is worth its time, as measured, beside what --drafts
-    finds. On a CPU, for models with a native step.
+    folder, a hub id, "demo" or a GGUF file. Answers stay the same, and come faster where the two agree. It takes part
+    where that is worth its time, as measured, beside what --drafts finds. On a CPU, for models with a native step.
     --dtype and --quantize are for both."""
 
     cpu_threads: int | None = None

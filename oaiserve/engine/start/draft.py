@@ -120,9 +120,7 @@ def load_draft(request: StartRequest, target: Target) -> DraftWeights | None:
     if name is None:
         return None
     options = replace(request.options, draft_model=None, max_model_len=None)
-    if name == "mtp":
-        source = local_source(str(request.source.path))
-    elif name == "demo":
+    if name == "demo":
         folder = demo.fetched()
         times.run("digests of the draft model", demo.refuse_unless_unchanged, folder)
         source = local_source(folder)
@@ -134,13 +132,6 @@ def load_draft(request: StartRequest, target: Target) -> DraftWeights | None:
             f"--draft-model {name} is not for '{target.spec.name}', whose layers keep a state: a state cannot go back "
             "to the tokens before a draft that does not come true."
         )
-    if name == "mtp":
-        if request.source.gguf_file is not None:
-            raise StartupError("--draft-model mtp is for folders: GGUF files have no layer for it that is read.")
-        from oaiserve.engine.start.mtp_head import load_mtp_head
-
-        with times.part("weights of the draft head"):
-            return DraftWeights(name, *load_mtp_head(request.source.path, options, **target._asdict()))
     if source.gguf_file is None and _is_head(source.path):
         from oaiserve.engine.start.draft_head import load_head
 

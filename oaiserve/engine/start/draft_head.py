@@ -87,13 +87,13 @@ def load_head(
         decoder = replace(decoder, layers=[replace(decoder.layers[0], attention_norm=None)])
     decoder = replace(decoder, embedding=embedding.to(dtype))
     refuse_unless_it_fits(of_head.kv_shapes.values(), options.block_size)
-    make = partial(make_head, decoder=decoder, inputs=inputs, options=options, dtype=dtype)
+    make = partial(_make, decoder=decoder, inputs=inputs, options=options, dtype=dtype)
     # The features of a token take memory beside its keys and values, as if they were a layer's.
     of_head = replace(of_head, kv_shapes=of_head.kv_shapes | {1: KVShape(1, width, 0)})
     return Head(of_head, make, inputs.features, ids)
 
 
-def make_head(
+def _make(
     *,
     decoder: Decoder,
     inputs: HeadInputs,

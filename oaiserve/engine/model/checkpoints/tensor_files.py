@@ -57,9 +57,6 @@ class TensorFiles:
             if name == "lm_head.weight" or (name.endswith(".bias") and not self.tensor(name).any()):
                 del self._places[name]
 
-    def names(self) -> set[str]:
-        return set(self._places)
-
     def shape(self, name: str) -> tuple[int, ...]:
         return self._places[name].shape
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 
 import torch
@@ -350,13 +350,10 @@ class Layer:
 class Features:
     """What a draft head reads of each token: a row of a table by slots, which the model's decoder writes."""
 
-    def __init__(self, products: dict[int, Matrix], *, width: int = 0) -> None:
-        """`products` are of the hidden states before these layers; the sum of them is a token's row.
-
-        Without any, it is the last hidden state, of this width, behind the model's final norm.
-        """
+    def __init__(self, products: dict[int, Matrix]) -> None:
+        """`products` are of the hidden states before these layers; the sum of them is a token's row."""
         self.products = products
-        self.width = width or next(iter(products.values())).weight.shape[0]
+        self.width = next(iter(products.values())).weight.shape[0]
         self._table: Tensor | None = None
 
     def table(self, num_slots: int, dtype: torch.dtype) -> Tensor:
@@ -378,8 +375,6 @@ class HeadInputs:
     embedding_norm: Norm
     hidden_norm: Norm | None  # of the hidden state itself, where it is not the norm before attention
     qkv: list[Matrix]  # whose products with the embedding are added to those with the hidden state
-    # Of the embedding and of the hidden state behind their norms: the sum of both products is the hidden state.
-    fusion: Sequence[Matrix] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class Operations:
         for index, layer in enumerate(decoder.layers):
             self._add_features(index)
             self._layer(index, layer, decoder.residual_scale)
-        self._keep_features(decoder)
+        self._keep_features()
         last = operations.elements(self._width)
         operations.add("norm", "norm", self._hidden, last, Normalize.of(decoder.final_norm), True)
         head = operations.weights.pack([decoder.head])
@@ -142,11 +142,7 @@ class Operations:
         self._embed(decoder.embedding, self._branch, decoder.embedding_scale)
         operations.add("norm", "norm", self._branch, self._embedded, Normalize.of(head.embedding_norm), False)
         operations.add("features", "read_rows", self._hidden, self._table_of(head.features), head.features.width)
-        if head.fusion:
-            self._norm(head.hidden_norm)
-            operations.project("features", self._embedded, self._hidden, [head.fusion[0]])
-            operations.project("features", self._normed, self._hidden, [head.fusion[1]], adds=True)
-        elif head.hidden_norm is not None:
+        if head.hidden_norm is not None:
             operations.add("norm", "norm_floats", self._hidden, self._hidden, Normalize.of(head.hidden_norm), False)
 
     def _add_features(self, layer: int) -> None:
@@ -159,12 +155,9 @@ class Operations:
         x, adds = operations.input_of(self._normed, weights), layer != min(self._kept.products)
         operations.add("features", "project", x, self._features, weights, NONE, adds, 1.0)
 
-    def _keep_features(self, decoder: Decoder) -> None:
+    def _keep_features(self) -> None:
         if self._kept is not None:
             table = self._table_of(self._kept)
-            if not self._kept.products:
-                norm = Normalize.of(decoder.final_norm)
-                self._operations.add("features", "norm_floats", self._hidden, self._features, norm, False)
             self._operations.add("features", "keep_rows", self._features, table, self._kept.width)
         if self._head is not None:
             table = self._table_of(self._head.features)
@@ -234,7 +227,7 @@ class Operations:
             return
         gates = [] if attention.gate is None else [attention.gate]
         operations.project("qkv", self._normed, self._qkv, [*attention.qkv, *gates])
-        if self._head is not None and self._head.qkv:
+        if self._head is not None:
             operations.project("qkv", self._embedded, self._qkv, self._head.qkv, adds=True)
         if attention.factors is not None:
             factors = attention.factors
