@@ -432,10 +432,10 @@ class EngineOptions:
     of a CPU, where no answer changes, not in the last bit; else off. On a GPU, drafts turn --overlap off."""
 
     draft_model: str | None = None
-    """A smaller model with the same vocabulary, or an EAGLE-3 head of the model, which guesses tokens for drafts: a
-    folder, a hub id, "demo" or a GGUF file. Answers stay the same, and come faster where the two agree. It takes part
-    where that is worth its time, as measured, beside what --drafts finds. On a CPU, for models with a native step.
-    --dtype and --quantize are for both."""
+    """A smaller model with the same vocabulary, which guesses tokens for drafts: a folder, a hub id, "demo" or a GGUF
+    file. Answers stay the same, and come faster where the two models agree. It takes part where that is worth its time,
+    as measured, beside what --drafts finds. On a CPU, for models with a native step. --dtype and --quantize are for
+    both."""
 
     cpu_threads: int | None = None
     """Threads that run the model on a CPU. Default: one for each core that this process may use; with 4 cores or more,

@@ -6,10 +6,6 @@ Each sequence with guesses has a *follower* here: another sequence, with the sam
 guessed tokens, which counts the tokens computed by the draft model. A prompt from the prefix cache, or without a
 request for a guess, is computed later, if at all.
 
-A draft *head* was trained with the model: at each position, it reads the model's hidden state there and the token
-behind it. So its followers lack the first token. Behind a guess it reads its own hidden state, so guesses that came
-true are computed again, with the model's.
-
 A guess is drawn as the model draws: behind the same edits and masks, with the noise of the same position. So it comes
 true at any temperature where both models give the same id the highest score.
 """
@@ -37,14 +33,14 @@ FIRST_SHARE = 0.7  # of the tokens that come true, before anything is known
 class _Follower:
     """A sequence as the draft model has it: `own`, whose ids are the known ones, and behind these the last guess."""
 
-    __slots__ = ("blocks", "first", "followed", "num_known", "num_noted", "num_preemptions", "own", "share")
+    __slots__ = ("blocks", "followed", "num_known", "num_noted", "num_preemptions", "own", "share")
 
-    def __init__(self, followed: Sequence, share: float, first: int) -> None:
+    def __init__(self, followed: Sequence, share: float) -> None:
         params = replace(followed.params, logprobs=None, prompt_logprobs=None)
         self.own = Sequence(
             followed.request_id,
             followed.index,
-            followed.token_ids[first : followed.prompt_len],
+            followed.token_ids[: followed.prompt_len],
             params,
             max_len=followed.max_len,
             stop_ids=followed.stop_ids,
@@ -53,7 +49,6 @@ class _Follower:
             constraint=followed.constraint,
         )
         self.followed = followed
-        self.first = first  # of its tokens: 1 with a head
         self.num_preemptions = followed.num_preemptions
         self.blocks = followed.blocks.copy()  # those that it is computed in
         self.num_noted = 0  # of these, the first ones, whose content is noted
@@ -71,10 +66,10 @@ class _Follower:
 
     def take_ids(self) -> None:
         """Take over the sequence's present ids. Right guesses stay computed."""
-        own, known, same = self.own, self.followed.token_ids[self.first :], self.num_known
+        own, known, same = self.own, self.followed.token_ids, self.num_known
         if len(own.token_ids) == len(known) == same:
             return
-        while not self.first and same < min(len(own.token_ids), len(known)) and own.token_ids[same] == known[same]:
+        while same < min(len(own.token_ids), len(known)) and own.token_ids[same] == known[same]:
             same += 1
         del own.token_ids[same:]
         self.add(known[same:])
@@ -105,12 +100,10 @@ class DraftModel:
         block_size: int,
         max_len: int,
         vocab_size: int,
-        is_head: bool = False,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self.max_len = max_len  # tokens of a sequence that it can compute
         self.times = StepTimes()
-        self._first = int(is_head)  # of a sequence's tokens
         self._runner = runner
         self._block_size = block_size
         self._mask_words = -(-vocab_size // 32)
@@ -174,17 +167,13 @@ class DraftModel:
         """Return the follower of a sequence, with the sequence's ids and blocks as they are now."""
         one = self._followers.get(sequence)
         if one is None or one.num_preemptions != sequence.num_preemptions:
-            one = self._followers[sequence] = _Follower(
-                sequence, self._share if one is None else one.share, self._first
-            )
+            one = self._followers[sequence] = _Follower(sequence, self._share if one is None else one.share)
             held = 0  # first blocks that the draft model has computed for others, of the same content
             for block, block_hash in zip(sequence.blocks, sequence.hashes, strict=False):
                 if self._held.get(block) != block_hash:
                     break
                 held += 1
-            # What a head computes at the end of a block depends on the token behind it, which may be another.
-            num_held = max(0, held * self._block_size - self._first)
-            one.own.num_computed = min(num_held, one.own.num_tokens - 1)
+            one.own.num_computed = min(held * self._block_size, len(sequence.token_ids) - 1)
         one.take_ids()
         one.take_blocks(self._block_size)
         for index in range(one.num_noted, min(one.own.num_computed // self._block_size, len(sequence.hashes))):

@@ -24,7 +24,7 @@ from oaiserve.engine.model.adapters import probe_adapter
 from oaiserve.engine.model.checkpoints.weights import PlaceInFile
 from oaiserve.engine.model.cpu import blocks, build
 from oaiserve.engine.model.cpu.build import BuildError
-from oaiserve.engine.model.cpu.description import Decoder, Features, NotKnown
+from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.quantized_file import FileIdentity, QuantizedFile, find
@@ -144,7 +144,6 @@ def start_checked(
     num_blocks: int,
     num_threads: int,
     reserved: ReservedMemory | None = None,
-    features: Features | None = None,
 ) -> NativeDecoder:
     """Make the native step, with its weights in `reserved`, and compare its logits with the recorded ones.
 
@@ -156,8 +155,7 @@ def start_checked(
     try:
         library = Library(checked.spec.dtype, checked.weights, native_build=options.native_build)
         sizes: Any = {"num_threads": num_threads, "block_size": options.block_size, "reserved": reserved}
-        sizes |= {"has_adapters": options.has_adapters, "features": features}
-        make: Callable[..., NativeDecoder] = partial(NativeDecoder, library, **sizes)
+        make: Callable[..., NativeDecoder] = partial(NativeDecoder, library, has_adapters=options.has_adapters, **sizes)
         compared = whole if part is None else part.decoder(whole)
         native = make(compared, num_blocks=num_blocks if part is None else 1, is_passing=part is not None)
         refuse_unless_equal(

@@ -7,20 +7,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.drafting.draft_model import DraftModel
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.cpu.description import Features, NotKnown
+from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import ModelSpec
@@ -29,19 +26,11 @@ from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files import demo
-from oaiserve.files.checkpoint import json_object, refuse_unless_sound
+from oaiserve.files.checkpoint import refuse_unless_sound
 from oaiserve.files.hub import local_source
 from oaiserve.files.start_cache import NotRemembered
 
 log = logging.getLogger(__name__)
-
-
-class Target(NamedTuple):
-    """The model for which tokens are to be guessed."""
-
-    spec: ModelSpec
-    embedding: Tensor | Blocks  # [vocab, width]
-    num_layers: int
 
 
 class DraftWeights(NamedTuple):
@@ -50,8 +39,6 @@ class DraftWeights(NamedTuple):
     name: str  # as the user gave it
     spec: ModelSpec
     make: Callable[..., NativeDecoder]  # with `num_blocks` and `num_threads`
-    features: Features | None = None  # that the model keeps for it, if it is a head
-    ids: Tensor | None = None  # of the model's vocabulary, for each of its own; None: the same
 
     def start(self, options: EngineOptions, *, num_blocks: int, vocab_size: int) -> DraftModel:
         """Make the native step and its runner, with as many blocks as the model has. Raises StartupError."""
@@ -66,34 +53,29 @@ class DraftWeights(NamedTuple):
         torch.set_num_threads(native.torch_threads)
         size = num_blocks * options.block_size * self.spec.kv_bytes_per_token
         log.info("%s guesses tokens; its KV cache takes %.2f GiB", self.spec.name, size / 2**30)
-        same = self.spec.vocab_size == vocab_size and self.ids is None
-        executor = native if same else _OfVocabulary(native, vocab_size, self.ids)
+        same = self.spec.vocab_size == vocab_size
+        executor = native if same else _OfVocabulary(native, vocab_size)
         return DraftModel(
             ModelRunner(executor, self.spec.device, options.block_size),
             block_size=options.block_size,
             max_len=self.spec.max_model_len,
             vocab_size=vocab_size,
-            is_head=self.features is not None,
         )
 
 
 class _OfVocabulary:
-    """Computes a model with more or fewer rows beyond the last token than another model has, or with rows of some ids.
+    """Computes a model with more or fewer rows beyond the last token than another model has.
 
-    Rows behind the last token fill a table up to a round number, and mean nothing.
+    Such rows fill a table up to a round number, and mean nothing.
     """
 
     is_exact = True
 
-    def __init__(self, native: NativeDecoder, vocab_size: int, ids: Tensor | None) -> None:
+    def __init__(self, native: NativeDecoder, vocab_size: int) -> None:
         self._native = native
         self._vocab_size = vocab_size
-        self._ids = ids
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        if self._ids is not None:
-            own = self._native.forward(batch)
-            return own.new_full((len(own), self._vocab_size), -torch.inf).index_copy_(1, self._ids, own)
         batch.input_ids.clamp_(max=self._native.vocab_size - 1)
         logits = self._native.forward(batch)[:, : self._vocab_size]
         missing = self._vocab_size - logits.shape[1]
@@ -106,15 +88,10 @@ class _OfVocabulary:
         return self._native.prepare(adapter)
 
 
-def _is_head(folder: Path) -> bool:
-    names = json_object(folder / "config.json").get("architectures") or []
-    return any("eagle3" in str(name).lower() for name in names)
-
-
-def load_draft(request: StartRequest, target: Target) -> DraftWeights | None:
+def load_draft(request: StartRequest) -> DraftWeights | None:
     """Load the draft model that the options name, with the same checks as a model, from the start cache if it can be.
 
-    It may also be a head of the target. Raises StartupError if it cannot be loaded, or has another vocabulary.
+    Raises StartupError if it cannot be loaded, or has another vocabulary.
     """
     name, times = request.options.draft_model, request.times
     if name is None:
@@ -127,16 +104,6 @@ def load_draft(request: StartRequest, target: Target) -> DraftWeights | None:
     else:
         source = local_source(name)
     refuse_unless_sound(source)
-    if target.spec.state_shapes:
-        raise StartupError(
-            f"--draft-model {name} is not for '{target.spec.name}', whose layers keep a state: a state cannot go back "
-            "to the tokens before a draft that does not come true."
-        )
-    if source.gguf_file is None and _is_head(source.path):
-        from oaiserve.engine.start.draft_head import load_head
-
-        with times.part("weights of the draft head"):
-            return DraftWeights(name, *load_head(name, source.path, options, **target._asdict()))
     with times.part("tokenizer of the draft model"):
         own = Tokenizer.from_pretrained(source.path, recheck=options.recheck)
     # Each id must be the same token for both models.

@@ -23,7 +23,7 @@ from oaiserve.engine.model.attention.reference import watched
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.build import BuildError, is_built
 from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, Features, NotKnown
+from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import latent_dim, refuse_unless_it_fits, rounded
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
@@ -84,7 +84,6 @@ def start_native(
     *,
     num_blocks: int,
     num_threads: int,
-    features: Features | None = None,
     problem: Exception | None = None,
 ) -> None:
     """Replace the runner's executor `eager` by the native step, at once or when a thread has compiled its library.
@@ -97,8 +96,7 @@ def start_native(
     def start_step() -> None:
         if problem is not None:
             raise problem
-        sizes: Any = {"num_blocks": num_blocks, "num_threads": num_threads}
-        native = native_step(loaded, options, key, features=features, **sizes)
+        native = native_step(loaded, options, key, num_blocks=num_blocks, num_threads=num_threads)
         runner.replace(native, _hand_over(eager, native))
 
     if (needed_by := _needing_native(options)) is not None:
@@ -170,13 +168,7 @@ def _hand_over(eager: EagerExecutor, native: NativeDecoder | NativeAttention) ->
 
 @torch.inference_mode()
 def native_step(
-    loaded: LoadedModel,
-    options: EngineOptions,
-    key: Subject | None = None,
-    *,
-    num_blocks: int,
-    num_threads: int,
-    features: Features | None = None,
+    loaded: LoadedModel, options: EngineOptions, key: Subject | None = None, *, num_blocks: int, num_threads: int
 ) -> NativeDecoder:
     """Make the native step that the options ask for, and compile the library if that has not been done.
 
@@ -193,7 +185,7 @@ def native_step(
         probe = probe_adapter(decoder.adaptable(), loaded.dtype)
         expected += transformers_logits(loaded, block_size, probe)[0]
     sizes: Any = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
-    native = NativeDecoder(library, decoder, **sizes, has_adapters=options.has_adapters, features=features)
+    native = NativeDecoder(library, decoder, **sizes, has_adapters=options.has_adapters)
     rounds_more = may_round_more(decoder, loaded.dtype, is_quantized=False)
     refuse_unless_equal(native, loaded, expected, block_size=block_size, is_quantized=rounds_more, probe=probe)
     if key is not None:

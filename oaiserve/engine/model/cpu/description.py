@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.model.cpu.blocks import Blocks
-from oaiserve.engine.model.kv_cache import zeroed
 from oaiserve.engine.model.spec import KVShape
 
 
@@ -345,36 +344,6 @@ class Layer:
     is_parallel: bool = False  # the MLP reads the same hidden state as attention, without its addition
     input_gate: InputGate | None = None  # which comes last
     factor: float = 1.0  # of the hidden state behind the layer
-
-
-class Features:
-    """What a draft head reads of each token: a row of a table by slots, which the model's decoder writes."""
-
-    def __init__(self, products: dict[int, Matrix]) -> None:
-        """`products` are of the hidden states before these layers; the sum of them is a token's row."""
-        self.products = products
-        self.width = next(iter(products.values())).weight.shape[0]
-        self._table: Tensor | None = None
-
-    def table(self, num_slots: int, dtype: torch.dtype) -> Tensor:
-        """Return the table [num_slots, width], which both decoders share. The first call makes it, of zeros."""
-        if self._table is None:
-            self._table = zeroed((num_slots, self.width), dtype)
-        assert len(self._table) == num_slots, "both decoders have the same blocks"
-        return self._table
-
-
-@dataclass(frozen=True, slots=True)
-class HeadInputs:
-    """What a draft head's decoder begins with: a token's embedding, and the features of the token before.
-
-    The hidden state is the features. Behind a guessed token it is the head's own last one.
-    """
-
-    features: Features
-    embedding_norm: Norm
-    hidden_norm: Norm | None  # of the hidden state itself, where it is not the norm before attention
-    qkv: list[Matrix]  # whose products with the embedding are added to those with the hidden state
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.cpu.description import Decoder, Features, HeadInputs
+from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.model.cpu.kv_layout import adopt
 from oaiserve.engine.model.cpu.library import Library, StepInput
 from oaiserve.engine.model.cpu.operations import Operations
@@ -39,13 +39,11 @@ class NativeDecoder:
         has_adapters: bool = False,
         reserved: ReservedMemory | None = None,
         is_passing: bool = False,
-        features: Features | None = None,
-        head: HeadInputs | None = None,
     ) -> None:
         """Copy the weights, except for the embeddings, into `reserved` if it is there.
 
         The rest of it is given back, or left for the decoder after one that `is_passing`. With `has_adapters`, rows of
-        a step may have adapters. The decoder writes `features` for a draft head; that of the `head` reads them.
+        a step may have adapters.
 
         Raises NotKnown for sizes that the native code does not support, and MemoryError.
         """
@@ -72,12 +70,7 @@ class NativeDecoder:
             num_blocks=num_blocks,
             block_size=block_size,
             has_adapters=has_adapters,
-            features=features,
-            head=head,
         )
-        self._features: Tensor | None = None  # by blocks
-        if features is not None:
-            self._features = features.table(num_blocks * block_size, library.dtype).unflatten(0, (num_blocks, -1))
         if reserved is not None and not is_passing:
             reserved.keep(library.lent_bytes(self._handle))
         self.caches = self._operations.caches
@@ -155,9 +148,6 @@ class NativeDecoder:
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         if self.caches:  # or else no layer has attention
             copy_blocks(self.caches, copies)
-        if self._features is not None:
-            sources, targets = torch.tensor(copies).T
-            self._features[targets] = self._features[sources]
 
     def adopt(self, caches: list[LayerCache], num_blocks: int) -> None:
         """Copy the first blocks of another executor's cache, given by layer, which has the plain layout."""

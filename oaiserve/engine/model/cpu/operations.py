@@ -14,8 +14,6 @@ from oaiserve.engine.model.cpu.description import (
     Attention,
     Decoder,
     Experts,
-    Features,
-    HeadInputs,
     HeadRows,
     InputGate,
     LatentProjection,
@@ -28,7 +26,7 @@ from oaiserve.engine.model.cpu.description import (
 )
 from oaiserve.engine.model.cpu.expert_operations import Buffers, ExpertOperations
 from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache
-from oaiserve.engine.model.cpu.library import NONE, AttentionOptions, CacheMemory, Library, Normalize, Rotary
+from oaiserve.engine.model.cpu.library import AttentionOptions, CacheMemory, Library, Normalize, Rotary
 from oaiserve.engine.model.cpu.mixer_operations import MixerOperations
 from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
 from oaiserve.engine.model.cpu.pack_weights import PANEL
@@ -50,8 +48,6 @@ class Operations:
         num_blocks: int,
         block_size: int,
         has_adapters: bool,
-        features: Features | None,
-        head: HeadInputs | None,
     ) -> None:
         """Add all operations of `decoder` to the one of this `handle`. Weights are packed by the threads of `pool`.
 
@@ -63,7 +59,6 @@ class Operations:
         self._library = library
         self._num_blocks, self._block_size = num_blocks, block_size
         self._cache_indices: dict[int, int] = {}  # of layers with a cache of their own
-        self._kept, self._head = features, head
         self._make_buffers(decoder)
         self._add_decoder(decoder)
 
@@ -74,10 +69,6 @@ class Operations:
         attention = [layer.attention for layer in decoder.layers if layer.attention is not None]
         self._hidden, self._branch = floats(width), floats(width)
         self._normed = elements(width)
-        if self._kept is not None:
-            self._features = floats(self._kept.width)
-        if self._head is not None:
-            self._embedded = elements(width)
         if attention:
             self._qkv = floats(max(_qkv_width(layer) for layer in attention))
             self._queries = elements(
@@ -110,16 +101,11 @@ class Operations:
 
     def _add_decoder(self, decoder: Decoder) -> None:
         operations = self._operations
-        if self._head is None:
-            self._embed(decoder.embedding, self._hidden, decoder.embedding_scale, decoder.position_embedding)
-        else:
-            self._begin_head(decoder, self._head)
+        self._embed(decoder.embedding, self._hidden, decoder.embedding_scale, decoder.position_embedding)
         if decoder.layer_inputs is not None:
             self._inputs_of_layers(decoder.layer_inputs, len(decoder.layers))
         for index, layer in enumerate(decoder.layers):
-            self._add_features(index)
             self._layer(index, layer, decoder.residual_scale)
-        self._keep_features()
         last = operations.elements(self._width)
         operations.add("norm", "norm", self._hidden, last, Normalize.of(decoder.final_norm), True)
         head = operations.weights.pack([decoder.head])
@@ -136,36 +122,6 @@ class Operations:
             return
         rows, width = table.shape
         operations.add("embed", "embed", out, table, rows, position, width, scale)
-
-    def _begin_head(self, decoder: Decoder, head: HeadInputs) -> None:
-        operations = self._operations
-        self._embed(decoder.embedding, self._branch, decoder.embedding_scale)
-        operations.add("norm", "norm", self._branch, self._embedded, Normalize.of(head.embedding_norm), False)
-        operations.add("features", "read_rows", self._hidden, self._table_of(head.features), head.features.width)
-        if head.hidden_norm is not None:
-            operations.add("norm", "norm_floats", self._hidden, self._hidden, Normalize.of(head.hidden_norm), False)
-
-    def _add_features(self, layer: int) -> None:
-        """Add the product with the hidden state before a layer to the features, if they have one."""
-        if self._kept is None or (matrix := self._kept.products.get(layer)) is None:
-            return
-        operations = self._operations
-        self._norm(None)
-        weights = operations.weights.pack([matrix])
-        x, adds = operations.input_of(self._normed, weights), layer != min(self._kept.products)
-        operations.add("features", "project", x, self._features, weights, NONE, adds, 1.0)
-
-    def _keep_features(self) -> None:
-        if self._kept is not None:
-            table = self._table_of(self._kept)
-            self._operations.add("features", "keep_rows", self._features, table, self._kept.width)
-        if self._head is not None:
-            table = self._table_of(self._head.features)
-            arguments = (self._hidden, table, self._head.features.width, self._block_size)
-            self._operations.add("features", "keep_for_next", *arguments)
-
-    def _table_of(self, features: Features) -> Tensor:
-        return features.table(self._num_blocks * self._block_size, self._library.dtype)
 
     def _inputs_of_layers(self, inputs: LayerInputs, layers: int) -> None:
         operations = self._operations
@@ -227,8 +183,6 @@ class Operations:
             return
         gates = [] if attention.gate is None else [attention.gate]
         operations.project("qkv", self._normed, self._qkv, [*attention.qkv, *gates])
-        if self._head is not None:
-            operations.project("qkv", self._embedded, self._qkv, self._head.qkv, adds=True)
         if attention.factors is not None:
             factors = attention.factors
             operations.add("rotary", "scale_columns", self._qkv, factors, len(factors))

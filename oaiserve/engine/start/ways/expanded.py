@@ -6,7 +6,6 @@ A KV cache of latent vectors is read by the native step alone, so a model that h
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -14,12 +13,11 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.cpu.module_reader import layers_of
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.draft import DraftWeights, Target, load_draft
+from oaiserve.engine.start.draft import DraftWeights, load_draft
 from oaiserve.engine.start.load import load_with
 from oaiserve.engine.start.native import native_step, refuse_unless_possible, start_native, with_native_cache
 from oaiserve.engine.start.request import StartRequest
@@ -39,9 +37,7 @@ class Expanded:
     def start(self, request: StartRequest) -> ServedModel:
         options = request.options
         loaded = request.load("weights", partial(load_with, options, request.source.path))
-        embedding: Any = loaded.model.get_input_embeddings().weight
-        draft = load_draft(request, Target(loaded, embedding, len(layers_of(loaded.model))))
-        loaded = with_native_cache(loaded, options)
+        loaded, draft = with_native_cache(loaded, options), load_draft(request)
         key = None if request.source.gguf_file is not None else request.key  # expanded weights are in no file
         with request.times.part("native step"):
             return assemble(start_on_cpu(loaded, options, key, draft), request.tokenizer, options)
@@ -57,13 +53,11 @@ def start_on_cpu(
     """
     refuse_unless_possible(loaded, options)
     num_threads, of_draft = options.cpu_threads or default_threads(), None if draft is None else draft.spec
-    features = None if draft is None else draft.features
     problem: Exception | None = None
     if loaded.has_latent_cache:
         num_blocks, num_states = cpu_sizes(loaded, options, of_draft)
         try:
-            sizes: Any = {"num_blocks": num_blocks, "num_threads": num_threads}
-            native = native_step(loaded, options, key, features=features, **sizes)
+            native = native_step(loaded, options, key, num_blocks=num_blocks, num_threads=num_threads)
         except StartupError:
             raise
         except Exception as error:  # transformers' code can raise anything: it is read and called in unusual ways
@@ -79,5 +73,5 @@ def start_on_cpu(
     started = started_on_cpu(eager, loaded, options, adaptable(loaded.model), draft=draft, **sizes)
     if options.compile:
         sizes = {"num_blocks": num_blocks, "num_threads": num_threads}
-        start_native(started.runner, eager, loaded, options, key, features=features, problem=problem, **sizes)
+        start_native(started.runner, eager, loaded, options, key, problem=problem, **sizes)
     return started

@@ -349,9 +349,6 @@ using Numbers = const float*;
 // What each operation computes stands beside its structure, and what its arguments are.
 constexpr Entry OPERATIONS[] = {
     of<Embed<Element>, Floats, const Element*, long, const Element*, long, float>("embed"),
-    of<KeepRows<Element>, Floats, Element*, long>("keep_rows"),
-    of<ReadRows<Element>, Floats, const Element*, long>("read_rows"),
-    of<KeepForNext<Element>, Floats, Element*, long, long>("keep_for_next"),
     of<Norm<Element>, Floats, Elements, Normalize, bool>("norm"),
     of<Norm<float>, Floats, Floats, Normalize, bool>("norm_floats"),
     of<AddNorm, Floats, Floats, Normalize, float, float>("add_norm"),

@@ -3,7 +3,6 @@
 // Operations refer to buffers and weights, which the decoder owns. A buffer has room for a row of each token.
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
 #include "activation.h"
@@ -87,58 +86,6 @@ struct Embed {
     if (!position_table) return;
     const T* position = position_table + step.positions[row] * width;
     for (long i = 0; i < width; i += LANES) store(out + i, load(out + i) + load(position + i));
-  }
-};
-
-// table[slot] = x, for all tokens: what a draft head reads of them.
-template <class T>
-struct KeepRows {
-  Buffer<float>& x;
-  T* table;  // [slots][width]
-  long width;
-
-  long work() const { return width; }
-  void row(const StepInput& step, long row) const {
-    const float* from = x.row(row);
-    T* to = table + step.slots[row] * width;
-    for (long i = 0; i < width; i += LANES) store(to + i, load(from + i));
-  }
-};
-
-// x = table[slot]
-template <class T>
-struct ReadRows {
-  Buffer<float>& x;
-  const T* table;  // [slots][width]
-  long width;
-
-  long work() const { return width; }
-  void row(const StepInput& step, long row) const {
-    const T* from = table + step.slots[row] * width;
-    float* to = x.row(row);
-    for (long i = 0; i < width; i += LANES) store(to + i, load(from + i));
-  }
-};
-
-// table[slot of the next position] = x, for the tokens whose logits are computed, if their sequence has a block there.
-template <class T>
-struct KeepForNext {
-  Buffer<float>& x;
-  T* table;  // [slots][width]
-  long width, block_size;
-
-  long work() const { return width; }
-  long rows(const StepInput& step) const { return step.num_logits; }
-  void row(const StepInput& step, long row) const {
-    const long token = step.logits_rows[row];
-    const int32_t* ends = step.query_start + 1;
-    const long sequence = std::upper_bound(ends, ends + step.num_sequences, token) - ends;
-    const long next = step.positions[token] + 1, block = next / block_size;
-    if (block >= step.table_width) return;
-    const long first = step.block_tables[sequence * step.table_width + block] * block_size;
-    const float* from = x.row(token);
-    T* to = table + (first + next % block_size) * width;
-    for (long i = 0; i < width; i += LANES) store(to + i, load(from + i));
   }
 };
 
