@@ -190,33 +190,6 @@ from smolagents import OpenAIModel
 model = OpenAIModel(model_id="demo", api_base="http://127.0.0.1:8000/v1", api_key="none")""",
         note="Its agents force a call in each step, so there is nothing that the model decides.",
     ),
-    "autogen": Client(
-        "autogen",
-        ("autogen-ext[openai]", "autogen-agentchat"),
-        "use_autogen.py",
-        """\
-from autogen_ext.models.openai import OpenAIChatCompletionClient
-
-abilities = {"vision": False, "function_calling": True, "json_output": True, "structured_output": True}
-client = OpenAIChatCompletionClient(
-    model="demo", base_url="http://127.0.0.1:8000/v1", api_key="none", model_info={"family": "unknown", **abilities}
-)""",
-        note="Its `OpenAIAgent` asks `/v1/responses`, never streamed.",
-    ),
-    "semantic-kernel": Client(
-        "semantic-kernel",
-        ("semantic-kernel",),
-        "use_semantic_kernel.py",
-        """\
-from openai import AsyncOpenAI
-from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAITextEmbedding
-
-client = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
-service = OpenAIChatCompletion(ai_model_id="demo", async_client=client)
-embedding_client = AsyncOpenAI(base_url="http://127.0.0.1:8001/v1", api_key="none")
-embedder = OpenAITextEmbedding(ai_model_id="embedder", async_client=embedding_client)""",
-        note="It sends parameters of type Literal as objects, so that a call has objects for them; Enum works.",
-    ),
     "llm": Client(
         "llm",
         ("llm",),
@@ -241,23 +214,6 @@ import litellm
 server = {"model": "openai/demo", "api_base": "http://127.0.0.1:8000/v1", "api_key": "none"}
 embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", "api_key": "none"}""",
         note="With tools it needs the package mcp, which it does not install by itself.",
-    ),
-    "dspy": Client(
-        "dspy",
-        ("dspy[numpy]",),
-        "use_dspy.py",
-        """\
-import dspy
-from dspy.lm15 import AccessPolicy, ModelSupport, OpenAIChatCompat, ProviderDefinition, register_provider
-
-access = AccessPolicy(provider="local-server", base_url="http://127.0.0.1:8000/v1")
-support = ModelSupport(function_calling=True, response_schema=True)
-register_provider(ProviderDefinition.chat(access, compat=OpenAIChatCompat()), supports=support)
-lm = dspy.LM("local-server/demo", api_key="none")
-dspy.configure(lm=lm, adapter=dspy.JSONAdapter())
-embedder = dspy.Embedder("openai/embedder", api_base="http://127.0.0.1:8001/v1", api_key="none")""",
-        note="Without the registration, `openai/demo` works, too, but types are only described in the prompt. Its "
-        "agents are not tried: they ask for arguments of any form, for which the demo model is too small.",
     ),
     "lm-eval": Client(
         "lm-eval",
@@ -306,22 +262,5 @@ aiperf profile --model demo --url http://127.0.0.1:8000 --endpoint-type chat --s
   --extra-inputs ignore_eos:true --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct""",
         language="sh",
         note="It tokenizes the answers itself, and counts one token less where two of an answer become one.",
-    ),
-    "locust": Client(
-        "locust",
-        ("locust",),
-        "use_locust.py",
-        """\
-from locust import HttpUser, task
-
-
-class Asker(HttpUser):
-    host = "http://127.0.0.1:8000"
-
-    @task
-    def ask(self):
-        messages = [{"role": "user", "content": "What is the capital of France?"}]
-        self.client.post("/v1/chat/completions", json={"model": "demo", "messages": messages, "max_tokens": 8})""",
-        note="It runs for a time and not for a number of requests, so what counts is that none fails.",
     ),
 }
