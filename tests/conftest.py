@@ -60,7 +60,6 @@ GROUPS = (
     Group("prometheus", "ask a real Prometheus", ("prometheus", "promtool"), "prometheus"),
     Group("browser", "open the live page in a browser", ("chromium",), "chromium"),
     Group("compiler", "run the native step", ("g++",), "g++"),
-    Group("haproxy", "let HAProxy read its configuration", ("haproxy",), "haproxy"),
 )
 
 

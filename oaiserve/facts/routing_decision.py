@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from oaiserve.facts.prefix_keys import Prompt
-
 DECISION_HEADER = "x-oaiserve-route"
 _FORMS = {
-    "replica": (str, r"[\w.:#\[\]-]{1,100}"),
+    "replica": (str, r"[\w.:\[\]-]{1,100}"),
     "reason": (str, r"[a-z_]{1,20}"),
     "expected_hit_tokens": (int, r"\d{1,9}"),
     "num_holders": (int, r"\d{1,9}"),
@@ -40,15 +37,6 @@ class Decision(NamedTuple):
     num_holders: int  # replicas that hold the longest known beginning and can be chosen
     load: float  # of the replica, with the request
     bound: float  # on its load, at that moment
-
-
-@dataclass(slots=True)
-class RoutingRequest:
-    """A request to be routed under Ray, and later the decision."""
-
-    prompt: Prompt
-    session: str | None = None
-    decision: Decision | None = None
 
 
 def as_text(decision: Decision, *, names_replica: bool = True) -> str:

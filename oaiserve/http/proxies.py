@@ -11,19 +11,17 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 class TrustedProxies:
     """Takes the client's address from `x-forwarded-for` of a trusted peer.
 
-    Of any other, the headers of gateways (x-oaiserve-*) are dropped, but for those in `kept`: clients must choose
-    neither the ids of their answers nor what was sent of them.
+    Of any other, the headers of gateways (x-oaiserve-*) are dropped: clients must choose neither the ids of their
+    answers nor what was sent of them.
     """
 
-    def __init__(self, app: ASGIApp, trusted: Iterable[str], kept: Iterable[bytes] = ()) -> None:
+    def __init__(self, app: ASGIApp, trusted: Iterable[str]) -> None:
         self._app = app
         self._behind_proxy = ProxyHeadersMiddleware(app, [*trusted])  # type: ignore[arg-type]
-        self._kept = frozenset(kept)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             if (scope.get("client") or ("", 0))[0] in self._behind_proxy.trusted_hosts:
                 return await self._behind_proxy(scope, receive, send)  # type: ignore[arg-type]
-            headers = scope["headers"]
-            scope["headers"] = [h for h in headers if not h[0].startswith(b"x-oaiserve-") or h[0] in self._kept]
+            scope["headers"] = [h for h in scope["headers"] if not h[0].startswith(b"x-oaiserve-")]
         await self._app(scope, receive, send)

@@ -17,8 +17,8 @@ from tests.deploy.paths import DEPLOY
 FOLDER = DEPLOY / "ray"
 SERVE: dict[str, Any] = yaml.safe_load((FOLDER / "serve.yaml").read_text())
 SERVICE: dict[str, Any] = yaml.safe_load((FOLDER / "rayservice.yaml").read_text())
-LINES = [line for line in (FOLDER / "front.env").read_text().splitlines() if line and not line.startswith("#")]
-FRONT = dict(line.split("=", 1) for line in LINES)
+LINES = [line for line in (FOLDER / "ray.env").read_text().splitlines() if line and not line.startswith("#")]
+SETTINGS = dict(line.split("=", 1) for line in LINES)
 (APPLICATION,) = SERVE["applications"]
 (REPLICA,) = APPLICATION["deployments"]
 CLUSTER = SERVICE["spec"]["rayClusterConfig"]
@@ -40,16 +40,16 @@ def test_the_policy_can_be_made() -> None:
     getattr(importlib.import_module(module), name)(**policy["policy_kwargs"])
 
 
-def test_every_pod_is_valid_and_has_the_settings_of_the_front() -> None:
+def test_every_pod_is_valid_and_has_these_settings() -> None:
     for template in PODS:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}, "spec": template["spec"]}
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
         (container,) = template["spec"]["containers"]
-        assert container["envFrom"] == [{"configMapRef": {"name": "oaiserve-front"}}]
+        assert container["envFrom"] == [{"configMapRef": {"name": "oaiserve-ray"}}]
 
 
 def test_a_pod_is_not_killed_while_a_replica_drains() -> None:
-    notice = float(FRONT["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"])
+    notice = float(SETTINGS["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"])
     drain = notice + config_of(APPLICATION["args"]).server.drain_timeout_seconds
     assert PODS[1]["spec"]["terminationGracePeriodSeconds"] > drain
 
@@ -61,7 +61,7 @@ def test_ray_knows_these_settings_and_takes_the_file() -> None:
         schema = importlib.import_module("ray.serve.schema")
     with open(constants.__file__) as source:
         text = source.read()
-    of_serve = [name for name in FRONT if name.startswith("RAY_SERVE_")]  # Ray's core has the others
+    of_serve = [name for name in SETTINGS if name.startswith("RAY_SERVE_")]  # Ray's core has the others
     assert [name for name in of_serve if f'"{name}"' not in text] == []
     schema.ServeDeploySchema.model_validate(SERVE)
     assert CLUSTER["rayVersion"] == importlib.import_module("ray").__version__

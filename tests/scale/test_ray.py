@@ -1,4 +1,4 @@
-"""What replicas under Ray are made of, as far as it needs no Ray: settings, reports, use, and the edge of the app."""
+"""What replicas under Ray are made of, as far as it needs no Ray: settings, use, and the edge of the app."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oaiserve.scale.on_ray.autoscaling import USE, ByUse, use
 from oaiserve.scale.on_ray.edge import Edge
 from oaiserve.scale.on_ray.settings import config_of
 
-NAME = "SERVE_REPLICA::oaiserve#replica#k3f9x2"
+NAME = "10.0.0.5:8000"
 
 
 def test_texts_and_typed_values_give_the_same_settings() -> None:

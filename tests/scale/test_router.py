@@ -307,11 +307,10 @@ TestRouter = RouterMachine.TestCase
 TestRouter.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-@pytest.mark.parametrize("replica", ["10.0.0.5:8000", "SERVE_REPLICA::oaiserve#replica#k3f9x2"])
+@pytest.mark.parametrize("replica", ["10.0.0.5:8000", "[fd00::5]:8000"])
 def test_a_decision_is_read_from_its_header_and_anything_else_is_none(replica: str) -> None:
     decision = Decision(replica, Reason.PREFIX, 1088, 2, 1.25, 6.5)
     assert of_text(as_text(decision)) == decision._asdict()
-    assert not set(as_text(decision)) & set('"{}\r\n'), "HAProxy could not read it"
     good = as_text(decision)
     for broken in ("", "x", good + " ", good.replace("6.5", "nan"), good.replace("prefix", "<b>"), good * 2):
         assert of_text(broken) == {}

@@ -1,4 +1,4 @@
-"""`build` makes the application for Ray Serve: the replicas, and the router for the front."""
+"""`build` makes the application for Ray Serve: the replicas."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
-from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from oaiserve.config import Config, OptionError
 from oaiserve.scale.on_ray import private
-from oaiserve.scale.on_ray.front_router import FrontRouter
 from oaiserve.scale.on_ray.replica import LoadEngine, Replica, load_engine
-from oaiserve.scale.on_ray.request_router import PrefixRouter
 from oaiserve.scale.on_ray.settings import config_of
 
-REPORT_SECONDS = 1.0  # between two reports of a replica
 HEALTH_SECONDS = 1.0  # between two checks of its health
 SILENT_SECONDS = 10.0  # for which a check may wait; after three of these, the replica is replaced
 # Ray refuses requests above this with an answer of its own, so it is more than a replica ever has: the engine's 429
@@ -34,17 +30,17 @@ def build(args: Mapping[str, Any], load: LoadEngine = load_engine) -> serve.Appl
     given = {name.replace("_", "-"): value for name, value in args.items()}
     may_be_open = str(given.pop("without-key", False)).lower() == "true"
     config = config_of(given)
-    if not private.HAS_HAPROXY:
+    if not private.HAS_PORTS:
         raise OptionError(
-            "RAY_SERVE_ENABLE_HA_PROXY is not 1, so each token would pass through Ray's Python proxy, and replicas "
-            "would have no ports. deploy/ray/README.md says what to set before Ray is started."
+            "RAY_SERVE_ENABLE_DIRECT_INGRESS is not 1, so replicas would have no ports of their own. "
+            "deploy/ray/README.md says what to set before Ray is started."
         )
     if not (config.server.needs_key or may_be_open) and private.asks_for_keys():
         raise OptionError(
             "Replicas that run here ask for a key, and this application would answer anybody. Give it 'api-key' or "
             "'api-key-file', or 'without-key': true if that is meant."
         )
-    replicas = serve.deployment(
+    return serve.deployment(
         serve.ingress()(Replica),
         name="replica",
         ray_actor_options=resources(config),
@@ -56,19 +52,7 @@ def build(args: Mapping[str, Any], load: LoadEngine = load_engine) -> serve.Appl
         + config.server.drain_timeout_seconds
         + DRAIN_MARGIN_SECONDS,
         logging_config=LoggingConfig(enable_access_log=False),  # the server has a line for each request
-        request_router_config=RequestRouterConfig(
-            request_router_class=PrefixRouter, request_routing_stats_period_s=REPORT_SECONDS
-        ),
     ).bind(config, load)
-    router = serve.deployment(
-        serve.ingress()(FrontRouter),
-        name="router",
-        ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=MOST_REQUESTS,
-        health_check_period_s=HEALTH_SECONDS,
-        logging_config=LoggingConfig(enable_access_log=False),
-    ).bind(replicas)
-    return private.with_router(replicas, router)
 
 
 def resources(config: Config) -> dict[str, float]:

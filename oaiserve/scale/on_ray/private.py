@@ -12,47 +12,22 @@ from ray import serve
 from ray.serve._private.common import REPLICA_ID_FULL_ID_STR_PREFIX
 from ray.serve._private.constants import (
     RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S,
-    RAY_SERVE_ENABLE_HA_PROXY,
+    RAY_SERVE_ENABLE_DIRECT_INGRESS,
     SERVE_CONTROLLER_NAME,
     SERVE_NAMESPACE,
 )
-from ray.serve.handle import DeploymentHandle
 
-from oaiserve.facts.routing_decision import RoutingRequest
-
-# Whether HAProxy is the front, by the environment of this process; and for how long a draining replica still takes
-# requests, until all fronts know.
-HAS_HAPROXY = bool(RAY_SERVE_ENABLE_HA_PROXY)
+# Whether replicas have ports of their own, by the environment of this process; and for how long a draining one still
+# takes requests, until all gateways know.
+HAS_PORTS = bool(RAY_SERVE_ENABLE_DIRECT_INGRESS)
 DRAIN_NOTICE_SECONDS = float(RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S)
-REPORT = "report"  # the key of a report in the routing stats of a replica, where it is msgpack
 KEY_SECONDS = 2.0  # in which a replica must say whether it asks for a key
 
 
-def with_router(replicas: serve.Application, router: serve.Application) -> serve.Application:
-    """Let HAProxy ask the router where each POST to the replicas goes."""
-    return replicas._with_ingress_request_router(router)
-
-
-def prepare(replicas: DeploymentHandle) -> None:
-    """Let a handle follow its replicas from now on, instead of from its first use."""
-    replicas._init()
-
-
-async def choose(replicas: DeploymentHandle, request: RoutingRequest) -> str:
-    """Let the deployment's request router decide, and return the name of the replica. Nothing is reserved there."""
-    async with replicas.choose_replica(request, _reserve=False) as selection:
-        return name_of(selection._replica)
-
-
-def name_of(replica: Any) -> str:
-    """Return the name of a running replica, as HAProxy's configuration has it."""
-    name: str = replica.replica_id.to_full_id_str()
-    return name
-
-
 def own_name() -> str:
-    """Return the name of this process's replica."""
-    return name_of(serve.get_replica_context())
+    """Return the name of this process's replica, as in `targets`."""
+    name: str = serve.get_replica_context().replica_id.to_full_id_str()
+    return name
 
 
 def asks_for_keys() -> bool:
@@ -78,11 +53,11 @@ def _asks_for_key(ip: str, port: int) -> bool:
 
 
 async def targets() -> list[Any]:
-    """Return the `name`, `ip` and `port` of the present replicas of all applications, as the fronts see them.
+    """Return the `name`, `ip` and `port` of the present replicas of all applications.
 
-    Where there are none, Ray names its proxies.
+    Where there are none, Ray names its proxy.
     """
     controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
-    groups = await controller.get_target_groups.remote(from_proxy_manager=True)
+    groups = await controller.get_target_groups.remote()
     named = (target for group in groups for target in group.targets)
     return [target for target in named if target.name.startswith(REPLICA_ID_FULL_ID_STR_PREFIX)]

@@ -7,9 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -17,8 +15,6 @@ from starlette.routing import Route
 from oaiserve.app import create_app, response_store, server_telemetry
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
-from oaiserve.facts.report import Report
-from oaiserve.facts.routing_decision import DECISION_HEADER
 from oaiserve.http.proxies import TrustedProxies
 from oaiserve.scale.on_ray import private
 from oaiserve.scale.on_ray.autoscaling import USE, use
@@ -38,7 +34,7 @@ def load_engine(config: Config) -> Engine:
 
 
 class Replica:
-    """Ray calls these methods: once the process has started, for its health, for routers and for autoscaling."""
+    """Ray calls these methods: once the process has started, for its health and for autoscaling."""
 
     async def __init__(self, config: Config, load: LoadEngine = load_engine) -> None:  # type: ignore[misc]
         self._config = config
@@ -55,22 +51,13 @@ class Replica:
         telemetry = server_telemetry(self._config, self._engine, None, responses, self._log_limit)
         app = create_app(self._config, self._engine, telemetry, responses)
         app.router.routes.append(Route(TARGETS_PATH, list_targets))
-        return Edge(TrustedProxies(app, self._config.server.trusted_proxy, kept=[DECISION_HEADER.encode()]))
+        return Edge(TrustedProxies(app, self._config.server.trusted_proxy))
 
     def check_health(self) -> None:
         """Raise RuntimeError once the engine has failed, so that Ray replaces this replica."""
         failure = self._engine.failure
         if failure is not None:
             raise RuntimeError(f"The engine has stopped ({type(failure).__name__}: {failure}).")
-
-    async def record_routing_stats(self) -> dict[str, Any]:
-        """Return the report for routers."""
-        report = await asyncio.to_thread(self._engine.report, self._name)
-        return {
-            private.REPORT: msgspec.msgpack.encode(
-                Report.of(report, is_ready=self._engine.is_ready, is_hung=bool(self._engine.hang))
-            )
-        }
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the use of this replica for the policy `ByUse`."""
@@ -84,7 +71,7 @@ class Replica:
 
 
 async def list_targets(request: Request) -> Response:
-    """Answer with all replicas of this application, as Prometheus' http_sd and `oaiserve route` read them."""
+    """Answer with all replicas of this application, as `oaiserve route` and Prometheus' http_sd read them."""
     own = private.own_name().rpartition("#")[0] + "#"
     return JSONResponse(
         [

@@ -14,27 +14,29 @@ from cyclopts.config import Dict
 
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
 
-# These are the front's: it listens, and connections are its own.
-FRONT_SETTINGS = {
+# These are of the listener, which is Ray's in a replica, and the gateway's for clients.
+LISTENER_SETTINGS = {
     *("host", "port", "front-ends", "tls-certificate", "tls-key", "max-connections", "max-connections-per-address"),
     *("write-timeout-seconds", "header-timeout-seconds", "idle-timeout-seconds"),
 }
 
 
 def config_of(args: Mapping[str, Any]) -> Config:
-    """Return the settings of a replica. Raises OptionError for an unknown or wrong one, or one of the front."""
+    """Return the settings of a replica. Raises OptionError for an unknown or wrong one, or one of the listener."""
     given = {name.replace("_", "-"): value for name, value in args.items() if value is not None}
     model = given.pop("model", None)
     if not isinstance(model, str) or not model:
         raise OptionError("'model' is missing. Give a folder, a .gguf file, a hub id, or demo, as in: model=demo")
-    for name in sorted(FRONT_SETTINGS & given.keys()):
-        raise OptionError(f"'{name}' is not a setting of a replica: the front in front of it listens.")
+    for name in sorted(LISTENER_SETTINGS & given.keys()):
+        raise OptionError(
+            f"'{name}' is not a setting of a replica: Ray listens for it, and for clients `oaiserve route` does."
+        )
     app = App(config=Dict(given, source="Ray's arguments"), default_parameter=Parameter(name="*", negative_iterable=()))
 
     @app.default
     def config(
         *,
-        # Clients come from everywhere, through the front, so routes for loopback alone stay closed.
+        # Clients come from everywhere, through the gateway, so routes for loopback alone stay closed.
         server: ServerOptions = ServerOptions(host="0.0.0.0"),  # noqa: B008 - frozen
         engine: EngineOptions = EngineOptions(),  # noqa: B008
         telemetry: TelemetryOptions = TelemetryOptions(),  # noqa: B008

@@ -1,4 +1,4 @@
-"""`LocalCluster` is a cluster of Ray whose nodes are all this machine, with the settings of deploy/ray/front.env.
+"""`LocalCluster` is a cluster of Ray whose nodes are all this machine, with the settings of deploy/ray/ray.env.
 
 Ray reads these settings from the environment when it is imported, so nothing here imports it before they are set.
 """
@@ -8,21 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
-import signal
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from tools.server_process import ROOT, free_port
 
-FRONT_ENV = ROOT / "deploy" / "ray" / "front.env"
+RAY_ENV = ROOT / "deploy" / "ray" / "ray.env"
 POLL_SECONDS = 0.05
 START_LIMIT_SECONDS = 300.0  # three replicas that import PyTorch at once, on a machine with other work
 REPLICA = "replica"  # the deployment
@@ -33,23 +28,10 @@ class NotInTime(Exception):
     """The cluster was not as it should be in time."""
 
 
-def front_settings(folder: Path) -> dict[str, str]:
-    """Return the settings of the front, with the program of this checkout and ports that are free."""
-    lines = FRONT_ENV.read_text().splitlines()
-    settings = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    program = folder / "oaiserve-haproxy"
-    start = "from oaiserve.scale.on_ray.haproxy import main; main()"
-    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{start}' \"$@\"\n")
-    program.chmod(0o755)
-    return settings | {
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "a.sock"),  # with a node's id, at most 97 characters
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_NBTHREAD": "2",
+def settings() -> dict[str, str]:
+    """Return the settings of each node, with this checkout."""
+    lines = RAY_ENV.read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#")) | {
         # All of Ray starts at once here, on few cores.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
@@ -60,10 +42,9 @@ def front_settings(folder: Path) -> dict[str, str]:
 
 
 class LocalCluster:
-    """The cluster, its front and its replicas. `start_local` makes one."""
+    """The cluster, Ray's own proxy at `port`, and replicas. `start_local` makes one."""
 
-    def __init__(self, port: int, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, port: int) -> None:
         self.port = port
 
     def deploy(self, num_replicas: int, *, step_ms: float = 10, **settings: Any) -> None:
@@ -83,7 +64,7 @@ class LocalCluster:
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config))
 
     def replicas(self) -> dict[str, int]:
-        """Return the ports of the replicas that the front sends requests to, by name."""
+        """Return the ports of the replicas that Ray lists, by name."""
         from oaiserve.scale.on_ray import private
 
         return {target.name: target.port for target in asyncio.run(_awaited(private.targets)) if REPLICA in target.name}
@@ -95,20 +76,11 @@ class LocalCluster:
                 return int(found.pid)
         raise LookupError(f"nothing listens on port {port}")
 
-    def processes(self, title: str) -> list[int]:
-        """Return the processes of this machine whose command line has the text."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if title in " ".join(process.cmdline()):
-                    found.append(process.pid)
-        return found
-
     def seconds_until(self, holds: Callable[[], bool], limit_seconds: float) -> float | None:
         """Return the seconds until something holds; None if that takes too long."""
         began = time.monotonic()
         while (took := time.monotonic() - began) < limit_seconds:
-            with suppress(Exception):  # the controller, the front or a replica may be away
+            with suppress(Exception):  # the controller, the proxy or a replica may be away
                 if holds():
                     return took
             time.sleep(POLL_SECONDS)
@@ -119,12 +91,6 @@ class LocalCluster:
         if self.seconds_until(holds, START_LIMIT_SECONDS) is None:
             raise NotInTime(f"{what} took more than {START_LIMIT_SECONDS:.0f} s")
 
-    def answers(self) -> bool:
-        """Return whether the front answers for the replicas."""
-        import httpx
-
-        return httpx.get(f"http://127.0.0.1:{self.port}/ready", timeout=2, trust_env=False).status_code == 200
-
 
 async def _awaited(function: Callable[[], Any]) -> Any:
     return await function()
@@ -133,25 +99,20 @@ async def _awaited(function: Callable[[], Any]) -> Any:
 @contextmanager
 def start_local(*, num_cpus: int = 4, nodes: int = 1) -> Iterator[LocalCluster]:
     """Run a head and so many further nodes with so many places for replicas each, until the end of the block."""
-    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
-    os.environ.update(front_settings(folder))
+    os.environ.update(settings())
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
-    local = LocalCluster(free_port(), folder)
+    local = LocalCluster(free_port())
     try:
         for _ in range(1 + nodes):
             cluster.add_node(num_cpus=num_cpus, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False)
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, namespace="oaiserve")
-        with suppress(Exception):  # on a busy machine the front is not there in time; `wait_until` waits for it, too
+        with suppress(Exception):  # on a busy machine the proxy is not there in time; `wait_until` waits for it, too
             serve.start(proxy_location="HeadOnly", http_options={"host": "0.0.0.0", "port": local.port})
         yield local
     finally:
         ray.shutdown()
         cluster.shutdown()
-        for pid in local.processes(str(folder)):  # the front outlives a Ray that ends abruptly
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(folder, ignore_errors=True)
