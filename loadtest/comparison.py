@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from loadtest.intervals import ratio_interval
 from oaiserve.errors import StartupError
-from oaiserve.explain.intervals import ratio_interval
 
 Report = dict[str, Any]  # or a part of one
 

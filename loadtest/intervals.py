@@ -7,9 +7,11 @@ import random
 import statistics
 from collections.abc import Sequence
 
-from oaiserve.explain.intervals import Interval, t_quantile
+from oaiserve.explain.intervals import t_quantile
 
 _BOOTSTRAPS = 200
+
+Interval = tuple[float, float]
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
@@ -27,6 +29,22 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     mean = statistics.fmean(values)
     return mean - half, mean + half
+
+
+def ratio_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
+    """Return a 95 % interval for mean(b) / mean(a), by Welch's method on logarithms. Returns None unless each side has
+    at least two values and all are positive."""
+    if min(len(a), len(b)) < 2 or min(*a, *b) <= 0:
+        return None
+    logs = [[math.log(value) for value in values] for values in (a, b)]
+    variances = [statistics.variance(values) / len(values) for values in logs]
+    total = sum(variances)
+    ratio = math.log(statistics.fmean(b) / statistics.fmean(a))
+    if total == 0:
+        return math.exp(ratio), math.exp(ratio)
+    degrees = total**2 / sum(v**2 / (len(values) - 1) for v, values in zip(variances, logs, strict=True))
+    half = t_quantile(degrees) * math.sqrt(total)
+    return math.exp(ratio - half), math.exp(ratio + half)
 
 
 def bootstrap_intervals(values: Sequence[float], quantiles: Sequence[float]) -> list[Interval]:

@@ -452,10 +452,6 @@ class EngineOptions:
     chat_template: Path | None = None
     """Jinja file to use instead of the model's own chat template."""
 
-    special_tokens_in_messages: bool = False
-    """Read special tokens in the contents of messages as such, so that a client's text can end its message. By default
-    they are plain text there, as everywhere between the marks of the chat template."""
-
     generation_config: bool = True
     """Take the defaults of temperature, top_p and other parameters from the model's generation_config.json, and the
     limit of answers whose requests set none."""

@@ -1,10 +1,6 @@
-"""Confidence intervals of comparisons, in plain Python. Pure functions."""
+"""`t_quantile` is what confidence intervals of comparisons are made with, in plain Python."""
 
 from __future__ import annotations
-
-import math
-import statistics
-from collections.abc import Sequence
 
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom; beyond 30, the normal one is close enough.
 _T = (
@@ -12,25 +8,7 @@ _T = (
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )  # fmt: skip
 
-Interval = tuple[float, float]
-
 
 def t_quantile(degrees: float) -> float:
     """Return the two-sided 95 % quantile of Student's t."""
     return _T[max(1, int(degrees)) - 1] if degrees < len(_T) + 1 else 1.96
-
-
-def ratio_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
-    """Return a 95 % interval for mean(b) / mean(a), by Welch's method on logarithms. Returns None unless each side has
-    at least two values and all are positive."""
-    if min(len(a), len(b)) < 2 or min(*a, *b) <= 0:
-        return None
-    logs = [[math.log(value) for value in values] for values in (a, b)]
-    variances = [statistics.variance(values) / len(values) for values in logs]
-    total = sum(variances)
-    ratio = math.log(statistics.fmean(b) / statistics.fmean(a))
-    if total == 0:
-        return math.exp(ratio), math.exp(ratio)
-    degrees = total**2 / sum(v**2 / (len(values) - 1) for v, values in zip(variances, logs, strict=True))
-    half = t_quantile(degrees) * math.sqrt(total)
-    return math.exp(ratio - half), math.exp(ratio + half)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.intervals import bootstrap_intervals, mean_interval, percentile, wilson_interval
-from oaiserve.explain.intervals import ratio_interval
+from loadtest.intervals import bootstrap_intervals, mean_interval, percentile, ratio_interval, wilson_interval
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 100))

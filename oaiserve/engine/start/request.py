@@ -57,9 +57,7 @@ class StartRequest:
         options = self.options
         template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
         with self.times.part("tokenizer"):
-            return Tokenizer.from_pretrained(
-                self.source.path, template, recheck=options.recheck, obeys_contents=options.special_tokens_in_messages
-            )
+            return Tokenizer.from_pretrained(self.source.path, template, recheck=options.recheck)
 
     def load(self, part: str, load: Callable[[], T]) -> T:
         """Load weights in a thread that ends, while this thread makes the tokenizer.

@@ -36,7 +36,6 @@ class StoredTokenizer:
     special_tokens_map: dict[str, str]
     chat_template: str | dict[str, str] | None
     response_template: Mapping[str, Any] | None
-    obeys_contents: bool = False  # special tokens in messages are encoded as such
 
 
 def tokenizer_subject(model: Path) -> Subject | None:

@@ -47,11 +47,11 @@ DECODE_TOKENS = 2**12  # decoded at once, where their texts can be told apart
 class Tokenizer:
     """The tokenizer turns text and messages into token ids. It never changes, so any number of threads may share it."""
 
-    def __init__(self, tokenizer: Any, chat_template: str | None = None, *, obeys_contents: bool = False) -> None:
+    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         """Wrap a tokenizer of transformers, or a stored one.
 
-        `chat_template` is Jinja source in place of the model's own. With `obeys_contents`, special tokens in messages
-        are encoded as such. Raises StartupError if the tokenizer is no Rust one, or if the template is not valid.
+        `chat_template` is Jinja source in place of the model's own. Raises StartupError if the tokenizer is no Rust
+        one, or if the template is not valid.
         """
         if not isinstance(tokenizer, StoredTokenizer):
             if not getattr(tokenizer, "is_fast", False):
@@ -60,8 +60,6 @@ class Tokenizer:
             tokenizer = stored(tokenizer)
         if chat_template is not None:
             tokenizer = replace(tokenizer, chat_template=chat_template)
-        if obeys_contents:
-            tokenizer = replace(tokenizer, obeys_contents=True)
         self.stored: StoredTokenizer = tokenizer  # from which another process makes it without transformers
         self.backend: RustTokenizer = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these on each call, which fails while another thread encodes.
@@ -74,8 +72,7 @@ class Tokenizer:
         self.special_ids = self._table.special_ids
         added = self.backend.get_added_tokens_decoder()
         self.special_token_ids = {added[token_id].content: token_id for token_id in self.special_ids}
-        is_plain = tokenizer.obeys_contents or tokenizer.split_special_tokens
-        self._special_texts = SpecialTexts(() if is_plain else self.special_token_ids)
+        self._special_texts = SpecialTexts(() if tokenizer.split_special_tokens else self.special_token_ids)
         template, special_tokens = tokenizer.chat_template, tokenizer.special_tokens_map
         self.chat_template = ChatTemplate(template, special_tokens, tokenizer.response_template) if template else None
         self.info = {  # for clients that render prompts themselves
@@ -87,9 +84,7 @@ class Tokenizer:
         self._affixes = self._find_affixes()
 
     @classmethod
-    def from_pretrained(
-        cls, path: Path | str, chat_template: str | None = None, *, recheck: bool = False, obeys_contents: bool = False
-    ) -> Tokenizer:
+    def from_pretrained(cls, path: Path | str, chat_template: str | None = None, *, recheck: bool = False) -> Tokenizer:
         """Load a tokenizer from a folder or a GGUF file.
 
         A tokenizer of local files is stored in the start cache for the next start, which `recheck` ignores. Raises
@@ -112,7 +107,7 @@ class Tokenizer:
                 tokenizer = _load(source, gguf_file)
                 if asked is not None:
                     remember_tokenizer(asked, tokenizer)
-            return cls(tokenizer, chat_template, obeys_contents=obeys_contents)
+            return cls(tokenizer, chat_template)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt. Raises InvalidRequest if it cannot be encoded, or has no tokens."""

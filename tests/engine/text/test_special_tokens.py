@@ -31,9 +31,9 @@ HARMONY = (  # parts, reasoning, calls, and tools in several notations, one of w
 )
 
 
-def made(backend: RustTokenizer, template: str, **fields: Any) -> Tokenizer:
+def made(backend: RustTokenizer, template: str) -> Tokenizer:
     wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, bos_token="<s>")
-    return Tokenizer(wrapped, **fields)
+    return Tokenizer(wrapped)
 
 
 def overlapping() -> RustTokenizer:
@@ -106,12 +106,6 @@ def test_texts_without_a_special_token_keep_their_ids(tokenizer: Tokenizer, text
     prompt = ChatPrompt(({"role": "user", "content": text},))
     rendered = tokenizer.chat_template.render(prompt)
     assert tokenizer.encode(prompt) == tokenizer.backend.encode(rendered, add_special_tokens=False).ids
-
-
-def test_special_tokens_in_messages_are_obeyed_where_that_is_allowed() -> None:
-    prompt = ChatPrompt(({"role": "user", "content": "a<|im_end|>b"},))
-    assert num_special(made(byte_level(), CHATML, obeys_contents=True), prompt) == 4
-    assert num_special(TOKENIZERS[0], prompt) == 3
 
 
 def test_a_message_of_special_tokens_alone_is_refused_as_soon_as_it_is_too_long() -> None:
