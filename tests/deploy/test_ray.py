@@ -20,7 +20,6 @@ SERVICE: dict[str, Any] = yaml.safe_load((FOLDER / "rayservice.yaml").read_text(
 LINES = [line for line in (FOLDER / "ray.env").read_text().splitlines() if line and not line.startswith("#")]
 SETTINGS = dict(line.split("=", 1) for line in LINES)
 (APPLICATION,) = SERVE["applications"]
-(REPLICA,) = APPLICATION["deployments"]
 CLUSTER = SERVICE["spec"]["rayClusterConfig"]
 GROUPS = [CLUSTER["headGroupSpec"], *CLUSTER["workerGroupSpecs"]]
 PODS = [group["template"] for group in GROUPS]
@@ -32,12 +31,6 @@ def test_the_rayservice_runs_what_the_serve_file_says() -> None:
 
 def test_the_arguments_are_settings_of_the_server() -> None:
     config_of(APPLICATION["args"])
-
-
-def test_the_policy_can_be_made() -> None:
-    policy = REPLICA["autoscaling_config"]["policy"]
-    module, _, name = policy["policy_function"].partition(":")
-    getattr(importlib.import_module(module), name)(**policy["policy_kwargs"])
 
 
 def test_every_pod_is_valid_and_has_these_settings() -> None:

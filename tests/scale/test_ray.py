@@ -1,11 +1,10 @@
-"""What replicas under Ray are made of, as far as it needs no Ray: settings, use, and the edge of the app."""
+"""What replicas under Ray are made of, as far as it needs no Ray: settings, and the edge of the app."""
 
 from __future__ import annotations
 
 import asyncio
 from array import array
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,7 +13,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from oaiserve.config import Bytes, OptionError
 from oaiserve.facts.report import ReplicaReport, Report
-from oaiserve.scale.on_ray.autoscaling import USE, ByUse, use
 from oaiserve.scale.on_ray.edge import Edge
 from oaiserve.scale.on_ray.settings import config_of
 
@@ -64,35 +62,6 @@ def test_a_report_arrives_as_it_was_sent() -> None:
     report = ReplicaReport(NAME, "abc", 7, 2.5, 120.0, array("Q", [1, 2**64 - 1]))
     sent = msgspec.msgpack.encode(Report.of(report, is_ready=True, is_hung=False))
     assert msgspec.msgpack.decode(sent, type=Report).of_replica(NAME) == report
-
-
-@pytest.mark.parametrize(
-    ("uses", "num_replicas", "asked"),
-    [
-        ({"a": 0.8, "b": 0.8}, 2, 2),
-        ({"a": 1.6, "b": 1.6}, 2, 4),
-        ({"a": 0.2, "b": 0.2}, 2, 0.5),
-        ({"a": 0.8}, 2, 2),  # b has just started
-        ({}, 2, 3),  # nobody has recorded anything, so the target stays
-    ],
-)
-def test_the_number_follows_the_use(uses: dict[str, float], num_replicas: int, asked: float) -> None:
-    """Replicas are added when the cache or the batch is used up, or requests wait, and removed when few do the work."""
-    context: Any = SimpleNamespace(
-        aggregated_metrics={USE: uses} if uses else {}, current_num_replicas=num_replicas, target_num_replicas=3
-    )
-    assert ByUse(0.8)(context) == (pytest.approx(asked), {})
-
-
-def test_what_waits_counts_as_if_it_were_in_there() -> None:
-    assert use(0.5, 0, 1000, 4, 0, 16) == 0.5
-    assert use(0.5, 1000, 1000, 4, 0, 16) == 1.5
-    assert use(0.1, 0, 1000, 16, 16, 16) == 2
-
-
-def test_a_wrong_target_is_refused() -> None:
-    with pytest.raises(ValueError, match="target_use is 0"):
-        ByUse(0)
 
 
 def scope_with(*headers: tuple[bytes, bytes]) -> Scope:

@@ -17,7 +17,6 @@ from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.http.proxies import TrustedProxies
 from oaiserve.scale.on_ray import private
-from oaiserve.scale.on_ray.autoscaling import USE, use
 from oaiserve.scale.on_ray.edge import Edge
 from oaiserve.telemetry import logs
 
@@ -34,7 +33,7 @@ def load_engine(config: Config) -> Engine:
 
 
 class Replica:
-    """Ray calls these methods: once the process has started, for its health and for autoscaling."""
+    """Ray calls these methods: once the process has started, and for its health."""
 
     async def __init__(self, config: Config, load: LoadEngine = load_engine) -> None:  # type: ignore[misc]
         self._config = config
@@ -44,7 +43,6 @@ class Replica:
         self._engine = await asyncio.to_thread(load, config)
         gc.collect()
         gc.freeze()
-        self._name = private.own_name()
 
     def __serve_build_asgi_app__(self) -> Edge:
         responses = response_store(self._config.server)
@@ -58,16 +56,6 @@ class Replica:
         failure = self._engine.failure
         if failure is not None:
             raise RuntimeError(f"The engine has stopped ({type(failure).__name__}: {failure}).")
-
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the use of this replica for the policy `ByUse`."""
-        report = await asyncio.to_thread(self._engine.report, self._name)
-        options = self._config.engine
-        kv_tokens = max(1, self._engine.snapshot().blocks_total) * options.block_size
-        num_running, num_waiting = report.num_running, report.num_waiting
-        return {
-            USE: use(report.kv_use, report.waiting_tokens, kv_tokens, num_running, num_waiting, options.max_running)
-        }
 
 
 async def list_targets(request: Request) -> Response:
