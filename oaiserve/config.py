@@ -379,10 +379,6 @@ class EngineOptions:
     this machine, in the background of the first start. On a GPU, run the model's layers fused. Without it, and for
     models that it does not cover, the slower code of transformers runs."""
 
-    native_build: bool = False
-    """On a CPU, compile the native code for this very machine even if oaiserve was installed as a wheel that has native
-    code for its kind of CPU. Without a wheel it is always compiled."""
-
     cpu_features: CpuFeatures = "native"
     """Instructions of the CPU that may be used. native: all. avx2: neither AVX-512 nor AMX, in native code and in
     torch, so answers are those of a machine that has none of these, to be compared or measured."""
@@ -552,8 +548,6 @@ class EngineOptions:
         _check_choices(self)
         if self.quantize != "none" and not self.compile:
             raise OptionError(f"--quantize {self.quantize} needs --compile: transformers' code cannot do it.")
-        if self.native_build and not self.compile:
-            raise OptionError("--native-build needs --compile: without it there is no native code.")
         for given in self.lora:
             name, sign, folder = given.partition("=")
             _check(bool(name.strip() and sign and folder), "--lora", f"'{given}'", "NAME=FOLDER")

@@ -96,10 +96,6 @@ WRONG_OF_ENGINE: list[tuple[dict[str, Any], str]] = [
     ({"quantize": "int4", "dtype": "float16"}, "--quantize int4 and --dtype float16 do not go together"),
     ({"quantize": "int8", "draft_model": "m"}, "--quantize int8 and --draft-model do not go together"),
     ({"quantize": "int4", "compile": False}, "--quantize int4 needs --compile"),
-    (
-        {"native_build": True, "compile": False},
-        "--native-build needs --compile: without it there is no native code.",
-    ),
     ({"draft_model": "m", "drafts": "off"}, "--draft-model m and --drafts off do not go together: its guesses are"),
     ({"draft_model": "m", "device": "cuda"}, "--draft-model m and --device cuda do not go together"),
     ({"draft_model": "m", "compile": False}, "--draft-model m and --no-compile do not go together"),

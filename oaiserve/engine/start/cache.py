@@ -120,9 +120,9 @@ def recall_model(key: Subject, options: EngineOptions) -> CheckedModel:
             if not path.is_file() or _digest(path) != digest:
                 raise NotRemembered(f"the code in oaiserve/{name} has changed")
         dtype = getattr(torch, record.data["dtype"])
-        if record.data["library"] != build.library_path(dtype, weights, native_build=options.native_build).name:
+        if record.data["library"] != build.library_path(dtype, weights).name:
             raise NotRemembered("the CPU, the compiler or the native code is another")
-        if not build.is_built(dtype, weights, native_build=options.native_build):
+        if not build.is_built(dtype, weights):
             raise NotRemembered("the native library is not on disk")
         quantized = record.data["quantized"]
         blocks_file: str | Path | None = key.model.name if quantized is None else find(FileIdentity(**quantized))
@@ -153,7 +153,7 @@ def start_checked(
     torch.set_num_threads(NativeDecoder.torch_threads)  # before torch computes anything and starts more
     whole, part = checked.decoder, checked.part
     try:
-        library = Library(checked.spec.dtype, checked.weights, native_build=options.native_build)
+        library = Library(checked.spec.dtype, checked.weights)
         sizes: Any = {"num_threads": num_threads, "block_size": options.block_size, "reserved": reserved}
         make: Callable[..., NativeDecoder] = partial(NativeDecoder, library, has_adapters=options.has_adapters, **sizes)
         compared = whole if part is None else part.decoder(whole)
@@ -206,7 +206,7 @@ def remember_checked(
             data: dict[str, Any] = {
                 "code": code,
                 "dtype": str(loaded.dtype).removeprefix("torch."),
-                "library": build.library_path(loaded.dtype, weights, native_build=options.native_build).name,
+                "library": build.library_path(loaded.dtype, weights).name,
                 "model": to_json([spec, decoder, expected, part], tensors),
                 "quantized": None if quantized is None else asdict(quantized.finish(name_of(key))),
             }

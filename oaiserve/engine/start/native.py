@@ -106,7 +106,7 @@ def start_native(
             raise StartupError(f"{needed_by} needs the native step, which cannot be used: {error}.") from error
         return
     try:
-        is_on_disk = is_built(loaded.dtype, native_build=options.native_build)
+        is_on_disk = is_built(loaded.dtype)
     except BuildError as error:
         log.warning(_SLOWER, error)
         return
@@ -132,7 +132,7 @@ def start_native(
             return
         sizes = {"num_blocks": num_blocks, "block_size": options.block_size, "num_threads": num_threads}
         try:
-            native = native_attention(loaded, **sizes, native_build=options.native_build)
+            native = native_attention(loaded, **sizes)
         except (BuildError, MemoryError, NotKnown) as error:
             log.info("Its attention is in plain torch: %s", error)
         else:
@@ -177,7 +177,7 @@ def native_step(
     """
     block_size = options.block_size
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
-    library = Library(loaded.dtype, native_build=options.native_build)
+    library = Library(loaded.dtype)
     expected, parameters = transformers_logits(loaded, block_size)
     decoder, probe = describe(loaded, parameters), None
     if options.has_adapters:
@@ -222,16 +222,14 @@ def transformers_logits(
     return [recording.forward(batch) for batch in batches(loaded, block_size, adapter)], parameters
 
 
-def native_attention(
-    loaded: LoadedModel, *, num_blocks: int, block_size: int, num_threads: int, native_build: bool = False
-) -> NativeAttention:
+def native_attention(loaded: LoadedModel, *, num_blocks: int, block_size: int, num_threads: int) -> NativeAttention:
     """Make native attention for a model, and compile the library if that has not been done.
 
     Raises BuildError, and NotKnown for sizes that the library does not support.
     """
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
     return NativeAttention(
-        Library(loaded.dtype, native_build=native_build),
+        Library(loaded.dtype),
         loaded.kv_shapes,
         loaded.dtype,
         num_threads=num_threads,

@@ -56,24 +56,25 @@ def limit_features(asked: CpuFeatures) -> None:
         raise StartupError(f"--cpu-features {asked} cannot be had: torch uses {found} in this process or on this CPU.")
 
 
-def library_path(dtype: torch.dtype, weights: Form = "none", *, native_build: bool = False) -> Path:
-    """Return the path of the library for `load`, compiled or not.
+def library_path(dtype: torch.dtype, weights: Form = "none") -> Path:
+    """Return the path of the library for `load`, compiled or not. It is the wheel's where one fits.
 
-    It is the wheel's where one fits, unless `native_build` demands one compiled here. Raises BuildError without a
-    compiler for it, or for a dtype without native code.
+    Raises BuildError without a compiler for it, or for a dtype without native code.
     """
     kind = _kind(dtype, weights)
-    if not native_build and (path := prebuilt.find(kind)):
-        return path
+    return prebuilt.find(kind) or _compiled_path(kind)
+
+
+def _compiled_path(kind: str) -> Path:
     compiler = _compiler()
     parts = (_FORMAT, _version(compiler), *compiler[1:], *_flags(kind), _cpu_features())
     digest = variants.digest(*parts, sources=SOURCES).hex()
     return cache_folder() / "native" / f"{kind}-{digest[:16]}.so"
 
 
-def is_built(dtype: torch.dtype, weights: Form = "none", *, native_build: bool = False) -> bool:
+def is_built(dtype: torch.dtype, weights: Form = "none") -> bool:
     """Return whether `load` will find the library on disk. Raises BuildError as `library_path` does."""
-    path = library_path(dtype, weights, native_build=native_build)
+    path = library_path(dtype, weights)
     if path.parent == prebuilt.FOLDER:
         return True
     try:
@@ -87,7 +88,7 @@ def build(dtype: torch.dtype, weights: Form = "none") -> Path:
 
     Raises BuildError, and NotPrivate if others can write to the folder of the library.
     """
-    path = library_path(dtype, weights, native_build=True)
+    path = _compiled_path(_kind(dtype, weights))
     try:
         private.make_folder(path.parent)
         path = private.verified(path.parent) / path.name
@@ -99,7 +100,7 @@ def build(dtype: torch.dtype, weights: Form = "none") -> Path:
     return path
 
 
-def build_beside(dtype: torch.dtype, weights: Form, *, native_build: bool) -> Thread:
+def build_beside(dtype: torch.dtype, weights: Form) -> Thread:
     """Build the library in a thread, which is returned, unless it is there. `load` will report errors.
 
     A failing start does not wait for the thread.
@@ -107,7 +108,7 @@ def build_beside(dtype: torch.dtype, weights: Form, *, native_build: bool) -> Th
 
     def run() -> None:
         with suppress(BuildError, NotPrivate):
-            if not is_built(dtype, weights, native_build=native_build):
+            if not is_built(dtype, weights):
                 build(dtype, weights)
 
     thread = Thread(target=run, name="compile", daemon=True)
@@ -184,13 +185,14 @@ def _cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))
 
 
-def load(dtype: torch.dtype, weights: Form = "none", *, native_build: bool = False) -> ctypes.CDLL:
+def load(dtype: torch.dtype, weights: Form = "none") -> ctypes.CDLL:
     """Load the wheel's library, or one compiled here, now if it is not on disk. Raises BuildError.
 
-    `native_build` does without the wheel's. If others can write to the folder of a compiled library, it is compiled and
-    loaded in a folder of its own instead, which is then removed.
+    If others can write to the folder of a compiled library, it is compiled and loaded in a folder of its own instead,
+    which is then removed.
     """
-    if not native_build and (path := prebuilt.find(_kind(dtype, weights))):
+    kind = _kind(dtype, weights)
+    if path := prebuilt.find(kind):
         return _open(path)
     try:
         return _open(build(dtype, weights))
@@ -201,7 +203,7 @@ def load(dtype: torch.dtype, weights: Form = "none", *, native_build: bool = Fal
             private.verified(Path(folder))
         except NotPrivate as reason:
             raise BuildError(f"there is no private folder for it: {reason}") from reason
-        return _open(_compile(Path(folder) / library_path(dtype, weights, native_build=True).name, dtype, weights))
+        return _open(_compile(Path(folder) / _compiled_path(kind).name, dtype, weights))
 
 
 def _open(path: Path) -> ctypes.CDLL:

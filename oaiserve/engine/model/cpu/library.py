@@ -278,9 +278,9 @@ class Library:
     The functions that add a part to a decoder raise MemoryError. The others return null or -1, which the caller checks.
     """
 
-    def __init__(self, dtype: torch.dtype, weights: build.Form = "none", *, native_build: bool = False) -> None:
+    def __init__(self, dtype: torch.dtype, weights: build.Form = "none") -> None:
         """Load the library as `build.load` does. Raises BuildError."""
-        loaded = build.load(dtype, weights, native_build=native_build)
+        loaded = build.load(dtype, weights)
         self.dtype = dtype
         self.name = Path(loaded._name).name  # which has a hash of sources, compiler and CPU, see `build`
         functions = _FUNCTIONS | _BLOCK_FUNCTIONS if weights == "blocks" else _FUNCTIONS

@@ -237,7 +237,7 @@ def load_quantized(
     """
     limit_compiled_shapes()
     dtype = BLOCK_DTYPES[options.dtype]
-    library = Library(dtype, "blocks", native_build=options.native_build)
+    library = Library(dtype, "blocks")
     num_threads = options.cpu_threads or default_threads()
     has_adapters = options.has_adapters
     sizes: Any = {"block_size": options.block_size, "num_threads": num_threads, "has_adapters": has_adapters}

@@ -170,4 +170,4 @@ def test_quantizing_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: p
     saved(tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(StartupError, match="--quantize int4 needs the native step, which cannot be used: the compiler"):
-        Engine.from_pretrained(tmp_path, replace(INT4, native_build=True)).__enter__()
+        Engine.from_pretrained(tmp_path, INT4).__enter__()

@@ -192,21 +192,6 @@ def test_the_origin_depends_on_sources_and_flags_and_so_does_the_name(
     assert prebuilt.find("float") is None
 
 
-def test_a_library_is_compiled_although_the_wheel_has_one_if_that_is_asked_for(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(BuildError, match=r"^no C\+\+ compiler was found"):
-        build.is_built(torch.float32, native_build=True)
-    put_a_compiler(tmp_path, monkeypatch)
-    assert not build.is_built(torch.float32, native_build=True)
-    build.build(torch.float32)
-    assert build.is_built(torch.float32, native_build=True)
-    with pytest.raises(BuildError, match="/cache/native/float-"):
-        build.load(torch.float32, native_build=True)
-    with pytest.raises(BuildError, match=f"{library(wheel, 'float')} cannot be loaded"):
-        build.load(torch.float32)
-
-
 def test_without_a_library_that_fits_and_without_a_compiler_both_are_said(
     wheel: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
