@@ -112,6 +112,7 @@ def _traffic() -> list[Panel]:
 
 
 def _latency() -> list[Panel]:
+    event_tokens, events = (rate(f"oaiserve_event_tokens_{part}", FINISHED) for part in ("sum", "count"))
     return [
         lines(
             "Time to first token",
@@ -137,11 +138,19 @@ def _latency() -> list[Panel]:
             quantiles("oaiserve_request_duration_seconds", FINISHED),
         ),
         lines(
-            "Gap between two tokens",
-            "Percentiles of the single gaps between tokens. If the p99 is far above the p50, streams stutter because "
-            "of the prefill of other requests (--prefill-max-tokens, --itl-target-seconds) or of preemptions.",
+            "Gap between two events",
+            "Percentiles of the single gaps between the events of streams, as clients see them. If the p99 is far "
+            "above the p50, streams stutter because of the prefill of other requests (--prefill-max-tokens, "
+            "--itl-target-seconds) or of preemptions.",
             "s",
             quantiles("oaiserve_inter_token_latency_seconds", FINISHED),
+        ),
+        lines(
+            "Tokens in an event",
+            "Mean number of tokens in an event of a stream. With drafts, several leave together: fewer and larger "
+            "events, with longer gaps.",
+            "short",
+            [Query(f"{event_tokens} / ({events} > 0)", "tokens")],
         ),
     ]
 

@@ -114,7 +114,8 @@ class EngineAccount:
         "Events after the first MOST_EVENTS.", span="oaiserve.events_dropped", span_when="num_events_dropped"
     )
     waits_ns: dict[WaitReason, int] = field(default_factory=dict)  # the parts of the phase `queue`
-    inter_token_ns: Integers = field(default_factory=lambda: array("q"))  # of all choices
+    # Between two tokens of a choice in the engine, of all choices; 0 where both are of one step.
+    inter_token_ns: Integers = field(default_factory=lambda: array("q"))
     # The token ids of each prompt, for hashes of them: nothing may keep these. Empty if they were never known.
     prompts: list[list[int]] = field(default_factory=list)
     cache_salt: str = ""
@@ -301,6 +302,9 @@ class RequestRecord:
     routing: Mapping[str, str | int | float] = fact(
         "The decision of the router that chose this replica, if there is one.", new=dict, json=True
     )
+    # What the client of a stream saw: the tokens of each event, and the times between two events of a choice.
+    event_tokens: Integers = field(default_factory=lambda: array("q"))
+    event_gaps_ns: Integers = field(default_factory=lambda: array("q"))
     account: EngineAccount = field(default_factory=EngineAccount)
 
     @property

@@ -56,6 +56,7 @@ else:
             ("phases", list[AccountPhase]),
             ("queue_waits_ns", dict[str, int]),
             ("token_gaps", dict[str, Any] | None),
+            ("mean_event_tokens", float | None),
             ("steps", dict[str, Any] | None),
         ],
         namespace={"__doc__": "The account of a request that has ended."},

@@ -6,6 +6,7 @@ This file knows neither the shapes of the API nor the record's readers. Routes r
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.engine.adapters import ServedAdapter
-from oaiserve.engine.request import Usage
+from oaiserve.engine.request import TokenChunk, Usage
 from oaiserve.engine.streams import LoopStream
 from oaiserve.errors import APIError, SlowReader, Unavailable
 from oaiserve.facts.continuation import StreamIds
@@ -68,6 +69,10 @@ class Exchange:
     conversation_id: str | None = None  # the same of the first answer of its conversation, if there may be several
     prompt_text: str | None = None  # only if the operator wants it in traces
     routing: Mapping[str, str | int | float] = field(default_factory=dict)  # the decision of the router in front
+    event_tokens: array[int] = field(default_factory=lambda: array("q"))  # as in the record, like the next
+    event_gaps_ns: array[int] = field(default_factory=lambda: array("q"))
+    _last_event_ns: dict[int, int] = field(default_factory=dict)  # by choice
+    _num_unseen: dict[int, int] = field(default_factory=dict)  # the tokens of a choice since its last event
 
     @property
     def times(self) -> RequestTimes:
@@ -81,6 +86,19 @@ class Exchange:
         """Return the engine's account, which comes with the terminal event."""
         terminal = None if self.stream is None else self.stream.terminal
         return EngineAccount() if terminal is None else terminal.account
+
+    def streamed(self, chunk: TokenChunk, *, is_seen: bool) -> None:
+        """Note tokens of a stream as they are written. Where nothing shows of them yet, the next event has them."""
+        choice = chunk.index
+        num_tokens = self._num_unseen.pop(choice, 0) + len(chunk.token_ids)
+        if not is_seen:
+            self._num_unseen[choice] = num_tokens
+            return
+        now_ns, last_ns = monotonic_ns(), self._last_event_ns.get(choice)
+        if last_ns is not None:
+            self.event_gaps_ns.append(now_ns - last_ns)
+        self._last_event_ns[choice] = now_ns
+        self.event_tokens.append(num_tokens)
 
     def server_timing(self) -> str:
         """Return the value of the header `server-timing`: the phases that are over, in milliseconds."""
@@ -204,6 +222,8 @@ class Accounting:
                 params=exchange.params,
                 prompt_text=exchange.prompt_text,
                 routing=exchange.routing,
+                event_tokens=exchange.event_tokens,
+                event_gaps_ns=exchange.event_gaps_ns,
                 account=exchange.account,
             )
         )

@@ -257,6 +257,7 @@ class Answer:
                 self._note_finish_reason(event)
                 delta = shape.delta(event)
                 if not event.was_sent:  # else it only brings the shape up to where the answer goes on
+                    self.exchange.streamed(event, is_seen=bool(delta))
                     yield self._marked(delta, Piece(event.index, event.token_ids))
             elif isinstance(event, PromptDone):
                 first, n = event.prompt_index * self.request.params.n, self.request.params.n

@@ -65,14 +65,15 @@ def _phases(entry: Entry) -> Iterable[str]:
 
 
 def _engine(entry: Entry) -> Iterable[str]:
-    """Return the lines about the engine: waits, preemptions, token gaps and steps."""
+    """Return the lines about the engine: waits, preemptions, gaps between events and steps."""
     waits = ", ".join(f"{reason} {_ms(wait_ns)}" for reason, wait_ns in entry["queue_waits_ns"].items() if wait_ns)
     if waits:
         yield f"waited for  {waits}"
     if entry["num_preemptions"]:
         yield f"preemptions {entry['num_preemptions']}, stalled for {_ms(entry['stalled_ns'])}"
     if (gaps := entry["token_gaps"]) is not None:
-        yield f"token gaps  p50 {_ms(gaps['p50_ns'])}, p99 {_ms(gaps['p99_ns'])}, max {_ms(gaps['max_ns'])}"
+        yield f"event gaps  p50 {_ms(gaps['p50_ns'])}, p99 {_ms(gaps['p99_ns'])}, max {_ms(gaps['max_ns'])}"
+        yield f"            {entry['mean_event_tokens']:.1f} tokens in an event on average"
     if (steps := entry["steps"]) is not None:
         mean = f"{steps['mean_sequences']:.1f} sequences and {steps['mean_tokens']:.1f} tokens"
         yield f"steps       {steps['first']} to {steps['last']}, {mean} each"

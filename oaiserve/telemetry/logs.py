@@ -16,7 +16,7 @@ from typing import Any, Literal, TextIO
 
 from oaiserve.facts.record import Outcome, RequestRecord
 from oaiserve.telemetry.log_limit import REQUESTS, LogLimit
-from oaiserve.telemetry.shown import in_ms, log_fields, steps_of, token_gaps
+from oaiserve.telemetry.shown import in_ms, log_fields, mean_event_tokens, steps_of, token_gaps
 
 logger = logging.getLogger(REQUESTS)
 
@@ -102,7 +102,7 @@ def log_request(record: RequestRecord) -> None:
     phases_ms = {phase.name: in_ms(phase.duration_ns) for phase in times.phases()}
     waits_ms = {reason.value: in_ms(wait_ns) for reason, wait_ns in account.waits_ns.items() if wait_ns}
     duration_ms = in_ms(times.duration_ns)
-    steps, gaps = steps_of(record), token_gaps(account.inter_token_ns)
+    steps, gaps = steps_of(record), token_gaps(record.event_gaps_ns)
     fields = {
         **log_fields(record),
         "outcome": record.outcome.value,
@@ -139,6 +139,9 @@ def log_request(record: RequestRecord) -> None:
     if gaps is not None:
         fields |= {"itl_p50_ms": in_ms(gaps.p50_ns), "itl_p99_ms": in_ms(gaps.p99_ns), "itl_max_ms": in_ms(gaps.max_ns)}
         message += f"itl {in_ms(gaps.p50_ns)} p50 {in_ms(gaps.p99_ns)} p99, "
+    if (event_tokens := mean_event_tokens(record)) is not None:
+        fields["mean_event_tokens"] = round(event_tokens, 2)
+        message += f"{fields['mean_event_tokens']} tokens per event, "
     if record.client is not None:
         message += f"client {record.client}, "
     message += f"request {record.request_id}, trace {record.trace.trace_id_hex}"

@@ -111,7 +111,14 @@ TIME_PER_OUTPUT_TOKEN_SECONDS = _histogram(
 INTER_TOKEN_LATENCY_SECONDS = _histogram(
     "oaiserve_inter_token_latency_seconds",
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
-    "Time between two consecutive tokens of a choice, for each pair of tokens of ended requests.",
+    "Time between two consecutive events of a choice that brought tokens, for each pair that the clients of ended "
+    "requests saw. Answers that were not streamed have none.",
+    _REQUEST,
+)
+EVENT_TOKENS = _histogram(
+    "oaiserve_event_tokens",
+    STEP_TOKEN_BUCKETS,
+    "Generated tokens in an event of a stream, for each event that the clients of ended requests saw.",
     _REQUEST,
 )
 PREEMPTION_STALL_SECONDS = _histogram(
@@ -340,8 +347,9 @@ METRICS: tuple[Metric, ...] = (
     *(found for found in tuple(globals().values()) if isinstance(found, Metric)),
     *ENGINE.values(),
 )
-# Only vLLM's names show it.
+# Only vLLM's names show these.
 INFERENCE_SECONDS = _histogram("", (), "Time in the phases prefill and decode together.", _REQUEST, "seconds")
+STEP_GAP_SECONDS = _histogram("", (), "Time between two steps with tokens of a choice.", _REQUEST, "seconds")
 
 # -- spans ------------------------------------------------------------------------------------------------------------
 # A request is a tree of spans. The root is "{method} {route}" (SERVER), its child is "{operation} {model}" (INTERNAL),

@@ -6,6 +6,7 @@ Every label has few values: an unknown value from a client becomes "other". This
 from __future__ import annotations
 
 import re
+from array import array
 
 from oaiserve.errors import APIError, kinds_of
 from oaiserve.facts.record import (
@@ -47,7 +48,7 @@ class Observations:
         self._exemplars_unix_ns = -EXEMPLAR_SPACING_NS  # when the last request that left exemplars ended
         self._error_types = frozenset(kinds_of(APIError))
 
-        own = (*names.METRICS, names.INFERENCE_SECONDS)
+        own = (*names.METRICS, names.INFERENCE_SECONDS, names.STEP_GAP_SECONDS)
         every = (*own, *names.GEN_AI_METRICS, *vllm_names.METRICS)
         self.counters = {
             metric: Counter(*metric.labels, per_unit=_per_unit(metric)) for metric in own if metric.type == "counter"
@@ -136,7 +137,10 @@ class Observations:
         tpot_ns = times.time_per_output_token_ns(record.tokens_per_choice)
         if tpot_ns is not None and record.tokens_per_choice > 1:
             self.add(names.TIME_PER_OUTPUT_TOKEN_SECONDS, labels, tpot_ns, origin)
-        self.distributions[names.INTER_TOKEN_LATENCY_SECONDS].add_all(labels, account.inter_token_ns, origin)
+        self.distributions[names.INTER_TOKEN_LATENCY_SECONDS].add_all(labels, record.event_gaps_ns, origin)
+        self.distributions[names.EVENT_TOKENS].add_all(labels, record.event_tokens, origin)
+        step_gaps_ns = array("q", filter(None, account.inter_token_ns))
+        self.distributions[names.STEP_GAP_SECONDS].add_all(labels, step_gaps_ns, origin)
         if record.prompt_tokens:
             self.add(names.REQUEST_GENERATION_TOKENS, labels, record.completion_tokens, origin)
             self.add(names.REQUEST_LONGEST_CHOICE_TOKENS, labels, account.longest_choice_tokens, origin)

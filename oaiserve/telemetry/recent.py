@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from oaiserve.facts.record import POOLING_OPERATIONS, RequestRecord
 from oaiserve.telemetry.explanation import num_shared, sentences
-from oaiserve.telemetry.shown import TokenGaps, json_of, steps_of, token_gaps
+from oaiserve.telemetry.shown import TokenGaps, json_of, mean_event_tokens, steps_of, token_gaps
 
 MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request
 
@@ -21,8 +21,9 @@ Entries = list[Entry]
 
 
 class _Kept(NamedTuple):
-    record: RequestRecord  # without the token gaps, which may be long, and without the prompts, which are private
+    record: RequestRecord  # without its events and token gaps, which may be long, and the prompts, which are private
     gaps: TokenGaps | None
+    mean_event_tokens: float | None
 
 
 class RecentRequests:
@@ -35,8 +36,9 @@ class RecentRequests:
 
     def add(self, record: RequestRecord) -> None:
         account = replace(record.account, inter_token_ns=array("q"), prompts=[])
-        gaps = token_gaps(record.account.inter_token_ns)
-        kept = _Kept(replace(record, account=account, prompt_text=None), gaps)
+        found = token_gaps(record.event_gaps_ns), mean_event_tokens(record)
+        short = replace(record, account=account, prompt_text=None, event_tokens=array("q"), event_gaps_ns=array("q"))
+        kept = _Kept(short, *found)
         with self._lock:
             self._ring.append(kept)
 
@@ -96,6 +98,7 @@ class RecentRequests:
             ],
             "queue_waits_ns": {reason.value: wait_ns for reason, wait_ns in record.account.waits_ns.items()},
             "token_gaps": kept.gaps._asdict() if kept.gaps is not None else None,
+            "mean_event_tokens": kept.mean_event_tokens,
             "steps": steps._asdict() | {"last": record.account.steps[-1]} if steps is not None else None,
         }
 

@@ -143,7 +143,7 @@ def steps_of(record: RequestRecord) -> Steps | None:
 
 
 class TokenGaps(NamedTuple):
-    """The distribution of the time between consecutive tokens of a choice (ITL), over all choices, by nearest rank."""
+    """The distribution of the time between two events of a choice in a stream (ITL), by nearest rank."""
 
     number: int
     p50_ns: int
@@ -152,7 +152,7 @@ class TokenGaps(NamedTuple):
 
 
 def token_gaps(gaps_ns: array[int]) -> TokenGaps | None:
-    """Return percentiles and maximum of the gaps, or None if no choice has a second token.
+    """Return percentiles and maximum of the gaps, or None if no choice has a second event.
 
     The percentiles of more than MOST_SORTED gaps are those of an evenly spaced sample. The maximum is always exact.
     """
@@ -161,6 +161,11 @@ def token_gaps(gaps_ns: array[int]) -> TokenGaps | None:
     ranked = sorted(gaps_ns[:: ceil(len(gaps_ns) / MOST_SORTED)])
     max_ns = max(max(gaps_ns[start : start + MOST_SORTED]) for start in range(0, len(gaps_ns), MOST_SORTED))
     return TokenGaps(len(gaps_ns), _percentile(ranked, 50), _percentile(ranked, 99), max_ns)
+
+
+def mean_event_tokens(record: RequestRecord) -> float | None:
+    """Return the mean number of tokens in an event of a stream, or None if there was no event."""
+    return sum(record.event_tokens) / len(record.event_tokens) if record.event_tokens else None
 
 
 def _percentile(ranked: list[int], percent: int) -> int:

@@ -1,7 +1,7 @@
 """The metrics under vLLM's names, for vLLM's dashboards, autoscalers and routers.
 
-They show the series of `names`, and the engine's numbers, under other names. Only the inference time is measured
-for its own sake. They are on /metrics only, and only with --vllm-metrics.
+They show the series of `names`, and the engine's numbers, under other names. Only the inference time and the gaps
+between steps are measured for their own sake. They are on /metrics only, and only with --vllm-metrics.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ TIME_TO_FIRST_TOKEN = _metric(
     "time_to_first_token_seconds", names.TIME_TO_FIRST_TOKEN_SECONDS, buckets=_TIME_TO_FIRST_TOKEN_BUCKETS
 )
 INTER_TOKEN_LATENCY = _metric(
-    "inter_token_latency_seconds", names.INTER_TOKEN_LATENCY_SECONDS, buckets=_INTER_TOKEN_BUCKETS
+    "inter_token_latency_seconds",
+    names.STEP_GAP_SECONDS,
+    "Time between two steps that brought tokens of a choice, one or several, for each pair of ended requests.",
+    buckets=_INTER_TOKEN_BUCKETS,
 )
 TIME_PER_OUTPUT_TOKEN = _finished(
     "request_time_per_output_token_seconds", names.TIME_PER_OUTPUT_TOKEN_SECONDS, _INTER_TOKEN_BUCKETS

@@ -25,7 +25,6 @@ from tests.routes.conftest import Served
 def full_record() -> RequestRecord:
     account = EngineAccount(
         waits_ns={WaitReason.BATCH_FULL: 90 * MS, WaitReason.STEP_UNDER_WAY: 10 * MS},
-        inter_token_ns=array("q", [20 * MS, 30 * MS, 50 * MS]),
         num_preemptions=1,
         stalled_ns=25 * MS,
         first_step=5,
@@ -52,7 +51,9 @@ def full_record() -> RequestRecord:
     account.note(EventKind.FIRST_TOKEN, 1160 * MS, 0)
     tokens = {"prompt_tokens": 4, "cached_tokens": 2, "completion_tokens": 4, "finish_reasons": ("stop",)}
     calls = {ToolCallOutcome.CALLED: 1, ToolCallOutcome.UNPARSED: 2}
-    return record_at(0, 1, 2, 10, 110, 160, 310, 400, account=account, stream=True, tool_calls=calls, **tokens)
+    events = {"event_tokens": array("q", [1, 1, 2, 6]), "event_gaps_ns": array("q", [20 * MS, 30 * MS, 50 * MS])}
+    stamps = (0, 1, 2, 10, 110, 160, 310, 400)
+    return record_at(*stamps, account=account, stream=True, tool_calls=calls, **events, **tokens)
 
 
 @pytest.fixture
@@ -134,7 +135,8 @@ prefill took 50 ms; alone it would have taken 30 ms; for 20 ms no step ran.
 
 waited for  batch_full 90.000 ms, step_under_way 10.000 ms
 preemptions 1, stalled for 25.000 ms
-token gaps  p50 30.000 ms, p99 50.000 ms, max 50.000 ms
+event gaps  p50 30.000 ms, p99 50.000 ms, max 50.000 ms
+            2.5 tokens in an event on average
 steps       5 to 14, 2.5 sequences and 7.0 tokens each
             in the model 180.000 ms, between them 20.000 ms
 
@@ -195,7 +197,6 @@ TIMES = st.lists(st.integers(0, 10**10), min_size=2, max_size=8).map(sorted)
     st.builds(
         EngineAccount,
         waits_ns=st.dictionaries(st.sampled_from(WaitReason), st.integers(0, 10**13)),
-        inter_token_ns=st.lists(st.integers(0, 10**13), max_size=4).map(lambda gaps: array("q", gaps)),
         num_preemptions=st.integers(0, 10**6),
         first_step=st.none() | st.integers(0, 10**12),
         num_steps=st.integers(0, 10**9),
@@ -206,12 +207,14 @@ TIMES = st.lists(st.integers(0, 10**10), min_size=2, max_size=8).map(sorted)
         num_draft_tokens=st.integers(0, 10**12),
         num_model_draft_tokens=st.integers(0, 10**12),
     ),
+    st.lists(st.integers(0, 10**13), max_size=4),
 )
 def test_no_line_is_too_long_and_every_phase_has_its_bar(
-    stamps: list[int], name: str, outcome: Outcome, account: EngineAccount
+    stamps: list[int], name: str, outcome: Outcome, account: EngineAccount, gaps: list[int]
 ) -> None:
     account.note(EventKind.RESUMED, stamps[-1], 10**6, cached_tokens=10**9, stalled_ns=10**15)
-    record = record_of(*stamps, request_id=name, outcome=outcome, model=name, account=account)
+    events = {"event_tokens": array("q", [1, *gaps]), "event_gaps_ns": array("q", gaps)}
+    record = record_of(*stamps, request_id=name, outcome=outcome, model=name, account=account, **events)
     recent = RecentRequests(2, 0)
     recent.add(record)
     recent.add(record_at(0, 0, request_id="x" * 128, account=account))

@@ -21,9 +21,12 @@ from starlette.types import Message
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
+from oaiserve.engine.request import TokenChunk
 from oaiserve.engine.turn_workers import MUCH_BYTES
 from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.facts.record import Outcome
+from oaiserve.facts.trace import TraceContext
+from oaiserve.routes import exchange
 from oaiserve.routes.body import read_body
 from oaiserve.routes.respond import PIECE_BYTES, write
 from tests.routes.asking import HI
@@ -44,6 +47,26 @@ def test_the_record_has_the_facts_of_the_request_and_of_its_answer(served: Serve
     assert (record.prompt_tokens, record.cached_tokens, record.completion_tokens) == (3, 2, 4)
     assert record.finish_reasons == ("stop", "stop")
     assert record.params == {"n": 2, "temperature": 0.5}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_record_of_a_stream_has_its_events_and_no_other_record_has(served: Served, stream: bool) -> None:
+    served.complete(stream=stream, n=2)
+    record = served.telemetry.next_record()
+    assert sum(record.event_tokens) == (record.completion_tokens if stream else 0)
+    assert len(record.event_gaps_ns) == max(0, len(record.event_tokens) - 2)
+
+
+def test_events_are_those_that_the_client_sees_with_the_tokens_since_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([5, 7, 30, 1000])
+    monkeypatch.setattr(exchange, "monotonic_ns", lambda: next(clock))
+    noted = exchange.Exchange("r", "u", TraceContext(1, 2), "client")
+    for choice, num_tokens, is_seen in (0, 1, True), (1, 1, True), (0, 3, False), (0, 2, True), (1, 8, True):
+        noted.streamed(TokenChunk("r", choice, "", [0] * num_tokens, None), is_seen=is_seen)
+    assert list(noted.event_tokens) == [1, 1, 5, 8]
+    assert list(noted.event_gaps_ns) == [25, 993]
 
 
 def test_a_stream_asks_proxies_not_to_buffer_it(served: Served) -> None:

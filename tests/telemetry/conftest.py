@@ -78,7 +78,6 @@ def account() -> EngineAccount:
     scheduled_ns, first_token_ns, last_token_ns = STAMPS_NS[4:]
     account = EngineAccount(
         waits_ns={WaitReason.STEP_UNDER_WAY: 14, WaitReason.BATCH_FULL: 10_000_000},
-        inter_token_ns=array("q", [90_000_001, 110_000_001, 100_000_008, 100_000_008]),
         num_preemptions=1,
         stalled_ns=50_000_000,
         first_step=100,
@@ -138,7 +137,8 @@ def full(snapshot: EngineNumbers, make_record: MakeRecord) -> Metrics:
     metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: [steps.pop()] if steps else [])
     account = EngineAccount(num_preemptions=1, stalled_ns=250_000_000, grammar_compile_ns=7)
     account.inter_token_ns.extend([20_000_000, 30_000_001])
-    metrics.observe(make_record(account=account, params={"max_tokens": 9}))
+    events = {"event_tokens": array("q", [1, 3]), "event_gaps_ns": array("q", [50_000_001])}
+    metrics.observe(make_record(account=account, params={"max_tokens": 9}, **events))
     metrics.observe(make_record(2, outcome=Outcome.REJECTED, error_type="Overloaded", http_status=429))
     metrics.count(names.TELEMETRY_ERRORS, "log")
     metrics.count(names.SPANS, "ended", 9)

@@ -100,6 +100,8 @@ def records(draw: st.DrawFn) -> RequestRecord:
         params=draw(
             st.sampled_from([{}, {"n": 2}, {"n": 5, "temperature": 0.5}, {"max_tokens": 0}, {"max_tokens": 70}])
         ),
+        event_tokens=array("q", draw(st.lists(st.integers(0, 300), max_size=5))),
+        event_gaps_ns=array("q", draw(st.lists(NS, max_size=5))),
         account=account,
     )
 
@@ -180,8 +182,11 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
         if is_finished:
             yield vllm_names.TIME_PER_OUTPUT_TOKEN, vllm, tpot
             yield n.GEN_AI_TIME_PER_OUTPUT_TOKEN, gen_ai, tpot
-    for gap_ns in account.inter_token_ns:
+    for gap_ns in record.event_gaps_ns:
         yield n.INTER_TOKEN_LATENCY_SECONDS, own, seconds(gap_ns)
+    for tokens in record.event_tokens:
+        yield n.EVENT_TOKENS, own, tokens
+    for gap_ns in filter(None, account.inter_token_ns):
         yield vllm_names.INTER_TOKEN_LATENCY, vllm, seconds(gap_ns)
     if record.prompt_tokens:
         yield n.REQUEST_GENERATION_TOKENS, own, record.completion_tokens

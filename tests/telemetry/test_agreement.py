@@ -73,9 +73,12 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
     ttft_ns = None if record.operation == "embeddings" else record.times.time_to_first_token_ns
     assert entry["time_to_first_token_ns"] == ttft_ns
     assert entry["queue_waits_ns"] == record.account.waits_ns
-    gaps = record.account.inter_token_ns
+    gaps, tokens = record.event_gaps_ns, record.event_tokens
     assert line.get("itl_max_ms") == (round(max(gaps) / 1e6, 3) if gaps else None)
     assert (entry["token_gaps"] or {}).get("max_ns") == max(gaps, default=None)
+    mean_tokens = sum(tokens) / len(tokens) if tokens else None
+    assert entry["mean_event_tokens"] == mean_tokens
+    assert line.get("mean_event_tokens") == (round(mean_tokens, 2) if tokens else None)
     assert entry["trace_id"] == line["trace_id"]
     server, inner, *spans = spans_of(record)
     in_json = entry | {f"grammar.{name}": value for name, value in (entry["grammar"] or {}).items()}

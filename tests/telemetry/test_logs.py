@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -140,6 +141,11 @@ GRAMMAR = {
 }
 CALLS = {ToolCallOutcome.CALLED: 2, ToolCallOutcome.UNPARSED: 1}
 STEPS = {"num_steps": 8, "mean_batch": 2.5, "itl_p50_ms": 100.0, "itl_p99_ms": 110.0, "itl_max_ms": 110.0}
+STEPS |= {"mean_event_tokens": 1.33}
+EVENTS = {
+    "event_tokens": array("q", [1, 1, 1, 1, 1, 3]),
+    "event_gaps_ns": array("q", [90_000_001, 110_000_001, 100_000_008, 100_000_008]),
+}
 WAITS = {"queue_batch_full_ms": 10.0, "queue_step_under_way_ms": 0.0}
 
 
@@ -181,12 +187,12 @@ def test_a_failed_request_is_a_warning(outcome: Outcome, level: str, stream: io.
 
 def test_a_line_has_the_wait_reasons_and_the_steps(stream: io.StringIO, make_record, account) -> None:
     account.waits_ns[WaitReason.NO_BLOCKS] = 0
-    (fields,) = lines_of(stream, make_record(account=account))
+    (fields,) = lines_of(stream, make_record(account=account, **EVENTS))
     assert (STEPS | WAITS | {"num_preemptions": 1, "stalled_ms": 50.0}).items() <= fields.items()
     assert "queue_no_blocks_ms" not in fields
     assert fields["message"].endswith(
         "tokens: 4 prompt, 2 cached, 5 generated, waited: step_under_way 0.0 batch_full 10.0, 8 steps of 2.5, "
-        f"itl 100.0 p50 110.0 p99, request req-1, trace {0xABC:032x}"
+        f"itl 100.0 p50 110.0 p99, 1.33 tokens per event, request req-1, trace {0xABC:032x}"
     )
 
 
@@ -224,7 +230,8 @@ def test_the_prompt_is_never_logged(stream: io.StringIO, make_record) -> None:
 def test_the_fields_of_the_line_are_documented(stream: io.StringIO, make_record, account) -> None:
     account.waits_ns = dict.fromkeys(WaitReason, 1)
     account.grammar_kind, account.grammar_compile_ns = "json_schema", 1
-    (fields,) = lines_of(stream, make_record(account=account, tool_calls=dict.fromkeys(ToolCallOutcome, 1)))
+    record = make_record(account=account, tool_calls=dict.fromkeys(ToolCallOutcome, 1), **EVENTS)
+    (fields,) = lines_of(stream, record)
     page = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
     named = set(re.findall(r"`([a-zA-Z_0-9]+)`", page.split("\n## Log\n")[1].split("\n## ")[0]))
     phases = {f"{phase}_ms" for phase in PHASES}
