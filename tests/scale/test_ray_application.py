@@ -28,15 +28,9 @@ def test_a_replica_is_healthy_until_its_engine_has_failed(failure: Exception | N
             made.check_health()
 
 
-def test_the_application_needs_ports_for_its_replicas_and_a_key_where_others_have_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_application_needs_ports_for_its_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oaiserve.scale.on_ray.private.HAS_PORTS", True)
-    monkeypatch.setattr("oaiserve.scale.on_ray.private.asks_for_keys", lambda: True)
-    with pytest.raises(OptionError, match="this application would answer anybody"):
-        build({"model": "demo"})
-    build({"model": "demo", "api_key": "a"})
-    built = build({"model": "demo", "drain-timeout-seconds": "7", "without_key": "true"})
+    built = build({"model": "demo", "drain-timeout-seconds": "7"})
     assert built._bound_deployment._deployment_config.graceful_shutdown_timeout_s > 7
     monkeypatch.setattr("oaiserve.scale.on_ray.private.HAS_PORTS", False)
     with pytest.raises(OptionError, match="RAY_SERVE_ENABLE_DIRECT_INGRESS is not 1"):

@@ -27,18 +27,11 @@ def build(args: Mapping[str, Any], load: LoadEngine = load_engine) -> serve.Appl
     The number of replicas and their resources are set in Ray Serve's configuration, under `deployments`, for the
     deployment `replica`. `load` makes the engine of a replica.
     """
-    given = {name.replace("_", "-"): value for name, value in args.items()}
-    may_be_open = str(given.pop("without-key", False)).lower() == "true"
-    config = config_of(given)
+    config = config_of(args)
     if not private.HAS_PORTS:
         raise OptionError(
             "RAY_SERVE_ENABLE_DIRECT_INGRESS is not 1, so replicas would have no ports of their own. "
             "deploy/ray/README.md says what to set before Ray is started."
-        )
-    if not (config.server.needs_key or may_be_open) and private.asks_for_keys():
-        raise OptionError(
-            "Replicas that run here ask for a key, and this application would answer anybody. Give it 'api-key' or "
-            "'api-key-file', or 'without-key': true if that is meant."
         )
     return serve.deployment(
         serve.ingress()(Replica),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import closing, suppress
-from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 import ray
@@ -21,35 +18,12 @@ from ray.serve._private.constants import (
 # takes requests, until all gateways know.
 HAS_PORTS = bool(RAY_SERVE_ENABLE_DIRECT_INGRESS)
 DRAIN_NOTICE_SECONDS = float(RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S)
-KEY_SECONDS = 2.0  # in which a replica must say whether it asks for a key
 
 
 def own_name() -> str:
     """Return the name of this process's replica, as in `targets`."""
     name: str = serve.get_replica_context().replica_id.to_full_id_str()
     return name
-
-
-def asks_for_keys() -> bool:
-    """Return whether a running replica of any application asks for a key."""
-    was_connected = ray.is_initialized()
-    try:
-        if not was_connected:  # as in `serve run`, which connects behind the build
-            ray.init("auto", namespace=SERVE_NAMESPACE, logging_level="ERROR", log_to_driver=False)
-        found = asyncio.run(targets())
-    except (ConnectionError, ValueError):  # there is no Ray, or no Serve
-        return False
-    finally:
-        if not was_connected:
-            ray.shutdown()
-    return any(_asks_for_key(target.ip, target.port) for target in found)
-
-
-def _asks_for_key(ip: str, port: int) -> bool:
-    with closing(HTTPConnection(ip, port, timeout=KEY_SECONDS)) as connection, suppress(OSError, HTTPException):
-        connection.request("GET", "/v1/models")
-        return connection.getresponse().status == 401
-    return False
 
 
 async def targets() -> list[Any]:
