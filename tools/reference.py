@@ -43,9 +43,9 @@ def tables() -> dict[tuple[str, str], str]:
     return {
         ("flags.md", "flags"): flags(),
         **{("api.md", name): parameters(bodies) for name, bodies in BODIES.items()},
-        ("metrics.md", "metrics"): metrics("type", ((m, m.type) for m in names.METRICS)),
-        ("metrics.md", "genai-metrics"): metrics("over OTLP", ((m, f"`{m.otel_name}`") for m in names.GEN_AI_METRICS)),
-        ("metrics.md", "vllm-metrics"): metrics("type", ((m, m.type) for m in vllm_names.METRICS)),
+        ("metrics.md", "metrics"): metrics(names.METRICS),
+        ("metrics.md", "genai-metrics"): metrics(names.GEN_AI_METRICS),
+        ("metrics.md", "vllm-metrics"): metrics(vllm_names.METRICS),
     }
 
 
@@ -122,10 +122,10 @@ def _type(option: dict[str, Any]) -> Iterator[str]:
         yield option.get("type", "string")  # an enum has no type, and all of ours are of strings
 
 
-def metrics(second: str, rows: Iterable[tuple[names.Metric, str]]) -> str:
-    table = [["metric", second, "labels", "what"]]
-    for metric, cell in rows:
-        table.append([f"`{metric.name}`", cell, ", ".join(f"`{label}`" for label in metric.labels), metric.help])
+def metrics(rows: Iterable[names.Metric]) -> str:
+    table = [["metric", "type", "labels", "what"]]
+    for metric in rows:
+        table.append([f"`{metric.name}`", metric.type, ", ".join(f"`{label}`" for label in metric.labels), metric.help])
     return "\n".join(as_markdown(table))
 
 

@@ -8,6 +8,7 @@ costs a request one addition, and the causes of a phase are a difference of tota
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from oaiserve.facts.record import Cause
@@ -29,41 +30,28 @@ _EXPECTED = (Cause.ALONE, Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Caus
 _MEASURED = (Cause.CONSTRAINT, Cause.HOST, Cause.MACHINE)
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class RequestCauses:
     """The causes of the current phase of a request. StepCauses reports its steps, RequestNotes its phases."""
 
-    __slots__ = (
-        "_at",
-        "_missed",
-        "_num_preempted",
-        "_number",
-        "_of_prompts",
-        "_recomputed",
-        "_rest",
-        "_since",
-        "alone_ns",
-        "has_begun",
-        "has_several",
-        "is_plain",
-        "may_have_missed",
-    )
+    has_several: bool  # sequences, so perhaps several chunks in a step
+    # One token of its only sequence in a step is an addition to `alone_ns`: it has not missed the steps before.
+    is_plain: bool = field(init=False)
+    has_begun: bool = False
+    _since: Parts = NOTHING  # the totals when its phase began
+    _num_preempted: int = 0  # sequences
+    may_have_missed: bool = False  # steps, because it was preempted. If so:
+    _number: int = -1  # its last step
+    _at: Parts = NOTHING  # the totals after that
+    # Of the current phase:
+    alone_ns: float = 0.0  # the expected time of its own tokens alone
+    _recomputed: int = 0  # of this, the time of tokens that were computed again
+    _of_prompts: int = 0  # the expected time of its own prompts beside the decodes of its neighbours
+    _rest: Parts = NOTHING  # of the step under way when it was scheduled
+    _missed: Parts = NOTHING  # steps
 
-    def __init__(self, *, has_several: bool) -> None:
-        self.has_several = has_several  # sequences, so perhaps several chunks in a step
-        # One token of its only sequence in a step is an addition to `alone_ns`: it has not missed the steps before.
-        self.is_plain = not has_several
-        self.has_begun = False
-        self._since = NOTHING  # the totals when its phase began
-        self._num_preempted = 0  # sequences
-        self.may_have_missed = False  # steps, because it was preempted. If so:
-        self._number = -1  # its last step
-        self._at = NOTHING  # the totals after that
-        # Of the current phase:
-        self.alone_ns = 0.0  # the expected time of its own tokens alone
-        self._recomputed = 0  # of this, the time of tokens that were computed again
-        self._of_prompts = 0  # the expected time of its own prompts beside the decodes of its neighbours
-        self._rest = NOTHING  # of the step under way when it was scheduled
-        self._missed = NOTHING  # steps
+    def __post_init__(self) -> None:
+        self.is_plain = not self.has_several
 
     def begin(self, totals: Parts, ended_ns: int, scheduled_ns: int, *, behind_prompts: bool) -> None:
         """Begin with the first step of the request, at `scheduled_ns`. The step before ended at `ended_ns`.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import exp, sqrt
 
@@ -209,34 +210,25 @@ class Router:
         self._next_silent_ns = min(heard_ns, default=now_ns) + self._silent_ns
 
 
+@dataclass(slots=True, eq=False)
 class _Replica:
     """A replica as the router knows it."""
 
-    __slots__ = (
-        "heard_ns",
-        "incarnation",
-        "is_available",
-        "name",
-        "report_number",
-        "reported",
-        "rest",
-        "seed",
-        "sent",
-    )
+    name: str
+    heard_ns: int
+    seed: int = field(init=False)
+    incarnation: str | None = None
+    report_number: int = -1
+    reported: array[int] = field(default_factory=lambda: array("Q"))
+    # Its load is sent / fading + rest. Sent requests fade, as they end. The rest is the excess of its reports beyond
+    # that, the later ones the most: what others have sent, and what does not end as fast; less than nothing if it ends
+    # faster.
+    sent: float = 0.0
+    rest: float = 0.0
+    is_available: bool = False
 
-    def __init__(self, name: str, now_ns: int) -> None:
-        self.name = name
-        self.seed = seed_of(name)
-        self.incarnation: str | None = None
-        self.report_number = -1
-        self.reported: array[int] = array("Q")
-        # Its load is sent / fading + rest. Sent requests fade, as they end. The rest is the excess of its reports
-        # beyond that, the later ones the most: what others have sent, and what does not end as fast; less than nothing
-        # if it ends faster.
-        self.sent = 0.0
-        self.rest = 0.0
-        self.heard_ns = now_ns
-        self.is_available = False
+    def __post_init__(self) -> None:
+        self.seed = seed_of(self.name)
 
     def load(self, fading: float) -> float:
         return self.sent / fading + self.rest

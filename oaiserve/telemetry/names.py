@@ -53,7 +53,6 @@ class Metric:
     unit: str = ""
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    otel_name: str = ""  # the name over OTLP; if empty, it is `name` without `_total`
     # It shows the series of another metric, or this number of the engine. Without either, it has a series of its own.
     of: Metric | str | None = None
     where: tuple[tuple[str, str], ...] = ()  # the values that labels of the series must have
@@ -422,7 +421,7 @@ RENAMED = {
 }
 FINISHED = (("outcome", str(Outcome.FINISHED)),)  # only finished requests
 
-_GEN_AI_ATTRIBUTES = (GEN_AI_OPERATION_NAME, GEN_AI_PROVIDER_NAME, GEN_AI_REQUEST_MODEL, GEN_AI_RESPONSE_MODEL)
+_GEN_AI_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "gen_ai_response_model")
 
 
 def _gen_ai(
@@ -433,33 +432,28 @@ def _gen_ai(
     *more: str,
     where: tuple[tuple[str, str], ...] = FINISHED,
 ) -> Metric:
-    labels = tuple(attribute.replace(".", "_") for attribute in (*_GEN_AI_ATTRIBUTES, *more))
-    return Metric(
-        f"{name.replace('.', '_')}_seconds", "histogram", help, "seconds", labels, buckets, name, of=of, where=where
-    )
+    return Metric(name, "histogram", help, "seconds", (*_GEN_AI_LABELS, *more), buckets, of=of, where=where)
 
 
 # Those of the conventions for a GenAI server, with the boundaries of the conventions.
 GEN_AI_REQUEST_DURATION = _gen_ai(
-    "gen_ai.server.request.duration",
+    "gen_ai_server_request_duration_seconds",
     DURATION_SECONDS,
     "Time from the first byte of a request to the last byte of its answer.",
     (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
-    ERROR_TYPE,
+    "error_type",
     where=(),
 )
 GEN_AI_TIME_TO_FIRST_TOKEN = _gen_ai(
-    "gen_ai.server.time_to_first_token",
+    "gen_ai_server_time_to_first_token_seconds",
     TIME_TO_FIRST_TOKEN_SECONDS,
     "Time from the first byte of a finished request to its first token.",
     (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 )
 GEN_AI_TIME_PER_OUTPUT_TOKEN = _gen_ai(
-    "gen_ai.server.time_per_output_token",
+    "gen_ai_server_time_per_output_token_seconds",
     TIME_PER_OUTPUT_TOKEN_SECONDS,
     "Mean time between the tokens of a choice, one value per finished request with at least two tokens per choice.",
     (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
 GEN_AI_METRICS = (GEN_AI_REQUEST_DURATION, GEN_AI_TIME_TO_FIRST_TOKEN, GEN_AI_TIME_PER_OUTPUT_TOKEN)
-# Over OTLP the labels of these metrics have the names of the conventions, too.
-OTEL_ATTRIBUTES = {attribute.replace(".", "_"): attribute for attribute in (*_GEN_AI_ATTRIBUTES, ERROR_TYPE)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from oaiserve.errors import StartupError
 from oaiserve.telemetry import names
@@ -71,30 +71,23 @@ def _value(environ: Mapping[str, str], *variables: str) -> tuple[str, str]:
     return next(found, (variables[0], ""))
 
 
-class Failure(NamedTuple):
-    """The reason why an export failed, and the error of an exporter that raised one."""
-
-    why: str
-    error: Exception | None = None
-
-
 class Exporter:
     """An exporter of the SDK, whose own warnings stay out of the log until `close`."""
 
     def __init__(self, exporter: Any) -> None:
         self._exporter = exporter
-        self.first_warning = ""  # of the last export
+        self._first_warning = ""  # of the last export
         self._logger = logging.getLogger(type(exporter).__module__)
         self._logger.addFilter(self._filter)
 
-    def export(self, data: object) -> Failure | None:
-        self.first_warning = ""
+    def export(self, data: object) -> str | None:
+        """Export the data, or return why that failed."""
+        self._first_warning = ""
         try:
             is_exported = self._exporter.export(data).name == "SUCCESS"
         except Exception as error:  # an exporter may raise anything, and the thread must survive it
-            self.first_warning = repr(error)
-            return Failure(repr(error), error)
-        return None if is_exported else Failure(self.first_warning.rstrip(".") or "the exporter gave no reason")
+            return repr(error)
+        return None if is_exported else self._first_warning.rstrip(".") or "the exporter gave no reason"
 
     def close(self, *, has_ended: bool) -> None:
         """Shut the exporter down, which also interrupts its wait before a retry."""
@@ -104,5 +97,5 @@ class Exporter:
 
     def _filter(self, record: logging.LogRecord) -> bool:
         if record.levelno >= logging.WARNING:
-            self.first_warning = self.first_warning or record.getMessage()
+            self._first_warning = self._first_warning or record.getMessage()
         return record.levelno < logging.WARNING

@@ -132,7 +132,7 @@ class SpanExport:
                     self._count_spans("exported", len(batch))
                     self._recover()
                 else:
-                    self._lose("failed", len(batch), failure.why)
+                    self._lose("failed", len(batch), failure)
 
     def _take(self) -> Sequence[ReadableSpan]:
         spans = self._queue.popleft()
