@@ -50,16 +50,6 @@ class SourceUnavailable(Exception):
     """A source cannot provide the model. The message says why, and the next source is tried."""
 
 
-def resolve(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -> Path:
-    """Return the demo model's folder as `fetched` does, after its files have been compared with their digests.
-
-    Raises StartupError if a file has changed since.
-    """
-    folder = fetched(cache, fetches)
-    refuse_unless_unchanged(folder)
-    return folder
-
-
 def fetched(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -> Path:
     """Return the demo model's folder, which is created on the first call.
 

@@ -104,7 +104,7 @@ def scripted_server(
 ) -> Iterator[ScriptedServer]:
     """Serve a model that writes `answer(prompt)`, which is called with the text of a prompt."""
     options = options or ServerOptions(drain_timeout_seconds=5)
-    tokenizer = tokenizer or Tokenizer.from_pretrained(demo.resolve())
+    tokenizer = tokenizer or Tokenizer.from_pretrained(demo.fetched())
     end = tokenizer.eos_token_id
     answers: dict[str, list[int]] = {}
     prompts: dict[str, str] = {}

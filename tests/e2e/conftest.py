@@ -114,7 +114,7 @@ def clean_environment() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """Serve the demo model. After the last test, check its exit code and that its log has no warnings."""
-    demo.resolve()  # a first download may take longer than a start
+    demo.fetched()  # a first download may take longer than a start
     log_file = tmp_path_factory.mktemp("live") / "log"
     flags = ("--api-key", API_KEY, "--kv-cache-memory", "512MiB")
     with serve_process("demo", log_file, *flags) as server:

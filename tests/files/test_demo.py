@@ -33,27 +33,27 @@ def never(folder: Path) -> None:
 
 
 def test_the_model_is_fetched_once_from_the_first_source_that_is_available(tmp_path: Path) -> None:
-    folder = demo.resolve(tmp_path, [unavailable, good])
+    folder = demo.fetched(tmp_path, [unavailable, good])
     assert (folder / "config.json").exists()
-    assert demo.resolve(tmp_path, [never]) == folder
+    assert demo.fetched(tmp_path, [never]) == folder
 
 
 def test_if_no_source_is_available_the_error_has_the_reasons_and_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="the hub does not answer; the hub does not answer.*give the folder"):
-        demo.resolve(tmp_path, [unavailable, unavailable])
+        demo.fetched(tmp_path, [unavailable, unavailable])
 
 
 @pytest.mark.parametrize("fetch", [unavailable, interrupted])
 def test_a_fetch_that_was_interrupted_leaves_no_files(tmp_path: Path, fetch: demo.Fetch) -> None:
     with pytest.raises((KeyboardInterrupt, StartupError)):
-        demo.resolve(tmp_path, [fetch])
+        demo.fetched(tmp_path, [fetch])
     assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_files_of_a_killed_start_are_removed_and_not_used(tmp_path: Path) -> None:
     leftover = tmp_path / "models" / f".{demo.NAME}-killed" / "model"
     leftover.mkdir(parents=True)
-    folder = demo.resolve(tmp_path, [good])
+    folder = demo.fetched(tmp_path, [good])
     assert list(folder.parent.iterdir()) == [folder]
 
 
@@ -68,28 +68,28 @@ def test_files_of_a_killed_start_are_removed_and_not_used(tmp_path: Path) -> Non
 def test_a_model_that_was_changed_since_it_was_fetched_is_not_served(
     spoil: Callable[[Path], object], name: str, tmp_path: Path
 ) -> None:
-    folder = demo.resolve(tmp_path, [good])
+    folder = demo.fetched(tmp_path, [good])
     spoil(folder)
     with pytest.raises(StartupError, match=rf"is not what was fetched \({name} differs\): remove that folder"):
-        demo.resolve(tmp_path, [never])
+        demo.refuse_unless_unchanged(folder)
     shutil.rmtree(folder)
-    assert demo.resolve(tmp_path, [good]) == folder
+    assert demo.fetched(tmp_path, [good]) == folder
 
 
 def test_the_list_of_digests_has_the_form_of_sha256sum_and_without_entries_is_no_list(tmp_path: Path) -> None:
-    folder = demo.resolve(tmp_path, [good])
+    folder = demo.fetched(tmp_path, [good])
     subprocess.run(["sha256sum", "--strict", "-c", demo.DIGESTS], cwd=folder, check=True, capture_output=True)
     (folder / "config.json").unlink()
     (folder / demo.DIGESTS).write_text("")
     with pytest.raises(StartupError, match="SHA256SUMS differs"):
-        demo.resolve(tmp_path, [never])
+        demo.refuse_unless_unchanged(folder)
 
 
 def test_a_model_that_an_older_version_fetched_without_digests_is_fetched_again(tmp_path: Path) -> None:
     older = tmp_path / "models" / demo.NAME
     older.mkdir(parents=True)
     (older / "config.json").write_text("older")
-    folder = demo.resolve(tmp_path, [good])
+    folder = demo.fetched(tmp_path, [good])
     assert (folder / "config.json").read_text() == "{}"
     assert list(folder.parent.iterdir()) == [folder]
 
@@ -108,12 +108,12 @@ def test_the_hub_is_asked_for_one_revision_and_its_files_are_compared(
     monkeypatch.setattr("oaiserve.files.hub.is_reachable", lambda: True)
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(StartupError, match=r"not fetched as published: config\.json has the SHA-256 [0-9a-f]{64} "):
-        demo.resolve(tmp_path)
+        demo.fetched(tmp_path)
     assert asked == {"repository": demo.HUB_ID, "revision": demo.HUB_REVISION, "files": sorted(demo.HUB_SHA256)}
     assert list((tmp_path / "models").iterdir()) == []
     digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in demo.HUB_SHA256}
     monkeypatch.setattr(demo, "HUB_SHA256", digests)
-    assert sorted(path.name for path in demo.resolve(tmp_path).iterdir()) == sorted([*digests, demo.DIGESTS])
+    assert sorted(path.name for path in demo.fetched(tmp_path).iterdir()) == sorted([*digests, demo.DIGESTS])
 
 
 def test_a_cache_that_cannot_be_written_or_whose_lock_is_a_symbolic_link_is_one_sentence(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_cache_that_cannot_be_written_or_whose_lock_is_a_symbolic_link_is_one_
     (tmp_path / f"{demo.NAME}.lock").symlink_to(precious)
     for cache in (tmp_path, precious):
         with pytest.raises(StartupError, match="could not be stored in"):
-            demo.resolve(cache, [never])
+            demo.fetched(cache, [never])
     assert precious.read_text() == "kept"
 
 
@@ -134,15 +134,15 @@ def test_two_starts_at_once_fetch_once(tmp_path: Path, capsys: pytest.CaptureFix
         assert go_on.wait(60)
         good(folder)
 
-    first = threading.Thread(target=demo.resolve, args=(tmp_path, [slow]))
+    first = threading.Thread(target=demo.fetched, args=(tmp_path, [slow]))
     first.start()
     assert started.wait(60)
-    second = threading.Thread(target=demo.resolve, args=(tmp_path, [never]))
+    second = threading.Thread(target=demo.fetched, args=(tmp_path, [never]))
     second.start()
     go_on.set()
     first.join(60)
     second.join(60)
-    assert demo.resolve(tmp_path, [never]).exists()
+    assert demo.fetched(tmp_path, [never]).exists()
 
 
 def test_a_wheel_with_other_content_is_not_opened(tmp_path: Path) -> None:

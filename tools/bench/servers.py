@@ -66,7 +66,7 @@ class ServerSpec:
 
 
 def oaiserve(model: Path | None = None, *flags: str, drafts: str = "off") -> ServerSpec:
-    model, cache = model or demo.resolve(), CACHE / "oaiserve"
+    model, cache = model or demo.fetched(), CACHE / "oaiserve"
     program = Path(sys.executable).with_name("oaiserve")
     return ServerSpec(
         OURS,
@@ -81,7 +81,7 @@ def oaiserve(model: Path | None = None, *flags: str, drafts: str = "off") -> Ser
 
 
 def vllm(model: Path | None = None, *, max_len: int = 2048, max_running: int = 256) -> ServerSpec:
-    model, venv = model or demo.resolve(), prepare.vllm()
+    model, venv = model or demo.fetched(), prepare.vllm()
     # vLLM's guide for CPUs advises to load both libraries first.
     allocator = next(Path("/usr/lib").rglob("libtcmalloc_minimal.so.4"), None)
     libraries = [str(path) for path in (allocator, venv / "lib/libiomp5.so") if path is not None]
@@ -119,7 +119,7 @@ def llama_cpp(model: Path | None = None, *flags: str, slots: int = 64, slot_toke
 
 
 def transformers() -> ServerSpec:
-    venv, model = prepare.transformers(), demo.resolve()
+    venv, model = prepare.transformers(), demo.fetched()
     hub = CACHE / "hub"
     hub.mkdir(parents=True, exist_ok=True)  # without the folder its /v1/models fails
     launcher = Path(__file__).with_name("serve_transformers.py")

@@ -76,7 +76,7 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     num_threads = default_threads()
-    loaded = load_model(demo.resolve()).with_cache(arguments.kv_cache_dtype)
+    loaded = load_model(demo.fetched()).with_cache(arguments.kv_cache_dtype)
     limits = floor.measure_ceilings(loaded.dtype, num_threads)
     points, left_out = choose_points(_most_blocks(loaded), arguments.points)
     num_blocks = max(point.num_blocks for kind in points.values() for point in kind)

@@ -23,7 +23,7 @@ def running_servers() -> Iterator[list[str]]:
             running_oaiserve() as generating,
             running_oaiserve("--served-model-name", "embedder", model=folder) as embedding,
         ):
-            yield [f"{generating.url}/v1", "demo", f"{embedding.url}/v1", "embedder", str(demo.resolve())]
+            yield [f"{generating.url}/v1", "demo", f"{embedding.url}/v1", "embedder", str(demo.fetched())]
 
 
 @contextmanager

@@ -190,9 +190,7 @@ def _load_by_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[P
     """Let transformers load a model as it reads it, and say what it found."""
     arguments = dict(OF_WEIGHTS)
     if checkpoint.is_wrapped:
-        arguments["key_mapping"] = KEYS
-    if checkpoint.is_wrapped:
-        arguments["config"] = checkpoint.config
+        arguments |= {"key_mapping": KEYS, "config": checkpoint.config}
     if checkpoint.is_gguf:
         if len(shard_paths(checkpoint.source.path)) > 1:
             raise StartupError(

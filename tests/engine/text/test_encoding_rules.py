@@ -266,7 +266,7 @@ def test_the_alternatives_of_a_pattern_are_found_outside_of_groups() -> None:
 def test_the_demo_models_tokenizer_is_known() -> None:
     from oaiserve.engine.text.tokenizer import Tokenizer
 
-    backend = Tokenizer.from_pretrained(demo.resolve()).backend
+    backend = Tokenizer.from_pretrained(demo.fetched()).backend
     rules = EncodingRules(backend)
     assert rules.characters_per_token == 81
     assert rules.vanishing == "\x04\x06\x13\x14\x16\x1d"
