@@ -379,6 +379,7 @@ class InputItem(msgspec.Struct, kw_only=True):
         "reasoning",
         "item_reference",
         "compaction",
+        "compaction_trigger",
         "code_interpreter_call",
         "computer_call",
         "file_search_call",

@@ -28,7 +28,7 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.engine.streams import LoopStream, append
-from oaiserve.errors import APIError, Overloaded, SlowReader, Unavailable, WriteTimeout
+from oaiserve.errors import APIError, InvalidRequest, Overloaded, SlowReader, Unavailable, WriteTimeout
 from oaiserve.facts.continuation import BEGUN, KIND_HEADER, NOTHING, Piece, mark
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT
@@ -267,7 +267,10 @@ class Answer:
             elif (error := self._error_to_report(event)) is not None:
                 yield self.failed(shape, error)
             elif isinstance(event, Finished):
-                yield from shape.finished(event.usage, self.exchange.timings)
+                try:
+                    yield from shape.finished(event.usage, self.exchange.timings)
+                except InvalidRequest as refused:  # here, so that the events before it are not lost
+                    yield self.failed(shape, refused)
 
     def failed(self, shape: Shape, error: APIError) -> bytes:
         """Note the error, and return the end of a stream that fails."""

@@ -19,7 +19,7 @@ from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.responses.conversations import no_conversation
-from oaiserve.routes.responses.items import Item, chat_messages, input_items, references, stored_items
+from oaiserve.routes.responses.items import Item, chat_messages, input_items, references, since_compaction, stored_items
 from oaiserve.routes.responses.offered import OfferedTools, offered_tools
 from oaiserve.routes.responses.output import item_id, response_ids
 from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse, is_conversation
@@ -136,7 +136,7 @@ def asked(
 ) -> Asked:
     """Return what a request asks. Items without an id get one of the response with `unique_id`."""
     numbers = itertools.count(1)
-    before = list(items_of(earlier.turns))
+    before = since_compaction(list(items_of(earlier.turns)))
     is_empty = not needs_input and not body.input and before
     items = (
         []

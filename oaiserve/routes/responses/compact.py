@@ -1,27 +1,30 @@
-"""The route /v1/responses/compact: the model writes a summary, with which a conversation goes on instead of its items.
+"""Makes conversations shorter: the model writes a summary, with which one goes on instead of its items.
 
-The messages of users and of the system stay as they are. The server keeps nothing of it.
+The messages of users and of the system stay as they are. A client asks for it on the route /v1/responses/compact, of
+which the server keeps nothing, or with a `compaction_trigger` at the end of the input of a response.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 
-from oaiserve.engine.request import PromptDone, TokenChunk, Usage
+from oaiserve.engine.request import ChatPrompt, PromptDone, TokenChunk, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import CompactionBody, ResponsesBody
 from oaiserve.routes.body import in_turns_if_large
 from oaiserve.routes.invalid import invalid
+from oaiserve.routes.objects import InputItem
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.responses.asked import Earlier, asked, conversed, read_earlier, truncated
-from oaiserve.routes.responses.items import Item, encrypted
-from oaiserve.routes.responses.output import OutputMessage, ResponseUsage, item_id
+from oaiserve.routes.responses.items import Item, encrypted, kept
+from oaiserve.routes.responses.output import CompactionItem, OutputMessage, ResponseObject, ResponseUsage, item_id
 from oaiserve.routes.responses.shape import ResponsesShape
 from oaiserve.routes.shapes import encode
 
@@ -32,6 +35,7 @@ SUMMARIZE = {
     "messages of the user and your summary. Say what is wanted, what was done and found out, which names, paths, "
     "numbers and decisions are still needed, and what comes next. Call no tools. Write the summary and nothing else.",
 }
+_OF_SUMMARY: dict[str, Any] = {"temperature": 0, "max_output_tokens": SUMMARY_TOKENS, "thinking_token_budget": 0}
 
 _decoder = msgspec.json.Decoder(CompactionBody)
 
@@ -46,7 +50,31 @@ class Compaction(msgspec.Struct):
     object: str = "response.compaction"
 
 
-class CompactionShape(ResponsesShape):
+class SummaryShape(ResponsesShape):
+    """Renders the answer of the model, none of which is streamed, as a response with one item: a compaction."""
+
+    def _read(self, chunk: TokenChunk) -> None:
+        super()._read(chunk)
+        if chunk.finish_reason is None:
+            return
+        messages = (item for item in self._output.items if isinstance(item, OutputMessage))
+        summary = "".join(part.text for message in messages for part in message.content).strip()
+        self._is_cut = False  # a summary that is cut is a shorter one
+        item = CompactionItem(item_id("cmp", self._head.id.removeprefix("resp_"), "0"), encrypted(summary))
+        self._items = [item] if summary else []
+        for event in ("added", "done") if summary else ():
+            self._add_event(f"response.output_item.{event}", {"output_index": 0, "item": item})
+
+    def final(self, usage: Usage) -> ResponseObject:
+        self._check()
+        return super().final(usage)
+
+    def _check(self) -> None:
+        if not self._items:
+            raise InvalidRequest("The model wrote no summary of this conversation.", param="input", code="no_summary")
+
+
+class CompactionShape(SummaryShape):
     """Renders the answer of the model as a compaction, with the items in `kept`."""
 
     kept: Sequence[Item] = ()
@@ -54,13 +82,9 @@ class CompactionShape(ResponsesShape):
     def whole(self, _prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
         (chunk,) = choices
         self._read(chunk)
-        messages = (item for item in self._output.items if isinstance(item, OutputMessage))
-        summary = "".join(part.text for message in messages for part in message.content).strip()
-        if not summary:
-            raise InvalidRequest("The model wrote no summary of this conversation.", param="input", code="no_summary")
-        own_id = item_id("cmp", self._head.id.removeprefix("resp_"), "0")
-        made = {"id": own_id, "type": "compaction", "encrypted_content": encrypted(summary)}
-        yield encode(Compaction(self._head.id, self._head.created, [*self.kept, made], self._usage_object(usage)))
+        self._check()
+        output = [*self.kept, *msgspec.to_builtins(self._items)]
+        yield encode(Compaction(self._head.id, self._head.created, output, self._usage_object(usage)))
 
 
 @Operation(
@@ -82,22 +106,34 @@ def _as_response(intake: Intake[CompactionBody]) -> Intake[ResponsesBody]:
     given = msgspec.structs.asdict(intake.body)
     if intake.body.input is None and intake.body.previous_response_id is None:
         raise invalid("input", "is required without 'previous_response_id'")
-    more = {"store": False, "temperature": 0, "max_output_tokens": SUMMARY_TOKENS, "thinking_token_budget": 0}
-    return intake.with_body(ResponsesBody(**{**given, "input": given["input"] or [], **more}))
+    return intake.with_body(ResponsesBody(**{**given, "input": given["input"] or [], "store": False, **_OF_SUMMARY}))
+
+
+def is_triggered(body: ResponsesBody) -> bool:
+    """Whether a request for a response wants a compaction: then its input ends with the trigger of one."""
+    return bool(body.input) and isinstance(last := body.input[-1], InputItem) and last.type == "compaction_trigger"
+
+
+def for_summary(intake: Intake[ResponsesBody]) -> Intake[ResponsesBody]:
+    """Return such a request as one for a summary, which is neither random nor has log-probabilities."""
+    plain = {"input": intake.body.input[:-1], "include": None, "top_logprobs": None}
+    return intake.with_body(msgspec.structs.replace(intake.body, **plain, **_OF_SUMMARY))
+
+
+def with_wish(prompt: ChatPrompt) -> ChatPrompt:
+    """Return a prompt with the wish for a summary behind it: what is before it, the prefix cache has."""
+    return replace(prompt, messages=[*prompt.messages, SUMMARIZE])
 
 
 def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Generator[None, None, Answer]:
     body, serving, exchange = intake.body, intake.serving, intake.exchange
     offered, conversation = conversed(body, serving, is_constrained=False)
     whole = asked(body, serving, conversation, earlier, exchange.unique_id, needs_input=False)
-    # The prompt is that of the conversation, which the prefix cache has, and the wish for a summary comes last.
     prompt, _ = yield from truncated(body, serving, conversation, whole, keeps_room=True)
-    prompt = replace(prompt, messages=[*prompt.messages, SUMMARIZE])
     own = conversation.own_params(SUMMARY_TOKENS, None, None)
     params, wanted = intake.checked(replace(own, ends_with_context=True))
     shape = CompactionShape(
         intake.head, wanted, conversation, exchange.tool_calls, {}, offered, stream=False, encrypts=False
     )
-    items = [*whole.earlier, *whole.items]
-    shape.kept = [item for item in items if item["type"] == "message" and item["role"] != "assistant"]
-    return intake.answer(params, (prompt,), shape)
+    shape.kept = kept([*whole.earlier, *whole.items])
+    return intake.answer(params, (with_wish(prompt),), shape)

@@ -77,6 +77,8 @@ def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: M
             return referred[item_id]
         case "compaction" if read_encrypted(item.encrypted_content):
             return {**identity("cmp"), "encrypted_content": item.encrypted_content}
+        case "compaction_trigger":  # the routes that know it have taken it away
+            raise invalid(where.partition("[")[0], "may only be the last item of a request for a response", where)
         case "message" | None:
             pass
         case other:  # of a tool that runs elsewhere, or of another server: nothing in it is for this model
@@ -112,6 +114,18 @@ def _needed(where: str, item: InputItem, name: str) -> Any:
             where.partition("[")[0], f"is required for the type '{item.type or 'message'}'", f"{where}.{name}"
         )
     return value
+
+
+def since_compaction(items: Sequence[Item]) -> list[Item]:
+    """Return the items that a conversation goes on from: those before its last compaction were made shorter by it."""
+    readable = (number for number, item in enumerate(items) if read_encrypted(item.get("encrypted_content")))
+    last = max((number for number in readable if items[number]["type"] == "compaction"), default=0)
+    return [*kept(items[:last]), *items[last:]]
+
+
+def kept(items: Iterable[Item]) -> list[Item]:
+    """Return the items that a compaction leaves as they are."""
+    return [item for item in items if item["type"] == "message" and item["role"] != "assistant"]
 
 
 def chat_messages(earlier: Iterable[Item], new: Sequence[Item]) -> list[dict[str, Any]]:

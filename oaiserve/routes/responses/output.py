@@ -80,6 +80,13 @@ class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
     status: str = "in_progress"
 
 
+class CompactionItem(msgspec.Struct, tag_field="type", tag="compaction"):
+    """A summary, which stands for the conversation before it."""
+
+    id: str
+    encrypted_content: str
+
+
 Item = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
@@ -134,7 +141,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     model: str
-    output: list[Item]
+    output: Sequence[Item | CompactionItem]
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
@@ -163,7 +170,7 @@ class ResponseEvent(msgspec.Struct, omit_defaults=True):
     type: str
     sequence_number: int
     response: ResponseObject | UnsetType = UNSET
-    item: Item | UnsetType = UNSET
+    item: Item | CompactionItem | UnsetType = UNSET
     part: OutputText | ReasoningText | UnsetType = UNSET
     item_id: str | UnsetType = UNSET
     output_index: int | UnsetType = UNSET

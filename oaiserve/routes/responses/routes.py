@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
+from oaiserve.routes.responses import compact
 from oaiserve.routes.responses.asked import Earlier, asked, conversed, items_of, read_earlier, text_format, truncated
 from oaiserve.routes.responses.background import BackgroundAnswer
 from oaiserve.routes.responses.conversations import change, with_items
@@ -69,6 +71,8 @@ _ABSENT = {
 async def responses(http: Request) -> Answer | BackgroundAnswer:
     """Answer in two parts: between them, stored responses that the request goes on from are read."""
     intake = await prepare(http, _decoder, lambda intake: intake, id_prefix="resp_")
+    if compacts := compact.is_triggered(intake.body):
+        intake = compact.for_summary(intake)
     earlier = await read_earlier(intake.serving, intake.body, http.state.owner)
     if earlier.turns:
         intake.exchange.conversation_id = earlier.turns[-1].conversation_id
@@ -76,9 +80,10 @@ async def responses(http: Request) -> Answer | BackgroundAnswer:
 
     def answer() -> Generator[None, None, Answer | BackgroundAnswer]:
         yield
-        return (yield from _answer(intake, earlier))
+        return (yield from _answer(intake, earlier, compacts=compacts))
 
-    return await in_turns_if_large(http, answer(), intake.num_bytes, always=intake.body.truncation == "auto")
+    is_slow = compacts or intake.body.truncation == "auto"
+    return await in_turns_if_large(http, answer(), intake.num_bytes, always=is_slow)
 
 
 class InputTokens(msgspec.Struct):
@@ -108,7 +113,9 @@ async def input_tokens(request: Request) -> Response:
     return await answer_in_turns(request, body.model, count(), num_bytes + earlier.num_bytes)
 
 
-def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Generator[None, None, Answer | BackgroundAnswer]:
+def _answer(
+    intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool
+) -> Generator[None, None, Answer | BackgroundAnswer]:
     body, serving, exchange = intake.body, intake.serving, intake.exchange
     _refuse_what_is_not_here(body)
     if body.background:
@@ -117,6 +124,9 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Generator[None, 
         exchange.ids = None  # no other server goes on with it
     is_constrained = bool(body.stop) or constraints.is_constrained(body)
     offered, conversation = conversed(body, serving, is_constrained=is_constrained)
+    is_forced = offered.tools is not None and offered.tools.is_forced
+    if compacts and (is_constrained or is_forced or text_format(body) is not None):
+        raise invalid("input", "a 'compaction_trigger' asks for a text without a form, stop strings or calls")
     if offered.left_out:
         exchange.tool_calls[ToolCallOutcome.LEFT_OUT] = len(offered.left_out)
     has_logprobs = LOGPROBS in (body.include or [])
@@ -127,22 +137,23 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Generator[None, 
         constraints.grammar(body, text_format(body)),
         text_lengths=num_logprobs is not None and conversation.reads_calls,
     )
-    params, wanted = intake.checked(own)
-    _, items, prompt = whole = asked(body, serving, conversation, earlier, exchange.unique_id)
+    params, wanted = intake.checked(replace(own, ends_with_context=compacts))
+    whole = asked(body, serving, conversation, earlier, exchange.unique_id, needs_input=not compacts)
+    _, items, prompt = whole
     num_dropped = 0
-    if body.truncation == "auto":
-        prompt, num_dropped = yield from truncated(body, serving, conversation, whole)
+    if body.truncation == "auto" or compacts:
+        prompt, num_dropped = yield from truncated(body, serving, conversation, whole, keeps_room=compacts)
     stores = body.store is not False and serving.stores_responses
     if stores and exchange.conversation_id is None:
         exchange.conversation_id = intake.head.id
-    shape = ResponsesShape(
+    shape = (compact.SummaryShape if compacts else ResponsesShape)(
         intake.head,
         wanted,
         conversation,
         exchange.tool_calls,
         _reported(intake, offered, stores=stores) | {"truncated_items": num_dropped or UNSET},
         offered,
-        stream=exchange.is_streaming,
+        stream=exchange.is_streaming and not compacts,
         encrypts=ENCRYPTED in (body.include or []),
     )
 
@@ -162,7 +173,8 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Generator[None, 
             await change(serving.responses, earlier.owner, name, lambda old: with_items(old, added))
 
     keeps = stores or body.conversation is not None
-    made = intake.answer(params, (prompt,), shape, before_end=store if keeps else None)
+    asking = compact.with_wish(prompt) if compacts else prompt
+    made = intake.answer(params, (asking,), shape, before_end=store if keeps else None)
     if not body.background:
         return made
     return BackgroundAnswer(made, shape, Run(earlier.owner, turn(b"")), serving.runs, streams=bool(body.stream))

@@ -18,9 +18,11 @@ from oaiserve.routes.parameters import Wanted
 from oaiserve.routes.respond import Timings
 from oaiserve.routes.responses.offered import OfferedTools
 from oaiserve.routes.responses.output import (
+    CompactionItem,
     Fillings,
     IncompleteDetails,
     InputTokensDetails,
+    Item,
     OutputTokensDetails,
     ResponseError,
     ResponseEvent,
@@ -57,6 +59,7 @@ class ResponsesShape:
         self._is_parsed = conversation.reads_calls or conversation.reads_reasoning
         report = self._add_event if stream else None
         self._output = ResponseOutput(head.id, wanted.num_logprobs, report, offered, encrypts=encrypts)
+        self._items: Sequence[Item | CompactionItem] = self._output.items
         self._events: list[bytes] = []  # that were not returned yet
         self._num_events = 0
         self._has_begun = False
@@ -171,7 +174,7 @@ class ResponsesShape:
             error=error,
             incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
             model=self._head.model,
-            output=self._output.items if status not in ("queued", "in_progress") else [],
+            output=self._items if status not in ("queued", "in_progress") else [],
             **self._reported,
             usage=usage,
         )

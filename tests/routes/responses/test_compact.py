@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from oaiserve.engine.request import FinishReason
 from tests.routes.asking import CALL, CHATML, OPEN, THOUGHT, refused
 from tests.routes.asking import submitted as last_request
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
-from tests.routes.responses.asking import RESPONSES, TOOLS, ask
+from tests.routes.responses.asking import RESPONSES, TOOLS, ask, streamed
 from tests.routes.responses.test_route import USAGE
 
 COMPACT = f"{RESPONSES}/compact"
@@ -108,6 +109,63 @@ def test_a_model_that_writes_no_summary_is_told(serve: Serve) -> None:
     served = serve(template=CHATML)
     served.engine.script = says(CALL)
     refused(served.post(COMPACT, input="Hi", tools=TOOLS), "input", "no summary", code="no_summary")
+
+
+TRIGGER = {"type": "compaction_trigger"}
+
+
+def test_a_trigger_at_the_end_of_the_input_makes_the_response_a_compaction(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    compacted(served, input=[SYSTEM, USER, CALLED, RESULT], tools=TOOLS)
+    as_asked = last_request(served)
+    body = {"input": [SYSTEM, USER, CALLED, RESULT, TRIGGER], "tools": TOOLS, "store": False}
+    answer = ask(served, **body, temperature=0.7)
+    request, prompt = last_request(served)
+    assert (request.params, prompt) == (as_asked[0].params, as_asked[1])
+    (item,) = answer["output"]
+    assert item["id"] == f"cmp_{answer['id'].removeprefix('resp_')}_0"
+    assert b64decode(item["encrypted_content"].removeprefix("oaiserve:")) == b"Hello world"
+    assert (answer["object"], answer["status"], answer["temperature"]) == ("response", "completed", 0)
+    *begun, added, done, last = streamed(served, **body)
+    assert [event["type"] for event in begun] == ["response.created", "response.in_progress"]
+    assert [event["type"] for event in (added, done)] == ["response.output_item.added", "response.output_item.done"]
+    assert added["item"] == done["item"] == last["response"]["output"][0]
+    assert (last["type"], last["response"]["output"][0].keys()) == ("response.completed", item.keys())
+
+
+def test_a_summary_that_is_cut_is_complete_for_whoever_waits_for_it(served: Served) -> None:
+    served.engine.finish_reason = FinishReason.LENGTH
+    assert streamed(served, input=[USER, TRIGGER])[-1]["type"] == "response.completed"
+
+
+def test_a_conversation_goes_on_by_id_without_what_a_trigger_made_shorter(served: Served) -> None:
+    first = ask(served, input="One")
+    second = ask(served, input=[TRIGGER], previous_response_id=first["id"])
+    last_request(served), last_request(served)
+    ask(served, input="Two", previous_response_id=second["id"])
+    summary = ("user", "This is a summary of the conversation so far:\n\nHello world")
+    assert texts(last_request(served)[1].messages) == [("user", "One"), summary, ("user", "Two")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input": [TRIGGER]},
+        {"input": [TRIGGER, USER]},
+        {"input": [USER, TRIGGER], "text": {"format": {"type": "json_object"}}},
+        {"input": [USER, TRIGGER], "tools": TOOLS, "tool_choice": "required"},
+    ],
+)
+def test_a_trigger_behind_nothing_before_something_or_with_a_form_is_refused(serve: Serve, body: Any) -> None:
+    refused(serve(template=CHATML).post(RESPONSES, **body), "input")
+
+
+def test_a_stream_without_a_summary_fails(serve: Serve) -> None:
+    served = serve(template=CHATML)
+    served.engine.script = says(CALL)
+    last = streamed(served, input=[USER, TRIGGER], tools=TOOLS)[-1]
+    assert last["type"] == "response.failed"
+    assert "no summary" in last["response"]["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [{}, {"input": []}, {"instructions": "Be brief."}])
