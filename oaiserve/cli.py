@@ -17,6 +17,7 @@ import ssl
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,6 +68,12 @@ OTHER_COMMANDS = {
     "diff": "Say by what two recordings of requests differ.",
     "plan": "Say which rate of a recorded load a server stands, and which setting would help.",
 }
+# Each is a file of its name in `oaiserve.commands`.
+SMALL_COMMANDS = {
+    "list": "List the models on this disk.",
+    "pull": "Fetch a model without serving it.",
+    "rm": "Remove a model from this disk.",
+}
 FILE_FORMATS: dict[str, type[Toml | Yaml | Json]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
 
 
@@ -83,6 +90,10 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
         from oaiserve.explain.diff.command import main as diff
 
         return diff(argv[1:])
+    if argv and argv[0] in SMALL_COMMANDS:
+        app = App(name=f"oaiserve {argv[0]}", version_flags=[], default_parameter=Parameter(negative=()))
+        app.default(import_module(f"oaiserve.commands.{argv[0]}").command)
+        return commands.run(app, argv[1:])
     return commands.run(command_line(serve_app or _serve_app), argv, _message_for)
 
 
@@ -129,7 +140,7 @@ def command_line(serve_app: ServeApp) -> App:
         config=[_check_variables, Env(ENV_PREFIX, command=False, show=False), _read_config_file],
         default_parameter=Parameter(negative_iterable=()),
     )
-    for name, text in OTHER_COMMANDS.items():  # which `main` runs
+    for name, text in (OTHER_COMMANDS | SMALL_COMMANDS).items():  # which `main` runs
         app.command(App(name=name, help=text))
 
     @app.command

@@ -76,15 +76,21 @@ def fetched(source: ModelSource) -> ModelSource:
     return ModelSource(str(path.parent), path.name, is_local=True)
 
 
+def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the GGUF files of each model in a repository, shards in order, by the name without a number."""
+    models: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(names):
+        if name.endswith(".gguf") and "mmproj" not in name.lower():  # which is for images
+            models[SHARD.sub("", name)].append(name)
+    return models
+
+
 def gguf_files(repository: str, names: Iterable[str], named: str) -> list[str]:
     """Return the named GGUF file of a repository, with all its shards in order. The name is Q4_K_M or the file's.
 
     Raises StartupError unless exactly one file has it.
     """
-    models: dict[str, list[str]] = defaultdict(list)
-    for name in sorted(names):
-        if name.endswith(".gguf") and "mmproj" not in name.lower():  # which is for images
-            models[SHARD.sub("", name)].append(name)
+    models = gguf_models(names)
     named = SHARD.sub("", named)
     ending = re.compile(rf"(^|[-./]){re.escape(named.removesuffix('.gguf'))}\.gguf$", re.IGNORECASE)
     found = [name for name in models if name.lower() == named.lower()]

@@ -14,12 +14,12 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from oaiserve.files import private
 from oaiserve.files.private import NotPrivate, cache_folder
@@ -55,6 +55,16 @@ class StartRecord:
     start: int  # in the content, of what places in `data` count from
     day: str  # on which it was found out
     path: Path
+
+
+class Record(NamedTuple):
+    """A record, without what was found out."""
+
+    path: Path
+    kind: str
+    model: Path  # a folder, or a file
+    day: str
+    holds: bool  # for the model's files and all versions as they are now
 
 
 def subject(
@@ -164,6 +174,21 @@ def _write(path: Path, header: Mapping[str, Any], content: bytes) -> None:
         except BaseException:
             os.unlink(file.name)
             raise
+
+
+def records() -> Iterator[Record]:
+    """Read what is remembered of the models that are still there."""
+    for path in sorted((cache_folder() / "remembered").glob("*-*")):
+        try:
+            with path.open("rb") as file:
+                header = json.loads(file.readline())
+            folder, files = Path(header["folder"]), header["files"]
+            is_current = all(_version(package) == known for package, known in header["versions"].items())
+            is_unchanged = all(_stat(folder / name) == known["stat"] for name, known in files.items())
+            model = folder if "config.json" in files else folder / min(files)
+            yield Record(path, path.name.partition("-")[0], model, header["day"], is_current and is_unchanged)
+        except (OSError, ValueError, KeyError):
+            continue
 
 
 def _forget_lost_models(records: Path) -> None:

@@ -227,6 +227,7 @@ def gguf(
     second: int | None = None,
     token: str = "a",
     files: int = 0,
+    file_type: int | None = None,
     name: str = "t",
 ) -> bytes:
     """A GGUF file with one tensor. Each argument replaces something in it that is right.
@@ -241,6 +242,8 @@ def gguf(
     ]
     if files:
         parts.append(text("split.count") + struct.pack("<IH", 2, files))
+    if file_type is not None:
+        parts.append(text("general.file_type") + struct.pack("<II", 4, file_type))
     if tensors is None:
         tensors = 1 if second is None else 2
     head = b"GGUF" + struct.pack("<IQQ", version, tensors, len(parts) if values is None else values)

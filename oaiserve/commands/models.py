@@ -1,0 +1,152 @@
+"""The models on this disk: the demo, those in the hub's cache, and those elsewhere that an earlier start remembers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oaiserve.errors import StartupError
+from oaiserve.files import demo, gguf, hub, start_cache
+from oaiserve.files.bad_file import BadFile
+from oaiserve.files.checkpoint import json_object, weight_files
+from oaiserve.files.private import cache_folder
+from oaiserve.files.safetensors_header import read_header
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo, HFCacheInfo
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model on this disk."""
+
+    name: str  # as `serve` takes it
+    path: Path  # a folder, or the first GGUF file
+    num_bytes: int
+    records: list[start_cache.Record] = field(default_factory=list)
+    # Removes the model's files, and returns how many bytes that frees. None: they are the user's own.
+    remove: Callable[[], int] | None = None
+
+    @property
+    def checked(self) -> str:
+        """Return the day on which a start has checked the model as it is now, or nothing."""
+        return max((record.day for record in self.records if record.kind == "model" and record.holds), default="")
+
+    def described(self) -> tuple[str, str]:
+        """Return the format of the weights and the model's family."""
+        try:
+            return _folder(self.path) if self.path.is_dir() else _gguf_file(self.path)
+        except StartupError:
+            return "no weights", "-"
+        except (BadFile, OSError):
+            return "damaged", "-"
+
+
+def stored_models() -> list[StoredModel]:
+    """Find all models, ordered by name."""
+    records: dict[Path, list[start_cache.Record]] = {}
+    for record in start_cache.records():
+        records.setdefault(record.model, []).append(record)
+    found = [*_demo(), *_in_hub_cache()]
+    for model in found:
+        model.records.extend(records.pop(model.path.resolve(), []))
+    for path, of_path in records.items():
+        if path.suffix == ".gguf" or path.is_dir():
+            found.append(StoredModel(str(path), path, _num_bytes(path), of_path))
+    return sorted(found, key=lambda model: model.name.lower())
+
+
+def _demo() -> Iterator[StoredModel]:
+    folder = cache_folder() / "models" / demo.NAME
+    if (folder / demo.DIGESTS).is_file():
+        yield StoredModel("demo", folder, _num_bytes(folder), remove=lambda: _removed(folder))
+
+
+def _in_hub_cache() -> Iterator[StoredModel]:
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
+    except CacheNotFound:
+        return
+    for repo in cache.repos:
+        if repo.repo_type == "model":
+            yield from _of_repository(cache, repo)
+
+
+def _of_repository(cache: HFCacheInfo, repo: CachedRepoInfo) -> Iterator[StoredModel]:
+    """Find the models of a repository: each of its GGUF files is one."""
+    revision = repo.refs.get("main") or max(repo.revisions, key=lambda each: each.last_modified, default=None)
+    if revision is None:
+        return
+    folder = revision.snapshot_path
+    files = {str(file.file_path.relative_to(folder)): file for file in revision.files}
+    models = hub.gguf_models(files)
+
+    def remove_all() -> int:
+        return _executed(cache.delete_revisions(*(each.commit_hash for each in repo.revisions)))
+
+    for parts in models.values():
+
+        def remove(parts: list[str] = parts) -> int:
+            return _executed(cache.delete_files(*(files[part] for part in parts)))
+
+        size = sum(files[part].size_on_disk for part in parts)
+        name = f"{repo.repo_id}:{_short_name(repo.repo_id, parts[0], list(files))}"
+        yield StoredModel(name, folder / parts[0], size, remove=remove if len(models) > 1 else remove_all)
+    if not models:
+        yield StoredModel(repo.repo_id, folder, revision.size_on_disk, remove=remove_all)
+
+
+def _removed(folder: Path) -> int:
+    num_bytes = _num_bytes(folder)
+    shutil.rmtree(folder)
+    return num_bytes
+
+
+def _executed(strategy: Any) -> int:
+    strategy.execute()
+    return int(strategy.expected_freed_size)
+
+
+def _short_name(repository: str, name: str, names: list[str]) -> str:
+    """Return the format in a GGUF file's name, or all of it where that is the name of several."""
+    whole = gguf.SHARD.sub("", name).removesuffix(".gguf")
+    short = whole.rpartition("/")[2].rpartition("-")[2]
+    try:
+        return short if name in hub.gguf_files(repository, names, short) else f"{whole}.gguf"
+    except StartupError:
+        return f"{whole}.gguf"
+
+
+def _num_bytes(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else gguf.shard_paths(path)
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _folder(folder: Path) -> tuple[str, str]:
+    config = json_object(folder / "config.json")
+    weights = weight_files(folder, config)
+    quantization = config.get("quantization_config")
+    if isinstance(quantization, dict):
+        form = str(quantization.get("quant_method", "quantized"))
+    else:
+        tensors = read_header(weights[0])[0].values()
+        form = max(tensors, key=lambda tensor: tensor["data_offsets"][1] - tensor["data_offsets"][0])["dtype"].lower()
+    return f"safetensors {form}", str(config.get("model_type", "-"))
+
+
+def _gguf_file(path: Path) -> tuple[str, str]:
+    from gguf.constants import LlamaFileType
+
+    values = gguf.read_values(path)
+    names: dict[Any, str] = {
+        kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType
+    }
+    return f"GGUF {names.get(values.get('general.file_type'), '').removeprefix('ALL_')}", gguf.architecture(
+        values
+    ) or "-"

@@ -1,0 +1,18 @@
+"""The command `oaiserve pull`."""
+
+from __future__ import annotations
+
+from oaiserve.files import demo, hub
+
+
+def command(model: str, /) -> int:
+    """Fetch a model that `oaiserve serve` would fetch, without serving it. What is there already is not fetched again.
+
+    Parameters
+    ----------
+    model
+        demo, a hub id such as Qwen/Qwen3-0.6B, or one of a repository's GGUF files: unsloth/Qwen3-0.6B-GGUF:Q4_K_M.
+    """
+    path = demo.fetched() if model == "demo" else hub.local_source(model).path
+    print(f"{model} is on this disk: {path}")
+    return 0

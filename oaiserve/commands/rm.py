@@ -1,0 +1,42 @@
+"""The command `oaiserve rm`."""
+
+from __future__ import annotations
+
+import sys
+from difflib import get_close_matches
+
+from oaiserve.commands.models import stored_models
+from oaiserve.commands.table import size
+from oaiserve.errors import StartupError
+
+
+def command(name: str, /, *, yes: bool = False) -> int:
+    """Remove a model that was fetched from this disk, and what starts remember of it.
+
+    Of a model elsewhere, only what starts remember is removed: its files are your own.
+
+    Parameters
+    ----------
+    name
+        The name in `oaiserve list`.
+    yes
+        Do not ask.
+    """
+    models = {model.name: model for model in stored_models()}
+    if name not in models:
+        close = get_close_matches(name, models, n=1, cutoff=0.3)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise StartupError(f"'{name}' is not in 'oaiserve list'.{hint}")
+    model = models[name]
+    what = "its files, with" if model.remove is not None else "not its files, but"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise StartupError(f"Nobody can be asked whether to remove '{name}'. Give --yes.")
+        if not input(f"Remove {name} ({what} what starts remember of it)? [y/N] ").lower().startswith("y"):
+            return 1
+    freed = model.remove() if model.remove is not None else 0
+    for record in model.records:
+        freed += record.path.stat().st_size
+        record.path.unlink()
+    print(f"Removed {name}: {size(freed)} are free again.")
+    return 0

@@ -1,0 +1,110 @@
+"""Models on this disk are listed, removed and fetched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from oaiserve import cli
+from oaiserve.files import demo, private, start_cache
+from tests.files.test_checkpoint import gguf, safetensors
+from tests.files.test_hub import GGUFS, MODEL, REPOSITORY, hub, put  # noqa: F401
+
+HubFolder = tuple[Path, list[str]]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "ours"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "ours"
+
+
+def put_model(folder: Path, name: str = "config.json", **config: object) -> Path:
+    private.make_folder(folder)
+    (folder / name).write_text(json.dumps({"model_type": "qwen3", **config}))
+    (folder / "model.safetensors").write_bytes(safetensors())
+    return folder
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+    assert cli.main(argv) == code
+    out, err = capsys.readouterr()
+    return err if code == 2 else out
+
+
+def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+    """Return the words of each line behind the name."""
+    return {name: rest for name, *rest in (line.split() for line in run(capsys, "list").splitlines()[1:])}
+
+
+def remembered(folder: Path) -> Path:
+    asked = start_cache.subject("model", folder, (".json", ".safetensors"), options={}, packages=("pytest",))
+    path = start_cache.remember(asked, {}, b"")
+    assert path is not None
+    return path
+
+
+def test_where_there_is_no_model_the_list_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "oaiserve pull demo" in run(capsys, "list")
+
+
+def test_the_demo_and_models_that_were_served_are_listed(
+    capsys: pytest.CaptureFixture[str], cache: Path, tmp_path: Path
+) -> None:
+    put_model(cache / "models" / demo.NAME, model_type="llama")
+    (cache / "models" / demo.NAME / demo.DIGESTS).touch()
+    own = put_model(tmp_path / "own", quantization_config={"quant_method": "awq"})
+    remembered(own)
+    found = listed(capsys)
+    assert found["demo"][2:] == ["safetensors", "f32", "llama", "-"]
+    assert found[str(own)][2:-1] == ["safetensors", "awq", "qwen3"]
+    assert found[str(own)][-1].startswith("20")
+    (own / "config.json").write_text("{}")  # another model than the one that was checked
+    assert listed(capsys)[str(own)][-2:] == ["-", "-"]
+
+
+def test_only_what_is_remembered_of_the_users_own_model_is_removed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    own = put_model(tmp_path / "own")
+    record = remembered(own)
+    assert "Give --yes" in run(capsys, "rm", str(own), code=2)
+    assert "are free again" in run(capsys, "rm", str(own), "--yes")
+    assert not record.exists()
+    assert (own / "model.safetensors").exists()
+
+
+def test_a_model_of_the_hub_is_fetched_listed_and_removed(
+    hub: HubFolder,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    put(hub[0], MODEL)
+    put_model(hub[0])
+    assert f"{REPOSITORY} is on this disk: " in run(capsys, "pull", REPOSITORY)
+    assert listed(capsys)[REPOSITORY][2:] == ["safetensors", "f32", "qwen3", "-"]
+    assert "Did you mean someone/model?" in run(capsys, "rm", "some/model", "--yes", code=2)
+    assert "are free again" in run(capsys, "rm", REPOSITORY, "--yes")
+    assert listed(capsys) == {}
+    assert not any((tmp_path / "cache").rglob("blobs/*"))
+
+
+def test_of_gguf_files_in_one_repository_each_is_a_model(
+    hub: HubFolder,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    put(hub[0], GGUFS)
+    (hub[0] / GGUFS[0]).write_bytes(gguf(file_type=15))
+    for name in ("Q4_K_M", "Q8_0"):
+        run(capsys, "pull", f"{REPOSITORY}:{name}")
+    found = listed(capsys)
+    assert found[f"{REPOSITORY}:Q4_K_M"][2:] == ["GGUF", "Q4_K_M", "llama", "-"]
+    assert found[f"{REPOSITORY}:Q8_0"][2:] == ["damaged", "-", "-"]
+    run(capsys, "rm", f"{REPOSITORY}:Q8_0", "--yes")
+    assert list(listed(capsys)) == [f"{REPOSITORY}:Q4_K_M"]
+    run(capsys, "rm", f"{REPOSITORY}:Q4_K_M", "--yes")
+    assert not any((tmp_path / "cache").rglob("*.gguf"))
