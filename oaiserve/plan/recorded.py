@@ -10,7 +10,7 @@ import itertools
 import json
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.recordings import block_hashes, is_recording
 
 VOCAB = 2**60  # the scheduler takes any numbers as token ids
+LEAST_OPEN = 0.9  # of the most requests that were open at once, on average, in a closed loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,9 @@ class RecordedLoad:
     cost: Cost | None = None
     num_left_out: int = 0  # requests whose prompts are not known: they were refused before
     tpot_seconds: float | None = None  # the mean of the requests, as it was measured
+    num_waiting_clients: int = (
+        0  # that each waited for an answer before they asked again; 0: requests came by themselves
+    )
 
     @property
     def rate(self) -> float:
@@ -136,7 +140,9 @@ def _recording(rows: list[dict[str, Any]]) -> RecordedLoad:
     costs = [row["step_cost"] for row in rows if "step_cost" in row]
     cost = _cost(costs[-1], known) if costs else None
     tpot_seconds = statistics.fmean(tpots) if tpots else None
-    return RecordedLoad(_from_first(arrivals), RecordedServer(**fields), cost, left_out, tpot_seconds)
+    spans = [(row["timestamp"], row["timestamp"] + sum(row["phases_ns"].values()) / 1e9) for row in known]
+    clients = waiting_clients(spans)
+    return RecordedLoad(_from_first(arrivals), RecordedServer(**fields), cost, left_out, tpot_seconds, clients)
 
 
 _BEFORE_QUEUE = ("receive", "tokenize_wait", "tokenize")
@@ -163,22 +169,52 @@ def _plain(rows: list[dict[str, Any]]) -> RecordedLoad:
     found = [_arrival(row) for row in rows]
     arrivals = [
         Arrival(seconds, _prompt(tokens, [], 1, index), answer)
-        for index, (seconds, tokens, answer) in enumerate(found)
+        for index, (seconds, _, tokens, answer) in enumerate(found)
         if answer and tokens
     ]
-    return RecordedLoad(_from_first(arrivals), RecordedServer(), num_left_out=len(rows) - len(arrivals))
+    clients = waiting_clients([(seconds, seconds + duration) for seconds, duration, _, _ in found if duration])
+    left_out = len(rows) - len(arrivals)
+    return RecordedLoad(_from_first(arrivals), RecordedServer(), None, left_out, num_waiting_clients=clients)
 
 
-def _arrival(row: dict[str, Any]) -> tuple[float, int, int]:
-    """Return when a request came, in seconds since any time, and the tokens of its prompt and of its answer."""
+def _arrival(row: dict[str, Any]) -> tuple[float, float, int, int]:
+    """Return when a request came and how long it took, in seconds, and the tokens of its prompt and of its answer.
+
+    The times are since any time, and 0 seconds stand for a duration that is not known.
+    """
     if "received_unix_ns" in row:
-        return row["received_unix_ns"] / 1e9, row["prompt_tokens"], row["completion_tokens"]
+        duration_ns = row.get("duration_ns", 0)
+        return row["received_unix_ns"] / 1e9, duration_ns / 1e9, row["prompt_tokens"], row["completion_tokens"]
     if "intended_ns" in row:
-        return row["intended_ns"] / 1e9, row["prompt_tokens"], row["completion_tokens"] or 0
+        at_ns, end_ns = row["intended_ns"], row.get("end_ns", 0)
+        return at_ns / 1e9, max(0, end_ns - at_ns) / 1e9, row["prompt_tokens"], row["completion_tokens"] or 0
     if "logger" in row:  # it was written when the request had ended
-        ended = datetime.fromisoformat(row["ts"]).timestamp()
-        return ended - row["duration_ms"] / 1e3, row["prompt_tokens"], row["completion_tokens"]
-    return float(row["timestamp"]), row["input_length"], row["output_length"]
+        ended, duration = datetime.fromisoformat(row["ts"]).timestamp(), row["duration_ms"] / 1e3
+        return ended - duration, duration, row["prompt_tokens"], row["completion_tokens"]
+    return float(row["timestamp"]), 0.0, row["input_length"], row["output_length"]
+
+
+def waiting_clients(spans: Sequence[tuple[float, float]]) -> int:
+    """Return how many clients each waited for an answer before they asked again, by when requests came and ended.
+
+    Return 0 if requests came by themselves. Of clients that wait, each has a request open nearly all the time: on
+    average, nearly as many are open as ever are. Requests that come by themselves are now few and now many.
+    """
+    changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+    last = max((begin for begin, _ in spans), default=0.0)
+    times = [at for at, _ in changes if at <= last]
+    numbers = list(itertools.accumulate(change for _, change in changes[: len(times)]))
+    most = max(numbers, default=0)
+    if len(spans) < 2 * most or len(spans) < 2:
+        return 0
+    first = numbers.index(most)  # before, clients began one after the other
+    seconds = last - times[first]
+    open_seconds = sum(
+        number * (end - begin)
+        for number, (begin, end) in zip(numbers[first:], itertools.pairwise(times[first:]), strict=False)
+    )
+    is_closed = seconds >= (last - times[0]) / 2 and open_seconds >= LEAST_OPEN * most * seconds
+    return most if is_closed else 0
 
 
 def _prompt(length: int, hashes: list[str], block_tokens: int, index: int) -> list[int]:

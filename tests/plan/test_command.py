@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from oaiserve.cli import main
+from oaiserve.plan import command
 from tests.plan.recordings import COST, row, written
 
 
@@ -33,6 +37,46 @@ def test_a_plan_has_the_rate_the_replicas_and_the_settings(
     assert found["recorded"]["good_share"] == 1.0
     assert found["rates"][3]["good_share"] >= 0.95 > found["rates"][-1]["good_share"]
     assert "(as recorded)" in text
+
+
+@pytest.mark.parametrize(("num_clients", "whose"), [(1, "one client that waited"), (3, "3 clients that each waited")])
+def test_clients_that_wait_for_answers_tell_no_rate(
+    num_clients: int, whose: str, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, *rows, cost = map(json.loads, recording.read_text().splitlines())
+    for index, one in enumerate(rows):  # each client asks 10 ms after its answer
+        turn, client = divmod(index, num_clients)
+        one["timestamp"] = 100 + 0.21 * turn + 0.1 * client
+        one["phases_ns"] = dict.fromkeys(one["phases_ns"], 0) | {"decode": 200_000_000}
+    written(recording, head, *rows, cost)
+    arguments = ["plan", "--from", str(recording), "--slo", "ttft:100ms"]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert f"is of a closed loop: of {whose} for an answer" in error
+    assert "tells no rate" in error
+    rest = ["--cost", str(recording), "--no-settings"]  # what its steps cost is of use for other loads
+    trace = written(
+        recording.with_name("trace"), *({"timestamp": k, "input_length": 5, "output_length": 2} for k in (4, 6))
+    )
+    assert main(["plan", "--from", str(trace), "--slo", "ttft:9s", *rest]) == 0
+
+
+def test_the_plan_tells_what_it_is_doing_while_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Noted(io.StringIO):
+        shown = threading.Event()
+
+        def write(self, text: str) -> int:
+            if "searching" in text:
+                self.shown.set()
+            return super().write(text)
+
+    monkeypatch.setattr(command, "SILENT_SECONDS", 0.001)
+    monkeypatch.setattr(sys, "stderr", Noted())
+    with command.progress() as tell:
+        tell("reading")
+        tell("searching for the highest rate")
+        assert sys.stderr.shown.wait(60)
+    assert "oaiserve plan: searching for the highest rate, 0 s so far\n" in sys.stderr.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 
 from oaiserve.errors import StartupError
 from oaiserve.explain.step_cost import StepCost
-from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, RecordedServer, busiest, read, repeated
+from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, RecordedServer, busiest, read, repeated, waiting_clients
 from tests.plan.recordings import COST, row, written
 
 
@@ -64,6 +65,24 @@ def test_accounts_and_traces_have_arrivals_and_lengths(tmp_path: Path) -> None:
         assert [one.answer_tokens for one in load.arrivals] == answers
         assert [one.seconds for one in load.arrivals] == [0, 2]
         assert (load.cost, load.num_left_out, load.rate) == (None, num_left_out, 0.5)
+
+
+def test_clients_that_wait_have_nearly_as_many_requests_open_as_ever() -> None:
+    rng = random.Random(7)
+    free, ended, by_themselves, at = [0.0] * 8, [], [], 0.0
+    for _ in range(200):  # eight clients, each of which asks 5 ms after its answer
+        begin = min(free)
+        end = begin + rng.uniform(0.5, 2)
+        free[free.index(begin)] = end + 0.005
+        ended.append((begin, end))
+        at += rng.expovariate(6)  # the same number on average, by themselves
+        by_themselves.append((at, at + rng.uniform(0.5, 2)))
+    assert waiting_clients(ended) == 8
+    assert waiting_clients(by_themselves) == 0
+    overloaded = [(index / 10, index / 5) for index in range(200)]
+    assert waiting_clients(overloaded) == 0
+    assert waiting_clients([(0.0, 1.0)] * 9) == 0
+    assert waiting_clients([]) == 0
 
 
 @pytest.mark.parametrize(
