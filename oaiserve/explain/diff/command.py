@@ -42,6 +42,13 @@ def _command_line() -> App:
             if not accounts:
                 raise StartupError(f"'{path}' has no request that was answered.")
             sides.append(accounts)
+        models = [{account.model for account in side} for side in sides]
+        if models[0].isdisjoint(models[1]):
+            known = [", ".join(sorted(names)) for names in models]
+            raise StartupError(
+                f"'{a}' has requests of {known[0]}, and '{b}' of {known[1]}: times of different models do not compare, "
+                "unless both are served under one --served-model-name."
+            )
         found = difference(*sides)
         print(paragraph(found))
         if table:

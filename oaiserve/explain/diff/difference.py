@@ -34,6 +34,7 @@ class Account:
     cached_tokens: int
     answer_tokens: int
     parts_ns: Mapping[tuple[str, str], int]  # by phase and cause; the cause is "" where a phase has none
+    model: str = ""
 
 
 def read(path: Path) -> list[Account]:
@@ -45,22 +46,26 @@ def read(path: Path) -> list[Account]:
         raise StartupError(f"'{path}' cannot be read: {reason}.") from error
     try:
         first, _, rest = text.partition("\n")
-        if rest.startswith("{") and is_recording(json.loads(first)):
-            rows = [json.loads(line) for line in rest.splitlines()]
-            found = [_recorded(row) for row in rows if row.get("outcome") == "finished" and "input_length" in row]
+        if (not rest or rest.startswith("{")) and is_recording(head := json.loads(first)):
+            rows, model = [json.loads(line) for line in rest.splitlines()], head["server"].get("model", "")
+            answered = [row for row in rows if row.get("outcome") == "finished" and "input_length" in row]
+            found = [_recorded(row, model) for row in answered]
         else:
             found = [_shown(row) for row in json.loads(text)["requests"] if row["outcome"] == "finished"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        why = (
+            f": {error}" if type(error) is ValueError else "; reports of the load test are for 'oaiserve bench compare'"
+        )
         raise StartupError(
-            f"'{path}' must be a recording (serve --record-requests) or an answer of /debug/requests "
-            f"({type(error).__name__}: {error}). Reports of the load test are for 'oaiserve bench compare'."
+            f"'{path}' must be a recording (serve --record-requests) or an answer of /debug/requests{why}."
         ) from error
     return sorted(found, key=lambda account: account.arrived_seconds)
 
 
-def _recorded(row: Mapping[str, Any]) -> Account:
+def _recorded(row: Mapping[str, Any], model: str) -> Account:
     parts = _parts(row["phases_ns"], row["causes_ns"], row["queue_waits_ns"])
-    return Account(row["timestamp"], row["input_length"], row["cached_tokens"], row["output_length"], parts)
+    tokens = row["input_length"], row["cached_tokens"], row["output_length"]
+    return Account(row["timestamp"], *tokens, parts, row.get("model") or model)
 
 
 def _shown(row: Mapping[str, Any]) -> Account:
@@ -68,7 +73,8 @@ def _shown(row: Mapping[str, Any]) -> Account:
     causes_ns = {phase["name"]: phase["causes_ns"] for phase in row["phases"]}
     parts = _parts(phases_ns, causes_ns, row["queue_waits_ns"])
     seconds = row["received_unix_ns"] / 1e9
-    return Account(seconds, row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"], parts)
+    tokens = row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]
+    return Account(seconds, *tokens, parts, row["model"])
 
 
 def _parts(

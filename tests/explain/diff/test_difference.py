@@ -62,9 +62,9 @@ def test_the_changes_of_parts_add_up(data: list[list[dict[tuple[str, str], int]]
     assert sum(change.change for change in found.parts.values()) == pytest.approx(found.duration.change, abs=1e-9)
 
 
-def recorded(path: Path, decode_ms: int, number: int = 40) -> Path:
+def recorded(path: Path, decode_ms: int, number: int = 40, model: str = "demo") -> Path:
     rng = random.Random(path.name)
-    lines = [{"recording": 1, "block_tokens": 64, "server": {}}]
+    lines = [{"recording": 1, "block_tokens": 64, "server": {"model": model}}]
     for index in range(number):
         alone, queue = (int(rng.gauss(mean, 2) * 1e6) for mean in (decode_ms, 20))
         lines.append(
@@ -105,10 +105,23 @@ def test_the_command_names_what_changed(tmp_path: Path, capsys: pytest.CaptureFi
 def test_what_cannot_be_compared_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "neither").write_text("{}")
     (tmp_path / "empty").write_text('{"requests": []}')
+    (tmp_path / "newer").write_text('{"recording": 2}\n')
+    recorded(tmp_path / "head", 80, number=0)
     for name, message in (
-        ("neither", "must be a recording (serve --record-requests) or an answer of /debug/requests"),
+        ("neither", "must be a recording (serve --record-requests) or an answer of /debug/requests; reports of"),
+        ("newer", "/debug/requests: it is a recording of version 2, but this reads version 1.\n"),
+        ("head", "has no request that was answered"),
         ("empty", "has no request that was answered"),
         ("missing", "cannot be read: No such file"),
     ):
         assert main(["diff", str(tmp_path / name), str(tmp_path / name)]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_requests_of_different_models_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = recorded(tmp_path / "a", 80), recorded(tmp_path / "b", 80, model="other")
+    assert main(["diff", str(a), str(b)]) == 2
+    said = capsys.readouterr()
+    assert "has requests of demo, and" in said.err
+    assert "of other: times of different models do not compare" in said.err
+    assert said.out == ""
