@@ -35,6 +35,7 @@ from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Json, Toml, Yaml
 
 from oaiserve import __version__
+from oaiserve.commands.servers import announced
 from oaiserve.config import Config, EngineOptions, OptionError, RouteOptions, ServerOptions, TelemetryOptions
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
@@ -71,6 +72,7 @@ OTHER_COMMANDS = {
 # Each is a file of its name in `oaiserve.commands`.
 SMALL_COMMANDS = {
     "list": "List the models on this disk.",
+    "ps": "List your servers on this machine.",
     "pull": "Fetch a model without serving it.",
     "rm": "Remove a model from this disk.",
 }
@@ -386,13 +388,14 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     logger.info("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
     banner = _banner(config, sock.getsockname()[1], task)
-    if children:
-        _listen(config.server, sock, banner)
-        supervisor.serve(sock)
-    else:
-        run_until_signal(
-            app, config.server, sock, connections, banner, on_drain=engine.drain, failure=lambda: engine.failure
-        )
+    with announced(_url(config.server, sock.getsockname()[1]), config.server.served_model_name or config.model):
+        if children:
+            _listen(config.server, sock, banner)
+            supervisor.serve(sock)
+        else:
+            run_until_signal(
+                app, config.server, sock, connections, banner, on_drain=engine.drain, failure=lambda: engine.failure
+            )
     return 0 if engine.failure is None else 1
 
 
@@ -417,7 +420,8 @@ oaiserve {__version__} routes to {", ".join(options.replica)} at {url}/v1
 
 Ctrl-C stops it.
 """
-    run_until_signal(app, server, sock, allowed_connections(server), banner, on_drain=gateway.drain)
+    with announced(url, f"those of {len(options.replica)} servers"):
+        run_until_signal(app, server, sock, allowed_connections(server), banner, on_drain=gateway.drain)
     return 0
 
 

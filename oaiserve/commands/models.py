@@ -144,9 +144,6 @@ def _gguf_file(path: Path) -> tuple[str, str]:
     from gguf.constants import LlamaFileType
 
     values = gguf.read_values(path)
-    names: dict[Any, str] = {
-        kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType
-    }
-    return f"GGUF {names.get(values.get('general.file_type'), '').removeprefix('ALL_')}", gguf.architecture(
-        values
-    ) or "-"
+    names: dict[Any, str] = {kind.value: kind.name for kind in LlamaFileType}
+    form = names.get(values.get("general.file_type"), "").removeprefix("MOSTLY_").removeprefix("ALL_")
+    return f"GGUF {form}", gguf.architecture(values) or "-"

@@ -15,13 +15,6 @@ from tests.files.test_hub import GGUFS, MODEL, REPOSITORY, hub, put  # noqa: F40
 HubFolder = tuple[Path, list[str]]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "ours"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "ours"
-
-
 def put_model(folder: Path, name: str = "config.json", **config: object) -> Path:
     private.make_folder(folder)
     (folder / name).write_text(json.dumps({"model_type": "qwen3", **config}))

@@ -1,0 +1,79 @@
+"""Asks a server over HTTP, with the standard library alone: it is there in no time."""
+
+from __future__ import annotations
+
+import json
+import os
+from http.client import HTTPException, HTTPResponse
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
+
+from oaiserve.commands import servers
+from oaiserve.errors import StartupError
+from oaiserve.hosts import is_loopback
+
+SHORT_SECONDS = 2.0  # for what a server answers at once
+
+
+class NoAnswer(Exception):
+    """The server cannot be reached, or refuses. The message says why, in a sentence."""
+
+
+class Client:
+    """Asks one server, with the key in OPENAI_API_KEY if there is one."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.key = os.environ.get("OPENAI_API_KEY") or "none"
+        # What goes to this machine goes through no proxy, whatever the environment says.
+        is_here = is_loopback(urlsplit(self.url).hostname or "")
+        self._opener = build_opener(*[ProxyHandler({})] if is_here else [])
+
+    def open(
+        self, path: str, body: object = None, *, accept: str = "application/json", seconds: float | None = None
+    ) -> HTTPResponse:
+        """Ask, with a POST if there is a body, and return the answer, which is yet to be read. Raises NoAnswer."""
+        headers = {"authorization": f"Bearer {self.key}", "accept": accept, "content-type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            answer: HTTPResponse = self._opener.open(Request(self.url + path, data, headers), timeout=seconds)
+        except HTTPError as error:
+            raise NoAnswer(f"{self.url} answers {error.code}: {_message(error.read())}") from error
+        except (OSError, HTTPException, ValueError) as error:
+            raise NoAnswer(f"{self.url} does not answer: {getattr(error, 'reason', error)}.") from error
+        return answer
+
+    def text(self, path: str, accept: str = "text/plain") -> str:
+        """Return what the server answers at once. Raises NoAnswer."""
+        try:
+            with self.open(path, accept=accept, seconds=SHORT_SECONDS) as answer:
+                return answer.read().decode(errors="replace")
+        except (OSError, HTTPException) as error:
+            raise NoAnswer(f"{self.url} does not answer to its end: {error}.") from error
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return the models that the server has. Raises NoAnswer."""
+        try:
+            found: list[dict[str, Any]] = json.loads(self.text("/v1/models", "application/json"))["data"]
+            return found
+        except (ValueError, KeyError, TypeError) as error:
+            raise NoAnswer(f"{self.url} is no server of OpenAI's API: it has no list of models.") from error
+
+
+def client_for(url: str | None) -> Client:
+    """Return a client of the server at this address, or else of the one that started last here."""
+    if url is not None:
+        return Client(url)
+    found = servers.running()
+    if not found:
+        raise StartupError("No server runs here. Start one, as with 'oaiserve serve demo', or give --url.")
+    return Client(found[0].url)
+
+
+def _message(answer: bytes) -> str:
+    try:
+        return str(json.loads(answer)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer[:200].decode(errors="replace").strip() or "nothing more."

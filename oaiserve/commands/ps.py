@@ -1,0 +1,40 @@
+"""The command `oaiserve ps`."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from oaiserve.commands.client import Client, NoAnswer
+from oaiserve.commands.servers import running
+from oaiserve.commands.table import size, table
+
+
+def command() -> int:
+    """List your servers on this machine, newest first, with the requests that run and wait there."""
+    servers = running()
+    if not servers:
+        print("No server runs here. oaiserve serve demo starts one.")
+        return 0
+    rows = []
+    for server in servers:
+        since = f"{datetime.fromtimestamp(server.since):%Y-%m-%d %H:%M}"
+        rows.append((server.url, server.model, since, *_load(server.url), str(server.pid)))
+    print(table(("ADDRESS", "MODEL", "SINCE", "RUNNING", "WAITING", "MEMORY", "PID"), rows))
+    return 0
+
+
+def _load(url: str) -> tuple[str, str, str]:
+    """Return how many requests run and wait, and the memory of the process, as its metrics have them."""
+    try:
+        metrics = Client(url).text("/metrics")
+    except NoAnswer:
+        return "no answer", "-", "-"
+    found = {name: float(value) for name, value in re.findall(r"^(\w+) (\S+)$", metrics, re.MULTILINE)}
+    running, waiting = (found.get(f"oaiserve_requests_{state}") for state in ("running", "waiting"))
+    memory = found.get("process_resident_memory_bytes")
+    return _count(running), _count(waiting), "-" if memory is None else size(memory)
+
+
+def _count(number: float | None) -> str:
+    return "-" if number is None else f"{number:.0f}"

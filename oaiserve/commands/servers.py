@@ -1,0 +1,86 @@
+"""The servers of this user on this machine, each of which keeps a small file while it runs.
+
+A server holds a lock on its file, which the system releases when the process ends, however that happens. So a file that
+nobody holds is of a server that is gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from oaiserve.errors import StartupError
+from oaiserve.files import private
+from oaiserve.files.private import NotPrivate, cache_folder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that runs."""
+
+    url: str
+    model: str  # as clients name it
+    pid: int
+    since: float  # Unix time
+    host: str  # whose processes see it at this address: homes and caches may be shared
+
+
+@contextmanager
+def announced(url: str, model: str) -> Iterator[None]:
+    """Keep this server's file in the `with` block. Where none can be written, `running` does not find the server."""
+    server = RunningServer(url, model, os.getpid(), time.time(), socket.gethostname())
+    with ExitStack() as stack:
+        try:
+            private.make_folder(_folder())
+            file = stack.enter_context(NamedTemporaryFile("w", dir=_folder(), prefix=".", suffix=".json", delete=False))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            json.dump(asdict(server), file)
+            file.flush()
+            path = _folder() / Path(file.name).name.removeprefix(".")
+            os.replace(file.name, path)  # from now on, others see it
+            stack.callback(path.unlink, missing_ok=True)
+        except OSError as error:
+            log.debug("'oaiserve ps' will not find this server: %s", error)
+        yield
+
+
+def running() -> list[RunningServer]:
+    """Return the servers that run, newest first. Raises StartupError if others could have written their files."""
+    found = []
+    try:
+        for path in private.verified(_folder()).glob("[!.]*.json"):
+            with path.open() as file:
+                if not _is_held(file.fileno()):
+                    path.unlink(missing_ok=True)
+                    continue
+                server = RunningServer(**json.load(file))
+                if server.host == socket.gethostname():
+                    found.append(server)
+    except FileNotFoundError:
+        pass  # none has run yet, or one has ended meanwhile
+    except NotPrivate as error:
+        raise StartupError(f"The list of servers cannot be trusted: {error}.") from error
+    return sorted(found, key=lambda server: -server.since)
+
+
+def _is_held(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _folder() -> Path:
+    return cache_folder() / "servers"

@@ -1,0 +1,91 @@
+"""Servers are found while they run, and asked for what they do."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oaiserve import cli
+from oaiserve.commands.client import Client, NoAnswer, client_for
+from oaiserve.commands.servers import announced, running
+from oaiserve.errors import StartupError
+from tests.agents.scripted import ScriptedServer
+
+URL = "http://127.0.0.1:1"
+
+
+def ps(capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.main(["ps"]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_server_is_found_while_it_runs(cache: Path) -> None:
+    assert running() == []
+    with announced(URL, "first"), announced(URL, "second"):
+        assert [server.model for server in running()] == ["second", "first"]
+        assert client_for(None).url == URL
+    assert running() == []
+    assert list((cache / "servers").iterdir()) == []
+    with pytest.raises(StartupError, match="No server runs here"):
+        client_for(None)
+
+
+def test_a_server_that_was_killed_is_forgotten(cache: Path) -> None:
+    code = f"import os; from oaiserve.commands.servers import announced as a\nwith a('{URL}', 'b'): os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    assert len(list((cache / "servers").iterdir())) == 1
+    assert running() == []
+    assert list((cache / "servers").iterdir()) == []
+
+
+def test_servers_of_other_machines_are_not_listed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with announced(URL, "a"):
+        monkeypatch.setattr(socket, "gethostname", lambda: "another")
+        assert running() == []
+    assert list((cache / "servers").iterdir()) == []
+
+
+def test_a_list_that_others_could_have_written_is_not_believed(cache: Path) -> None:
+    with announced(URL, "a"):
+        (cache / "servers").chmod(0o777)
+        with pytest.raises(StartupError, match="cannot be trusted: other users can write to"):
+            running()
+
+
+def test_a_server_runs_where_no_file_can_be_written(cache: Path) -> None:
+    cache.touch()
+    with announced(URL, "a"):
+        pass
+
+
+def test_ps_shows_what_servers_do(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "No server runs here" in ps(capsys)
+    with announced(server.url, "demo"), announced(URL, "gone"):
+        shown = ps(capsys)
+    assert re.search(rf"^{server.url} +demo +\d+-.* 2 +1 +1\.36 GB +\d+$", shown, re.MULTILINE)
+    assert re.search(rf"^{URL} +gone .* no answer ", shown, re.MULTILINE)
+
+
+def test_local_servers_are_asked_without_a_proxy(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", URL)
+    assert Client(f"{server.url}/v1/").models()[0]["id"] == "demo"
+
+
+def test_why_there_is_no_answer_is_one_sentence(server: ScriptedServer) -> None:
+    with pytest.raises(NoAnswer, match=r"^http://127.0.0.1:1 does not answer: .*Connection refused\.$"):
+        Client(URL).models()
+    with pytest.raises(NoAnswer, match=r"answers 404: .*'nothing'"):
+        Client(server.url).text("/debug/requests/nothing")
+
+
+def test_ps_imports_nothing_heavy() -> None:
+    code = "import sys; from oaiserve import cli; cli.main(['ps']); import json; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "transformers", "numpy", "uvicorn", "starlette", "huggingface_hub", "httpx"}
+    assert not heavy & set(json.loads(done.stdout.splitlines()[-1]))
