@@ -110,8 +110,8 @@ def _check_least(options: Any, **least: float) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """Settings of the HTTP server: address, access, timeouts and log."""
+class ListenerOptions:
+    """Settings of what listens: its address, TLS, whom it answers, its end, and its log."""
 
     host: str = "127.0.0.1"
     """Address to listen on. 0.0.0.0 means all IPv4 addresses of this machine, :: all addresses."""
@@ -119,15 +119,41 @@ class ServerOptions:
     port: int = 8000
     """TCP port, 0 to 65535. 0 takes any free port."""
 
-    front_ends: int = 0
-    """Processes that serve HTTP and tokenize, beside the one that runs the engine; each needs a core of its own. 0:
-    that one does it itself, and streams at most some 40,000 tokens a second, because it has one interpreter."""
-
     tls_certificate: Path | None = None
     """PEM file with the certificate chain. Serves HTTPS; needs --tls-key."""
 
     tls_key: Path | None = None
     """PEM file with the certificate's private key, without a passphrase."""
+
+    allowed_host: tuple[str, ...] = ()
+    """Name by which clients may call this server, such as llm.example.com. May be repeated. Without it, a server on a
+    loopback --host answers to loopback names only, and any other to all names. With it, the latter answers to these, to
+    loopback names and to IP addresses."""
+
+    trusted_proxy: tuple[str, ...] = ()
+    """Address, or network (10.0.0.0/8), of a proxy or gateway in front, whose x-forwarded-for names the client. May be
+    repeated. From all other addresses that header is ignored."""
+
+    body_limit: Bytes = Bytes("8MiB")  # noqa: RUF009 - immutable
+    """Largest request body that is accepted, in bytes or with a unit (KiB, MiB, GiB)."""
+
+    drain_timeout_seconds: int = 30
+    """Seconds that running requests have to finish after SIGTERM or Ctrl-C. A second signal skips the wait."""
+
+    log_level: LogLevel = "info"
+    """Lowest severity of messages to log."""
+
+    log_format: LogFormat = "console"
+    """Log lines for people (console) or for machines (json)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions(ListenerOptions):
+    """Settings of the HTTP server: address, access, timeouts and log."""
+
+    front_ends: int = 0
+    """Processes that serve HTTP and tokenize, beside the one that runs the engine; each needs a core of its own. 0:
+    that one does it itself, and streams at most some 40,000 tokens a second, because it has one interpreter."""
 
     api_key: tuple[str, ...] = field(default=(), repr=False)  # a log line or traceback must not show it
     """Key that clients must send as "Authorization: Bearer KEY". Repeat the flag to accept several keys; without one,
@@ -149,19 +175,8 @@ class ServerOptions:
     """Origin whose web pages may call this server, such as https://app.example.com, or * for any. May be repeated.
     Pages of other origins get a 403."""
 
-    allowed_host: tuple[str, ...] = ()
-    """Name by which clients may call this server, such as llm.example.com. May be repeated. Without it, a server on a
-    loopback --host answers to loopback names only, and any other to all names. With it, the latter answers to these, to
-    loopback names and to IP addresses."""
-
-    body_limit: Bytes = Bytes("8MiB")  # noqa: RUF009 - immutable
-    """Largest request body that is accepted, in bytes or with a unit (KiB, MiB, GiB)."""
-
     served_model_name: str | None = None
     """Name of the model in the API. Default: MODEL as given on the command line."""
-
-    drain_timeout_seconds: int = 30
-    """Seconds that running requests have to finish after SIGTERM or Ctrl-C. A second signal skips the wait."""
 
     write_timeout_seconds: float = 60
     """Seconds after which the server cuts a connection whose client reads nothing of the waiting data. 0: never."""
@@ -180,10 +195,6 @@ class ServerOptions:
     max_connections_per_address: int | None = None
     """Most open connections from one address, or from one IPv6 network of 64 bits. 0: no limit. Default: half of
     --max-connections. Behind a proxy, all connections have its address."""
-
-    trusted_proxy: tuple[str, ...] = ()
-    """Address, or network (10.0.0.0/8), of a proxy or gateway in front, whose x-forwarded-for names the client. May be
-    repeated. From all other addresses that header is ignored."""
 
     tokenizer_info: bool = False
     """Show the tokenizer's special tokens and its chat template on /tokenizer_info, for clients that render prompts
@@ -228,12 +239,6 @@ class ServerOptions:
 
     response_store_seconds: float = 30 * 24 * 3600
     """Seconds for which a response is kept after its conversation last went on. Default: 30 days."""
-
-    log_level: LogLevel = "info"
-    """Lowest severity of messages to log."""
-
-    log_format: LogFormat = "console"
-    """Log lines for people (console) or for machines (json)."""
 
     def __post_init__(self) -> None:
         _check(bool(self.host), "--host", "empty", "an address or a name")
@@ -290,7 +295,7 @@ class ServerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouteOptions:
+class RouteOptions(ListenerOptions):
     """Settings of `oaiserve route`, which passes requests on to servers."""
 
     replica: tuple[str, ...] = ()
@@ -302,24 +307,6 @@ class RouteOptions:
     """API key by which the servers are asked for their reports, where they need one. Requests have the keys of their
     clients. Set it in the environment, because other users of the machine can see flags."""
 
-    host: str = "127.0.0.1"
-    """Address to listen on. 0.0.0.0 means all IPv4 addresses of this machine, :: all addresses."""
-
-    port: int = 8000
-    """TCP port, 0 to 65535. 0 takes any free port."""
-
-    tls_certificate: Path | None = None
-    """PEM file with the certificate chain. Serves HTTPS; needs --tls-key."""
-
-    tls_key: Path | None = None
-    """PEM file with the certificate's private key, without a passphrase."""
-
-    allowed_host: tuple[str, ...] = ()
-    """Name by which clients may call this server, as of 'oaiserve serve'. May be repeated."""
-
-    trusted_proxy: tuple[str, ...] = ()
-    """Address, or network, of a proxy in front whose x-forwarded-for names the client, as of 'oaiserve serve'."""
-
     continue_streams: ContinueStreams = "any"
     """What becomes of a stream whose server ends or hangs. any: another server goes on with it. alike: only one of the
     same kind (model, settings, CPU, versions), which writes the same bytes. never: it ends with an error."""
@@ -327,18 +314,6 @@ class RouteOptions:
     hedge_after_seconds: float = 0.0
     """Seconds after which a stream with a short prompt is sent to a second server, too, if it has not begun. The first
     answer counts. At most one stream in twenty is sent twice. 0: none is."""
-
-    body_limit: Bytes = Bytes("8MiB")  # noqa: RUF009 - immutable
-    """Largest request body that is passed on, in bytes or with a unit (KiB, MiB, GiB)."""
-
-    drain_timeout_seconds: int = 30
-    """Seconds that running requests have to finish after SIGTERM or Ctrl-C. A second signal skips the wait."""
-
-    log_level: LogLevel = "info"
-    """Lowest severity of messages to log."""
-
-    log_format: LogFormat = "console"
-    """Log lines for people (console) or for machines (json)."""
 
     def __post_init__(self) -> None:
         for url in self.replica:
@@ -354,8 +329,7 @@ class RouteOptions:
     @property
     def server(self) -> ServerOptions:
         """Return the settings of the HTTP server in front."""
-        common = {field.name for field in fields(self)} & {field.name for field in fields(ServerOptions)}
-        return ServerOptions(**{name: getattr(self, name) for name in common})
+        return ServerOptions(**{field.name: getattr(self, field.name) for field in fields(ListenerOptions)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
