@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import regex
 
 from oaiserve.routes.dialects.segments import CallBegin, CallBroken, CallEnd, Content, Segment, find_tag
+from oaiserve.routes.dialects.tagged_form import TaggedForm
 
 Step = Callable[[list[Segment]], bool]
 
@@ -29,6 +30,7 @@ class CallParser(ABC):
     opening_tags: ClassVar[tuple[str, ...]]  # with each of these, a call may begin
     closing_tags: ClassVar[tuple[str, ...]] = ()  # that may follow a call, in this order
     tags: ClassVar[tuple[str, ...]]  # all tags of the family
+    form: ClassVar[TaggedForm | None] = None  # of calls that are not in JSON
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]], *, only_one: bool = False) -> None:
         """`tools` are schemas of parameters by name. With `only_one`, the text ends with the first call."""

@@ -67,7 +67,6 @@ DEEPSEEK_V4 = CallFamily(
     "<｜DSML｜tool_calls>\n",
     "\n</｜DSML｜tool_calls>",
     "\n",
-    form=DSMLCalls.form,
     signs=("｜DSML｜", "tool_calls>"),
 )
 DEEPSEEK_V32 = CallFamily(
@@ -76,6 +75,5 @@ DEEPSEEK_V32 = CallFamily(
     "<｜DSML｜function_calls>\n",
     "\n</｜DSML｜function_calls>",
     "\n",
-    form=DSMLCalls.form,
     signs=("｜DSML｜",),
 )

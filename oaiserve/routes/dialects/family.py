@@ -30,10 +30,14 @@ class CallFamily:
     arguments_key: str = "arguments"  # "": a call is its name, `name_end` and the arguments, not one object
     name_end: str = ""
     signs: tuple[str, ...] = ()  # a chat template with all of these is one of this family
-    form: TaggedForm | None = None  # the family's own form of a call, beside that in JSON
     history: Callable[[Sequence[Message]], list[Message]] | None = None  # makes messages as its templates take them
     by_channels: bool = False  # the parser reads reasoning, too, and an answer ends with its first call
     answer_opening: str = ""  # before an answer that is no call, where it follows reasoning
+
+    @property
+    def form(self) -> TaggedForm | None:
+        """Return the family's own form of a call, beside that in JSON."""
+        return self.parser.form
 
     def written(self, calls: Iterable[tuple[str, str]]) -> str:
         """Return the text of calls (names and JSON texts of arguments) in the dialect of this family."""

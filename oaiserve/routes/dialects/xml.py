@@ -7,25 +7,17 @@ from oaiserve.routes.dialects.tagged_calls import TaggedCalls
 from oaiserve.routes.dialects.tagged_form import TaggedForm
 
 
-class QwenCoderCalls(TaggedCalls):
-    form = TaggedForm("<function={name}>\n", "<parameter={key}>\n", "\n</parameter>\n", "</function>")
-    opening_tags = ("<tool_call>", "<function=")
-    closing_tags = ("</tool_call>",)
-    tags = ("<tool_call>", "</tool_call>")
+def _family(name: str, tag: str, written: TaggedForm, sign: str) -> CallFamily:
+    """Return a family with such calls, each within a tag of this name, which a model may leave out."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
 
+    class Calls(TaggedCalls):
+        form = written
+        opening_tags = (opening, written.begin.partition("{name}")[0].rstrip('"'))
+        closing_tags = (closing,)
+        tags = (opening, closing)
 
-class SeedCalls(TaggedCalls):
-    form = TaggedForm("<function={name}>\n", "<parameter={key}>", "</parameter>\n", "</function>")
-    opening_tags = ("<seed:tool_call>", "<function=")
-    closing_tags = ("</seed:tool_call>",)
-    tags = ("<seed:tool_call>", "</seed:tool_call>")
-
-
-class MiniMaxCalls(TaggedCalls):
-    form = TaggedForm('<invoke name="{name}">\n', '<parameter name="{key}">', "</parameter>\n", "</invoke>")
-    opening_tags = ("<minimax:tool_call>", "<invoke name=")
-    closing_tags = ("</minimax:tool_call>",)
-    tags = ("<minimax:tool_call>", "</minimax:tool_call>")
+    return CallFamily(name, Calls, f"{opening}\n", f"\n{closing}", "\n", signs=(sign,))
 
 
 class GLMCalls(TaggedCalls):
@@ -35,31 +27,22 @@ class GLMCalls(TaggedCalls):
     tags = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
-QWEN_CODER = CallFamily(
+QWEN_CODER = _family(
     "qwen3_coder",
-    QwenCoderCalls,
-    "<tool_call>\n",
-    "\n</tool_call>",
-    "\n",
-    form=QwenCoderCalls.form,
-    signs=("<function=",),
+    "tool_call",
+    TaggedForm("<function={name}>\n", "<parameter={key}>\n", "\n</parameter>\n", "</function>"),
+    "<function=",
 )
-SEED = CallFamily(
+SEED = _family(
     "seed_oss",
-    SeedCalls,
-    "<seed:tool_call>\n",
-    "\n</seed:tool_call>",
-    "\n",
-    form=SeedCalls.form,
-    signs=("<seed:tool_call>",),
+    "seed:tool_call",
+    TaggedForm("<function={name}>\n", "<parameter={key}>", "</parameter>\n", "</function>"),
+    "<seed:tool_call>",
 )
-MINIMAX = CallFamily(
+MINIMAX = _family(
     "minimax_m2",
-    MiniMaxCalls,
-    "<minimax:tool_call>\n",
-    "\n</minimax:tool_call>",
-    "\n",
-    form=MiniMaxCalls.form,
-    signs=("<minimax:tool_call>",),
+    "minimax:tool_call",
+    TaggedForm('<invoke name="{name}">\n', '<parameter name="{key}">', "</parameter>\n", "</invoke>"),
+    "<minimax:tool_call>",
 )
-GLM = CallFamily("glm45", GLMCalls, "<tool_call>", "</tool_call>", "\n", form=GLMCalls.form, signs=("<arg_key>",))
+GLM = CallFamily("glm45", GLMCalls, "<tool_call>", "</tool_call>", "\n", signs=("<arg_key>",))

@@ -15,7 +15,7 @@ from oaiserve.routes.dialects.hermes import HermesCalls
 from oaiserve.routes.dialects.llama import LlamaCalls
 from oaiserve.routes.dialects.mistral import MistralCalls
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content
-from oaiserve.routes.dialects.xml import QwenCoderCalls
+from oaiserve.routes.dialects.xml import QWEN_CODER
 from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, read, segments_of
 
 PARSERS = list(dict.fromkeys(family.parser for family in FAMILIES))
@@ -43,11 +43,11 @@ def whole(family: type[CallParser], text: str, *, is_cut: bool = False, only_one
         (MistralCalls, "[TOOL_CALLS]get_time[ARGS]ZONE"),
         (MistralCalls, "[TOOL_CALLS]get_time[CALL_ID]a1B2[ARGS] ZONE"),
         (
-            QwenCoderCalls,
+            QWEN_CODER.parser,
             "<tool_call>\n<function=get_time>\n<parameter=zone>\nutc\n</parameter>\n</function>\n</tool_call>",
         ),
-        (QwenCoderCalls, "<function=get_time><parameter=zone>utc</parameter></function>"),
-        (QwenCoderCalls, '<tool_call>\n{"name": "get_time", "arguments": ZONE}\n</tool_call>'),
+        (QWEN_CODER.parser, "<function=get_time><parameter=zone>utc</parameter></function>"),
+        (QWEN_CODER.parser, '<tool_call>\n{"name": "get_time", "arguments": ZONE}\n</tool_call>'),
     ],
 )
 def test_a_call_in_the_form_of_a_family(family: type[CallParser], text: str) -> None:
@@ -64,7 +64,10 @@ def test_a_call_in_the_form_of_a_family(family: type[CallParser], text: str) -> 
         (LlamaCalls, "{A}\n{B}"),
         (MistralCalls, "[TOOL_CALLS][{A}, {B}]"),
         (MistralCalls, "[TOOL_CALLS]get_time[ARGS]{}[TOOL_CALLS]add[ARGS]{}"),
-        (QwenCoderCalls, "<tool_call><function=get_time></function></tool_call><tool_call><function=add>\n</function>"),
+        (
+            QWEN_CODER.parser,
+            "<tool_call><function=get_time></function></tool_call><tool_call><function=add>\n</function>",
+        ),
     ],
 )
 def test_several_calls_in_a_row(family: type[CallParser], text: str) -> None:
@@ -105,10 +108,10 @@ def test_text_around_calls_stays_and_whitespace_between_them_does_not() -> None:
         (MistralCalls, "[TOOL_CALLS] and nothing"),
         (MistralCalls, "[TOOL_CALLS][1, 2]"),
         (MistralCalls, '[TOOL_CALLS]add[ARGS]{"a" 1}'),
-        (QwenCoderCalls, "<tool_call><function=unknown></function></tool_call>"),
-        (QwenCoderCalls, "<function=add>text</function>"),
-        (QwenCoderCalls, "<function=add><parameter=a>1"),
-        (QwenCoderCalls, "<tool_call>text"),
+        (QWEN_CODER.parser, "<tool_call><function=unknown></function></tool_call>"),
+        (QWEN_CODER.parser, "<function=add>text</function>"),
+        (QWEN_CODER.parser, "<function=add><parameter=a>1"),
+        (QWEN_CODER.parser, "<tool_call>text"),
     ],
 )
 def test_what_is_no_call_stays_text(family: type[CallParser], text: str) -> None:
@@ -134,7 +137,7 @@ def test_a_call_is_found_behind_one_that_is_none() -> None:
 def test_an_answer_that_is_cut_keeps_the_arguments_so_far() -> None:
     text = '<tool_call>{"name": "get_time", "arguments": {"zone": "u'
     assert whole(HermesCalls, text, is_cut=True) == Read(calls=[("get_time", '{"zone": "u')])
-    assert whole(QwenCoderCalls, "<function=get_time><parameter=zone>u", is_cut=True) == Read(
+    assert whole(QWEN_CODER.parser, "<function=get_time><parameter=zone>u", is_cut=True) == Read(
         calls=[("get_time", '{"zone": "u')]
     )
 
@@ -155,7 +158,7 @@ def test_arguments_come_as_they_are_written() -> None:
 
 
 def test_strings_of_qwen_coder_come_as_they_are_written() -> None:
-    reader = parser(QwenCoderCalls)
+    reader = parser(QWEN_CODER.parser)
     reader.push("<function=add><parameter=text>\n")
     assert reader.push('one "two"') == [Arguments('one \\"two\\"')]
     assert reader.push("\nthree\n") == [Arguments("\\nthree")]
@@ -168,7 +171,7 @@ def test_strings_of_qwen_coder_come_as_they_are_written() -> None:
 )
 def test_values_of_qwen_coder_are_json_where_they_are_no_strings(value: str, expected: object) -> None:
     text = f"<function=add><parameter=a>\n{value}\n</parameter><parameter=text>\n{value}\n</parameter></function>"
-    ((_, arguments),) = whole(QwenCoderCalls, text).calls
+    ((_, arguments),) = whole(QWEN_CODER.parser, text).calls
     assert json.loads(arguments) == {"a": expected, "text": value}
 
 
