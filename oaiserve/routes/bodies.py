@@ -351,7 +351,3 @@ def ranges(body: type[msgspec.Struct]) -> Mapping[str, tuple[float, float]]:
             if {"minimum", "maximum"} <= (schema := meta.extra_json_schema or {}).keys():
                 found[name] = (schema["minimum"], schema["maximum"])
     return found
-
-
-for _body in (CompletionBody, ChatBody, ResponsesBody):
-    ranges(_body)  # now, because the first time takes milliseconds

@@ -77,14 +77,12 @@ async def read_body(request: Request, serving: Serving) -> bytearray:
 
 
 async def read_parsed(
-    request: Request,
-    decoder: msgspec.json.Decoder[Body],
-    check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
+    request: Request, kind: type[Body], check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None
 ) -> tuple[Body, int]:
     """Read and parse the body of the request, and return it with its number of bytes. Raises as `protocol.parse`."""
     serving = serving_of(request)
     content = await read_body(request, serving)
-    parsing = protocol.parse(decoder, content, serving.unknown_names, check_given)
+    parsing = protocol.parse(kind, content, serving.unknown_names, check_given)
     return await in_turns_if_large(request, parsing, len(content)), len(content)
 
 

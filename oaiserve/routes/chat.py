@@ -29,8 +29,6 @@ from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.tools import prompt_with_tools, requested_tools
 
-_decoder = msgspec.json.Decoder(ChatBody)
-
 
 @Operation(
     summary="Answer a conversation, whole or streamed.",
@@ -41,7 +39,7 @@ _decoder = msgspec.json.Decoder(ChatBody)
     example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
 )
 async def chat_completions(http: HTTPRequest) -> Answer:
-    return await prepare(http, _decoder, _answer, id_prefix="chatcmpl-")
+    return await prepare(http, ChatBody, _answer, id_prefix="chatcmpl-")
 
 
 def _answer(intake: Intake[ChatBody]) -> Answer:

@@ -53,9 +53,6 @@ class CompletionChunk(StreamChunk[CompletionChoice]):
     """An event of a streamed answer to a completion."""
 
 
-_decoder = msgspec.json.Decoder(CompletionBody)
-
-
 @Operation(
     summary="Continue texts or token ids, whole or streamed.",
     group="Generation",
@@ -71,7 +68,7 @@ async def completions(http: HTTPRequest) -> Answer:
         if (number := protocol.num_ids(given.get("prompt"))) > max_model_len:
             raise ContextLengthExceeded(max_model_len, number, None, param="prompt")
 
-    return await prepare(http, _decoder, _answer, id_prefix="cmpl-", check_given=check_number)
+    return await prepare(http, CompletionBody, _answer, id_prefix="cmpl-", check_given=check_number)
 
 
 def _answer(intake: Intake[CompletionBody]) -> Answer:

@@ -55,9 +55,6 @@ class EmbeddingList(msgspec.Struct):
     usage: pooling.PoolingUsage
 
 
-_decoder = msgspec.json.Decoder(EmbeddingBody)
-
-
 @Operation(
     summary="The vectors of texts, with a model that embeds.",
     group="Embeddings and scores",
@@ -66,7 +63,7 @@ _decoder = msgspec.json.Decoder(EmbeddingBody)
     example={"input": ["What is the capital of France?", "Paris"]},
 )
 async def embeddings(http: HTTPRequest) -> Answer:
-    return await prepare(http, _decoder, _answer, tasks=("embed",), id_prefix="embd-")
+    return await prepare(http, EmbeddingBody, _answer, tasks=("embed",), id_prefix="embd-")
 
 
 def _answer(intake: Intake[EmbeddingBody]) -> Answer:

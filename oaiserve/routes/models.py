@@ -19,7 +19,7 @@ from oaiserve.routes.bodies import LoadAdapterBody, UnloadAdapterBody
 from oaiserve.routes.body import read_parsed
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
-from oaiserve.routes.operation import PRIVATE, Operation, closed
+from oaiserve.routes.operation import PRIVATE, Deleted, Operation, closed
 from oaiserve.routes.serving import Serving, serving_of
 
 
@@ -74,17 +74,6 @@ def model_of(serving: Serving, adapter: ServedAdapter | None) -> Model:
 logger = logging.getLogger(__name__)
 MOST_NAME = 200  # characters of an adapter's name
 
-_load_decoder = msgspec.json.Decoder(LoadAdapterBody)
-_unload_decoder = msgspec.json.Decoder(UnloadAdapterBody)
-
-
-class UnloadedModel(msgspec.Struct):
-    """An adapter that requests can name no more."""
-
-    id: str
-    object: Literal["model"]
-    deleted: Literal[True]
-
 
 @Operation(
     summary="Load an adapter, which requests can name as their model then.",
@@ -96,7 +85,7 @@ class UnloadedModel(msgspec.Struct):
 async def load(request: Request) -> Response:
     """Load an adapter from a folder in --lora-dir, and answer with its model. Raises InvalidRequest."""
     serving = serving_of(request)
-    body, _ = await read_parsed(request, _load_decoder)
+    body, _ = await read_parsed(request, LoadAdapterBody)
     name, path = body.lora_name, _path(serving, body.lora_path)
     if not (0 < len(name) <= MOST_NAME and name.isprintable()):
         raise invalid("lora_name", f"must be 1 to {MOST_NAME} printable characters, got {show(name)}")
@@ -114,15 +103,15 @@ async def load(request: Request) -> Response:
     summary="Unload an adapter. Requests that have it are answered to their end.",
     group="Models",
     body=UnloadAdapterBody,
-    answer=UnloadedModel,
+    answer=Deleted,
     example={"lora_name": "sql"},
 )
 async def unload(request: Request) -> Response:
     """Unload an adapter for all further requests. Raises NotFound if there is none of the name."""
-    body, _ = await read_parsed(request, _unload_decoder)
+    body, _ = await read_parsed(request, UnloadAdapterBody)
     adapter = await run_in_threadpool(serving_of(request).engine.unload_adapter, body.lora_name)
     logger.info("The adapter '%s' is unloaded", adapter.name)
-    return json_response(UnloadedModel(adapter.name, "model", True))
+    return json_response(Deleted(adapter.name, "model"))
 
 
 switched_off = closed("Adapters can be loaded and unloaded only where the server was started with --lora-dir FOLDER.")

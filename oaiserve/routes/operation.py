@@ -17,7 +17,9 @@ from starlette.responses import Response
 
 from oaiserve import errors
 from oaiserve.errors import APIError, NotFound
+from oaiserve.routes.bodies import ranges
 from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.protocol import decoder_of
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -86,6 +88,9 @@ class Operation:
         return (*ERRORS, *(() if self.body is None else ERRORS_OF_BODIES), *self.errors)
 
     def __call__(self, endpoint: Endpoint) -> Endpoint:
+        if self.body is not None:  # now, because the first time takes milliseconds
+            decoder_of(self.body)
+            ranges(self.body)
         vars(endpoint)["operation"] = self
         return endpoint
 
@@ -117,6 +122,14 @@ def serves(endpoint: Callable[..., Any], task: str) -> bool:
         group == "Embeddings and scores" and task == "generate"
     )
     return not is_other and not getattr(endpoint, "is_closed", False)
+
+
+class Deleted(msgspec.Struct):
+    """This is gone."""
+
+    id: str
+    object: str
+    deleted: bool = True
 
 
 class ErrorDetails(msgspec.Struct):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import cache
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -91,17 +92,23 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 _names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+@cache
+def decoder_of(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
 def parse(
-    decoder: msgspec.json.Decoder[Body],
+    kind: type[Body],
     body: bytes | bytearray,
     unknown: UnknownNames,
     check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
 ) -> Generator[None, None, Body]:
-    """Decode a JSON body and check its types, and yield after each long part. The route checks the ranges.
+    """Decode a JSON body of this kind and check its types, and yield after each long part. The route checks the ranges.
 
     `check_given` may refuse a body by its names and the JSON of their values, before these are decoded. Raises
     InvalidRequest, RecursionError, and the errors of `check_given`.
     """
+    decoder = decoder_of(kind)
     try:
         try:
             given = _names_decoder.decode(body)
@@ -111,12 +118,12 @@ def parse(
         if check_given is not None:
             check_given(given)
         yield
-        parsed = decoder.decode(body)
+        parsed: Body = decoder.decode(body)
         yield
         names = (given.keys() & UNSUPPORTED.keys()) - set(parsed.__struct_fields__)
         unsupported = {name: msgspec.json.decode(given[name]) for name in UNSUPPORTED if name in names}
     except msgspec.ValidationError as error:
-        raise invalid_type(decoder.type, str(error)) from None
+        raise invalid_type(kind, str(error)) from None
     except UnicodeDecodeError:
         raise InvalidRequest("The body is not valid JSON: it is not UTF-8.") from None
     except msgspec.DecodeError as error:

@@ -97,10 +97,6 @@ class Ranking(msgspec.Struct):
     usage: pooling.PoolingUsage
 
 
-_score_decoder = msgspec.json.Decoder(ScoreBody)
-_rerank_decoder = msgspec.json.Decoder(RerankBody)
-
-
 @Operation(
     summary="How well pairs of texts go together, with a model that scores or embeds.",
     group="Embeddings and scores",
@@ -109,7 +105,7 @@ _rerank_decoder = msgspec.json.Decoder(RerankBody)
     example={"text_1": "What is the capital of France?", "text_2": ["Paris", "Berlin"]},
 )
 async def score(http: HTTPRequest) -> Answer:
-    return await prepare(http, _score_decoder, _score_answer, tasks=("embed", "score"), id_prefix="score-")
+    return await prepare(http, ScoreBody, _score_answer, tasks=("embed", "score"), id_prefix="score-")
 
 
 @Operation(
@@ -120,7 +116,7 @@ async def score(http: HTTPRequest) -> Answer:
     example={"query": "What is the capital of France?", "documents": ["Berlin", "Paris"]},
 )
 async def rerank(http: HTTPRequest) -> Answer:
-    return await prepare(http, _rerank_decoder, _rerank_answer, tasks=("embed", "score"), id_prefix="rerank-")
+    return await prepare(http, RerankBody, _rerank_answer, tasks=("embed", "score"), id_prefix="rerank-")
 
 
 def _score_answer(intake: Intake[ScoreBody]) -> Answer:

@@ -31,9 +31,6 @@ from oaiserve.routes.tools import shown_tools
 MOST_TOKENS = 2**18
 PIECE_TOKENS = 2**13  # rendered in one turn
 
-_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
-_detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
-
 
 class Tokenized(msgspec.Struct):
     """The tokens of a text."""
@@ -58,7 +55,7 @@ class Detokenized(msgspec.Struct):
     example={"prompt": "Good morning", "return_token_strs": True},
 )
 async def tokenize(request: Request) -> Response:
-    body, num_bytes = await read_parsed(request, _tokenize_decoder)
+    body, num_bytes = await read_parsed(request, TokenizeBody)
     return await answer_in_turns(request, body.model, _tokenize(serving_of(request), body), num_bytes)
 
 
@@ -77,7 +74,7 @@ async def detokenize(request: Request) -> Response:
         if (number := protocol.num_ids(given.get("tokens"))) > most:
             raise invalid("tokens", f"must have at most {most} ids, got {number}. Send them in parts")
 
-    body, num_bytes = await read_parsed(request, _detokenize_decoder, check_number)
+    body, num_bytes = await read_parsed(request, DetokenizeBody, check_number)
     return await answer_in_turns(request, body.model, _detokenize(serving, body.tokens), num_bytes)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
 from oaiserve.engine.grammars.grammar import Grammars
@@ -35,7 +34,7 @@ TAG = {
 
 def constraint(**fields: Any) -> Grammar | None:
     body = json.dumps({"prompt": "Hi", **fields}).encode()
-    return grammar(at_once(parse(msgspec.json.Decoder(CompletionBody), body, UnknownNames())))
+    return grammar(at_once(parse(CompletionBody, body, UnknownNames())))
 
 
 def named(**fields: Any) -> dict[str, Any]:
@@ -82,9 +81,7 @@ def test_no_constraint(fields: dict[str, Any]) -> None:
 
 def test_chat_takes_the_same_constraints() -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "response_format": named()}).encode()
-    assert grammar(at_once(parse(msgspec.json.Decoder(ChatBody), body, UnknownNames()))) == constraint(
-        response_format=named()
-    )
+    assert grammar(at_once(parse(ChatBody, body, UnknownNames()))) == constraint(response_format=named())
 
 
 @pytest.mark.parametrize(

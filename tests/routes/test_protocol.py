@@ -21,7 +21,6 @@ from oaiserve.routes.parameters import sampling_params, traced_prompts
 from oaiserve.routes.protocol import UnknownNames, num_ids, parse
 from tests.engine.logprobs_for_tests import token_logprobs
 
-decoder = msgspec.json.Decoder(CompletionBody)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -31,7 +30,7 @@ json_values = st.recursive(
 
 def refusal(body: bytes) -> InvalidRequest | None:
     try:
-        parsed = at_once(parse(decoder, body, UnknownNames()))
+        parsed = at_once(parse(CompletionBody, body, UnknownNames()))
         sampling_params(parsed, SamplingParams(max_tokens=16, grammar=grammar(parsed)), {})
     except InvalidRequest as error:
         return error
@@ -64,7 +63,7 @@ def test_what_is_no_list_has_no_ids(value: msgspec.Raw | None) -> None:
 def test_an_unknown_name_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     unknown = UnknownNames()
     for _ in range(3):
-        at_once(parse(decoder, b'{"prompt": "Hi", "temprature": 1, "user": "me"}', unknown))
+        at_once(parse(CompletionBody, b'{"prompt": "Hi", "temprature": 1, "user": "me"}', unknown))
     assert [record.getMessage() for record in caplog.records] == [
         "Clients sent unknown parameters, which are ignored: 'temprature'"
     ]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from oaiserve.routes.bodies import MAX_INT32, MAX_STRINGS, MAX_TOOLS, SamplingBody, ranges
+from oaiserve.routes.bodies import MAX_INT32, MAX_STRINGS, MAX_TOOLS, SamplingBody
 from oaiserve.routes.objects import Integer, NonEmpty, Schema, TextPart, described
 
 
@@ -142,6 +142,3 @@ class MessagesBody(SamplingBody, kw_only=True):
     output_config: Output = None
     output_format: Annotated[JSONFormat | None, described("Older name of output_config.format.")] = None
     chat_template_kwargs: TemplateKwargs = None
-
-
-ranges(MessagesBody)  # now, because the first time takes milliseconds

@@ -22,9 +22,6 @@ from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.tokens import answer_in_turns, encoded
 
-_decoder = msgspec.json.Decoder(MessagesBody)
-_count_decoder = msgspec.json.Decoder(CountTokensBody)
-
 # Parameters of the other routes, and their equivalents here.
 _ELSEWHERE = {
     "max_completion_tokens": "use 'max_tokens'",
@@ -46,7 +43,7 @@ _ELSEWHERE = {
     example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
 )
 async def messages(http: Request) -> Answer:
-    return await prepare(http, _decoder, _answer, id_prefix="msg_")
+    return await prepare(http, MessagesBody, _answer, id_prefix="msg_")
 
 
 def _answer(intake: Intake[MessagesBody]) -> Answer:
@@ -88,7 +85,7 @@ class TokenCount(msgspec.Struct):
     example={"messages": [{"role": "user", "content": "Good morning"}]},
 )
 async def count_tokens(request: Request) -> Response:
-    body, num_bytes = await read_parsed(request, _count_decoder)
+    body, num_bytes = await read_parsed(request, CountTokensBody)
     return await answer_in_turns(request, body.model, _count(serving_of(request), body), num_bytes)
 
 

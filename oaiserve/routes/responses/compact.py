@@ -37,8 +37,6 @@ SUMMARIZE = {
 }
 _OF_SUMMARY: dict[str, Any] = {"temperature": 0, "max_output_tokens": SUMMARY_TOKENS, "thinking_token_budget": 0}
 
-_decoder = msgspec.json.Decoder(CompactionBody)
-
 
 class Compaction(msgspec.Struct):
     """A shorter form of a conversation: `output` stands for all of its items."""
@@ -95,7 +93,7 @@ class CompactionShape(SummaryShape):
     example={"input": "What is the capital of France?"},
 )
 async def compact(http: Request) -> Answer:
-    intake = await prepare(http, _decoder, _as_response, id_prefix="resp_")
+    intake = await prepare(http, CompactionBody, _as_response, id_prefix="resp_")
     earlier = await read_earlier(intake.serving, intake.body, http.state.owner)
     intake.num_bytes += earlier.num_bytes
     return await in_turns_if_large(http, _answer(intake, earlier), intake.num_bytes, always=True)

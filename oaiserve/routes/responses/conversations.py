@@ -20,7 +20,7 @@ from oaiserve.routes.body import read_parsed
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.objects import InputItem
-from oaiserve.routes.operation import Operation
+from oaiserve.routes.operation import Deleted, Operation
 from oaiserve.routes.parameters import check_metadata
 from oaiserve.routes.responses.items import Item, input_items, stored_items
 from oaiserve.routes.responses.output import item_id
@@ -29,9 +29,6 @@ from oaiserve.routes.responses.stored import AFTER, LIMIT, ORDER, ItemPage, page
 from oaiserve.routes.serving import serving_of
 
 _EXAMPLE = {"items": [{"role": "user", "content": "What is the capital of France?"}]}
-_conversation_decoder = msgspec.json.Decoder(ConversationBody)
-_metadata_decoder = msgspec.json.Decoder(MetadataBody)
-_items_decoder = msgspec.json.Decoder(ItemsBody)
 
 
 class ConversationObject(msgspec.Struct):
@@ -41,14 +38,6 @@ class ConversationObject(msgspec.Struct):
     created_at: int
     metadata: dict[str, str]
     object: str = "conversation"
-
-
-class DeletedConversation(msgspec.Struct):
-    """This conversation was deleted."""
-
-    id: str
-    object: str = "conversation.deleted"
-    deleted: bool = True
 
 
 _object_decoder = msgspec.json.Decoder(ConversationObject)
@@ -86,7 +75,7 @@ async def create(request: Request) -> Response:
     serving = serving_of(request)
     if not serving.stores_responses:
         raise InvalidRequest("This server keeps no conversations: it runs with --response-store-number 0.")
-    body, _ = await read_parsed(request, _conversation_decoder)
+    body, _ = await read_parsed(request, ConversationBody)
     items = _new_items(request, body.items) if body.items else []
     made = ConversationObject(f"{CONVERSATION}{request.state.unique_id}", int(time.time()), _checked(body.metadata))
     stored = StoredResponse(made.id, made.id, None, msgspec.json.encode(made), msgspec.json.encode(items))
@@ -107,7 +96,7 @@ async def retrieve(request: Request) -> Response:
     example={"metadata": {"topic": "capitals"}},
 )
 async def update(request: Request) -> Response:
-    body, _ = await read_parsed(request, _metadata_decoder)
+    body, _ = await read_parsed(request, MetadataBody)
     metadata = _checked(body.metadata)
 
     def edit(old: StoredResponse) -> StoredResponse:
@@ -117,11 +106,11 @@ async def update(request: Request) -> Response:
     return Response((await _changed(request, edit)).response, media_type="application/json")
 
 
-@Operation(summary="Delete a conversation.", group="Generation", answer=DeletedConversation, errors=(NotFound,))
+@Operation(summary="Delete a conversation.", group="Generation", answer=Deleted, errors=(NotFound,))
 async def delete(request: Request) -> Response:
     name = (await _stored(request)).id
     await serving_of(request).responses.delete(request.state.owner, name)
-    return json_response(DeletedConversation(name))
+    return json_response(Deleted(name, "conversation.deleted"))
 
 
 @Operation(
@@ -139,7 +128,7 @@ async def list_items(request: Request) -> Response:
     summary="Add items to a conversation.", group="Generation", body=ItemsBody, answer=ItemPage, example=_EXAMPLE
 )
 async def add_items(request: Request) -> Response:
-    body, _ = await read_parsed(request, _items_decoder)
+    body, _ = await read_parsed(request, ItemsBody)
     items = _new_items(request, body.items)
     content, most_bytes = msgspec.json.encode(items), serving_of(request).body_limit_bytes
 

@@ -41,9 +41,6 @@ from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shapes import encode
 from oaiserve.routes.tokens import answer_in_turns, encoded
 
-_decoder = msgspec.json.Decoder(ResponsesBody)
-_input_decoder = msgspec.json.Decoder(ResponseInputBody)
-
 # Parameters of the other routes, and their equivalents here.
 _ELSEWHERE = {
     "max_tokens": "use 'max_output_tokens'",
@@ -70,7 +67,7 @@ _ABSENT = {
 )
 async def responses(http: Request) -> Answer | BackgroundAnswer:
     """Answer in two parts: between them, stored responses that the request goes on from are read."""
-    intake = await prepare(http, _decoder, lambda intake: intake, id_prefix="resp_")
+    intake = await prepare(http, ResponsesBody, lambda intake: intake, id_prefix="resp_")
     if compacts := compact.is_triggered(intake.body):
         intake = compact.for_summary(intake)
     earlier = await read_earlier(intake.serving, intake.body, http.state.owner)
@@ -102,7 +99,7 @@ class InputTokens(msgspec.Struct):
 )
 async def input_tokens(request: Request) -> Response:
     serving = serving_of(request)
-    body, num_bytes = await read_parsed(request, _input_decoder)
+    body, num_bytes = await read_parsed(request, ResponseInputBody)
     earlier = await read_earlier(serving, body, request.state.owner)
 
     def count() -> Generator[None, None, bytes]:

@@ -5,8 +5,6 @@ They make no records.
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -15,7 +13,7 @@ from starlette.responses import Response
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
-from oaiserve.routes.operation import Operation, Parameter
+from oaiserve.routes.operation import Deleted, Operation, Parameter
 from oaiserve.routes.responses.background import EventStream
 from oaiserve.routes.responses.items import Item, stored_items
 from oaiserve.routes.responses.output import ResponseEvent, ResponseObject
@@ -51,14 +49,6 @@ class ItemPage(msgspec.Struct):
     object: str = "list"
 
 
-class DeletedResponse(msgspec.Struct):
-    """This response was deleted."""
-
-    id: str
-    object: str = "response"
-    deleted: bool = True
-
-
 @Operation(
     summary="A stored response, or one that is made in the background.",
     group="Generation",
@@ -77,14 +67,14 @@ async def retrieve(request: Request) -> Response:
     return EventStream(run.follow(-1 if after is None else STARTING_AFTER.value(after)))
 
 
-@Operation(summary="Delete a stored response.", group="Generation", answer=DeletedResponse, errors=(NotFound,))
+@Operation(summary="Delete a stored response.", group="Generation", answer=Deleted, errors=(NotFound,))
 async def delete(request: Request) -> Response:
     response_id, serving = (await _stored(request)).id, serving_of(request)
     if (run := _run(request)) is not None:
         await run.cancel()
         serving.runs.remove(run)
     await serving.responses.delete(request.state.owner, response_id)
-    return json_response(DeletedResponse(response_id))
+    return json_response(Deleted(response_id, "response"))
 
 
 @Operation(
@@ -150,12 +140,6 @@ async def _stored(request: Request) -> StoredResponse:
     response_id = request.path_params["response_id"]
     stored = await serving_of(request).responses.get(request.state.owner, response_id)
     if stored is None or is_conversation(response_id):
-        _not_found(response_id)
+        reason = "it was not stored, was deleted, or was stored too long ago"
+        raise NotFound(f"There is no response {show(response_id)}: {reason}.", param="response_id")
     return stored
-
-
-def _not_found(response_id: str) -> NoReturn:
-    raise NotFound(
-        f"There is no response {show(response_id)}: it was not stored, was deleted, or was stored too long ago.",
-        param="response_id",
-    )
