@@ -147,11 +147,11 @@ def phases_plot(point: dict[str, Any], num_bins: int = 24) -> str:
             if value > 0:
                 shapes.append(
                     f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left - 1:.1f}" height="{y(base) - top:.1f}" '
-                    f'fill="{color}"><title>{escape(name)}: {value:.4g} s</title></rect>'
+                    f'fill="{color}"><title>{escape(name.replace("_", " "))}: {value:.4g} s</title></rect>'
                 )
             base += value
     means = [sum(phases.get(name, 0.0) for _, phases in rows) / len(rows) for name in names]
-    labels = [f"{name} {ms(mean)} ms" for name, mean in zip(names, means, strict=True)]
+    labels = [f"{name.replace('_', ' ')} {ms(mean)} ms" for name, mean in zip(names, means, strict=True)]
     return _figure(f"Where the time goes: {point['label']}", frame + "".join(shapes), labels, colors)
 
 

@@ -237,7 +237,7 @@ def _server(point: dict[str, Any]) -> str:
         return [ms(values[key]) for key in ("mean", "p50", "p95", "p99")]
 
     for name, values in metrics["phases"].items():
-        rows.append([name, *cells(values), ms(means.get(name))])
+        rows.append([name.replace("_", " "), *cells(values), ms(means.get(name))])
     for name, title in (("first_token", "network + client"), ("last_token", "  the same, whole request")):
         if values := server["rest"][name]:
             rows.append([title, *cells(values), ""])

@@ -93,9 +93,8 @@ def _command_line() -> App:
             priced = calibrated(load if cost is None else read(cost, "--cost"))
             if priced.cost is None:
                 raise StartupError(
-                    f"'{cost or source}' does not say what steps cost. Give --cost a recording (serve "
-                    "--record-requests) of a server without --no-explain that has answered 50 requests, or was stopped "
-                    "in order."
+                    f"'{cost or source}' does not say what steps cost. Give --cost a recording of a server (serve "
+                    "--record-requests) without --no-explain that has answered 50 requests, or was stopped in order."
                 )
             load = replace(load, server=priced.server, cost=priced.cost)
             outcome = make_plan(load, priced.cost, limits, attainment, rate, tell, with_settings=settings)
@@ -114,9 +113,8 @@ def _no_rate(source: Path, num_clients: int) -> str:
     whose = "one client that waited" if num_clients == 1 else f"{num_clients} clients that each waited"
     return (
         f"'{source}' is of a closed loop: of {whose} for an answer before asking again. How often they asked follows "
-        "from how fast this server answered, so it tells no rate that a server has to bear, and at no other rate would "
-        "they have asked like this. Record requests that come by themselves, as those of users do, or of 'oaiserve "
-        "bench run --arrival poisson --rate 2'."
+        "from how fast this server answered, so it tells no rate that a server has to bear. Record requests that come "
+        "by themselves, as those of users, or of 'oaiserve bench run --arrival poisson --rate 2'."
     )
 
 

@@ -74,9 +74,7 @@ class RecordedLoad:
     cost: Cost | None = None
     num_left_out: int = 0  # requests whose prompts are not known: they were refused before
     tpot_seconds: float | None = None  # the mean of the requests, as it was measured
-    num_waiting_clients: int = (
-        0  # that each waited for an answer before they asked again; 0: requests came by themselves
-    )
+    num_waiting_clients: int = 0  # as `waiting_clients` returns it
 
     @property
     def rate(self) -> float:
@@ -140,8 +138,7 @@ def _recording(rows: list[dict[str, Any]]) -> RecordedLoad:
     costs = [row["step_cost"] for row in rows if "step_cost" in row]
     cost = _cost(costs[-1], known) if costs else None
     tpot_seconds = statistics.fmean(tpots) if tpots else None
-    spans = [(row["timestamp"], row["timestamp"] + sum(row["phases_ns"].values()) / 1e9) for row in known]
-    clients = waiting_clients(spans)
+    clients = waiting_clients([(row["timestamp"], sum(row["phases_ns"].values()) / 1e9) for row in known])
     return RecordedLoad(_from_first(arrivals), RecordedServer(**fields), cost, left_out, tpot_seconds, clients)
 
 
@@ -172,7 +169,7 @@ def _plain(rows: list[dict[str, Any]]) -> RecordedLoad:
         for index, (seconds, _, tokens, answer) in enumerate(found)
         if answer and tokens
     ]
-    clients = waiting_clients([(seconds, seconds + duration) for seconds, duration, _, _ in found if duration])
+    clients = waiting_clients([(seconds, duration) for seconds, duration, _, _ in found if duration])
     left_out = len(rows) - len(arrivals)
     return RecordedLoad(_from_first(arrivals), RecordedServer(), None, left_out, num_waiting_clients=clients)
 
@@ -194,25 +191,23 @@ def _arrival(row: dict[str, Any]) -> tuple[float, float, int, int]:
     return float(row["timestamp"]), 0.0, row["input_length"], row["output_length"]
 
 
-def waiting_clients(spans: Sequence[tuple[float, float]]) -> int:
-    """Return how many clients each waited for an answer before they asked again, by when requests came and ended.
+def waiting_clients(times_taken: Sequence[tuple[float, float]]) -> int:
+    """Return how many clients each waited for an answer before they asked again, or 0 if requests came by themselves.
 
-    Return 0 if requests came by themselves. Of clients that wait, each has a request open nearly all the time: on
-    average, nearly as many are open as ever are. Requests that come by themselves are now few and now many.
+    It is told by when they came and how long they took. Of clients that wait, each has a request open nearly all the
+    time: on average, nearly as many are open as ever are. Requests that come by themselves are now few and now many.
     """
-    changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
-    last = max((begin for begin, _ in spans), default=0.0)
+    changes = sorted(itertools.chain.from_iterable(((at, 1), (at + taken, -1)) for at, taken in times_taken))
+    last = max((at for at, _ in times_taken), default=0.0)
     times = [at for at, _ in changes if at <= last]
     numbers = list(itertools.accumulate(change for _, change in changes[: len(times)]))
     most = max(numbers, default=0)
-    if len(spans) < 2 * most or len(spans) < 2:
+    if len(times_taken) < max(2, 2 * most):
         return 0
     first = numbers.index(most)  # before, clients began one after the other
     seconds = last - times[first]
-    open_seconds = sum(
-        number * (end - begin)
-        for number, (begin, end) in zip(numbers[first:], itertools.pairwise(times[first:]), strict=False)
-    )
+    stretches = zip(numbers[first:], times[first:], times[first + 1 :], strict=False)
+    open_seconds = sum(number * (end - begin) for number, begin, end in stretches)
     is_closed = seconds >= (last - times[0]) / 2 and open_seconds >= LEAST_OPEN * most * seconds
     return most if is_closed else 0
 

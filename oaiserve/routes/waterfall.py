@@ -50,7 +50,7 @@ def _head(entry: Entry) -> Iterable[str]:
         yield f"grammar     {grammar['kind']}, {took}"
         yield f"            masked draws {grammar['num_masked_draws']}, forced tokens {grammar['num_forced_tokens']}"
     if entry["tool_calls"]:
-        calls = ", ".join(f"{number} {outcome}" for outcome, number in entry["tool_calls"].items())
+        calls = ", ".join(f"{number} {_words(outcome)}" for outcome, number in entry["tool_calls"].items())
         yield f"tool calls  {calls}"
 
 
@@ -61,12 +61,14 @@ def _phases(entry: Entry) -> Iterable[str]:
         start = min(start_ns * BAR_COLUMNS // duration_ns, BAR_COLUMNS - 1)
         end = max(-(-end_ns * BAR_COLUMNS // duration_ns), start + 1)  # at least one column, so that it is seen
         bar = (" " * start + "#" * (end - start)).ljust(BAR_COLUMNS)
-        yield f"{phase['name']:<13}{_ms(phase['duration_ns']):>15}{phase['share']:>7.1%}  |{bar}|"
+        yield f"{_words(phase['name']):<13}{_ms(phase['duration_ns']):>15}{phase['share']:>7.1%}  |{bar}|"
 
 
 def _engine(entry: Entry) -> Iterable[str]:
     """Return the lines about the engine: waits, preemptions, gaps between events and steps."""
-    waits = ", ".join(f"{reason} {_ms(wait_ns)}" for reason, wait_ns in entry["queue_waits_ns"].items() if wait_ns)
+    waits = ", ".join(
+        f"{_words(reason)} {_ms(wait_ns)}" for reason, wait_ns in entry["queue_waits_ns"].items() if wait_ns
+    )
     if waits:
         yield f"waited for  {waits}"
     if entry["num_preemptions"]:
@@ -87,10 +89,10 @@ def _events(entry: Entry) -> Iterable[str]:
     for event in entry["events"]:
         choice = "" if event["choice"] is None else f"choice {event['choice']}  "
         details = " ".join(
-            f"{name.removesuffix('_ns')} {_ms(value)}" if name.endswith("_ns") else f"{name} {value}"
+            f"{_words(name.removesuffix('_ns'))} {_ms(value) if name.endswith('_ns') else value}"
             for name, value in event["details"].items()
         )
-        yield f"{_ms(event['at_ns']):>15}  {event['name']:<17} {choice}{details}".rstrip()
+        yield f"{_ms(event['at_ns']):>15}  {_words(event['name']):<17} {choice}{details}".rstrip()
     if entry["num_events_dropped"]:
         yield f"                 and {entry['num_events_dropped']} more"
 
@@ -105,3 +107,7 @@ def _neighbours(entry: Entry) -> Iterable[str]:
 
 def _ms(duration_ns: int) -> str:
     return f"{duration_ns / 1e6:.3f} ms"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -38,11 +38,12 @@ def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterato
         parts: list[str] = []
         if phase.name == "queue":
             waits = sorted(record.account.waits_ns.items(), key=lambda wait: -wait[1])
-            parts = [f"{_seconds(ns)} for {reason}" for reason, ns in waits if ns >= LEAST_CAUSE * phase.duration_ns]
+            waits = [wait for wait in waits if wait[1] >= LEAST_CAUSE * phase.duration_ns]
+            parts = [f"{_seconds(ns)} for {reason.replace('_', ' ')}" for reason, ns in waits]
         elif phase.name in causes_ns:
             neighbours = list(_neighbours(record, phase.name, others))
             parts = list(_causes(causes_ns[phase.name], phase.duration_ns, neighbours))
-        yield f"{'; '.join([f'{phase.name} took {_seconds(phase.duration_ns)}', *parts])}."
+        yield "; ".join([f"{phase.name.replace('_', ' ')} took {_seconds(phase.duration_ns)}", *parts]) + "."
 
 
 def _causes(causes_ns: Mapping[Cause, int], phase_ns: int, neighbours: list[PhaseNeighbour]) -> Iterator[str]:

@@ -149,4 +149,4 @@ def log_request(record: RequestRecord) -> None:
 
 
 def _named(values: Mapping[str, float]) -> str:
-    return " ".join(f"{name} {value}" for name, value in values.items())
+    return " ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())

@@ -119,7 +119,7 @@ grammar     json_schema, compiled in 3.000 ms (miss)
 tool calls  1 called, 2 unparsed
 
 receive             1.000 ms   0.2%  |#                                       |
-tokenize_wait       1.000 ms   0.2%  |#                                       |
+tokenize wait       1.000 ms   0.2%  |#                                       |
 tokenize            8.000 ms   2.0%  |#                                       |
 queue             100.000 ms  25.0%  | ##########                             |
 prefill            50.000 ms  12.5%  |           #####                        |
@@ -129,11 +129,11 @@ respond            90.000 ms  22.5%  |                               #########|
 decode took 150 ms; alone it would have taken 40 ms; 100 ms came from one
     neighbour (100 ms prompts), req-3 and its prompt of 7 tokens; for 10 ms the
     machine was busy elsewhere.
-queue took 100 ms; 90 ms for batch_full; 10 ms for step_under_way.
+queue took 100 ms; 90 ms for batch full; 10 ms for step under way.
 respond took 90 ms.
 prefill took 50 ms; alone it would have taken 30 ms; for 20 ms no step ran.
 
-waited for  batch_full 90.000 ms, step_under_way 10.000 ms
+waited for  batch full 90.000 ms, step under way 10.000 ms
 preemptions 1, stalled for 25.000 ms
 event gaps  p50 30.000 ms, p99 50.000 ms, max 50.000 ms
             2.5 tokens in an event on average
@@ -141,9 +141,9 @@ steps       5 to 14, 2.5 sequences and 7.0 tokens each
             in the model 180.000 ms, between them 20.000 ms
 
 events, since it was received
-       5.000 ms  grammar_compiled  compile 3.000 ms cache miss kind json_schema
-     110.000 ms  prefix_cache_hit  choice 0  tokens 2
-     160.000 ms  first_token       choice 0
+       5.000 ms  grammar compiled  compile 3.000 ms cache miss kind json_schema
+     110.000 ms  prefix cache hit  choice 0  tokens 2
+     160.000 ms  first token       choice 0
                  and 2 more
 
 shared steps with 1 of the last requests
@@ -221,7 +221,7 @@ def test_no_line_is_too_long_and_every_phase_has_its_bar(
     text = page(recent.get(name) or {})
     assert max(map(len, text.splitlines())) <= COLUMNS
     bars = [line for line in text.splitlines() if line.endswith("|")]
-    assert [bar.split()[0] for bar in bars] == list(PHASES[: len(stamps) - 1])
+    assert [bar[:13].rstrip() for bar in bars] == [name.replace("_", " ") for name in PHASES[: len(stamps) - 1]]
     assert all("#" in bar for bar in bars)
 
 

@@ -60,7 +60,7 @@ def test_neighbours_that_still_run_have_no_name() -> None:
 def test_a_long_queue_has_its_reasons_and_other_phases_have_none() -> None:
     account = EngineAccount(waits_ns={WaitReason.STEP_UNDER_WAY: 2 * MS, WaitReason.BATCH_FULL: 598 * MS})
     slow = record_at(0, 300, 300, 300, 900, 910, 920, 1000, account=account)
-    assert list(sentences(slow, [])) == ["queue took 600 ms; 598 ms for batch_full.", "receive took 300 ms."]
+    assert list(sentences(slow, [])) == ["queue took 600 ms; 598 ms for batch full.", "receive took 300 ms."]
 
 
 def test_the_time_after_the_last_step_of_a_request_that_ended_early_is_the_hosts() -> None:

@@ -191,7 +191,7 @@ def test_a_line_has_the_wait_reasons_and_the_steps(stream: io.StringIO, make_rec
     assert (STEPS | WAITS | {"num_preemptions": 1, "stalled_ms": 50.0}).items() <= fields.items()
     assert "queue_no_blocks_ms" not in fields
     assert fields["message"].endswith(
-        "tokens: 4 prompt, 2 cached, 5 generated, waited: step_under_way 0.0 batch_full 10.0, 8 steps of 2.5, "
+        "tokens: 4 prompt, 2 cached, 5 generated, waited: step under way 0.0 batch full 10.0, 8 steps of 2.5, "
         f"itl 100.0 p50 110.0 p99, 1.33 tokens per event, request req-1, trace {0xABC:032x}"
     )
 

@@ -88,18 +88,19 @@ def rows(found: AccountsDifference) -> list[str]:
     """Return the table of all parts, as markdown. Those marked * changed for certain."""
     lines = ["| phase | cause | before | after | change | 95 % interval |", "|---|---|---|---|---|---|"]
     whole = {("duration", ""): found.duration}
-    for (phase, cause), change in (found.parts | whole).items():
+    for part, change in (found.parts | whole).items():
+        phase, cause = (name.replace("_", " ") for name in part)
         mark = "*" if change.is_certain else ""
         lines.append(
-            f"| {phase} | {cause.replace('_', ' ')} | {_seconds(change.before)} | {_seconds(change.after)} "
+            f"| {phase} | {cause} | {_seconds(change.before)} | {_seconds(change.after)} "
             f"| {_seconds(change.change, sign=True)}{mark} | {_interval(change)} |"
         )
     return lines
 
 
 def _name(part: tuple[str, str]) -> str:
-    phase, cause = part
-    return f"{phase} ({cause.replace('_', ' ')})" if cause else phase
+    phase, cause = (name.replace("_", " ") for name in part)
+    return f"{phase} ({cause})" if cause else phase
 
 
 def _signed(change: MeanChange) -> str:
