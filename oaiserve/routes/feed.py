@@ -23,9 +23,7 @@ class Feed:
         self._render = render
         self._interval_seconds = interval_seconds
         self._num_viewers = 0
-        self._is_awaited = False  # whether a viewer has asked since the last message
-        self._producer: asyncio.Task[None] | None = None
-        self._next: asyncio.Future[bytes] | None = None
+        self._next: asyncio.Task[bytes] | None = None  # while viewers wait for it
 
     @contextmanager
     def viewer(self) -> Iterator[None]:
@@ -44,30 +42,17 @@ class Feed:
 
     async def next(self) -> bytes:
         """Return the next message, made after this call. Raises the errors of `render`."""
-        if self._producer is None or self._producer.done():
-            self._next = asyncio.get_running_loop().create_future()
-            self._producer = asyncio.create_task(self._produce())
-        assert self._next is not None
-        self._is_awaited = True
+        if self._next is None:
+            self._next = asyncio.create_task(self._made())
         return await asyncio.shield(self._next)
 
     async def close(self) -> None:
-        if self._producer is not None:
-            self._producer.cancel()
+        if self._next is not None:
+            self._next.cancel()
             with suppress(asyncio.CancelledError):
-                await self._producer
+                await self._next
 
-    async def _produce(self) -> None:
-        """Make messages until an interval without a viewer, or until `render` fails."""
-        while True:
-            await asyncio.sleep(self._interval_seconds)
-            if not self._is_awaited:
-                return
-            awaited, self._next = self._next, asyncio.get_running_loop().create_future()
-            assert awaited is not None
-            self._is_awaited = False
-            try:
-                awaited.set_result(await run_in_threadpool(self._render))
-            except Exception as error:
-                awaited.set_exception(error)
-                return
+    async def _made(self) -> bytes:
+        await asyncio.sleep(self._interval_seconds)
+        self._next = None  # who asks from now on gets the one after this
+        return await run_in_threadpool(self._render)
