@@ -9,11 +9,12 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Iterable
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from oaiserve.config import ServerOptions
 from oaiserve.errors import APIError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, RequestTimeout
 from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT, Refusal
 
@@ -23,14 +24,6 @@ MOST_PIPELINED = 64  # requests that wait for the answer to an earlier one
 GOODBYE_SECONDS = 5.0  # for which further bytes of a client are discarded before its connection is closed
 
 Headers = Iterable[tuple[bytes, bytes]]
-
-
-class Timeouts(NamedTuple):
-    """The seconds after which a connection is closed."""
-
-    head_seconds: float  # without a complete head, from the connection or from the head's first byte
-    idle_seconds: float  # without a further request, from the end of the last answer
-    write_seconds: float  # without a client that reads, while data waits. 0: never
 
 
 class Reading(Enum):
@@ -69,13 +62,13 @@ class Connection(HttpToolsProtocol):
     def __init__(
         self,
         *args: Any,
-        timeouts: Timeouts,
+        options: ServerOptions,
         count: Callable[[Refusal], None] = lambda refusal: None,
         on_lost: Callable[[], None] = lambda: None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._timeouts = timeouts
+        self._options = options
         self._count = count
         self._on_lost = on_lost
         self._extensions: dict[str, dict[object, object]] = {
@@ -125,8 +118,8 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._timeouts.write_seconds:
-            self._write_timer = self.loop.call_later(self._timeouts.write_seconds, self._cut)
+        if self._options.write_timeout_seconds:
+            self._write_timer = self.loop.call_later(self._options.write_timeout_seconds, self._cut)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -166,15 +159,15 @@ class Connection(HttpToolsProtocol):
         if wait is not None:
             seconds = GOODBYE_SECONDS
             if wait is Wait.HEAD:
-                seconds = self._timeouts.head_seconds
+                seconds = self._options.header_timeout_seconds
             elif wait is Wait.IDLE:
-                seconds = self._timeouts.idle_seconds
+                seconds = self._options.idle_timeout_seconds
             self._wait_timer = self.loop.call_later(seconds, self._time_is_up)
 
     def _time_is_up(self) -> None:
         self._wait_timer = None
         if self._wait is Wait.HEAD and self._reading is Reading.HEAD:
-            limit = f"{self._timeouts.head_seconds:g} seconds"
+            limit = f"{self._options.header_timeout_seconds:g} seconds"
             error = RequestTimeout(f"The headers did not arrive within {limit}. Please try again.")
             self._refuse(error, Refusal.HEADER_TIMEOUT)
             return

@@ -10,31 +10,14 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from typing import Any, Protocol
 
-from oaiserve.http.connections import Refusal
+from oaiserve.http.connections import Connections
 
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 128  # accepted in one turn of the event loop
 RETRY_SECONDS = 1.0  # after the system has refused to accept
 MOST_BYTES_READ = 64 * 1024  # from a refused client
-
-
-class ListeningSocket(Protocol):
-    """The methods of a socket that a listener calls."""
-
-    def fileno(self) -> int: ...
-    def setblocking(self, flag: bool, /) -> None: ...
-    def accept(self) -> tuple[socket.socket, Any]: ...
-
-
-class Admission(Protocol):
-    """Counts connections by their addresses, and refuses those beyond the limits; see `Connections`."""
-
-    def admit(self, address: str) -> Refusal | None: ...
-    def release(self, address: str) -> None: ...
-    def count(self, refusal: Refusal) -> None: ...
 
 
 class Listener:
@@ -46,8 +29,8 @@ class Listener:
 
     def __init__(
         self,
-        sock: ListeningSocket,
-        connections: Admission,
+        sock: socket.socket,
+        connections: Connections,
         begin: Callable[[socket.socket, str], None],
         *,
         refusal: Callable[[], bytes] | None,

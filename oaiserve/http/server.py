@@ -21,9 +21,9 @@ from uvicorn.config import STARTUP_FAILURE
 
 from oaiserve.config import ServerOptions
 from oaiserve.errors import Unavailable
-from oaiserve.http.connection import Connection, Timeouts, closing_answer
-from oaiserve.http.connections import Refusal
-from oaiserve.http.listener import Admission, Listener, ListeningSocket
+from oaiserve.http.connection import Connection, closing_answer
+from oaiserve.http.connections import Connections, Refusal
+from oaiserve.http.listener import Listener
 from oaiserve.http.proxies import TrustedProxies
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
         self,
         app: ASGIApp,
         options: ServerOptions,
-        connections: Admission,
+        connections: Connections,
         *,
         on_drain: Callable[[], None] = lambda: None,
         failure: Callable[[], BaseException | None] = lambda: None,
@@ -69,17 +69,12 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.connections = connections
-        self._timeouts = Timeouts(
-            head_seconds=options.header_timeout_seconds,
-            idle_seconds=options.idle_timeout_seconds,
-            write_seconds=options.write_timeout_seconds,
-        )
+        self._options = options
         self._listeners: list[Listener] = []
         self._tls_options: dict[str, Any] = {}
         self._beginning: set[asyncio.Task[None]] = set()  # connections before their end of the handshake
         self._is_closed = False
         self._takes_signals = takes_signals
-        self._drain_timeout_seconds = options.drain_timeout_seconds
         self._on_drain = on_drain
         self._failure = failure
 
@@ -101,7 +96,7 @@ class Server(uvicorn.Server):
         if self.started:
             self._on_drain()
 
-    async def startup(self, sockets: Sequence[ListeningSocket] | None = None) -> None:
+    async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Start the app, then accept connections. This stands in for uvicorn's method, which has no limit on them."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
@@ -110,7 +105,7 @@ class Server(uvicorn.Server):
         if tls:
             self._tls_options = {
                 "ssl": tls,
-                "ssl_handshake_timeout": self._timeouts.head_seconds,
+                "ssl_handshake_timeout": self._options.header_timeout_seconds,
                 "ssl_shutdown_timeout": TLS_GOODBYE_SECONDS,
             }
         refusal = None if tls else lambda: too_many_connections(self.server_state.default_headers)
@@ -137,7 +132,7 @@ class Server(uvicorn.Server):
             self.config,
             self.server_state,
             self.lifespan.state,
-            timeouts=self._timeouts,
+            options=self._options,
             count=self.connections.count,
             on_lost=on_lost,
         )
@@ -171,8 +166,8 @@ class Server(uvicorn.Server):
         for connection in list(connections):
             connection.shutdown()  # an idle connection closes now, any other after its answer
         running = {connection for connection in connections if not connection.transport.is_closing()}
-        log.info("Shutting down. Requests running: %d, given %d s", len(running), self._drain_timeout_seconds)
-        await self._wait_until_idle(self._drain_timeout_seconds, may_skip=True)
+        log.info("Shutting down. Requests running: %d, given %d s", len(running), self._options.drain_timeout_seconds)
+        await self._wait_until_idle(self._options.drain_timeout_seconds, may_skip=True)
         cut = running & connections
         for task in self.server_state.tasks:
             task.cancel()

@@ -157,26 +157,17 @@ def hand_over(channel: socket.socket, client: socket.socket, address: str) -> bo
     return True
 
 
-class HandedOver:
-    """The other end of the channel, used like a listening socket: its connections have been accepted already."""
+class HandedOver(socket.socket):
+    """The other end of the channel, as a listening socket: its connections have been accepted already."""
 
     def __init__(self, channel: socket.socket, on_dropped: Callable[[str], None]) -> None:
         """`on_dropped` gets the address of a client for whose connection this process has no descriptor left."""
-        self._channel = channel
+        super().__init__(fileno=channel.detach())
         self._on_dropped = on_dropped
-
-    def fileno(self) -> int:
-        return self._channel.fileno()
-
-    def setblocking(self, flag: bool, /) -> None:
-        self._channel.setblocking(flag)
-
-    def close(self) -> None:
-        self._channel.close()
 
     def accept(self) -> tuple[socket.socket, tuple[str, int]]:
         """Return the next connection, and the address of its client. Raises BlockingIOError if there is none now."""
-        data, descriptors, _, _ = socket.recv_fds(self._channel, ADDRESS_BYTES, 1)
+        data, descriptors, _, _ = socket.recv_fds(self, ADDRESS_BYTES, 1)
         if not data:
             raise BlockingIOError  # the engine process is gone, as the link says, too
         address = data.rstrip(b"\0").decode()

@@ -97,7 +97,7 @@ def serve(
     app = create_app(config, engine, telemetry, RemoteStore(process), model.started_unix_seconds)
     server = Server(app, config.server, connections, on_drain=engine.drain, takes_signals=False)
     before()
-    server.run(sockets=[cast(socket.socket, HandedOver(channel, connections.release))])
+    server.run(sockets=[HandedOver(channel, connections.release)])
     return 1 if process.link.is_lost else 0
 
 

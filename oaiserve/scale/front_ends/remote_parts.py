@@ -14,7 +14,7 @@ from typing import Any
 
 from oaiserve.facts.record import AccessRefusal, RequestRecord
 from oaiserve.facts.trace import TraceContext
-from oaiserve.http.connections import Refusal
+from oaiserve.http.connections import Connections, Refusal
 from oaiserve.routes.responses.store import StoreCounts, StoredResponse
 from oaiserve.scale.front_ends.calls import EngineProcess
 from oaiserve.scale.front_ends.front_end import FrontEnd
@@ -122,7 +122,7 @@ class RemoteStore:
         """Do nothing: the engine process closes it."""
 
 
-class RemoteConnections:
+class RemoteConnections(Connections):
     """The count of connections, which the engine process has admitted before it has passed them on."""
 
     def __init__(self, process: EngineProcess) -> None:

@@ -155,7 +155,7 @@ def test_connections_pass_with_the_addresses_of_their_clients(pair: tuple[socket
                 with passed:
                     passed.send(b"hello")
                     assert (client.recv(5), got) == (b"hello", address)
-    pair[1].close()
+    channel.close()
     with socket.socket() as other:
         assert not hand_over(pair[0], other, "127.0.0.1")
         assert other.fileno() != -1
