@@ -104,7 +104,6 @@ def create_app(
     Without `responses`, it makes the store of the settings. `created` is the start of the server in Unix seconds; None
     is now. Raises StartupError for unusable files of keys or of responses.
     """
-    model_name = config.server.served_model_name or config.model
     stored = response_store(config.server) if responses is None else responses
     num_sharing = max(1, config.server.front_ends)  # processes that share the limits on memory
     keys = Keyring(config.server.api_key, config.server.api_key_file) if config.server.needs_key else None
@@ -113,6 +112,7 @@ def create_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         feed = Feed(partial(dashboard.update, telemetry.live, telemetry.recent))
         app.state.serving = Serving(
+            config=config,
             engine=engine,
             streams=LoopStreams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS // num_sharing),
             record=telemetry.record,
@@ -120,30 +120,19 @@ def create_app(
             live=telemetry.live,
             feed=feed,
             render_metrics=telemetry.render,
-            model_name=model_name,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
-            kind=_kind(config, model_name),
+            kind=_kind(config),
             created=int(time.time() if created is None else created),
-            body_limit_bytes=config.server.body_limit,
             received_bytes=SharedLimit(MOST_RECEIVED_BYTES // num_sharing),
             responses=stored,
             runs=Runs(store_limits(config.server)),
-            shares_prefix_cache=config.server.shares_prefix_cache,
-            stores_responses=config.server.response_store_number > 0,
-            answers_in_background=config.server.front_ends <= 1,
-            cuts_max_tokens=not config.server.strict_max_tokens,
-            refuses_hosted_tools=config.server.hosted_tools == "refuse",
             dialect=dialect_of(
                 config.server.tool_call_parser,
                 config.server.reasoning_parser,
                 engine.tokenizer.chat_template,
                 engine.tokenizer.special_token_ids,
             ),
-            progress_after_seconds=config.server.progress_after_seconds,
-            stream_interval=config.server.stream_interval,
-            lora_dir=config.engine.lora_dir,
-            trace_prompt_characters=config.telemetry.trace_prompt_characters,
         )
         engine.start()
         tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))]
@@ -169,13 +158,13 @@ def create_app(
     )
 
 
-def _kind(config: Config, model_name: str) -> str:
+def _kind(config: Config) -> str:
     """Return the kind of this server, for gateways; "" if the same request may get other bytes."""
     engine = config.engine
     if engine.device == "cuda" or (engine.device == "auto" and Path("/dev/nvidiactl").exists()):
         return ""
     settings = (engine.dtype, engine.quantize, engine.kv_cache_dtype, engine.compile, engine.max_model_len)
-    return kind_of(config.model, (__version__, model_name, *settings, sorted(usable_features())))
+    return kind_of(config.model, (__version__, config.model_name, *settings, sorted(usable_features())))
 
 
 def server_telemetry(
@@ -204,7 +193,7 @@ def server_telemetry(
         elsewhere[names.CONNECTIONS_REFUSED] = lambda: {(why,): n for why, n in connections.refused.items()}
     return Telemetry(
         Measured(
-            model=config.server.served_model_name or config.model,
+            model=config.model_name,
             version=__version__,
             snapshot=snapshot or engine.snapshot,
             take_steps=engine.take_steps,
@@ -226,7 +215,7 @@ def _recording(config: Config, engine: Engine, epoch_offset_ns: int) -> Recordin
     return Recording(
         path,
         server={
-            "model": config.server.served_model_name or config.model,
+            "model": config.model_name,
             **engine.capacity,
             "policy": options.policy,
             "prefix_cache": options.prefix_cache,

@@ -388,7 +388,7 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     logger.info("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
     banner = _banner(config, sock.getsockname()[1], task)
-    with announced(_url(config.server, sock.getsockname()[1]), config.server.served_model_name or config.model):
+    with announced(_url(config.server, sock.getsockname()[1]), config.model_name):
         if children:
             _listen(config.server, sock, banner)
             supervisor.serve(sock)
@@ -474,7 +474,7 @@ _TRIES: dict[Task, tuple[str, str]] = {
 def _banner(config: Config, port: int, task: Task) -> str:
     """Return the lines that the server prints at its start: model, URL, and a command to try it."""
     server, url = config.server, _url(config.server, port)
-    name = server.served_model_name or config.model
+    name = config.model_name
     key = " -H 'authorization: Bearer '$OPENAI_API_KEY" if server.needs_key else ""
     path, body = _TRIES[task]
     return f"""

@@ -284,6 +284,10 @@ class ServerOptions(ListenerOptions):
         return bool(self.api_key or self.api_key_file)
 
     @property
+    def stores_responses(self) -> bool:
+        return self.response_store_number > 0
+
+    @property
     def shares_prefix_cache(self) -> bool:
         """Return whether all prompts share the prefix cache: if asked to, or with one key. A file may get a second."""
         return self.share_prefix_cache or not (self.api_key_file or len(self.api_key) > 1)
@@ -647,6 +651,10 @@ class Config:
     file: Path | None = None  # where some of these settings came from
 
     def __post_init__(self) -> None:
-        name = self.server.served_model_name or self.model
-        if name in self.engine.adapters:
-            raise OptionError(f"--lora names an adapter '{name}', which is the name of the model itself.")
+        if self.model_name in self.engine.adapters:
+            raise OptionError(f"--lora names an adapter '{self.model_name}', which is the name of the model itself.")
+
+    @property
+    def model_name(self) -> str:
+        """Return the name of the model in the API."""
+        return self.server.served_model_name or self.model

@@ -20,6 +20,7 @@ from oaiserve.routes import protocol
 from oaiserve.routes.serving import Serving, serving_of
 
 RETRY_AFTER_SECONDS = 1
+MOST_SECONDS = 60.0  # in which a body must arrive
 Body = TypeVar("Body", bound=msgspec.Struct)
 Result = TypeVar("Result")
 
@@ -32,7 +33,7 @@ async def read_body(request: Request, serving: Serving) -> bytearray:
         raise UnsupportedMedia(
             f"The body must not be compressed: this server reads no content-encoding, got {encodings[:80]!r}."
         )
-    limit_bytes = serving.body_limit_bytes
+    limit_bytes = serving.config.server.body_limit
     too_large = BodyTooLarge(f"The body is too large: this server reads at most {int(limit_bytes)} bytes.")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and (len(length) > 15 or int(length) > limit_bytes):
@@ -42,7 +43,7 @@ async def read_body(request: Request, serving: Serving) -> bytearray:
     is_whole = False
     client: str = request.state.client
     try:
-        async with asyncio.timeout(serving.body_timeout_seconds):
+        async with asyncio.timeout(MOST_SECONDS):
             async for part in request.stream():
                 if num_bytes + len(part) > limit_bytes:
                     raise too_large
@@ -55,8 +56,7 @@ async def read_body(request: Request, serving: Serving) -> bytearray:
                 body += part
         is_whole = True
     except TimeoutError:
-        limit = f"{serving.body_timeout_seconds:g} seconds"
-        raise RequestTimeout(f"The body did not arrive within {limit}. Please try again.") from None
+        raise RequestTimeout(f"The body did not arrive within {MOST_SECONDS:g} seconds. Please try again.") from None
     finally:
         serving.received_bytes.give_back(client, num_bytes)
         if not is_whole:

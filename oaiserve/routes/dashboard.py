@@ -118,7 +118,7 @@ async def _events(serving: Serving) -> AsyncIterator[bytes]:
 
 def _hello(serving: Serving) -> bytes:
     data = {
-        "model": serving.model_name,
+        "model": serving.config.model_name,
         "version": serving.version,
         "boundaries_seconds": serving.live.boundaries_seconds,
         "samples": serving.live.after(0),

@@ -81,7 +81,7 @@ async def report(request: Request) -> Response:
     serving, engine = serving_of(request), serving_of(request).engine
     made = await run_in_threadpool(engine.report)
     shown = Report.of(made, is_ready=engine.is_ready, is_hung=bool(engine.hang))
-    if not serving.shares_prefix_cache and ROUTER_HEADER not in request.headers:
+    if not serving.config.server.shares_prefix_cache and ROUTER_HEADER not in request.headers:
         shown.keys = b""
     return json_response(shown)
 

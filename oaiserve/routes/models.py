@@ -65,7 +65,7 @@ def model_of(serving: Serving, adapter: ServedAdapter | None) -> Model:
         created=serving.created if adapter is None else adapter.created,
         owned_by="oaiserve",
         root=serving.model_root if adapter is None else adapter.path,
-        parent=None if adapter is None else serving.model_name,
+        parent=None if adapter is None else serving.config.model_name,
         max_model_len=serving.engine.max_model_len,
         task=serving.task,
     )
@@ -89,7 +89,7 @@ async def load(request: Request) -> Response:
     name, path = body.lora_name, _path(serving, body.lora_path)
     if not (0 < len(name) <= MOST_NAME and name.isprintable()):
         raise invalid("lora_name", f"must be 1 to {MOST_NAME} printable characters, got {show(name)}")
-    if name == serving.model_name:
+    if name == serving.config.model_name:
         raise invalid("lora_name", f"is the name of the model itself: '{name}'")
     try:
         adapter = await run_in_threadpool(serving.engine.load_adapter, name, path)
@@ -120,8 +120,8 @@ closed_route = closed(f"{{path}} changes what others are served, {PRIVATE}")
 
 def _path(serving: Serving, given: str) -> Path:
     """Return the folder of an adapter, which must be in the folder of adapters. Raises InvalidRequest."""
-    assert serving.lora_dir is not None
-    folder = serving.lora_dir.resolve()
+    assert serving.config.engine.lora_dir is not None
+    folder = serving.config.engine.lora_dir.resolve()
     try:
         path = (folder / given).resolve()
         is_inside = folder in path.parents and path.is_dir()

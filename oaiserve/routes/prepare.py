@@ -75,7 +75,8 @@ class Intake(Generic[OwnBody]):
         Return those for the engine, and the optional parts of the answer. With `own.n`, the engine makes so many
         candidates for each prompt, of which the client gets the best."""
         params = parameters.sampling_params(self.body, own, self.serving.engine.default_params)
-        params = replace(params, ends_with_context=own.ends_with_context or self.serving.cuts_max_tokens)
+        cuts = own.ends_with_context or not self.serving.config.server.strict_max_tokens
+        params = replace(params, ends_with_context=cuts)
         recorded = parameters.recorded_params(self.body, params)
         wanted = parameters.wanted(self.body, params)
         if own.n > params.n:
@@ -106,7 +107,7 @@ class Intake(Generic[OwnBody]):
         if params.seed is None and self.exchange.ids is not None:
             params = replace(params, seed=self.exchange.ids.seed)
         is_streaming = self.exchange.is_streaming
-        interval = integer(self.body, "stream_interval") or self.serving.stream_interval
+        interval = integer(self.body, "stream_interval") or self.serving.config.server.stream_interval
         request = self.request(
             prompts,
             params,
@@ -114,7 +115,7 @@ class Intake(Generic[OwnBody]):
             priority=integer(self.body, "priority") or 0,
             cache_salt=self._cache_salt(),
             stream_interval=interval if is_streaming else 0,
-            reports_progress=is_streaming and self.serving.progress_after_seconds > 0,
+            reports_progress=is_streaming and self.serving.config.server.progress_after_seconds > 0,
             prefix_keys=prefix_keys,
             sent=self._sent,
         )
@@ -124,7 +125,7 @@ class Intake(Generic[OwnBody]):
     def _cache_salt(self: Intake[SamplingBody]) -> str:
         """Return the salt of the prefix cache: how fast an answer begins tells nothing of what another key has sent."""
         salt, owner = parameters.cache_salt(self.body), self.exchange.owner
-        return f"{owner} {salt}" if owner and not self.serving.shares_prefix_cache else salt
+        return f"{owner} {salt}" if owner and not self.serving.config.server.shares_prefix_cache else salt
 
     def pooled_answer(
         self, prompts: tuple[Prompt, ...], whole: RenderWhole, params: dict[str, str | int | float | bool]
@@ -137,7 +138,7 @@ class Intake(Generic[OwnBody]):
 
     def request(self, prompts: tuple[Prompt, ...], params: SamplingParams, **more: Any) -> Request:
         exchange = self.exchange
-        exchange.prompt_text = parameters.traced_prompts(prompts, self.serving.trace_prompt_characters)
+        exchange.prompt_text = parameters.traced_prompts(prompts, self.serving.config.telemetry.trace_prompt_characters)
         exchange.response_id = self.head.id
         # Of a request with ids of a gateway, the engine may still have another part.
         own_id = self.head.id if exchange.ids is None else f"{self.head.id}-{exchange.unique_id}"

@@ -213,7 +213,7 @@ class Answer:
                 break
             events += await self._next(stream, keeps=True, most_seconds=rest_seconds)
             if begin_ns is None and any(isinstance(event, PromptProgress) for event in events):
-                begin_ns = monotonic_ns() + int(self.serving.progress_after_seconds * 1e9)
+                begin_ns = monotonic_ns() + int(self.serving.config.server.progress_after_seconds * 1e9)
         return events
 
     async def _tell_progress(self, shape: Shape, send: Send, stream: LoopStream, events: list[Event]) -> list[Event]:

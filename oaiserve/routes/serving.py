@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
+from oaiserve.config import Config
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.pooling import Pooling, Task
@@ -114,6 +115,7 @@ _INSTEAD = {
 
 @dataclass(frozen=True, slots=True)
 class Serving:
+    config: Config
     engine: ServedEngine
     streams: LoopStreams
     record: Callable[[RequestRecord], None]
@@ -121,27 +123,14 @@ class Serving:
     live: LiveSamples
     feed: Feed
     render_metrics: Callable[[str], tuple[bytes, str]]  # takes an Accept header, returns body and content type; blocks
-    model_name: str
     model_root: str  # the folder or hub id of the model: clients load its tokenizer by it
     version: str
     kind: str  # which servers have in common that write the same bytes for the same request; "" if there are none
     created: int  # Unix seconds, as in the API
-    body_limit_bytes: int
     responses: ResponseStore
     runs: Runs
-    body_timeout_seconds: float = 60.0
-    # of the bodies that are being received: a client may send many slowly
-    received_bytes: SharedLimit = field(default_factory=lambda: SharedLimit(MOST_RECEIVED_BYTES))
-    dialect: Dialect = field(default_factory=Dialect)  # of calls and reasoning in the model's answers
-    shares_prefix_cache: bool = False  # among the owners of several keys
-    stores_responses: bool = False
-    answers_in_background: bool = False  # not with several front ends, which know nothing of each other's runs
-    cuts_max_tokens: bool = True  # to what is left of the context; else more is refused
-    refuses_hosted_tools: bool = False  # those that run on OpenAI's servers; else they are left out
-    progress_after_seconds: float = 1.0  # of prefill, a stream begins without a token; 0: never
-    stream_interval: int = 1  # tokens of a choice per event, for requests that do not set it
-    lora_dir: Path | None = None  # of adapters that clients may load; None: they may load none
-    trace_prompt_characters: int = 0  # most characters of a prompt in its record
+    received_bytes: SharedLimit  # of the bodies that are being received: a client may send many slowly
+    dialect: Dialect  # of calls and reasoning in the model's answers
     unknown_names: UnknownNames = field(default_factory=UnknownNames)
 
     @property
@@ -151,21 +140,21 @@ class Serving:
     def check_task(self, *tasks: Task) -> None:
         """Raise InvalidRequest if the model is for none of these tasks, with the right command."""
         if self.task not in tasks:
-            message = f"'{self.model_name}' {_IS_FOR[self.task]}. {_INSTEAD[tasks[-1]]}"
+            message = f"'{self.config.model_name}' {_IS_FOR[self.task]}. {_INSTEAD[tasks[-1]]}"
             raise InvalidRequest(message, param="model", code="wrong_task")
 
     def check_model(self, asked: str | None) -> ServedAdapter | None:
         """Return the adapter that a request names as its model, or None. Raises ModelNotFound."""
-        if asked is None or asked == self.model_name:
+        if asked is None or asked == self.config.model_name:
             return None
         adapters = self.engine.adapters
         if (adapter := adapters.get(asked)) is not None:
             return adapter
-        raise ModelNotFound(asked, self.model_name, *(adapter.name for adapter in adapters.served))
+        raise ModelNotFound(asked, self.config.model_name, *(adapter.name for adapter in adapters.served))
 
     def name_of(self, adapter: ServedAdapter | None) -> str:
         """Return the name of the model with this adapter, which answers and records have."""
-        return self.model_name if adapter is None else adapter.name
+        return self.config.model_name if adapter is None else adapter.name
 
 
 def serving_of(request: Request) -> Serving:

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from oaiserve.app import create_app
-from oaiserve.config import Config, ServerOptions
+from oaiserve.config import Bytes, Config, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.request import TokenChunk
 from oaiserve.engine.turn_workers import MUCH_BYTES
@@ -265,9 +265,9 @@ def test_a_request_cut_off_by_the_shutdown_gets_an_error_that_says_so(stream: bo
     assert telemetry.closed
 
 
-def serving_of(num_bytes: int, seconds: float = 60, **parts: object) -> Any:
-    limit = SharedLimit(num_bytes)
-    return SimpleNamespace(body_limit_bytes=num_bytes, body_timeout_seconds=seconds, received_bytes=limit, **parts)
+def serving_of(num_bytes: int, **parts: object) -> Any:
+    config = Config("demo", ServerOptions(body_limit=Bytes(num_bytes)))
+    return SimpleNamespace(config=config, received_bytes=SharedLimit(num_bytes), **parts)
 
 
 def part(body: bytes, more_body: bool = True) -> Message:
@@ -284,8 +284,9 @@ async def read(serving: Any, *messages: Message, client: str = "one") -> bytearr
     return await read_body(Request({"type": "http", "headers": [], "state": {"client": client}}, receive), serving)
 
 
-def test_a_body_that_does_not_arrive_in_time_is_refused() -> None:
-    serving = serving_of(10, seconds=0)
+def test_a_body_that_does_not_arrive_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oaiserve.routes.body.MOST_SECONDS", 0)
+    serving = serving_of(10)
     with pytest.raises(RequestTimeout, match="did not arrive within 0 seconds"):
         asyncio.run(read(serving))
     assert serving.received_bytes.total == 0

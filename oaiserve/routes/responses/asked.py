@@ -51,7 +51,7 @@ class Earlier(NamedTuple):
 
 async def read_earlier(serving: Serving, body: ResponsesBody | ResponseInputBody, owner: str) -> Earlier:
     """Read the stored responses from the store. Raises InvalidRequest if they are missing, or too large together."""
-    store, most_bytes = serving.responses, serving.body_limit_bytes
+    store, most_bytes = serving.responses, serving.config.server.body_limit
     turns: list[StoredResponse] = []
     if body.previous_response_id is not None:
         try:
@@ -100,7 +100,7 @@ def conversed(
     body: ResponsesBody | ResponseInputBody, serving: Serving, *, is_constrained: bool
 ) -> tuple[OfferedTools, Conversation]:
     """Return the tools and the reasoning of a request. `is_constrained`: beside `text.format`."""
-    offered = offered_tools(body, refuses_hosted=serving.refuses_hosted_tools)
+    offered = offered_tools(body, refuses_hosted=serving.config.server.hosted_tools == "refuse")
     conversation = Conversation(
         serving.dialect,
         offered.tools,

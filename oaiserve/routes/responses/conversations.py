@@ -73,7 +73,7 @@ async def change(
 )
 async def create(request: Request) -> Response:
     serving = serving_of(request)
-    if not serving.stores_responses:
+    if not serving.config.server.stores_responses:
         raise InvalidRequest("This server keeps no conversations: it runs with --response-store-number 0.")
     body, _ = await read_parsed(request, ConversationBody)
     items = _new_items(request, body.items) if body.items else []
@@ -130,7 +130,7 @@ async def list_items(request: Request) -> Response:
 async def add_items(request: Request) -> Response:
     body, _ = await read_parsed(request, ItemsBody)
     items = _new_items(request, body.items)
-    content, most_bytes = msgspec.json.encode(items), serving_of(request).body_limit_bytes
+    content, most_bytes = msgspec.json.encode(items), serving_of(request).config.server.body_limit
 
     def edit(old: StoredResponse) -> StoredResponse:
         if old.num_bytes + len(content) > most_bytes:

@@ -140,7 +140,7 @@ def _answer(
     num_dropped = 0
     if body.truncation == "auto" or compacts:
         prompt, num_dropped = yield from truncated(body, serving, conversation, whole, keeps_room=compacts)
-    stores = body.store is not False and serving.stores_responses
+    stores = body.store is not False and serving.config.server.stores_responses
     if stores and exchange.conversation_id is None:
         exchange.conversation_id = intake.head.id
     shape = (compact.SummaryShape if compacts else ResponsesShape)(
@@ -212,11 +212,11 @@ def _shown(tool: ResponseTool) -> dict[str, Any]:
 
 
 def _check_background(body: ResponsesBody, serving: Serving) -> None:
-    if not serving.answers_in_background:
+    if serving.config.server.front_ends > 1:
         raise invalid(
             "background", "this server has several front ends (--front-ends), of which each knows only its own"
         )
-    if body.store is False or not serving.stores_responses:
+    if body.store is False or not serving.config.server.stores_responses:
         raise invalid("background", "a response that is made in the background has to be stored")
 
 
