@@ -18,14 +18,14 @@ from oaiserve.engine.request import GrammarKind
 
 MOST_CHARACTERS = 2**16  # of a grammar, and of choices
 MOST_CHOICES = 10_000
-MOST_DEFINITIONS = 500  # of a Lark grammar
+MOST_DEFINITIONS = 500  # of a Lark grammar, its schemas included
 _LARK_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
 _LARK_DEFINITION = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w-]*.*?:", re.MULTILINE)
-# Tokens by name or number; other grammars; options of llguidance; options of rules that act on tokens; operators that
-# Lark does not have.
-_LARK_REFUSED = re.compile(
-    r"<[^>\n]*>|@\w+|%(?!import\b|ignore\b)\w+|\b(?:stop|max_tokens|temperature)\s*=|&|~(?!\s*\d)"
-)
+_LARK_TEXT_OR_SCHEMA = re.compile(rf"{_LARK_TEXTS.pattern}|(?P<schema>%json\s*)(?=\{{)")
+# Tokens by name or number; other grammars by name; options of llguidance and of rules that are about no text; operators
+# that Lark does not have.
+_LARK_REFUSED = re.compile(r"<[^>\n]*>|@\w+|%(?!(?:import|ignore|regex|lark)\b)\w+|\btemperature\s*=|&|~(?!\s*\d)")
+_decoder = json.JSONDecoder()
 _LARK_OPTIONS = re.compile(r"\s*%llguidance[ \t]*([^\n]*)")
 # How JSON is written: nothing between tokens, and one spelling for each string, so that no property can come twice.
 _JSON_OPTIONS = {
@@ -35,6 +35,7 @@ _JSON_OPTIONS = {
     "lenient": False,
 }
 # Within a grammar JSON has a blank after each separator: so chat templates write calls, and models expect it.
+_SEPARATORS = ("item_separator", "key_separator")
 _SPACED_OPTIONS = {**_JSON_OPTIONS, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -66,7 +67,7 @@ def translate(kind: GrammarKind, text: str) -> Translated:
         case "lark" | "gbnf" if len(text) > MOST_CHARACTERS:
             raise Refused(f"the grammar has more than {MOST_CHARACTERS} characters")
         case "lark":
-            return _lark_grammar(_checked_lark(text))
+            return _client_lark(text)
         case "gbnf":
             return _lark_grammar(gbnf.as_lark(text))
         case "lark_with_schemas":
@@ -102,12 +103,7 @@ def _lark_with_schemas(lark: str, schemas: dict[str, Any], answer: str | None = 
     """Translate a grammar of the server's own. Only the schemas in it come from a client."""
     grammars: list[dict[str, Any]] = [_unforced(lark)]
     for number, (name, schema) in enumerate(schemas.items()):
-        try:
-            prepared = prepare(json.dumps(schema))
-        except Refused as refused:
-            raise Refused(f"{refused.reason}, in the parameters of '{name}'") from None
-        document = {**prepared.document, "x-guidance": _SPACED_OPTIONS}
-        grammars.append({"name": f"schema_{number}", "json_schema": document})
+        grammars.append(_schema_part(number, schema, f"in the parameters of '{name}'", {}))
     if answer is None:
         return Translated(json.dumps({"grammars": grammars}))
     prepared = prepare(answer)
@@ -115,9 +111,18 @@ def _lark_with_schemas(lark: str, schemas: dict[str, Any], answer: str | None = 
     return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))
 
 
-def _checked_lark(text: str) -> str:
-    """Return a grammar without its first line of options. Raises Refused for rules about anything other than text, and
-    too long a compilation."""
+def _schema_part(number: int, schema: Any, place: str, separators: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema as a part of a grammar, which calls it `@schema_` with the number. Raises Refused."""
+    try:
+        document = prepare(json.dumps(schema)).document
+    except Refused as refused:
+        raise Refused(f"{refused.reason}, {place}") from None
+    return {"name": f"schema_{number}", "json_schema": {**document, "x-guidance": _SPACED_OPTIONS | separators}}
+
+
+def _client_lark(text: str) -> Translated:
+    """Translate a grammar, without its first line of options. Raises Refused for rules about anything other than text,
+    and too long a compilation."""
     if options := _LARK_OPTIONS.match(text):
         try:
             given: Any = json.loads(options[1])
@@ -126,9 +131,33 @@ def _checked_lark(text: str) -> str:
         if not isinstance(given, dict) or not given.keys() <= {"no_forcing"}:  # it changes no answer
             raise Refused(f"the grammar has the options {options[1][:40]!r}, which are not supported")
         text = text[options.end() :]
-    bare = _LARK_TEXTS.sub('""', text)  # the text outside of strings, regexes and comments
+    pieces, schemas = _without_schemas(text)
+    bare = _LARK_TEXTS.sub('""', '""'.join(pieces))  # the text outside of strings, regexes and comments
     if found := _LARK_REFUSED.search(bare):
         raise Refused(f"the grammar has {found[0].strip()[:40]!r}, which is not supported")
-    if len(_LARK_DEFINITION.findall(bare)) > MOST_DEFINITIONS:
+    if len(_LARK_DEFINITION.findall(bare)) + len(schemas) > MOST_DEFINITIONS:
         raise Refused(f"the grammar has more than {MOST_DEFINITIONS} definitions")
-    return text
+    lark = pieces[0] + "".join(f"@schema_{number}{piece}" for number, piece in enumerate(pieces[1:]))
+    return Translated(json.dumps({"grammars": [_unforced(lark), *schemas]}))
+
+
+def _without_schemas(text: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the pieces of a Lark grammar between its JSON Schemas, and these as grammars of their own."""
+    pieces: list[str] = []
+    schemas: list[dict[str, Any]] = []
+    begin = end = 0
+    while found := _LARK_TEXT_OR_SCHEMA.search(text, end):
+        end = found.end()
+        if found["schema"] is None:
+            continue
+        pieces.append(text[begin : found.start()])
+        try:
+            schema, begin = _decoder.raw_decode(text, end)
+        except (ValueError, RecursionError) as error:
+            raise Refused(f"the grammar has a '%json' that cannot be read: {error}") from None
+        end = begin
+        # Clients of llguidance give its options with a schema. How JSON is written is the only one that can be obeyed.
+        given = schema.pop("x-guidance", None)
+        separators = {name: given[name] for name in _SEPARATORS if isinstance(given, dict) and name in given}
+        schemas.append(_schema_part(len(schemas), schema, "in the grammar's '%json'", separators))
+    return [*pieces, text[begin:]], schemas

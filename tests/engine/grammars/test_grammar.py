@@ -320,10 +320,15 @@ def test_drafts_and_tokens_take_of_the_same_time(monkeypatch: pytest.MonkeyPatch
         ("lark", "start: a", "unknown name"),
         ("lark", "start: <|im_end|>", "'<|im_end|>', which is not supported"),
         ("lark", "start: <[5]>", "not supported"),
-        ("lark", 'start: %json {"not": {}}', "'%json', which is not supported"),
-        ("lark", 'start: a\na[stop="x"]: /.*/', "'stop=', which is not supported"),
+        ("lark", 'start: %json {"not": {}}', "'not' at $.not is not supported, in the grammar's '%json'"),
+        ("lark", 'start: %json {"type": }', "'%json' that cannot be read"),
+        ("lark", "start: %json " + '{"items": ' * 5000, "'%json' that cannot be read"),
+        ("lark", "start: " + "%lark { start: " * 3000, "Unmatched"),
+        ("lark", "start: a\na[temperature=0.5]: /.*/", "'temperature=', which is not supported"),
+        ("lark", "start: @schema_0 %json {}", "'@schema_0', which is not supported"),
         ("lark", "start: " + "(" * 5000, "too deeply nested"),
         ("lark", "\n".join(["start: a0", *(f"a{i}: a{i + 1}" for i in range(3000))]), "more than 500 definitions"),
+        ("lark", "start: " + "%json {} " * 501, "more than 500 definitions"),
         ("lark", "start: start", "no text can satisfy it"),
         ("lark", "a" * 2**17, "characters"),
         ("gbnf", "root ::= root", "no text can satisfy it"),
@@ -336,6 +341,28 @@ def test_what_cannot_be_obeyed_is_refused_with_its_reason(kind: GrammarKind, tex
     assert says in refused.value.message
     assert refused.value.param == "response_format"
     assert len(refused.value.message) < 500
+
+
+def test_a_lark_grammar_may_have_schemas_texts_to_stop_at_and_limits_of_tokens() -> None:
+    schema = '{"properties": {"a": {"type": "boolean"}}, "x-guidance": {"key_separator": "=", "lenient": true}}'
+    matcher = compiled("lark", f'start: "%json {{" a # %json {{\na[capture]: %json {schema}').matcher()
+    assert pushed(matcher, '%json {{"a"=true}').is_complete
+    matcher = compiled("lark", 'start: a "!"\na[stop="."]: /[a-c]*/').matcher()
+    assert is_refused("ab!", matcher)
+    assert pushed(compiled("lark", 'start: a "!"\na[stop="."]: /[a-c]*/').matcher(), "ab.!").is_complete
+    matcher = compiled("lark", 'start: a "!"\na[max_tokens=2]: /[xyz]*/').matcher()
+    assert allowed(pushed(matcher, "xy")) == set(ids("!"))
+    words = compiled("lark", 'start: S\nS: %regex {"substring_words": "a b c"}').matcher()
+    assert is_refused("a c", words)
+
+
+def test_no_draft_has_more_tokens_than_a_rule_of_a_grammar_may_have() -> None:
+    matcher = compiled("lark", 'start: a "!"\na[max_tokens=2]: /[xyz]*/').matcher()
+    draft = ids("xyzx")[: matcher.num_possible(ids("xyzx"))]
+    rows = np.zeros((1 + len(draft), -(-VOCAB_SIZE // 32)), np.uint32)
+    matcher.fill_mask(rows[0])
+    matcher.fill_masks_behind(draft, rows[1:])
+    assert set(allowed_ids(rows[2])) == set(ids("!"))
 
 
 def test_a_lark_grammar_may_begin_with_a_line_of_options_that_change_nothing() -> None:
