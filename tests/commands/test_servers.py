@@ -37,7 +37,12 @@ def test_a_server_is_found_while_it_runs(cache: Path) -> None:
 
 
 def test_a_server_that_was_killed_is_forgotten(cache: Path) -> None:
-    code = f"import os; from oaiserve.commands.servers import announced as a\nwith a('{URL}', 'b'): os.kill(os.getpid(), 9)"
+    code = f"""
+import os
+from oaiserve.commands.servers import announced
+with announced("{URL}", "b"):
+    os.kill(os.getpid(), 9)
+"""
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9
     assert len(list((cache / "servers").iterdir())) == 1
     assert running() == []
