@@ -35,6 +35,7 @@ class Prompt(NamedTuple):
     keys: Sequence[int]  # of its full blocks
     conversation: int  # of its text up to the end of the first user message, the same in all turns of a conversation
     num_tokens: int  # about
+    model: str = ""  # as the body names it
 
 
 def prompt_of_body(content: bytes | bytearray) -> Prompt:
@@ -69,7 +70,8 @@ def prompt_of(body: Mapping[str, Any]) -> Prompt:
     users = (at for at, one in enumerate(messages, 1) if isinstance(one, Mapping) and one.get("role") == "user")
     num_first = len(parts) - len(messages) + next(users, len(messages))
     salt = _encode([body.get("model"), body.get("cache_salt")])
-    return prompt_of_text(b",".join(parts), salt, len(b",".join(parts[:num_first])))
+    prompt = prompt_of_text(b",".join(parts), salt, len(b",".join(parts[:num_first])))
+    return prompt._replace(model=model) if isinstance(model := body.get("model"), str) else prompt
 
 
 def is_billing(text: object) -> bool:

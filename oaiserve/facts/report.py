@@ -41,6 +41,7 @@ class ReplicaReport:
     num_waiting: int = 0  # sequences that wait for a step, or for the tokenizer
     kv_use: float = 0.0  # share of the KV cache's blocks that sequences use
     step_seconds: float = 0.0  # mean time of a step since the report before
+    models: tuple[str, ...] = ()  # the names of its model and adapters; none: it does not say
 
     @property
     def is_full(self) -> bool:
@@ -62,15 +63,18 @@ class Report(msgspec.Struct):
     is_ready: bool
     step_seconds: float = 0.0
     is_hung: bool = False  # its engine does not go on
+    models: tuple[str, ...] = ()  # the names of its model and adapters
 
     @classmethod
-    def of(cls, made: ReplicaReport, *, is_ready: bool, is_hung: bool) -> Report:
+    def of(cls, made: ReplicaReport, *, is_ready: bool, is_hung: bool, models: tuple[str, ...]) -> Report:
         own = {name: getattr(made, name) for name in cls.__struct_fields__ if hasattr(made, name)}
-        return cls(**own | {"keys": made.keys.tobytes()}, is_ready=is_ready, is_hung=is_hung)
+        return cls(**own | {"keys": made.keys.tobytes(), "models": models}, is_ready=is_ready, is_hung=is_hung)
 
     def of_replica(self, name: str) -> ReplicaReport:
         keys, load = array("Q", self.keys), (self.num_open, self.waiting_tokens)
-        return ReplicaReport(name, self.incarnation, self.number, *load, keys, step_seconds=self.step_seconds)
+        return ReplicaReport(
+            name, self.incarnation, self.number, *load, keys, step_seconds=self.step_seconds, models=self.models
+        )
 
 
 class HeldPrefixes(Generic[Place]):

@@ -12,7 +12,7 @@ from prometheus_client import Counter
 
 from oaiserve.scale.gateway.metrics import GatewayMetrics
 from oaiserve.scale.gateway.watch import USUAL, Watch, addresses_of
-from oaiserve.scale.router import Router
+from oaiserve.scale.routers import Routers
 from oaiserve.telemetry import names, vllm_names
 from tests.deploy.paths import DEPLOY
 from tests.telemetry.reported import PROCESS_METRICS
@@ -28,7 +28,7 @@ KNOWN_LABELS = {
     for suffix in _SUFFIXES.get(metric.type, ("",))
 }
 KNOWN_LABELS |= dict.fromkeys((*PROCESS_METRICS, "up"), _TARGET)
-_GATEWAY = GatewayMetrics(Watch(Router(), (), None, addresses_of, USUAL))
+_GATEWAY = GatewayMetrics(Watch(Routers(), (), None, addresses_of, USUAL))
 KNOWN_LABELS |= {
     f"oaiserve_gateway_{name}_total": {*vars(metric)["_labelnames"], *_TARGET}
     for name, metric in vars(_GATEWAY).items()

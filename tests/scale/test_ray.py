@@ -60,7 +60,7 @@ def test_wrong_settings_are_named(args: dict[str, Any], message: str) -> None:
 
 def test_a_report_arrives_as_it_was_sent() -> None:
     report = ReplicaReport(NAME, "abc", 7, 2.5, 120.0, array("Q", [1, 2**64 - 1]))
-    sent = msgspec.msgpack.encode(Report.of(report, is_ready=True, is_hung=False))
+    sent = msgspec.msgpack.encode(Report.of(report, is_ready=True, is_hung=False, models=()))
     assert msgspec.msgpack.decode(sent, type=Report).of_replica(NAME) == report
 
 

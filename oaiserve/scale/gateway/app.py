@@ -25,7 +25,7 @@ from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, json_re
 from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from oaiserve.scale.gateway.watch import USUAL, Pace, Resolve, Watch, addresses_of
-from oaiserve.scale.router import Router
+from oaiserve.scale.routers import Routers
 from oaiserve.telemetry import make_tracing
 
 CLOSE_SECONDS = 5.0  # the longest wait for a collector that does not answer
@@ -35,7 +35,7 @@ def create_gateway(
     options: RouteOptions, resolve: Resolve = addresses_of, pace: Pace = USUAL
 ) -> tuple[Starlette, Gateway]:
     """Return the gateway's app, and the gateway, which learns of the shutdown. `resolve` finds a URL's replicas."""
-    router = Router()
+    router = Routers()
     watch = Watch(router, options.replica, options.replica_key, resolve, pace)
     metrics = GatewayMetrics(watch)
     try:

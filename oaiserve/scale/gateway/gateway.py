@@ -35,9 +35,11 @@ from oaiserve.http.connections import CONNECTION
 from oaiserve.routes import sse
 from oaiserve.routes.body import client_left
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
+from oaiserve.scale.gateway.models import all_models
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream, UpstreamAnswer
 from oaiserve.scale.gateway.watch import Watch
-from oaiserve.scale.router import NoReplica, Router
+from oaiserve.scale.router import NoReplica
+from oaiserve.scale.routers import Routers
 from oaiserve.telemetry import names
 
 if TYPE_CHECKING:
@@ -71,6 +73,9 @@ _NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")  # told by the gateway alone
 _NOT_ANSWERED = _OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-options", KIND_HEADER.encode()}
 # Whoever asks for these means one replica, and would be misled by whichever answers.
 _OF_ONE_REPLICA = ("/debug", "/dashboard", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+# What one replica keeps, unless all have one store: it is asked for until one has it.
+_KEPT_BY_ONE = ("/v1/responses/resp_", "/v1/conversations/")
+_MODELS = "/v1/models"
 
 Result = TypeVar("Result")
 
@@ -122,7 +127,7 @@ class Gateway:
     """
 
     def __init__(
-        self, router: Router, watch: Watch, metrics: GatewayMetrics, options: RouteOptions, tracing: Tracing | None
+        self, router: Routers, watch: Watch, metrics: GatewayMetrics, options: RouteOptions, tracing: Tracing | None
     ) -> None:
         self._router = router
         self._watch = watch
@@ -178,6 +183,10 @@ class Gateway:
             left = asyncio.create_task(client_left(receive))
             try:
                 asked = scope["state"]["asked"] = await _asked(scope, body, has_ids=self._continues != "never")
+                if path == _MODELS and self._router.differ:
+                    listed = await _unless_left(all_models(self._watch, self._router, asked.headers), left)
+                    await listed(scope, receive, send)
+                    return Ending.ANSWERED
                 if self._tracing is not None:  # each attempt has its own
                     asked.headers = [header for header in asked.headers if header[0] != TRACEPARENT]
                 hedges = self._hedge_after_seconds and asked.prompt.num_tokens <= HEDGED_TOKENS
@@ -215,7 +224,8 @@ class Gateway:
             headers, body = [*headers, (SENT_HEADER.encode(), b"%d" % len(sent))], body + sent
         moves = ""  # why it moves on
         refused: _Begun | None = None
-        while len(tried) < MOST_TRIES:
+        looks_for_one = asked.target.decode().startswith(_KEPT_BY_ONE)
+        while len(tried) < MOST_TRIES or looks_for_one:
             try:
                 decision = self._router.choose(asked.prompt, monotonic_ns(), asked.session, tried)
             except NoReplica:
@@ -253,7 +263,7 @@ class Gateway:
             finally:
                 upstream.num_open -= 1
             attempt.attributes[names.HTTP_RESPONSE_STATUS] = status = begun.answer.status
-            if status not in MOVES_ON:
+            if status not in MOVES_ON and not (status == 404 and looks_for_one):
                 if status >= 500:
                     self._watch.failed(upstream, f"an answer of {status}")
                 if not asked.sent:
@@ -383,6 +393,8 @@ class Gateway:
 async def _asked(scope: Scope, body: bytearray, *, has_ids: bool) -> _Asked:
     began_ns = monotonic_ns()
     prompt = await asyncio.to_thread(prompt_of_body, body) if len(body) > LARGE_BYTES else prompt_of_body(body)
+    if scope["path"].startswith(f"{_MODELS}/"):
+        prompt = prompt._replace(model=scope["path"].removeprefix(f"{_MODELS}/"))
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     query, state = scope["query_string"], scope["state"]
     # The path that has been judged, and not another one that a replica may take for it.

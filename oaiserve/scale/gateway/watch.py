@@ -19,7 +19,7 @@ import msgspec
 from oaiserve.facts.report import ROUTER_HEADER, ReplicaReport, Report
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.scale.gateway.upstream import Address, BadAnswer, CutOff, Unreachable, Upstream
-from oaiserve.scale.router import Router
+from oaiserve.scale.routers import Routers
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ USUAL = Pace()
 class Watch:
     """The replicas behind some URLs. A name may have several addresses, each of which is a replica."""
 
-    def __init__(self, router: Router, urls: Iterable[str], key: str | None, resolve: Resolve, pace: Pace) -> None:
+    def __init__(self, router: Routers, urls: Iterable[str], key: str | None, resolve: Resolve, pace: Pace) -> None:
         """`key` is an API key of the replicas: those that have keys report to whoever has one."""
         self._router = router
         self._found: dict[str, list[Address]] = {url: [] for url in urls}

@@ -103,13 +103,13 @@ class Fleet:
     gateway: Gateway = field(init=False)
     http: httpx.Client = field(init=False)
 
-    def add(self, *, gated: bool = False, engine: Engine | None = None, **options: Any) -> Replica:
+    def add(self, *, gated: bool = False, engine: Engine | None = None, model: str = "m", **options: Any) -> Replica:
         """Start a replica, with this engine or one of a script, and let the gateway find it."""
         scripted = ScriptedRunner(self.token_of, gated=gated)
         is_real = engine is not None
         engine = engine or make_engine(scripted, **{"kv_blocks": 512, "max_step_tokens": 64} | options)
         telemetry = FakeTelemetry()
-        app = create_app(Config("m", self.server), engine, telemetry)
+        app = create_app(Config(model, self.server), engine, telemetry)
         app.add_middleware(Signed)
         _, server = self.stack.enter_context(running_server(app, self.server))
         runner = Gate(engine) if is_real else scripted  # a real engine has computed steps when it is ready

@@ -26,7 +26,8 @@ from oaiserve.facts.prefix_keys import key_of_session, prompt_of
 from oaiserve.facts.routing_decision import of_text
 from oaiserve.scale.gateway.upstream import Address
 from oaiserve.scale.gateway.watch import Watch, addresses_of
-from oaiserve.scale.router import Router, score, seed_of
+from oaiserve.scale.router import score, seed_of
+from oaiserve.scale.routers import Routers
 from oaiserve.telemetry import tracing
 from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, wait_until_idle
@@ -99,7 +100,7 @@ def test_the_record_of_a_request_has_its_id_its_trace_and_why_it_came_here(four:
 
 
 def test_the_requests_of_a_session_stay_together(four: Fleet) -> None:
-    router = four.gateway._router
+    router = four.gateway._router._all
     wait_until(lambda: all(one.load(router._fading(time.monotonic_ns())) < 0.5 for one in router._available))
     # So few make no replica busy, however fast they come.
     assert len({replica_of(four.ask(f"{number}", headers={"x-session-id": "one"})) for number in range(4)}) == 1
@@ -111,7 +112,7 @@ def test_what_a_replica_computed_for_others_is_known_from_its_reports(four: Flee
     key = prompt_of({"prompt": text}).keys[0]
     with httpx.Client(base_url=f"http://{owner.name}", timeout=TIMEOUT_SECONDS) as http:
         assert http.post(COMPLETIONS, json={"prompt": text, "max_tokens": 2}).status_code == 200
-    wait_until(lambda: bool(four.gateway._router._holders.find(key)))
+    wait_until(lambda: bool(four.gateway._router._all._holders.find(key)))
     answer = four.ask(text)
     assert (replica_of(answer), reason_of(answer)) == (owner.name, "prefix")
     assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 400
@@ -300,7 +301,7 @@ def test_an_address_where_nobody_listens_costs_a_try_and_no_request() -> None:
 def test_a_server_that_gives_no_reports_is_used_all_the_same() -> None:
     with fleet(2) as running:
         running.watch._mute |= running.replicas.keys()
-        members = running.gateway._router._members
+        members = running.gateway._router._all._members
         wait_until(lambda: all(member.incarnation == "" for member in members.values()))
         answers = [running.ask(f"{LONG}{number}") for number in range(4)]
         assert len({replica_of(answer) for answer in answers}) == 1
@@ -314,7 +315,7 @@ def test_servers_are_taken_from_a_list_that_is_not_empty() -> None:
         return JSONResponse(answers.pop(0))
 
     app = Starlette(routes=[Route("/cluster/targets", listed)])
-    watch = Watch(Router(), (), None, addresses_of, QUICK)
+    watch = Watch(Routers(), (), None, addresses_of, QUICK)
     with RunningServer(app, OPTIONS) as server:
         address = address_of(server)
         found = asyncio.run(watch._listed(address, "/cluster/targets"))
