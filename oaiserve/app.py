@@ -259,7 +259,8 @@ def routes(config: Config) -> list[Route]:
 
     adapters_closed = models.switched_off if config.engine.lora_dir is None else models.closed_route
     adapters_open = config.engine.lora_dir is not None and config.server.is_private
-    # /debug and the dashboard show requests of all users, so they need an API key or a server for this machine only.
+    # /debug and the dashboard show requests of all users, so they need an API key, or a server for this machine only,
+    # or an operator who says so.
     protected_routes = [
         Route("/debug/requests", debug.recent_requests),
         Route("/debug/requests/{request_id}", debug.recent_request),
@@ -319,11 +320,12 @@ def routes(config: Config) -> list[Route]:
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/tokenizer_info", tokens.tokenizer_info if config.server.tokenizer_info else tokens.no_tokenizer_info),
+        Route("/", dashboard.root),
         Route("/health", health.health),
         Route("/ready", health.ready),
         Route("/version", health.version),
         Route("/metrics", health.metrics),
-        *(protected_routes if config.server.is_private else closed_routes),
+        *(protected_routes if config.server.shows_dashboard else closed_routes),
     ]
     server = config.server
     schema = published(table, version=__version__, needs_key=server.needs_key, guard_all=server.guard_all)

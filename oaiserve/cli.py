@@ -450,6 +450,10 @@ def run_until_signal(
 
 def _listen(options: ServerOptions, sock: socket.socket, banner: str) -> None:
     """Listen, and print the banner, or log its first line. Raises StartupError if another process listens there."""
+    if options.open_dashboard and not options.is_private:
+        logger.warning(
+            "--open-dashboard: whoever reaches %s sees the requests of all, without their text", options.host
+        )
     try:
         sock.listen(BACKLOG)
     except OSError as error:  # it has bound the port, too
@@ -477,8 +481,11 @@ def _banner(config: Config, port: int, task: Task) -> str:
     name = config.model_name
     key = " -H 'authorization: Bearer '$OPENAI_API_KEY" if server.needs_key else ""
     path, body = _TRIES[task]
+    page = f"{url}/" if server.shows_dashboard else "only with --open-dashboard, or with an --api-key"
     return f"""
 oaiserve {__version__} serves {name} at {url}/v1
+
+  Its page: {page}
 
   curl {url}{path}{key} -H 'content-type: application/json' \\
     -d '{{"model": "{name}", {body}}}'

@@ -134,6 +134,11 @@ class ListenerOptions:
     """Address, or network (10.0.0.0/8), of a proxy or gateway in front, whose x-forwarded-for names the client. May be
     repeated. From all other addresses that header is ignored."""
 
+    open_dashboard: bool = False
+    """Show / and /dashboard, and of a server /debug, to everyone who can reach this address, though it is not of this
+    machine alone and there is no API key, as in a container: they may ask the model, and see when who asked how much,
+    but no text."""
+
     body_limit: Bytes = Bytes("8MiB")  # noqa: RUF009 - immutable
     """Largest request body that is accepted, in bytes or with a unit (KiB, MiB, GiB)."""
 
@@ -296,6 +301,11 @@ class ServerOptions(ListenerOptions):
     def is_private(self) -> bool:
         """Return whether only users of this machine, or those with a key, can ask this server."""
         return self.needs_key or is_loopback(self.host.lower())
+
+    @property
+    def shows_dashboard(self) -> bool:
+        """Return whether the live page and /debug are there, which show requests of all users."""
+        return self.open_dashboard or self.is_private
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

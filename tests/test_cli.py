@@ -8,6 +8,7 @@ import sys
 import urllib.request
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -385,6 +386,25 @@ def test_a_server_says_where_it_is_and_a_signal_ends_it_with_exit_code_0(number:
         rest = process.stderr.read()
     assert process.returncode == 0
     assert "Traceback" not in rest
+
+
+@pytest.mark.parametrize(
+    ("options", "page", "warns"),
+    [
+        ({}, "http://127.0.0.1:8000/", False),
+        ({"host": "0.0.0.0", "open_dashboard": True}, "http://127.0.0.1:8000/", True),
+        ({"host": "0.0.0.0"}, "only with --open-dashboard", False),
+    ],
+)
+def test_the_banner_has_the_address_of_the_page_and_the_log_warns_where_it_is_opened(
+    options: dict[str, Any], page: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = ServerOptions(**options)
+    (line,) = (line for line in cli._banner(Config("demo", server), 8000, "generate").splitlines() if "page" in line)
+    assert line.startswith(f"  Its page: {page}")
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        cli._listen(server, sock, "banner")
+    assert ("sees the requests of all" in caplog.text) == warns
 
 
 LOAD_FOR_EVER = """

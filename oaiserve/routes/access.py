@@ -150,7 +150,7 @@ def _is_among(origin: str, origins: tuple[str, ...]) -> bool:
 
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json"})
-_PAGES = frozenset({"/dashboard"})  # a browser sends no key when it loads a page
+_PAGES = frozenset({"/", "/dashboard"})  # a browser sends no key when it loads a page
 _PAGE_FILES = ("/dashboard/static/", "/docs/static/")
 
 

@@ -1,4 +1,4 @@
-"""/dashboard, the live page, its files and its feed. The page holds no data, and the feed no text of requests.
+"""/ and /dashboard, the page, its files and its feed. The page holds no data, and the feed no text of requests.
 
 The page needs no API key, because a browser cannot send one when it opens a page. It asks its user for the key and
 sends it with everything else that it loads. Its addresses are relative, so a proxy may serve it under a prefix.
@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -21,6 +22,8 @@ from starlette.types import Receive, Scope, Send
 from oaiserve.errors import NotFound, Overloaded
 from oaiserve.facts.record import Cause
 from oaiserve.routes import sse
+from oaiserve.routes.debug import prefers
+from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import LiveSamples, RecentEntries, Serving, serving_of
 
@@ -59,6 +62,31 @@ def page_files() -> Mapping[str, File]:
         content = path.read_bytes()
         found[path.name] = File(content, _MEDIA_TYPES[suffix], f'"{sha256(content).hexdigest()[:32]}"')
     return found
+
+
+class Root(msgspec.Struct):
+    """What this is, and where to go from here. The links are relative, because a proxy may put a path before them."""
+
+    name: str
+    links: dict[str, str]
+    version: str | UnsetType = UNSET  # left out where --guard-all keeps it from those without a key
+
+
+@Operation(summary="Sends browsers to the page; others learn what this is.", group="Pages", answer=Root)
+async def root(request: Request) -> Response:
+    if prefers("text/html", request.headers.get("accept", "")):
+        return to_page("dashboard#chat")
+    serving = serving_of(request)
+    server = serving.config.server
+    links = {"api": "v1", "models": "v1/models", "schema": "openapi.json", "health": "health", "metrics": "metrics"}
+    if server.shows_dashboard:
+        links["page"] = "dashboard"
+    return json_response(Root("oaiserve", links, UNSET if server.guard_all else serving.version))
+
+
+def to_page(where: str) -> Response:
+    """Send a browser on from /, which nothing may keep: other clients get something else there."""
+    return Response(status_code=307, headers={"location": where, "vary": "accept", "cache-control": "no-store"})
 
 
 @Operation(summary="The live page.", group="Pages", answer="text/html")

@@ -6,6 +6,8 @@ None of them holds text of prompts or answers.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -20,7 +22,9 @@ from oaiserve.routes.operation import PRIVATE, Operation, Parameter, closed, rea
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.waterfall import page
 
-closed_route = closed(f"{{path}} shows other people's requests, {PRIVATE}")  # these, and the live page
+closed_route = closed(
+    f"{{path}} shows other people's requests, {PRIVATE}, or with --open-dashboard."
+)  # and the live page
 
 
 _LIST_QUERY = (
@@ -61,7 +65,7 @@ _REQUEST_QUERY = (Parameter("format", "Default: what the header Accept prefers."
 async def recent_request(request: Request) -> Response:
     """Answer with the request of this id (header x-request-id), as text if the client prefers it. Raises NotFound."""
     asked = read_query(request.query_params, _REQUEST_QUERY)["format"]
-    as_text = asked == "text" if asked is not None else prefers_text(request.headers.get("accept", ""))
+    as_text = asked == "text" if asked is not None else prefers("text/plain", request.headers.get("accept", ""))
     request_id = request.path_params["request_id"]
     entry = await run_in_threadpool(serving_of(request).recent.get, request_id)
     if entry is None:
@@ -87,8 +91,8 @@ async def report(request: Request) -> Response:
     return json_response(shown)
 
 
-def prefers_text(accept: str) -> bool:
-    """Return whether an Accept header prefers text/plain to JSON, by the most specific ranges that cover them."""
+def prefers(kind: Literal["text/plain", "text/html"], accept: str) -> bool:
+    """Return whether an Accept header prefers this text to JSON, by the most specific ranges that cover them."""
     qualities: dict[str, float] = {}
     for item in accept.lower().split(","):
         media_range, *parameters = (part.strip() for part in item.split(";"))
@@ -99,6 +103,6 @@ def prefers_text(accept: str) -> bool:
             continue  # a range with a malformed quality is ignored
     text, json = (
         next((qualities[each] for each in ranges if each in qualities), 0.0)
-        for ranges in (("text/plain", "text/*", "*/*"), ("application/json", "application/*", "*/*"))
+        for ranges in ((kind, "text/*", "*/*"), ("application/json", "application/*", "*/*"))
     )
     return text > json

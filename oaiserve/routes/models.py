@@ -115,7 +115,7 @@ async def unload(request: Request) -> Response:
 
 
 switched_off = closed("Adapters can be loaded and unloaded only where the server was started with --lora-dir FOLDER.")
-closed_route = closed(f"{{path}} changes what others are served, {PRIVATE}")
+closed_route = closed(f"{{path}} changes what others are served, {PRIVATE}.")
 
 
 def _path(serving: Serving, given: str) -> Path:

@@ -102,7 +102,7 @@ def operation_of(endpoint: Callable[..., Any]) -> Operation | None:
 
 
 # The end of the reason why a server that others can reach lacks a route.
-PRIVATE = "so it is there only with an --api-key, or where --host is this machine alone, as in 127.0.0.1."
+PRIVATE = "so it is there only with an --api-key, or where --host is this machine alone, as in 127.0.0.1"
 
 
 def closed(reason: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:

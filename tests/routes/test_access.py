@@ -303,7 +303,7 @@ SPELLINGS = (
 def test_no_spelling_of_a_route_is_open(serve: Serve, spelling: str, guard_all: bool) -> None:
     """Every answer without a key is a 401, or it is one that anybody may have: a probe, or a file of the page."""
     served = serve(api_key=("one",), guard_all=guard_all)
-    is_open = {"/dashboard", *(() if guard_all else OPERATORS)}
+    is_open = {"/", "/dashboard", *(() if guard_all else OPERATORS)}
     is_open |= {"/dashboard/static/app.js"}
     for method, path in ALL_ROUTES:
         for encoded in (path, "".join(f"%{ord(c):02x}" if c.isalpha() else c for c in path)):

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
@@ -16,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.types import Message
 
 from oaiserve.app import create_app, routes
-from oaiserve.config import Config, ServerOptions
+from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.routes.dashboard import page_files
 from oaiserve.routes.feed import MOST_VIEWERS, Feed
 from tests.routes.asking import refused
@@ -60,6 +61,33 @@ def test_an_address_with_a_slash_at_its_end_is_redirected(served: Served) -> Non
     assert served.http.get("/dashboard//").headers["location"] == "../../dashboard"
 
 
+BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
+
+def test_the_root_sends_browsers_to_the_page_and_tells_others_what_is_there(serve: Serve) -> None:
+    served = serve(api_key=(KEY,), guard_all=True)
+    sent_on = served.http.get("/", headers=BROWSER)
+    assert (sent_on.status_code, sent_on.headers["vary"]) == (307, "accept")
+    assert urljoin("http://host/llm/", sent_on.headers["location"]) == "http://host/llm/dashboard#chat"
+    assert "version" not in served.http.get("/").json()  # --guard-all
+    served = serve()
+    told = served.http.get("/").json()
+    assert told.keys() == {"name", "version", "links"}
+    known = {"authorization": f"Bearer {KEY}"}
+    for link in (told["links"][name] for name in ("models", "schema", "health", "metrics", "page")):
+        assert served.http.get(link, headers=known).status_code == 200
+    assert "page" not in serve(host="0.0.0.0").http.get("/").json()["links"]
+
+
+def test_an_opened_dashboard_opens_debug_but_not_the_loading_of_adapters(serve: Serve) -> None:
+    served = serve(host="0.0.0.0", open_dashboard=True)
+    for path in ("/dashboard", "/debug/requests", "/debug/report"):
+        assert served.http.get(path).status_code == 200
+    config = Config("demo", ServerOptions(host="0.0.0.0", open_dashboard=True), EngineOptions(lora_dir=Path(".")))
+    (load,) = (route for route in routes(config) if route.path == "/v1/load_lora_adapter")
+    assert vars(load.endpoint)["is_closed"]
+
+
 def test_the_page_neither_allows_nor_has_inline_scripts_and_styles(served: Served) -> None:
     page = served.http.get("/dashboard")
     policy = page.headers["content-security-policy"]
@@ -90,10 +118,13 @@ def test_the_chart_library_ships_with_its_licence() -> None:
     [
         (ServerOptions(host="127.0.0.1"), True),
         (ServerOptions(host="0.0.0.0"), False),
+        (ServerOptions(host="0.0.0.0", open_dashboard=True), True),
         (ServerOptions(host="0.0.0.0", api_key=(KEY,)), True),
     ],
 )
-def test_the_dashboard_is_served_on_loopback_or_with_a_key(options: ServerOptions, is_there: bool) -> None:
+def test_the_dashboard_is_served_on_loopback_with_a_key_or_where_it_is_opened(
+    options: ServerOptions, is_there: bool
+) -> None:
     assert ("/dashboard/feed" in {route.path for route in routes(Config("demo", options))}) == is_there
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oaiserve.facts.prefix_keys import prompt_of
 from oaiserve.facts.record import Cause, EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
 from oaiserve.facts.times import PHASES
-from oaiserve.routes.debug import prefers_text
+from oaiserve.routes.debug import prefers
 from oaiserve.routes.waterfall import COLUMNS, page
 from oaiserve.telemetry.recent import RecentRequests
 from tests.records import MS, record_at, record_of
@@ -184,7 +184,7 @@ def test_an_unknown_id_is_a_404_in_json(some: Served) -> None:
     ],
 )
 def test_the_accept_header_decides_between_text_and_json(accept: str, is_text: bool) -> None:
-    assert prefers_text(accept) == is_text
+    assert prefers("text/plain", accept) == is_text
 
 
 TIMES = st.lists(st.integers(0, 10**10), min_size=2, max_size=8).map(sorted)

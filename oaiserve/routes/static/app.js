@@ -106,4 +106,5 @@ for (const tab of tabs) {
   });
 }
 
+if (location.hash === "#chat") select(byId("tab-playground"));
 follow();
