@@ -16,6 +16,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -35,8 +36,9 @@ from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Json, Toml, Yaml
 
 from oaiserve import __version__
+from oaiserve.commands.help import HelpFormatter
 from oaiserve.commands.servers import announced
-from oaiserve.config import Config, EngineOptions, OptionError, RouteOptions, ServerOptions, TelemetryOptions
+from oaiserve.config import Config, EngineOptions, OptionError, RouteOptions, ServerOptions, TelemetryOptions, flag_of
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
 from oaiserve.explain import commands
@@ -93,10 +95,28 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
 
         return diff(argv[1:])
     if argv and argv[0] in SMALL_COMMANDS:
-        app = App(name=f"oaiserve {argv[0]}", version_flags=[], default_parameter=Parameter(negative=()))
-        app.default(import_module(f"oaiserve.commands.{argv[0]}").command)
-        return commands.run(app, argv[1:])
-    return commands.run(command_line(serve_app or _serve_app), argv, _message_for)
+        return commands.run(small_command(argv[0]), argv[1:])
+    if argv[:1] == ["--install-completion"]:
+        return commands.run(_completed(), argv)
+    app = command_line(serve_app or _serve_app, all_flags="--help-all" in argv)
+    return commands.run(app, argv, _message_for)
+
+
+def small_command(name: str) -> App:
+    """Return the command line of one of the small commands."""
+    app = App(name=f"oaiserve {name}", version_flags=[], default_parameter=Parameter(negative=()))
+    app.default(import_module(f"oaiserve.commands.{name}").command)
+    return app
+
+
+def _completed() -> App:
+    """Return the command line that shells complete: with the flags of the small commands, too."""
+    app = command_line(_serve_app)
+    app.config = ()  # --install-completion has no settings
+    for name in SMALL_COMMANDS:
+        del app[name]
+        app.command(small_command(name), name=name)
+    return app
 
 
 def _bench(argv: list[str]) -> int:
@@ -132,15 +152,21 @@ def _message_for(error: CycloptsError) -> str:
     return str(error)
 
 
-def command_line(serve_app: ServeApp) -> App:
+def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
+    """Return the command line. Without `all_flags`, the help of `serve` has those that most people use."""
     app = App(
         name="oaiserve",
         help="An OpenAI-compatible server for language models that accounts for every millisecond of every request.",
         version=__version__,
+        help_flags=("--help", "-h", "--help-all"),
+        help_formatter=HelpFormatter(),
         help_epilogue="To try it: oaiserve serve demo",
         # In order of precedence. Flags beat all of these, and these beat the defaults.
         config=[_check_variables, Env(ENV_PREFIX, command=False, show=False), _read_config_file],
         default_parameter=Parameter(negative_iterable=()),
+    )
+    app.register_install_completion_command(
+        help="Let your shell complete commands and flags (--shell bash, zsh, fish)."
     )
     for name, text in (OTHER_COMMANDS | SMALL_COMMANDS).items():  # which `main` runs
         app.command(App(name=name, help=text))
@@ -199,7 +225,16 @@ def command_line(serve_app: ServeApp) -> App:
         with _bind(options.host, options.port) as sock:
             return _route(options, sock)
 
+    if not all_flags:
+        _shorten_help(app["serve"])
     return app
+
+
+def _shorten_help(serve: App) -> None:
+    flags = [each for kind in (ServerOptions, EngineOptions, TelemetryOptions) for each in fields(kind)]
+    frequent = {"--config", *(flag_of(each.name) for each in flags if each.metadata.get("frequent"))}
+    serve.help_formatter = HelpFormatter(frequent)
+    serve.help_epilogue = f"oaiserve serve --help-all has all {len(flags) + 1} flags, and more about these."
 
 
 def _flags(title: str, position: int) -> Parameter:

@@ -38,6 +38,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
 
 MOST_FRONT_ENDS = 64
+FREQUENT = {"frequent": True}  # on the fields whose flags most people use: --help has these, --help-all has all
 
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|kib|mib|gib)", re.IGNORECASE)
@@ -113,10 +114,10 @@ def _check_least(options: Any, **least: float) -> None:
 class ListenerOptions:
     """Settings of what listens: its address, TLS, whom it answers, its end, and its log."""
 
-    host: str = "127.0.0.1"
+    host: str = field(default="127.0.0.1", metadata=FREQUENT)
     """Address to listen on. 0.0.0.0 means all IPv4 addresses of this machine, :: all addresses."""
 
-    port: int = 8000
+    port: int = field(default=8000, metadata=FREQUENT)
     """TCP port, 0 to 65535. 0 takes any free port."""
 
     tls_certificate: Path | None = None
@@ -160,7 +161,8 @@ class ServerOptions(ListenerOptions):
     """Processes that serve HTTP and tokenize, beside the one that runs the engine; each needs a core of its own. 0:
     that one does it itself, and streams at most some 40,000 tokens a second, because it has one interpreter."""
 
-    api_key: tuple[str, ...] = field(default=(), repr=False)  # a log line or traceback must not show it
+    # A log line or traceback must not show it.
+    api_key: tuple[str, ...] = field(default=(), repr=False, metadata=FREQUENT)
     """Key that clients must send as "Authorization: Bearer KEY". Repeat the flag to accept several keys; without one,
     the server accepts all clients. Set it in the environment or in a file, because other users of the machine can see
     flags."""
@@ -180,7 +182,7 @@ class ServerOptions(ListenerOptions):
     """Origin whose web pages may call this server, such as https://app.example.com, or * for any. May be repeated.
     Pages of other origins get a 403."""
 
-    served_model_name: str | None = None
+    served_model_name: str | None = field(default=None, metadata=FREQUENT)
     """Name of the model in the API. Default: MODEL as given on the command line."""
 
     write_timeout_seconds: float = 60
@@ -218,9 +220,9 @@ class ServerOptions(ListenerOptions):
     shows, or hermes. none: calls are not looked for, and stay in the text. openai: the channels of gpt-oss."""
 
     reasoning_parser: ReasoningParser = "auto"
-    """How the model's reasoning is told from its answer: <think> ... </think>. deepseek_r1: each answer begins with it,
-    without the first mark. qwen3: the same, unless a request turns it off. auto: as the chat template shows. none: it
-    stays in the text."""
+    """How the model's reasoning is told from its answer: `<think> ... </think>`. deepseek_r1: each answer begins with
+    it, without the first mark. qwen3: the same, unless a request turns it off. auto: as the chat template shows. none:
+    it stays in the text."""
 
     strict_max_tokens: bool = False
     """Refuse a request whose max_tokens is more than its prompt leaves of the context. Without it, max_tokens is cut to
@@ -355,7 +357,7 @@ class EngineOptions:
     embed: vectors of texts, by /v1/embeddings. score: how well two texts go together, by /v1/score and /v1/rerank.
     auto: what the model's files say; docs/embeddings.md has the rules."""
 
-    device: Device = "auto"
+    device: Device = field(default="auto", metadata=FREQUENT)
     """Device that runs the model. auto: the GPU if there is one, else the CPU."""
 
     dtype: Dtype = "auto"
@@ -390,7 +392,7 @@ class EngineOptions:
     """Attention backend on a GPU. triton: oaiserve's own kernels. reference: plain torch, slow. auto: triton if
     it is installed, else reference."""
 
-    quantize: Quantize = "none"
+    quantize: Quantize = field(default="none", metadata=FREQUENT)
     """On a CPU, keep the weights of a checkpoint that is not quantized yet in 8 bits: half the memory, and faster. int4
     keeps most of them in 4 bits: a third of the memory. Answers change slightly with int8, and much more with int4 if
     the model is small; docs/benchmarks.md and docs/models.md have figures. Needs --compile and a model that it
@@ -401,7 +403,7 @@ class EngineOptions:
     them again. They are in the folder quantized of the cache ($OAISERVE_CACHE, or else ~/.cache/oaiserve). What no
     start has used for longest is removed. 0 keeps none."""
 
-    lora: tuple[str, ...] = ()
+    lora: tuple[str, ...] = field(default=(), metadata=FREQUENT)
     """LoRA adapter that requests can name as their model: NAME=FOLDER, in PEFT's format. May be repeated. Requests with
     several adapters and with none run in one batch. docs/adapters.md has what is supported."""
 
@@ -421,11 +423,11 @@ class EngineOptions:
     as measured, beside what --drafts finds. On a CPU, for models with a native step. --dtype and --quantize are for
     both."""
 
-    cpu_threads: int | None = None
+    cpu_threads: int | None = field(default=None, metadata=FREQUENT)
     """Threads that run the model on a CPU. Default: one for each core that this process may use; with 4 cores or more,
     one core is left to connections and tokenizing."""
 
-    max_model_len: int | None = None
+    max_model_len: int | None = field(default=None, metadata=FREQUENT)
     """Most tokens of prompt and answer together. Default: the context length of the model."""
 
     default_max_tokens: int | None = None
@@ -457,11 +459,11 @@ class EngineOptions:
     kv_blocks: int | None = None
     """Blocks in the KV cache. Default: as many as fit into --kv-cache-memory. Set only one of the two."""
 
-    kv_cache_memory: Bytes | None = None
+    kv_cache_memory: Bytes | None = field(default=None, metadata=FREQUENT)
     """Memory for the KV cache, in bytes or with a unit, as in 4GiB. Default: on a GPU what --gpu-memory-utilization
     leaves; on a CPU enough for 65536 tokens or 8 requests of full length, but at most a quarter of the free memory."""
 
-    max_running: int = 256
+    max_running: int = field(default=256, metadata=FREQUENT)
     """Most sequences in one batch."""
 
     max_step_tokens: int | None = None

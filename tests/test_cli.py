@@ -66,7 +66,7 @@ def test_every_option_is_a_flag_with_a_help_text(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")  # so that no flag is broken over two lines
-    assert cli.main(["serve", "--help"], Served()) == 0
+    assert cli.main(["serve", "--help-all"], Served()) == 0
     text = capsys.readouterr().out
     for group in (ServerOptions, EngineOptions, TelemetryOptions):
         for option in fields(group):

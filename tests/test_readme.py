@@ -94,7 +94,7 @@ def test_flags_exist(page: str) -> None:
     of_others |= {"--build", "--wait", "--data-urlencode", "--enable-feature"}  # docker's, curl's, Prometheus's
     of_others |= {"--json", "--markdown", "--only", "--quick", "--seed", "--gguf", "--trace"}  # of tools
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / page).read_text()))
-    assert named - of_others <= {*FLAGS, *LOADTEST_FLAGS, "--config", "--help"}
+    assert named - of_others <= {*FLAGS, *LOADTEST_FLAGS, "--config", "--help", "--help-all"}
 
 
 def test_the_table_of_routes_has_every_route() -> None:

@@ -74,8 +74,7 @@ def flags() -> str:
 def _flag(argument: Any) -> list[str]:
     default = argument.field_info.default
     text = " ".join(argument.parameter.help.split())
-    for character in "|<":  # which mean something in markdown
-        text = text.replace(character, f"\\{character}")
+    text = text.replace("|", "\\|")  # which means something in a table
     if choices := argument.get_choices():
         text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
     if isinstance(default, bool):

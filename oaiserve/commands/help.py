@@ -1,0 +1,43 @@
+"""How --help looks: no flag is broken within, and `serve --help` has the flags that most people use."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from cyclopts.help import ColumnSpec, DefaultFormatter, DescriptionRenderer, HelpEntry, HelpPanel, NameRenderer
+
+_NEXT_SENTENCE = re.compile(r"(?<=\.) (?=[A-Z0-9])")
+_FLAGS_SHARE = 0.35  # of the width
+
+
+class HelpFormatter(DefaultFormatter):
+    """Prints flags in a column that is as wide as the longest of their words."""
+
+    def __init__(self, only: AbstractSet[str] | None = None) -> None:
+        """With `only`, show these flags alone, each with the first sentence of its text."""
+        super().__init__()
+        self._only = only
+
+    def __call__(self, console: Any, options: Any, panel: HelpPanel) -> None:
+        if self._only is not None:
+            shown = (each for each in panel.entries if each.positional_label or not self._only.isdisjoint(each.names))
+            panel = panel.copy(entries=[_short(entry) for entry in shown])
+        self.column_specs = _columns(console.width, panel.entries) if panel.format == "parameter" else None
+        super().__call__(console, options, panel)
+
+
+def _short(entry: HelpEntry) -> HelpEntry:
+    text = " ".join(entry.description.primary_renderable.markup.split())
+    return entry.copy(description=_NEXT_SENTENCE.split(text)[0])
+
+
+def _columns(width: int, entries: list[HelpEntry]) -> tuple[ColumnSpec, ...]:
+    words = [word for entry in entries for label in entry.display_labels_with_metavar for word in label.split()]
+    names = max([math.ceil(width * _FLAGS_SHARE), *map(len, words)])
+    return (
+        ColumnSpec(renderer=NameRenderer(max_width=names), style="cyclopts.name", max_width=names),
+        ColumnSpec(renderer=DescriptionRenderer(), overflow="fold"),
+    )
