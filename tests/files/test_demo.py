@@ -39,7 +39,9 @@ def test_the_model_is_fetched_once_from_the_first_source_that_is_available(tmp_p
 
 
 def test_if_no_source_is_available_the_error_has_the_reasons_and_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="the hub does not answer; the hub does not answer.*give the folder"):
+    with pytest.raises(
+        StartupError, match="answer; the hub does not answer.* HTTPS_PROXY; HF_ENDPOINT .* give a folder"
+    ):
         demo.fetched(tmp_path, [unavailable, unavailable])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -138,6 +138,34 @@ def test_a_repository_that_is_not_there(hub: tuple[Path, list[str]], monkeypatch
     away(monkeypatch)
     with pytest.raises(StartupError, match=r"^'someone/other' is no folder here, the Hugging Face hub does not"):
         local_source("someone/other")
+
+
+@pytest.mark.parametrize("fails", ["nothing answers", "no such model", "a file is missing"])
+def test_a_download_that_fails_names_what_may_help(
+    fails: str, hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(hub[0], MODEL)
+    if fails == "nothing answers":
+        away(monkeypatch)
+    if fails == "a file is missing":
+        monkeypatch.setattr("oaiserve.files.hub.files_of_model", lambda *_: ["config.json"])
+        monkeypatch.setattr(Hub, "do_GET", breaks_off(Hub.do_GET))
+    with pytest.raises(StartupError) as raised:
+        local_source("someone/other" if fails == "no such model" else REPOSITORY)
+    said = str(raised.value)
+    assert all(word in said for word in ("HTTPS_PROXY", "HF_ENDPOINT", "HF_TOKEN", "a folder", "oaiserve serve demo"))
+    assert ".." not in said
+
+
+def breaks_off(answer: Callable[..., None]) -> Callable[..., None]:
+    """Return a hub's way to answer that has no files, although it lists them."""
+
+    def do_GET(self: Hub, **options: bool) -> None:
+        if "/resolve/" in self.path:
+            self.path = "/gone"
+        answer(self, **options)
+
+    return do_GET
 
 
 @pytest.mark.parametrize(
