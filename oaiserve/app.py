@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -25,10 +25,9 @@ from oaiserve import __version__
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.model.cpu.prebuilt import usable_features
-from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams, RequestEngine
+from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.errors import ANTHROPIC_PATH
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.record import AccessRefusal, RequestRecord
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files import demo
@@ -47,8 +46,8 @@ from oaiserve.routes.responses import compact, conversations
 from oaiserve.routes.responses import routes as responses
 from oaiserve.routes.responses import stored as stored_responses
 from oaiserve.routes.responses.runs import Runs
-from oaiserve.routes.responses.store import ResponseDatabase, ResponseStore, StoreLimits
-from oaiserve.routes.serving import MOST_RECEIVED_BYTES, LiveSamples, RecentEntries, ServedEngine, Serving
+from oaiserve.routes.responses.store import ResponseDatabase, StoreLimits
+from oaiserve.routes.serving import MOST_RECEIVED_BYTES, Serving
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Numbers
@@ -62,41 +61,11 @@ KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys are looked at
 TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector that does not answer
 
 
-class AppEngine(ServedEngine, RequestEngine, Protocol):
-    """The app's engine: of this process, or of the one behind this front end."""
-
-    def start(self) -> None: ...
-
-    def stop(self, drain_timeout_seconds: float, /) -> None: ...
-
-
-class AppTelemetry(Protocol):
-    """The telemetry as the app needs it; `Telemetry` has these attributes."""
-
-    @property
-    def recent(self) -> RecentEntries: ...
-
-    @property
-    def live(self) -> LiveSamples: ...
-
-    def record(self, record: RequestRecord, /) -> None: ...
-
-    def is_sampled(self, trace: TraceContext, /) -> bool: ...
-
-    def count_refused_access(self, reason: AccessRefusal, /) -> None: ...
-
-    def observe_event_loop_lag(self, seconds: float, /) -> None: ...
-
-    def render(self, accept: str, /) -> tuple[bytes, str]: ...
-
-    def close(self, timeout_seconds: float, /) -> bool: ...
-
-
 def create_app(
     config: Config,
-    engine: AppEngine,
-    telemetry: AppTelemetry,
-    responses: ResponseStore | None = None,
+    engine: Engine,
+    telemetry: Telemetry,
+    responses: ResponseDatabase | None = None,
     created: float | None = None,
 ) -> Starlette:
     """Return the application, which starts and stops the engine, and closes telemetry and the store of responses.
@@ -110,16 +79,13 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        feed = Feed(partial(dashboard.update, telemetry.live, telemetry.recent))
+        feed = Feed(partial(dashboard.update, telemetry))
         app.state.serving = Serving(
             config=config,
             engine=engine,
             streams=LoopStreams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS // num_sharing),
-            record=telemetry.record,
-            recent=telemetry.recent,
-            live=telemetry.live,
+            telemetry=telemetry,
             feed=feed,
-            render_metrics=telemetry.render,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
             kind=_kind(config),
@@ -171,7 +137,7 @@ def server_telemetry(
     config: Config,
     engine: Engine,
     connections: Connections | None,
-    responses: ResponseStore,
+    responses: ResponseDatabase,
     log_limit: LogLimit | None = None,
     snapshot: Callable[[], EngineNumbers] | None = None,
     more: Mapping[names.Metric, Callable[[], Numbers]] = MappingProxyType({}),
@@ -230,7 +196,7 @@ def _recording(config: Config, engine: Engine, epoch_offset_ns: int) -> Recordin
     )
 
 
-def response_store(server: ServerOptions) -> ResponseStore:
+def response_store(server: ServerOptions) -> ResponseDatabase:
     return ResponseDatabase(server.response_store, store_limits(server))
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -25,7 +25,10 @@ from oaiserve.routes import sse
 from oaiserve.routes.debug import prefers
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import Operation
-from oaiserve.routes.serving import LiveSamples, RecentEntries, Serving, serving_of
+from oaiserve.routes.serving import Serving, serving_of
+
+if TYPE_CHECKING:
+    from oaiserve.telemetry import Telemetry
 
 MOST_REQUESTS = 30  # rows of the waterfall
 LAST_SAMPLES = 4  # samples in an update
@@ -148,23 +151,23 @@ def _hello(serving: Serving) -> bytes:
     data = {
         "model": serving.config.model_name,
         "version": serving.version,
-        "boundaries_seconds": serving.live.boundaries_seconds,
-        "samples": serving.live.after(0),
-        "requests": _recent_rows(serving.recent),
+        "boundaries_seconds": serving.telemetry.live.boundaries_seconds,
+        "samples": serving.telemetry.live.after(0),
+        "requests": _recent_rows(serving.telemetry),
     }
     return sse.event(msgspec.json.encode(data), "hello")
 
 
-def update(live: LiveSamples, recent: RecentEntries) -> bytes:
+def update(telemetry: Telemetry) -> bytes:
     """Return the message for all viewers. It has the last few samples in case a viewer missed one; viewers ignore those
     that they have."""
-    data = {"samples": live.after(0)[-LAST_SAMPLES:], "requests": _recent_rows(recent)}
+    data = {"samples": telemetry.live.after(0)[-LAST_SAMPLES:], "requests": _recent_rows(telemetry)}
     return sse.event(msgspec.json.encode(data), "update")
 
 
-def _recent_rows(recent: RecentEntries) -> list[dict[str, Any]]:
+def _recent_rows(telemetry: Telemetry) -> list[dict[str, Any]]:
     """Return the waterfall's rows of the last requests, newest first."""
-    entries = recent.list(slowest=None, outcome=None, id_prefix="", limit=MOST_REQUESTS)
+    entries = telemetry.recent.list(slowest=None, outcome=None, id_prefix="", limit=MOST_REQUESTS)
     return [
         {**{name: entry[name] for name in _ROW_FIELDS}, "phases": [_phase_row(phase) for phase in entry["phases"]]}
         for entry in entries

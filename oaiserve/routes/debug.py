@@ -40,7 +40,7 @@ _LIST_QUERY = (
 )
 async def recent_requests(request: Request) -> Response:
     asked = read_query(request.query_params, _LIST_QUERY)
-    recent = serving_of(request).recent
+    recent = serving_of(request).telemetry.recent
 
     def render() -> Response:
         entries = recent.list(
@@ -67,7 +67,7 @@ async def recent_request(request: Request) -> Response:
     asked = read_query(request.query_params, _REQUEST_QUERY)["format"]
     as_text = asked == "text" if asked is not None else prefers("text/plain", request.headers.get("accept", ""))
     request_id = request.path_params["request_id"]
-    entry = await run_in_threadpool(serving_of(request).recent.get, request_id)
+    entry = await run_in_threadpool(serving_of(request).telemetry.recent.get, request_id)
     if entry is None:
         raise NotFound(f"No request '{request_id[:128]}' is among the last that ended (--recent-requests).")
     return PlainTextResponse(page(entry)) if as_text else json_response(entry)

@@ -192,7 +192,7 @@ class Accounting:
         serving = serving_of(Request(scope))
         address, port = scope.get("server") or (None, None)
         adapter = None if exchange.adapter is None else exchange.adapter.name
-        serving.record(
+        serving.telemetry.record(
             RequestRecord(
                 request_id=exchange.request_id,
                 trace=exchange.trace,

@@ -49,6 +49,6 @@ async def version(request: Request) -> Response:
     alternative="application/openmetrics-text",
 )
 async def metrics(request: Request) -> Response:
-    render = serving_of(request).render_metrics
+    render = serving_of(request).telemetry.render
     content, content_type = await run_in_threadpool(render, request.headers.get("accept", ""))
     return Response(content, headers={"content-type": content_type})

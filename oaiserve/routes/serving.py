@@ -5,97 +5,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
 from oaiserve.config import Config
-from oaiserve.engine.adapters import AdapterTable, ServedAdapter
+from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.backpressure import SharedLimit
-from oaiserve.engine.pooling import Pooling, Task
+from oaiserve.engine.pooling import Task
 from oaiserve.engine.streams import LoopStreams
-from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, ModelNotFound
-from oaiserve.facts.record import RequestRecord
-from oaiserve.facts.report import ReplicaReport
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.protocol import UnknownNames
 from oaiserve.routes.responses.runs import Runs
-from oaiserve.routes.responses.store import ResponseStore
+from oaiserve.routes.responses.store import ResponseDatabase
+
+if TYPE_CHECKING:
+    from oaiserve.engine.engine import Engine
+    from oaiserve.telemetry import Telemetry
 
 MOST_RECEIVED_BYTES = 256 * 2**20
-Result = TypeVar("Result")
-
-
-class ServedEngine(Protocol):
-    """The engine as the routes see it: limits, tokenizer and health. Requests go through `LoopStreams`."""
-
-    @property
-    def max_model_len(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...  # it blocks, so routes use it only in `run_in_turns`
-
-    @property
-    def default_params(self) -> Mapping[str, float | int]: ...
-
-    @property
-    def failure(self) -> BaseException | None: ...
-
-    @property
-    def hang(self) -> str: ...
-
-    @property
-    def is_ready(self) -> bool: ...
-
-    @property
-    def is_reporting(self) -> bool: ...
-
-    def report(self) -> ReplicaReport: ...
-
-    @property
-    def pooling(self) -> Pooling | None: ...
-
-    @property
-    def adapters(self) -> AdapterTable: ...
-
-    def load_adapter(self, name: str, path: Path, /) -> ServedAdapter: ...
-
-    def unload_adapter(self, name: str, /) -> ServedAdapter: ...
-
-    def run_in_turns(
-        self, work: Generator[None, None, Result], /, *, client: str, num_bytes: int
-    ) -> Future[Result]: ...
-
-    def give_back_later(self) -> None: ...
-
-
-class RecentEntries(Protocol):
-    """The accounts of the last requests, ready for JSON. A call takes milliseconds, so routes make it in a worker
-    thread."""
-
-    def list(
-        self, *, slowest: str | None, outcome: str | None, id_prefix: str, limit: int | None
-    ) -> list[dict[str, Any]]: ...
-
-    def get(self, request_id: str, /) -> dict[str, Any] | None: ...
-
-
-class LiveSamples(Protocol):
-    """The samples of the last minutes, one for each second, ready for JSON."""
-
-    @property
-    def boundaries_seconds(self) -> dict[str, list[float]]: ...
-
-    def after(self, number: int, /) -> list[dict[str, Any]]: ...
 
 
 _IS_FOR = {
@@ -115,19 +46,18 @@ _INSTEAD = {
 
 @dataclass(frozen=True, slots=True)
 class Serving:
+    """The server for its routes. In a front end, parts with the same faces stand for engine, telemetry and store."""
+
     config: Config
-    engine: ServedEngine
+    engine: Engine  # its tokenizer blocks, so routes use that only in `run_in_turns`
+    telemetry: Telemetry
     streams: LoopStreams
-    record: Callable[[RequestRecord], None]
-    recent: RecentEntries
-    live: LiveSamples
     feed: Feed
-    render_metrics: Callable[[str], tuple[bytes, str]]  # takes an Accept header, returns body and content type; blocks
     model_root: str  # the folder or hub id of the model: clients load its tokenizer by it
     version: str
     kind: str  # which servers have in common that write the same bytes for the same request; "" if there are none
     created: int  # Unix seconds, as in the API
-    responses: ResponseStore
+    responses: ResponseDatabase
     runs: Runs
     received_bytes: SharedLimit  # of the bodies that are being received: a client may send many slowly
     dialect: Dialect  # of calls and reasoning in the model's answers

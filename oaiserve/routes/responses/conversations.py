@@ -24,7 +24,7 @@ from oaiserve.routes.operation import Deleted, Operation
 from oaiserve.routes.parameters import check_metadata
 from oaiserve.routes.responses.items import Item, input_items, stored_items
 from oaiserve.routes.responses.output import item_id
-from oaiserve.routes.responses.store import CONVERSATION, ResponseStore, StoredResponse, is_conversation
+from oaiserve.routes.responses.store import CONVERSATION, ResponseDatabase, StoredResponse, is_conversation
 from oaiserve.routes.responses.stored import AFTER, LIMIT, ORDER, ItemPage, page
 from oaiserve.routes.serving import serving_of
 
@@ -54,7 +54,7 @@ def with_items(conversation: StoredResponse, items: bytes) -> StoredResponse:
 
 
 async def change(
-    store: ResponseStore, owner: str, name: str, edit: Callable[[StoredResponse], StoredResponse]
+    store: ResponseDatabase, owner: str, name: str, edit: Callable[[StoredResponse], StoredResponse]
 ) -> StoredResponse | None:
     """Change a conversation as nobody else does at the same time. Return it, or None if it is not there."""
     while (old := await store.get(owner, name)) is not None:

@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from oaiserve.errors import StartupError, Unavailable
 from oaiserve.files.private import FILE_MODE
@@ -79,36 +79,6 @@ class ConversationTooLarge(Exception):
     """The turns of a conversation have more bytes than the caller can take."""
 
 
-class ResponseStore(Protocol):
-    """A store of responses by owner: no owner finds those of another.
-
-    If there are more responses or bytes than allowed, the owner of most of them loses the oldest one. A response is as
-    old as the last turn of its conversations. One too large by itself is not stored.
-    """
-
-    async def put(self, owner: str, stored: StoredResponse, /) -> None:
-        """Keep a response. When this returns, a crash of the process does not lose it, if the store is a file."""
-
-    async def get(self, owner: str, response_id: str, /) -> StoredResponse | None: ...
-
-    async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
-        """Return the turns of a conversation up to this response, in order; none if one of them is not there.
-
-        Raises ConversationTooLarge.
-        """
-
-    async def replace(self, owner: str, old: StoredResponse, new: StoredResponse, /) -> bool:
-        """Keep `new` in the place of `old`, and return whether that was still there as it is."""
-
-    async def delete(self, owner: str, response_id: str, /) -> bool:
-        """Forget a response, and return whether it was there."""
-
-    def counts(self) -> StoreCounts:
-        """Return the numbers of the store. Any thread may call it; it waits for nothing."""
-
-    async def close(self) -> None: ...
-
-
 # The triggers keep the totals, which would otherwise be counted for each response.
 _SCHEMA = (
     """
@@ -148,7 +118,11 @@ _COLUMNS = "id, conversation_id, previous_id, response, input_items"
 
 
 class ResponseDatabase:
-    """A store in a file, in which a response is on the disk once `put` has returned; without a path, in memory."""
+    """A store of responses by owner, in a file, or without a path in memory: no owner finds those of another.
+
+    If there are more responses or bytes than allowed, the owner of most of them loses the oldest one. A response is as
+    old as the last turn of its conversations. One too large by itself is not stored.
+    """
 
     def __init__(self, path: Path | None, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
         """Open the file, and create it if it is missing. Raises StartupError."""
@@ -161,6 +135,7 @@ class ResponseDatabase:
         self._counts = self._count()  # replaced whole by the thread, and read by any
 
     async def put(self, owner: str, stored: StoredResponse, /) -> None:
+        """Keep a response. When this returns, a crash of the process does not lose it, if the store is a file."""
         done: Future[None] = Future()
         self._waiting.append((owner, stored, done))
         self._thread.submit(self._put_all)
@@ -170,15 +145,22 @@ class ResponseDatabase:
         return await self._in_thread(partial(self._get, owner, response_id))
 
     async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
+        """Return the turns of a conversation up to this response, in order; none if one of them is not there.
+
+        Raises ConversationTooLarge.
+        """
         return await self._in_thread(partial(self._conversation, owner, response_id, most_bytes))
 
     async def replace(self, owner: str, old: StoredResponse, new: StoredResponse, /) -> bool:
+        """Keep `new` in the place of `old`, and return whether that was still there as it is."""
         return await self._in_thread(partial(self._replace, owner, old, new))
 
     async def delete(self, owner: str, response_id: str, /) -> bool:
+        """Forget a response, and return whether it was there."""
         return await self._in_thread(partial(self._delete, owner, response_id))
 
     def counts(self) -> StoreCounts:
+        """Return the numbers of the store. Any thread may call it; it waits for nothing."""
         return self._counts
 
     async def close(self) -> None:

@@ -31,7 +31,7 @@ from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files.adapters import BadAdapter
 from oaiserve.http.connections import Connections, Refusal
-from oaiserve.routes.responses.store import ConversationTooLarge, ResponseStore, StoredResponse
+from oaiserve.routes.responses.store import ConversationTooLarge, ResponseDatabase, StoredResponse
 from oaiserve.scale.front_ends import messages
 from oaiserve.scale.front_ends.calls import OFFERED, offered
 from oaiserve.scale.front_ends.link import Link
@@ -50,7 +50,7 @@ class Shared:
 
     engine: Engine
     telemetry: Telemetry
-    responses: ResponseStore
+    responses: ResponseDatabase
     connections: Connections
     log_limit: LogLimit | None
     tell: Callable[[messages.Message], None]  # sends all front ends a message

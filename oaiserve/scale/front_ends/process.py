@@ -94,7 +94,8 @@ def serve(
         boundaries_seconds=model.live_boundaries_seconds,
     )
     connections = RemoteConnections(process)
-    app = create_app(config, engine, telemetry, RemoteStore(process), model.started_unix_seconds)
+    parts: tuple[Any, Any, Any] = engine, telemetry, RemoteStore(process)  # with the faces of the engine process's
+    app = create_app(config, *parts, model.started_unix_seconds)
     server = Server(app, config.server, connections, on_drain=engine.drain, takes_signals=False)
     before()
     server.run(sockets=[HandedOver(channel, connections.release)])

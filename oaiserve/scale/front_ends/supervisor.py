@@ -26,7 +26,7 @@ from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.http.connections import Connections
 from oaiserve.http.listener import Listener
 from oaiserve.http.server import too_many_connections
-from oaiserve.routes.responses.store import ResponseStore
+from oaiserve.routes.responses.store import ResponseDatabase
 from oaiserve.scale.front_ends.child import Child
 from oaiserve.scale.front_ends.front_end import FrontEnd, Shared
 from oaiserve.scale.front_ends.link import Link, hand_over
@@ -101,7 +101,7 @@ class Supervisor:
         options: ServerOptions,
         *,
         telemetry: Telemetry,
-        responses: ResponseStore,
+        responses: ResponseDatabase,
         connections: Connections,
         log_limit: LogLimit | None = None,
         most_silent: int = MOST_SILENT,

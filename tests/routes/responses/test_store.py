@@ -23,7 +23,6 @@ from oaiserve.routes.responses import store as responses_store
 from oaiserve.routes.responses.store import (
     ConversationTooLarge,
     ResponseDatabase,
-    ResponseStore,
     StoredResponse,
     StoreLimits,
 )
@@ -31,7 +30,7 @@ from oaiserve.routes.responses.store import (
 ROOT = Path(__file__).parent.parent
 WIDE = StoreLimits(1000, 2**20, 1000)
 T = TypeVar("T")
-MakeStore = Callable[..., ResponseStore]
+MakeStore = Callable[..., ResponseDatabase]
 
 
 class Clock:
@@ -51,9 +50,9 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 @pytest.fixture(params=["memory", "file"])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
-    made: list[ResponseStore] = []
+    made: list[ResponseDatabase] = []
 
-    def make(limits: StoreLimits = WIDE, clock: Callable[[], float] | None = None) -> ResponseStore:
+    def make(limits: StoreLimits = WIDE, clock: Callable[[], float] | None = None) -> ResponseDatabase:
         clock = clock or Clock()
         made.append(ResponseDatabase(None if request.param == "memory" else tmp_path / "responses.db", limits, clock))
         return made[-1]
@@ -143,7 +142,7 @@ FLOOD = [*[("put", "b", 10, 99)] * 4, *[("put", "a", 10, 99)] * 40]  # one owner
 @example(actions=[ONE, ("get", "b", 0), ("conversation", "b", 0), ("delete", "b", 0)], limits=WIDE)
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_a_store_keeps_what_a_plain_list_keeps(kind: str, actions: list[Any], limits: StoreLimits) -> None:
-    async def compare(store: ResponseStore, clock: Clock) -> None:
+    async def compare(store: ResponseDatabase, clock: Clock) -> None:
         plain, ids, num_deleted = ListStore(limits, clock), list[str](), 0
         for number, (action, *values) in enumerate(actions):
             if action == "wait":
