@@ -1,8 +1,7 @@
-"""Bounds the text of a token, and finds the cuts of a text, by the definition of a tokenizer.
+"""Finds the cuts of a text, between which it can be encoded piece by piece, by the definition of a tokenizer.
 
-Both must be certain. Too small a bound would refuse prompts that fit, and a wrong cut would give wrong ids. So a
-tokenizer is analysed only if this file knows each of its components; for any other, texts are encoded whole. It must
-not know HTTP, prompts or the length of the context.
+A cut must be certain, for a wrong one would give wrong ids. So a tokenizer is analysed only if this file knows each of
+its components; for any other, texts are encoded whole. It must not know HTTP, prompts or the length of the context.
 
 Two families are supported:
 
@@ -23,13 +22,10 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from oaiserve.engine.text.detokenize import BYTE_LEVEL_CHARACTERS
-
 if TYPE_CHECKING:
     import tokenizers
 
 PIECE_CHARACTERS = 2**14  # encoded within about five milliseconds
-SLICE_CHARACTERS = 2**17  # counted within about a quarter of a millisecond
 SEARCHED_CHARACTERS = 2**20  # for a cut: the search keeps other threads waiting for some 30 milliseconds
 MOST_CANDIDATES = 64  # positions to look at for a cut; a text could have millions that are none
 WINDOW_CHARACTERS = 32  # on both sides of a cut, for the last check by the tokenizer itself
@@ -39,8 +35,6 @@ SPACE = "▁"
 _LETTERS = "0-9A-Za-zÀ-ÖØ-öø-ÿА-яא-תぁ-んァ-ヺ一-龥가-힣"
 _SPLITTING = re.compile(f"(?<=[{_LETTERS}])(?=[ \n,.。、\uff0c])")
 _SPACES = re.compile(f"(?<=[{_LETTERS}])(?= )")
-
-_CONTINUATIONS = {BYTE_LEVEL_CHARACTERS[byte] for byte in range(0x80, 0xC0)}
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Alternatives of the patterns that models come with. None matches a letter or digit together with one of the characters
@@ -84,11 +78,6 @@ class EncodingRules:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         definition = json.loads(backend.to_str())
-        self.characters_per_token: int | None = None
-        """The most characters of a text for which one token stands, but for `vanishing`; None: no number is certain."""
-        self.vanishing = ""  # the characters that no token stands for: they are left out
-        self.continuations_per_token: int | None = None
-        """The most bytes of UTF-8 from 0x80 to 0xBF for which one token stands; None: no number is certain."""
         self._backend = backend
         self._candidates: re.Pattern[str] | None = None  # None: there are no cuts
         self._left: frozenset[str] | None = None  # the letters after which a cut may be; None: all of the pattern's
@@ -99,23 +88,6 @@ class EncodingRules:
         if definition["model"]["type"] == "BPE" and not definition["model"]["dropout"]:
             self._recognise_byte_level(definition)
             self._recognise_spaces(definition)
-
-    def least_tokens(self, text: str, enough: int | None = None) -> int:
-        """Return a lower bound of the number of tokens in a text. Counting stops beyond `enough`."""
-        num_characters = num_continuations = least = 0
-        # Slice by slice, because a long text in one go would keep all other threads waiting.
-        for start in range(0, len(text), SLICE_CHARACTERS):
-            part = text[start : start + SLICE_CHARACTERS]
-            if self.characters_per_token is not None:
-                num_characters += len(part) - sum(map(part.count, self.vanishing))
-                least = max(least, -(-num_characters // self.characters_per_token))
-            if self.continuations_per_token is not None and not part.isascii():
-                # In UTF-8, all bytes of a character but its first one are continuations.
-                num_continuations += _num_continuations(part)
-                least = max(least, -(-num_continuations // self.continuations_per_token))
-            if enough is not None and least > enough:
-                break
-        return least
 
     def pieces(self, text: str) -> Iterator[str]:
         """Yield pieces of a text, whose ids, one after the other and without special tokens, are exactly its own.
@@ -178,7 +150,7 @@ class EncodingRules:
         return False
 
     def _recognise_byte_level(self, definition: dict[str, Any]) -> None:
-        normalizer, vocab = definition["normalizer"], definition["model"]["vocab"]
+        normalizer = definition["normalizer"]
         if normalizer is not None and normalizer["type"] != "NFC":
             return
         steps = _steps(definition["pre_tokenizer"], "pretokenizers")
@@ -196,32 +168,16 @@ class EncodingRules:
         added = definition["added_tokens"]
         if normalizer is not None and any(token["normalized"] for token in added):
             return  # these are found in the normalized text, which is another one
-        tokens = [token["content"] for token in added]
-        missing = {byte for byte, character in BYTE_LEVEL_CHARACTERS.items() if character not in vocab}
-        # Each character beyond ASCII has one of these bytes, so it does not vanish if they are there. What vanishes
-        # after NFC cannot be counted before.
-        has_continuations = missing.isdisjoint(range(0x80, 0xC0)) and (
-            normalizer is None or min(missing, default=0x80) >= 0x80
-        )
-        if has_continuations and not _takes_spaces(added):
-            # A token has as many characters as bytes. NFC makes one character of at most three for two bytes, and of
-            # four for three.
-            factor = 1 if normalizer is None else 2
-            self.characters_per_token = factor * max(len(token) for token in [*vocab, *tokens])
-            self.vanishing = "".join(chr(byte) for byte in sorted(missing) if byte < 0x80)
-            if normalizer is None:
-                of_vocab = (sum(character in _CONTINUATIONS for character in token) for token in vocab)
-                self.continuations_per_token = max(1, *of_vocab, *map(_num_continuations, tokens))
         alternatives = [set(_alternatives(pattern)) for pattern in patterns]
         is_known = all(found <= _ALTERNATIVES for found in alternatives)
         # One of them must match all that may follow a cut, or the cut could be in the middle of what none matches.
         if is_known and any(_WHITE_SPACE in found and found & _PUNCTUATION for found in alternatives):
             self._candidates = _SPACES if steps[-1]["add_prefix_space"] else _SPLITTING
-            self._set_added(tokens)
+            self._set_added([token["content"] for token in added])
 
     def _recognise_spaces(self, definition: dict[str, Any]) -> None:
         model = definition["model"]
-        vocab, added = model["vocab"], definition["added_tokens"]
+        vocab = model["vocab"]
         normalizers = _steps(definition["normalizer"], "normalizers")
         prepends = normalizers[:1] == [{"type": "Prepend", "prepend": SPACE}]
         replaces = normalizers[prepends:] == [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
@@ -234,18 +190,13 @@ class EncodingRules:
                 pass
             case _:
                 return
-        tokens = [token["content"].replace(" ", SPACE) for token in added]
-        has_bytes = model["byte_fallback"] and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
-        if has_bytes and not _takes_spaces(added):
-            self.characters_per_token = max(len(token) for token in [*vocab, *tokens])
-            self.continuations_per_token = max(1, *map(_num_continuations, [*vocab, *tokens]))
         is_plain = not (model["ignore_merges"] or model["continuing_subword_prefix"] or model["end_of_word_suffix"])
         if is_plain and SPACE in vocab:
             before_space = {token[i - 1] for token in vocab for i in range(1, len(token)) if token[i] == SPACE}
             self._left = frozenset(token for token in vocab if len(token) == 1) - before_space
             self._candidates = _SPACES
             self._has_spaces, self._drops_space = True, prepends
-            self._set_added(tokens)
+            self._set_added([token["content"].replace(" ", SPACE) for token in definition["added_tokens"]])
 
     def _set_added(self, tokens: list[str]) -> None:
         for token in filter(None, tokens):
@@ -257,15 +208,6 @@ def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
     if step is None:
         return []
     return step[name] if step["type"] == "Sequence" else [step]
-
-
-def _num_continuations(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass")) - len(text)
-
-
-def _takes_spaces(added: list[dict[str, Any]]) -> bool:
-    """Return whether an added token takes the white space beside it, which may be as long as it likes."""
-    return any(token["lstrip"] or token["rstrip"] for token in added)
 
 
 def _alternatives(pattern: str) -> Iterator[str]:

@@ -215,9 +215,6 @@ class Tokenizer:
         if len(text) <= PIECE_CHARACTERS or (add_special_tokens and self._affixes is None):
             token_ids = self._encode(text, add_special_tokens, param)
         else:
-            least = self._rules.least_tokens(text, most_tokens)
-            if most_tokens is not None and least > most_tokens:
-                raise TooManyTokens(least, is_exact=False)
             _check_characters(text, param)  # all of it, as a cut may be next to any of them
             before, after = self._affixes if add_special_tokens and self._affixes is not None else ([], [])
             # An array, because a list of as many integers takes nine times its memory while the others come.

@@ -176,18 +176,11 @@ def test_a_short_text_is_one_piece_and_a_list_of_ids_is_too() -> None:
     assert run(BYTE_LEVEL.encode_in_pieces(TokenPrompt([1] * 100_000)))[1] == 0
 
 
-@pytest.mark.parametrize(
-    ("prompt", "most", "num_tokens", "is_exact"),
-    [
-        (TextPrompt("x" * max(map(len, byte_level().get_vocab())) * 2000), 1999, 2000, False),  # by its length
-        (TextPrompt("xyz"), 2, 3, True),
-        (TokenPrompt([1, 2, 3]), 2, 3, True),
-    ],
-)
-def test_a_prompt_that_is_too_long_says_so_at_once(prompt: Prompt, most: int, num_tokens: int, is_exact: bool) -> None:
+@pytest.mark.parametrize("prompt", [TextPrompt("xyz"), TokenPrompt([1, 2, 3])])
+def test_a_prompt_that_is_too_long_says_so_at_once(prompt: Prompt) -> None:
     with pytest.raises(TooManyTokens) as caught:
-        next(BYTE_LEVEL.encode_in_pieces(prompt, most))
-    assert (caught.value.num_tokens, caught.value.is_exact) == (num_tokens, is_exact)
+        next(BYTE_LEVEL.encode_in_pieces(prompt, 2))
+    assert (caught.value.num_tokens, caught.value.is_exact) == (3, True)
 
 
 def test_a_text_is_encoded_until_it_cannot_fit() -> None:
