@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections import deque
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -215,50 +215,28 @@ Detokenizer = ByteDetokenizer | WindowDetokenizer
 
 
 class StopStrings:
-    """The stop strings of a request as one Aho-Corasick automaton, which the matchers of all its choices share.
-
-    A state stands for the text to hold back: the longest end of the text so far that begins a stop string. In state 0,
-    it is empty. The cost of a character does not grow with the number or length of stops.
-    """
+    """The stop strings of a request, which the matchers of all its choices share. Of two with the same end, the first
+    in the list wins."""
 
     def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
-        """Build the automaton. No stop may be empty; of two with the same end, the first one in the list wins."""
+        """No stop may be empty."""
         if not all(stops):
             raise ValueError("a stop string must not be empty")
         self.stops = tuple(stops)
         self.include_in_output = include_in_output
-        self.next: list[dict[str, int]] = [{}]
-        self.fail = [0]  # the state for the longest proper end of this one
-        self.depth = [0]  # characters
-        self.match: list[int | None] = [None]  # index of the stop string that completes here
-        for index, stop in enumerate(self.stops):
-            state = 0
-            for char in stop:
-                if char not in self.next[state]:
-                    self.next[state][char] = len(self.next)
-                    self.next.append({})
-                    self.fail.append(0)
-                    self.depth.append(self.depth[state] + 1)
-                    self.match.append(None)
-                state = self.next[state][char]
-            if self.match[state] is None:
-                self.match[state] = index
-        # By depth, so that the shorter ends that a state falls back to are linked before it.
-        states = deque(self.next[0].values())
-        while states:
-            state = states.popleft()
-            for char, child in self.next[state].items():
-                self.fail[child] = self.step(self.fail[state], char)
-                states.append(child)
-            indexes = [i for i in (self.match[state], self.match[self.fail[state]]) if i is not None]
-            self.match[state] = min(indexes, default=None)
+        self._by_first: defaultdict[str, list[str]] = defaultdict(list)  # character
+        for stop in stops:
+            self._by_first[stop[0]].append(stop)
+        self._longest = max(map(len, stops), default=1)
 
-    def step(self, state: int, char: str) -> int:
-        while (child := self.next[state].get(char)) is None:
-            if state == 0:
-                return 0
-            state = self.fail[state]
-        return child
+    def held_from(self, text: str) -> int:
+        """Return the place of the longest beginning of a stop string at the end of the text, or the text's length."""
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            if (stops := self._by_first.get(text[start])) is not None:
+                end = text[start:]
+                if any(stop.startswith(end) and stop != end for stop in stops):
+                    return start
+        return len(text)
 
 
 class StopMatcher:
@@ -266,7 +244,6 @@ class StopMatcher:
 
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
-        self._state = 0
         self._held = ""
 
     def push(self, text: str, *, enabled: bool = True) -> tuple[str, str | None]:
@@ -275,22 +252,13 @@ class StopMatcher:
         Without `enabled` (before min_tokens), a stop string that ends in this piece does not count; one that only
         begins in it counts later. Do not push again after a match.
         """
-        stops, state = self._stops, self._state
-        text_before = len(self._held)
-        held = self._held + text
-        for at, char in enumerate(text, start=text_before + 1):
-            state = stops.step(state, char)
-            index = stops.match[state]
-            if index is None:
-                continue
-            if enabled:
-                stop = stops.stops[index]
+        stops, held = self._stops, self._held + text
+        for end in range(len(self._held) + 1, len(held) + 1) if enabled and stops.stops else ():
+            if held.endswith(stops.stops, 0, end):
+                stop = next(stop for stop in stops.stops if held.endswith(stop, 0, end))
                 self._held = ""
-                return held[: at if stops.include_in_output else at - len(stop)], stop
-            if not stops.next[state]:
-                state = stops.fail[state]  # it does not count, and no longer stop string begins with it
-        self._state = state
-        cut = len(held) - stops.depth[state]
+                return held[: end if stops.include_in_output else end - len(stop)], stop
+        cut = stops.held_from(held)
         self._held = held[cut:]
         return held[:cut], None
 
