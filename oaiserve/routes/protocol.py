@@ -6,16 +6,15 @@ This file knows nothing of HTTP. Every refusal is an `InvalidRequest` that names
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import cache
-from threading import Lock
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
 
 from oaiserve.errors import InvalidRequest
-from oaiserve.facts.times import monotonic_ns
-from oaiserve.routes.invalid import invalid_type
+from oaiserve.routes.invalid import invalid_type, show
 
 logger = logging.getLogger(__name__)
 
@@ -52,40 +51,19 @@ IGNORED = frozenset(
 
 
 class UnknownNames:
-    """Logs clients' unknown parameter names: at most ten in a line, and at most one line in 15 seconds.
+    """Logs the names of unknown parameters, each once while there are few: clients choose them."""
 
-    Clients choose the names, so only the last `limit` logged ones are kept, and not logged again. Names that come while
-    no line may be written wait for the next line, up to `limit` of them.
-    """
+    MOST_KEPT = 256
 
-    _INTERVAL_NS = 15_000_000_000
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
 
-    def __init__(self, limit: int = 256, clock_ns: Callable[[], int] = monotonic_ns) -> None:
-        self._limit = limit
-        self._clock_ns = clock_ns
-        self._lock = Lock()  # bodies are checked on the event loop and in worker threads
-        self._logged: dict[str, None] = {}  # in the order in which they were logged
-        self._waiting: dict[str, None] = {}
-        self._next_ns: int | None = None
-
-    def ignore(self, names: Iterable[str]) -> None:
-        with self._lock:
-            for name in names:
-                if len(self._waiting) == self._limit:
-                    break
-                if (shown := name[:80]) not in self._logged:
-                    self._waiting[shown] = None
-            now_ns = self._clock_ns()
-            if not self._waiting or (self._next_ns is not None and now_ns < self._next_ns):
-                return
-            self._next_ns = now_ns + self._INTERVAL_NS
-            shown_now, num_more = list(self._waiting)[:10], max(0, len(self._waiting) - 10)
-            self._waiting.clear()
-            self._logged |= dict.fromkeys(shown_now)
-            while len(self._logged) > self._limit:
-                del self._logged[next(iter(self._logged))]
-        listed = ", ".join(map(repr, shown_now)) + (f" and {num_more} more" if num_more else "")
-        logger.warning("Clients sent unknown parameters, which are ignored: %s", listed)
+    def ignore(self, names: set[str]) -> None:
+        """Bodies are checked on the event loop and in worker threads, which replace the set as a whole."""
+        if new := sorted(islice(names - self._logged, 10)):
+            logger.warning("Clients sent unknown parameters, which are ignored: %s", ", ".join(map(show, new)))
+            kept = self._logged if len(self._logged) < self.MOST_KEPT else set()
+            self._logged = kept | {name for name in new if len(name) <= 60}
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
