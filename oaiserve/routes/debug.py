@@ -16,7 +16,6 @@ from oaiserve.errors import NotFound
 from oaiserve.facts.record import Outcome
 from oaiserve.facts.report import ROUTER_HEADER, Report
 from oaiserve.facts.times import PHASES
-from oaiserve.routes.accounts import AccountList, WholeAccount
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import PRIVATE, Operation, Parameter, closed, read_query
 from oaiserve.routes.serving import serving_of
@@ -36,7 +35,10 @@ _LIST_QUERY = (
 
 
 @Operation(
-    summary="The accounts of the last requests, newest first.", group="Debugging", answer=AccountList, query=_LIST_QUERY
+    summary="The accounts of the last requests, newest first.",
+    group="Debugging",
+    answer="application/json",
+    query=_LIST_QUERY,
 )
 async def recent_requests(request: Request) -> Response:
     asked = read_query(request.query_params, _LIST_QUERY)
@@ -57,7 +59,7 @@ _REQUEST_QUERY = (Parameter("format", "Default: what the header Accept prefers."
 @Operation(
     summary="The account of one of the last requests, as JSON or as a page of text.",
     group="Debugging",
-    answer=WholeAccount,
+    answer="application/json",
     alternative="text/plain",
     query=_REQUEST_QUERY,
     errors=(NotFound,),
