@@ -420,7 +420,7 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     gc.enable()
     give_back()  # memory that the start has freed
     keep_freed()
-    logger.info("Start, in ms since the process began: %s", times)
+    logger.debug("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
     banner = _banner(config, sock.getsockname()[1], task)
     with announced(_url(config.server, sock.getsockname()[1]), config.model_name):

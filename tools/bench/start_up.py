@@ -30,8 +30,10 @@ def main() -> None:
     parser.add_argument("--recheck", action="store_true", help="compare with transformers' code at each start")
     arguments = parser.parse_args()
     exit_on_sigterm()
-    flags = ["--recheck"] if arguments.recheck else []
-    one_start(arguments.model, [])  # so that the library and the check are there, and the files are in the page cache
+    flags = ["--log-level", "debug", *(["--recheck"] if arguments.recheck else [])]
+    one_start(
+        arguments.model, flags[:2]
+    )  # so that the library and the check are there, and the files are in the page cache
     starts = [one_start(arguments.model, flags) for _ in range(arguments.starts)]
     print(table(starts))
 
