@@ -31,8 +31,8 @@ class StoredModel:
     remove: Callable[[], int] | None = None
 
     @property
-    def checked(self) -> str:
-        """Return the day on which a start has checked the model as it is now, or nothing."""
+    def remembered(self) -> str:
+        """Return the day of the start that is remembered of the model as it is now, or nothing."""
         return max((record.day for record in self.records if record.kind == "model" and record.holds), default="")
 
     def described(self) -> tuple[str, str]:

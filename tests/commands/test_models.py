@@ -52,11 +52,11 @@ def test_the_demo_and_models_that_were_served_are_listed(
     own = put_model(tmp_path / "own", quantization_config={"quant_method": "awq"})
     remembered(own)
     found = listed(capsys)
-    assert found["demo"][2:] == ["safetensors", "f32", "llama", "-"]
+    assert found["demo"][2:] == ["safetensors", "f32", "llama", "no"]
     assert found[str(own)][2:-1] == ["safetensors", "awq", "qwen3"]
     assert found[str(own)][-1].startswith("20")
     (own / "config.json").write_text("{}")  # another model than the one that was checked
-    assert listed(capsys)[str(own)][-2:] == ["-", "-"]
+    assert listed(capsys)[str(own)][-2:] == ["-", "no"]
 
 
 def test_only_what_is_remembered_of_the_users_own_model_is_removed(
@@ -78,7 +78,7 @@ def test_a_model_of_the_hub_is_fetched_listed_and_removed(
     put(hub[0], MODEL)
     put_model(hub[0])
     assert f"{REPOSITORY} is on this disk: " in run(capsys, "pull", REPOSITORY)
-    assert listed(capsys)[REPOSITORY][2:] == ["safetensors", "f32", "qwen3", "-"]
+    assert listed(capsys)[REPOSITORY][2:] == ["safetensors", "f32", "qwen3", "no"]
     assert "Did you mean someone/model?" in run(capsys, "rm", "some/model", "--yes", code=2)
     assert "are free again" in run(capsys, "rm", REPOSITORY, "--yes")
     assert listed(capsys) == {}
@@ -95,8 +95,8 @@ def test_of_gguf_files_in_one_repository_each_is_a_model(
     for name in ("Q4_K_M", "Q8_0"):
         run(capsys, "pull", f"{REPOSITORY}:{name}")
     found = listed(capsys)
-    assert found[f"{REPOSITORY}:Q4_K_M"][2:] == ["GGUF", "Q4_K_M", "llama", "-"]
-    assert found[f"{REPOSITORY}:Q8_0"][2:] == ["damaged", "-", "-"]
+    assert found[f"{REPOSITORY}:Q4_K_M"][2:] == ["GGUF", "Q4_K_M", "llama", "no"]
+    assert found[f"{REPOSITORY}:Q8_0"][2:] == ["damaged", "-", "no"]
     run(capsys, "rm", f"{REPOSITORY}:Q8_0", "--yes")
     assert list(listed(capsys)) == [f"{REPOSITORY}:Q4_K_M"]
     run(capsys, "rm", f"{REPOSITORY}:Q4_K_M", "--yes")
