@@ -73,6 +73,7 @@ OTHER_COMMANDS = {
 }
 # Each is a file of its name in `oaiserve.commands`.
 SMALL_COMMANDS = {
+    "launch": "Start a coding tool, such as codex or claude, that asks your server.",
     "list": "List the models on this disk.",
     "ps": "List your servers on this machine.",
     "pull": "Fetch a model without serving it.",

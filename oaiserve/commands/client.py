@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from http.client import HTTPException, HTTPResponse
-from typing import Any
+from typing import NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
@@ -15,10 +15,19 @@ from oaiserve.errors import StartupError
 from oaiserve.hosts import is_loopback
 
 SHORT_SECONDS = 2.0  # for what a server answers at once
+CONTEXT = 32_768  # tokens, where a server does not tell
 
 
-class NoAnswer(Exception):
+class NoAnswer(StartupError):
     """The server cannot be reached, or refuses. The message says why, in a sentence."""
+
+
+class ListedModel(NamedTuple):
+    """A model of a server."""
+
+    name: str
+    context: int  # tokens
+    task: str  # generate, or one that writes no text
 
 
 class Client:
@@ -53,13 +62,26 @@ class Client:
         except (OSError, HTTPException) as error:
             raise NoAnswer(f"{self.url} does not answer to its end: {error}.") from error
 
-    def models(self) -> list[dict[str, Any]]:
+    def models(self) -> list[ListedModel]:
         """Return the models that the server has. Raises NoAnswer."""
         try:
-            found: list[dict[str, Any]] = json.loads(self.text("/v1/models", "application/json"))["data"]
-            return found
+            listed = json.loads(self.text("/v1/models", "application/json"))["data"]
+            return [
+                ListedModel(each["id"], each.get("max_model_len") or CONTEXT, each.get("task", "generate"))
+                for each in listed
+            ]
         except (ValueError, KeyError, TypeError) as error:
             raise NoAnswer(f"{self.url} is no server of OpenAI's API: it has no list of models.") from error
+
+    def model(self, name: str | None) -> ListedModel:
+        """Return the model of this name, or else the first that writes. Raises NoAnswer, and StartupError for none."""
+        found = self.models()
+        for each in found:
+            if each.name == name or (name is None and each.task == "generate"):
+                return each
+        asked = "that writes text" if name is None else f"'{name}'"
+        names = ", ".join(each.name for each in found)
+        raise StartupError(f"{self.url} has no model {asked}: it has {names or 'none'}.")
 
 
 def client_for(url: str | None) -> Client:

@@ -79,7 +79,7 @@ def test_the_help_of_serve_has_twelve_flags_on_one_screen(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
-        (["l"], ["list"]),
+        (["li"], ["list"]),
         (["serve", "demo", "--max-r"], ["--max-running"]),
         (["serve", "demo", "--quantize", ""], ["none", "int8", "int4"]),
         (["rm", "demo", "--y"], ["--yes"]),

@@ -79,7 +79,7 @@ def test_ps_shows_what_servers_do(server: ScriptedServer, capsys: pytest.Capture
 
 def test_local_servers_are_asked_without_a_proxy(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", URL)
-    assert Client(f"{server.url}/v1/").models()[0]["id"] == "demo"
+    assert Client(f"{server.url}/v1/").models()[0].name == "demo"
 
 
 def test_why_there_is_no_answer_is_one_sentence(server: ScriptedServer) -> None:

@@ -11,7 +11,7 @@ def test_the_parts_of_a_start_are_read_from_the_line_that_the_server_logs() -> N
     times.since_begin("command line")
     with times.part("import of torch"):
         pass
-    log = f"... INFO oaiserve.cli  Loading demo ...\n... DEBUG    oaiserve.cli  Start, in ms since the process began: {times}\n..."
+    log = f"... Loading demo ...\n... DEBUG oaiserve.cli  Start, in ms since the process began: {times}\n..."
     parts = parts_of(log)
     assert list(parts) == ["command line", "import of torch"]
     assert parts["command line"][0] == 0

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from oaiserve.commands.agents import AGENTS as AGENT_TABLE
+from oaiserve.commands.launch import script
 from tests.agents import recorded
 from tests.agents.scripted import Turn, next_turn, scripted_server
 from tools.clients import environments
@@ -31,6 +33,7 @@ MARKERS = "sessions"
 RECORDED = ("codex", "claude-code")
 LIMIT_SECONDS = 180
 ADDRESS = "http://127.0.0.1:8000"  # as the documentation has it
+VALUES = {"url": ADDRESS, "model": "demo", "key": "none", "context": "8192"}
 TASK = "Make the test pass."
 END = "The test passes now."
 PROJECT = {
@@ -42,15 +45,14 @@ WRONG, RIGHT, MISSING = "return a - b", "return a + b", "return a * b"
 
 @dataclass(frozen=True)
 class Agent:
-    """An agent, what a user writes so that it asks this server, and what the model does."""
+    """An agent, how it is started so that it asks this server, and what the model does."""
 
     title: str
     packages: tuple[str, ...]  # the version of the first is shown
-    setup: str  # the content of `file`, or lines of a shell
     command: str  # of a shell, in the folder of the project
     turns: tuple[Turn, ...]
     marker: str  # which prompts of its loop have, and others not
-    file: str = ""  # in the user's home
+    setup: str = ""  # commands of a shell that a user writes for the same
     is_javascript: bool = True
     needs_torch: bool = False
     made_by: None = None
@@ -99,12 +101,11 @@ def of_framework(name: str, packages: tuple[str, ...], first: tuple[Turn, ...], 
     )
     if last.tool:  # the client forces calls, since its answer is one
         turns = tuple(replace(turn, says="") for turn in turns)
-    script = SCRIPTS / f"session_{packages[0].partition('[')[0].removesuffix('-slim').replace('-', '_')}.py"
+    path = SCRIPTS / f"session_{packages[0].partition('[')[0].removesuffix('-slim').replace('-', '_')}.py"
     return Agent(
         name,
         packages,
-        "",
-        f"python {script} {ADDRESS}/v1 '{TASK}'",
+        f"python {path} {ADDRESS}/v1 '{TASK}'",
         (*first, *turns[:-1], last),
         "run_command",
         is_javascript=False,
@@ -112,28 +113,31 @@ def of_framework(name: str, packages: tuple[str, ...], first: tuple[Turn, ...], 
     )
 
 
-AGENTS = {
-    "codex": Agent(
-        "Codex",
-        ("@openai/codex",),
-        f"""\
-model = "demo"
-model_provider = "local"
+def launched(name: str, task: str, turns: tuple[Turn, ...], marker: str, **more: Any) -> Agent:
+    """Return a tool that `oaiserve launch` starts, with the task among its arguments."""
+    tool = AGENT_TABLE[name]
+    return Agent(
+        tool.title,
+        (tool.package,),
+        f"{sys.executable} -m oaiserve launch {name} --url {ADDRESS} -- {task}",
+        turns,
+        marker,
+        script(tool, VALUES),
+        is_javascript=tool.is_javascript,
+        **more,
+    )
 
-[model_providers.local]
-name = "local"
-base_url = "{ADDRESS}/v1"
-wire_api = "responses\"""",
-        f"codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox '{TASK}'",
+
+AGENTS = {
+    "codex": launched(
+        "codex",
+        f"exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox '{TASK}'",
         ten_turns(lambda command: ("exec_command", {"cmd": command}), codex_edit),
         "exec_command",
-        file=".codex/config.toml",
     ),
-    "claude-code": Agent(
-        "Claude Code",
-        ("@anthropic-ai/claude-code",),
-        f"export ANTHROPIC_BASE_URL={ADDRESS} ANTHROPIC_API_KEY=none",
-        f"claude --model demo --dangerously-skip-permissions -p '{TASK}'",
+    "claude-code": launched(
+        "claude",
+        f"--dangerously-skip-permissions -p '{TASK}'",
         read_first(
             ten_turns(
                 lambda command: ("Bash", {"command": command, "description": "Runs it"}),
@@ -143,25 +147,11 @@ wire_api = "responses\"""",
             file_path="{project}/add.py",
         ),
         '"Bash"',
-        env={"IS_SANDBOX": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+        env={"IS_SANDBOX": "1"},
     ),
-    "opencode": Agent(
+    "opencode": launched(
         "opencode",
-        ("opencode-ai",),
-        f"""\
-{{
-  "$schema": "https://opencode.ai/config.json",
-  "permission": "allow",
-  "provider": {{
-    "local": {{
-      "npm": "@ai-sdk/openai-compatible",
-      "name": "local",
-      "options": {{"baseURL": "{ADDRESS}/v1", "apiKey": "none"}},
-      "models": {{"demo": {{"name": "demo", "limit": {{"context": 65536, "output": 4096}}}}}}
-    }}
-  }}
-}}""",
-        f"opencode run --model local/demo '{TASK}'",
+        f"run '{TASK}'",
         read_first(
             ten_turns(
                 lambda command: ("bash", {"command": command, "description": "Runs it"}),
@@ -171,14 +161,15 @@ wire_api = "responses\"""",
             filePath="add.py",
         ),
         '"bash"',
-        file=".config/opencode/opencode.json",
-        env={"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
+        env={
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+            "OPENCODE_PERMISSION": '"allow"',
+        },
     ),
-    "qwen-code": Agent(
+    "qwen-code": launched(
         "qwen-code",
-        ("@qwen-code/qwen-code",),
-        f"export OPENAI_BASE_URL={ADDRESS}/v1 OPENAI_API_KEY=none OPENAI_MODEL=demo",
-        f"qwen --auth-type openai --yolo -p '{TASK}'",
+        f"--yolo -p '{TASK}'",
         read_first(
             ten_turns(
                 lambda command: ("run_shell_command", {"command": command, "is_background": False}),
@@ -189,30 +180,25 @@ wire_api = "responses\"""",
         ),
         "run_shell_command",
     ),
-    "cline": Agent(
+    "cline": launched(
         "cline",
-        ("cline",),
-        f"cline auth -p openai-compatible -k none -m demo -b {ADDRESS}/v1",
-        f"cline -P openai-compatible -m demo '{TASK}'",
+        f"'{TASK}'",
         ten_turns(
             lambda command: ("run_commands", {"commands": [command]}),
             lambda old, new: ("editor", {"path": "{project}/add.py", "old_text": old, "new_text": new}),
         ),
         "run_commands",
     ),
-    "aider": Agent(
+    "aider": launched(
         "aider",
-        ("aider-chat",),
-        f"export OPENAI_API_BASE={ADDRESS}/v1 OPENAI_API_KEY=none",
-        "aider --model openai/demo --edit-format diff --yes-always --no-check-update --no-show-model-warnings"
-        f" --no-analytics --auto-test --test-cmd 'python3 test_add.py' --message '{TASK}' add.py",
+        "--edit-format diff --yes-always --no-check-update --no-analytics"
+        f" --auto-test --test-cmd 'python3 test_add.py' --message '{TASK}' add.py",
         (
             Turn("I edit." + block(MISSING, RIGHT)),
             Turn("I edit again." + block(WRONG, MISSING)),
             Turn("I edit once more." + block(MISSING, RIGHT)),
         ),
         "Every *SEARCH/REPLACE block* must use this format",
-        is_javascript=False,
         note="It has no tools: edits are a part of the text, and after three that fail it ends.",
     ),
     "openai-agents": of_framework(
@@ -271,12 +257,9 @@ def session(agent: Agent, folder: Path, file: Path | None = None) -> dict[str, A
         for path, content in PROJECT.items():
             (Path(project) / path).write_text(content)
         with scripted_server(lambda prompt: next_turn(prompt, turns, agent.marker)) as server:
-            setup, command = (text.replace(ADDRESS, server.url) for text in (agent.setup, agent.command))
-            if agent.file:
-                (Path(home) / agent.file).parent.mkdir(parents=True)
-                (Path(home) / agent.file).write_text(setup)
-            script = "\n".join(["set -e", "git init -q", "git add -A", "" if agent.file else setup, command])
-            problem, said = _run(script, folder, home, project, agent.env)
+            command = agent.command.replace(ADDRESS, server.url)
+            lines = "\n".join(["set -e", "git init -q", "git add -A", command])
+            problem, said = _run(lines, folder, home, project, agent.env)
             records = server.records()
             if file is not None:
                 content = recorded.record(server.bodies, {project: "/project", home: "/home"})
@@ -308,14 +291,14 @@ def _filled(arguments: Mapping[str, Any], project: str) -> dict[str, Any]:
     }
 
 
-def _run(script: str, folder: Path, home: str, project: str, more: Mapping[str, str]) -> tuple[str, str]:
+def _run(lines: str, folder: Path, home: str, project: str, more: Mapping[str, str]) -> tuple[str, str]:
     """Run a script in the project. Return what was wrong, or "", and what the script said."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_"))}
     programs = folder / ("node_modules/.bin" if (folder / "node_modules").exists() else "bin")
     env |= {"HOME": home, "PWD": project, "PATH": f"{programs}:{env['PATH']}", "NO_COLOR": "1", **more}
     try:
         done = subprocess.run(
-            ["sh", "-c", script],
+            ["sh", "-c", lines],
             cwd=project,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -339,12 +322,7 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         )
     agents = [AGENTS[name] for name in results]
     notes = [f"- {agent.title}: {agent.note}" for agent in agents if agent.note]
-    sections = []
-    for agent in agents:
-        if agent.setup:
-            where = f"In `~/{agent.file}`:\n\n" if agent.file else ""
-            language = agent.file.rpartition(".")[2] or "sh"
-            sections.append(f"### {agent.title}\n\n{where}```{language}\n{agent.setup}\n```")
+    sections = [f"### {agent.title}\n\n```sh\n{agent.setup}\n```" for agent in agents if agent.setup]
     return "\n\n".join(["\n".join(as_markdown(rows)), "\n".join(notes), *sections])
 
 

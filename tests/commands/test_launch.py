@@ -1,0 +1,101 @@
+"""Tools are started so that they ask a server here. A stub in their place tells how."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oaiserve import cli
+from oaiserve.commands.agents import AGENTS
+from oaiserve.commands.servers import announced
+from tests.agents.scripted import ScriptedServer
+
+STUB = f"""#!{sys.executable}
+import json, os, sys
+files = {{name: open(path).read() for name, path in os.environ.items() if name.endswith("_SETTINGS_PATH")}}
+json.dump([sys.argv[1:], dict(os.environ), files], open(os.environ["TOLD"], "w"))
+sys.exit(7)
+"""
+
+
+class Stubs:
+    """Stubs of all tools, the only programs on PATH, and what one was started with."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.home, self._told, programs = folder / "home", folder / "told", folder / "bin"
+        for made in (self.home, programs):
+            made.mkdir()
+        for agent in AGENTS.values():
+            (programs / agent.program).write_text(STUB)
+            (programs / agent.program).chmod(0o755)
+        for name, value in {"HOME": self.home, "PATH": programs, "TOLD": self._told}.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def told(self) -> list[Any]:
+        return json.loads(self._told.read_text())
+
+
+@pytest.fixture
+def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stubs:
+    return Stubs(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_tool_is_told_the_server_its_model_and_the_key(
+    name: str, server: ScriptedServer, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "its-key")
+    with announced(server.url, "demo"):
+        assert cli.main(["launch", name, "--", "run", "--fast"]) == 7
+    arguments, environment, files = stubs.told()
+    assert arguments[-2:] == ["run", "--fast"]
+    new = {variable: value for variable, value in environment.items() if value != os.environ.get(variable)}
+    told = json.dumps([arguments, new, list(files.values())])
+    assert server.url in told
+    assert "demo" in told
+    assert "its-key" in json.dumps([environment, files])
+    assert not any(Path(environment[variable]).exists() for variable in files)  # any more
+    assert list(stubs.home.iterdir()) == []
+
+
+def test_what_is_shown_starts_the_tool_in_the_same_way(
+    server: ScriptedServer, stubs: Stubs, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in AGENTS:
+        cli.main(["launch", name, "--url", server.url, "it's"])
+        arguments, environment, files = stubs.told()
+        assert cli.main(["launch", name, "--url", server.url, "--show", "it's"]) == 0
+        shown = capsys.readouterr().out
+        path = f"PATH=$PATH:{shlex.quote(os.defpath)}\n"  # for cat
+        subprocess.run(["/bin/sh", "-c", path + shown], cwd=tmp_path)
+        again = stubs.told()
+        assert again[0] == arguments
+        assert {k: v.strip() for k, v in again[2].items()} == {k: v.strip() for k, v in files.items()}
+        for variable in AGENTS[name].environment:
+            assert again[1][variable] == environment[variable]
+
+
+def test_a_tool_that_is_not_there_has_the_command_that_installs_it(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert cli.main(["launch", "claude", "--url", server.url]) == 2
+    assert "This installs it: npm install -g @anthropic-ai/claude-code" in capsys.readouterr().err
+
+
+def test_what_cannot_be_launched_is_said(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, reason in (
+        (["emacs"], "It must be one of codex, claude,"),
+        (["codex"], "No server runs here"),
+        (["codex", "--url", server.url, "--model", "other"], "has no model 'other': it has demo."),
+    ):
+        assert cli.main(["launch", *arguments]) == 2
+        assert reason in capsys.readouterr().err
