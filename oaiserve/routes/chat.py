@@ -11,7 +11,7 @@ from starlette.requests import Request as HTTPRequest
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.routes import constraints, parameters
 from oaiserve.routes.bodies import ChatBody, TokenizeBody
-from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, ChatShape, ParsedChatShape
+from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, ChatShape
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid
@@ -59,16 +59,14 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
     params, wanted = intake.checked(own)
     prompt = conversation.completed(build_prompt(body, body.messages, dialect, conversation.shown_tools))
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    shape = ChatShape(kind, intake.head, wanted)
-    if conversation.reads_calls or conversation.reads_reasoning:
-        shape = ParsedChatShape(
-            kind,
-            intake.head,
-            wanted,
-            conversation,
-            intake.exchange.tool_calls,
-            shows_reasoning=body.include_reasoning is not False,
-        )
+    shape = ChatShape(
+        kind,
+        intake.head,
+        wanted,
+        conversation,
+        intake.exchange.tool_calls,
+        shows_reasoning=body.include_reasoning is not False,
+    )
     return intake.answer(params, (prompt,), shape)
 
 

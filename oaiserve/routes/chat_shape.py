@@ -17,7 +17,6 @@ from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
 from oaiserve.routes.logprobs import (
     ChatLogprobs,
-    chat_entries,
     chat_logprobs_in_parts,
     drop_end_logprob,
     prompt_logprobs_in_parts,
@@ -125,74 +124,7 @@ class ChatCompletionChunk(StreamChunk[ChatChunkChoice]):
 
 
 class ChatShape(ChoicesShape):
-    """Renders answers whose text is for the reader as it is."""
-
-    no_content: str | None = ""  # the content in the first chunk of a choice
-
-    def delta(self, chunk: TokenChunk) -> bytes:
-        drop_end_logprob(chunk)
-        return super().delta(chunk)
-
-    def prompt(self, event: PromptDone) -> Iterator[bytes]:
-        """Render the role of each choice once, in the order of the choices, because the SDK concatenates roles."""
-        self._add_usage(event)
-        choices = [ChatChunkChoice(index, ChatDelta("assistant", self.no_content)) for index in range(self._wanted.n)]
-        if self._wanted.with_token_ids:
-            first, *choices = choices
-            yield self._chunk_event((first,), prompt_token_ids=list(event.token_ids))
-        yield from map(self._event, choices)
-
-    def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
-        (prompt,), wanted = prompts, self._wanted
-        more: dict[str, Any] = {}
-        after: list[Iterable[bytes]] = []
-        if wanted.num_prompt_logprobs is not None:
-            more["prompt_logprobs"] = HOLE
-            after.append(prompt_logprobs_in_parts(prompt.logprobs or TokenLogprobs(), wanted.num_prompt_logprobs))
-        if wanted.with_token_ids:
-            more["prompt_token_ids"] = list(prompt.token_ids)
-        return self._whole(map(self._whole_choice, choices), usage, *after, **more)
-
-    def _whole_choice(self, chunk: TokenChunk) -> Iterator[bytes]:
-        drop_end_logprob(chunk)
-        choice, wanted = self._message_choice(chunk), self._wanted
-        if wanted.with_token_ids:
-            choice.token_ids = chunk.token_ids
-        if wanted.num_logprobs is None:
-            return filled(encode(choice))
-        choice.logprobs = HOLE
-        logprobs = chunk.logprobs or TokenLogprobs()
-        return filled(encode(choice), chat_logprobs_in_parts(logprobs, wanted.num_logprobs, wanted.as_token_ids))
-
-    def _message_choice(self, chunk: TokenChunk) -> ChatChoice:
-        """Return a choice of a whole answer, without its log-probabilities and ids."""
-        message = ChatMessage("assistant", chunk.text)
-        return ChatChoice(chunk.index, message, finish_reason=chunk.finish_reason, stop_reason=chunk.stop_reason)
-
-    def _text_choice(self, chunk: TokenChunk) -> ChatChunkChoice:
-        return self._delta_choice(chunk, ChatDelta(UNSET, chunk.text))
-
-    def _delta_choice(self, chunk: TokenChunk, delta: ChatDelta) -> ChatChunkChoice:
-        """Return the delta of a choice, with the log-probabilities and ids of the chunk's tokens."""
-        choice = ChatChunkChoice(chunk.index, delta)
-        if chunk.logprobs and self._wanted.num_logprobs is not None:
-            choice.logprobs = ChatLogprobs(
-                chat_entries(chunk.logprobs.entries(), self._wanted.num_logprobs, self._wanted.as_token_ids)
-            )
-        if self._wanted.with_token_ids:
-            choice.token_ids = chunk.token_ids
-        return choice
-
-    def _end_choice(self, chunk: TokenChunk) -> ChatChunkChoice:
-        return ChatChunkChoice(
-            chunk.index, ChatDelta(), finish_reason=chunk.finish_reason, stop_reason=chunk.stop_reason
-        )
-
-
-class ParsedChatShape(ChatShape):
-    """Renders answers with calls of tools or reasoning apart from the content: each choice has a reader of its own."""
-
-    no_content = None
+    """Renders answers, with calls and reasoning apart from the content: each choice has a reader of its own."""
 
     def __init__(
         self,
@@ -210,11 +142,23 @@ class ParsedChatShape(ChatShape):
         self._tools = conversation.tools
         # The model can write nothing but calls then, so that text is a part of a call that was cut.
         self._is_forced = conversation.tools is not None and conversation.tools.is_forced
+        # Whether an answer may have no content: else it is a string from the first chunk on.
+        self._is_parsed = conversation.reads_calls or conversation.reads_reasoning
         self._shows_reasoning = shows_reasoning
         self._counted_calls = counted_calls
         self._readers: defaultdict[int, AnswerReader] = defaultdict(conversation.reader)  # by choice
         self._num_begun: Counter[int] = Counter()  # by choice: calls of which the client of a stream knows
         self._messages: dict[int, ChatMessage] = {}  # of a whole answer, by choice
+
+    def prompt(self, event: PromptDone) -> Iterator[bytes]:
+        """Render the role of each choice once, in the order of the choices, because the SDK concatenates roles."""
+        self._add_usage(event)
+        begin = ChatDelta("assistant", None if self._is_parsed else "")
+        choices = [ChatChunkChoice(index, begin) for index in range(self._wanted.n)]
+        if self._wanted.with_token_ids:
+            first, *choices = choices
+            yield self._chunk_event((first,), prompt_token_ids=list(event.token_ids))
+        yield from map(self._event, choices)
 
     def delta(self, chunk: TokenChunk) -> bytes:
         drop_end_logprob(chunk)
@@ -222,15 +166,22 @@ class ParsedChatShape(ChatShape):
         reader = self._readers[chunk.index]
         deltas = self._deltas(chunk.index, reader.read(chunk))
         if not deltas and (chunk.logprobs or (self._wanted.with_token_ids and chunk.token_ids)):
-            deltas.append(ChatDelta())  # the text of these tokens is held back, or belongs to a mark
+            # The text of these tokens is held back, or belongs to a mark.
+            deltas.append(ChatDelta(UNSET, UNSET if self._is_parsed else ""))
         events = b""
         for number, delta in enumerate(deltas):
-            choice = ChatChunkChoice(chunk.index, delta) if number else self._delta_choice(chunk, delta)
+            choice = ChatChunkChoice(chunk.index, delta)
+            if number == 0 and chunk.logprobs and self._wanted.num_logprobs is not None:
+                logprobs = chat_logprobs_in_parts(chunk.logprobs, self._wanted.num_logprobs, self._wanted.as_token_ids)
+                choice.logprobs = msgspec.Raw(b"".join(logprobs))
+            if number == 0 and self._wanted.with_token_ids:
+                choice.token_ids = chunk.token_ids
             events += self._event(choice)
         if chunk.finish_reason is not None:
+            # The end is a chunk of its own, because clients drop the text of a chunk that has a finish reason.
             reader.add_calls(self._counted_calls)
-            end = self._end_choice(chunk)
-            end.finish_reason = self._finish_reason(reader, chunk.finish_reason)
+            reason = self._finish_reason(reader, chunk.finish_reason)
+            end = ChatChunkChoice(chunk.index, ChatDelta(), finish_reason=reason, stop_reason=chunk.stop_reason)
             events += self._event(end)
         return events
 
@@ -240,14 +191,29 @@ class ParsedChatShape(ChatShape):
             reader = self._readers[chunk.index]
             self._messages[chunk.index] = self._message(chunk.index, reader.read(chunk))
             reader.add_calls(self._counted_calls)
-        return super().whole(prompts, choices, usage)
+        (prompt,), wanted = prompts, self._wanted
+        more: dict[str, Any] = {}
+        after: list[Iterable[bytes]] = []
+        if wanted.num_prompt_logprobs is not None:
+            more["prompt_logprobs"] = HOLE
+            after.append(prompt_logprobs_in_parts(prompt.logprobs or TokenLogprobs(), wanted.num_prompt_logprobs))
+        if wanted.with_token_ids:
+            more["prompt_token_ids"] = list(prompt.token_ids)
+        return self._whole(map(self._whole_choice, choices), usage, *after, **more)
 
-    def _message_choice(self, chunk: TokenChunk) -> ChatChoice:
-        choice = super()._message_choice(chunk)
-        choice.message = self._messages.pop(chunk.index)
+    def _whole_choice(self, chunk: TokenChunk) -> Iterator[bytes]:
+        drop_end_logprob(chunk)
+        choice, wanted = ChatChoice(chunk.index, self._messages.pop(chunk.index)), self._wanted
+        choice.stop_reason = chunk.stop_reason
         if chunk.finish_reason is not None:
             choice.finish_reason = self._finish_reason(self._readers[chunk.index], chunk.finish_reason)
-        return choice
+        if wanted.with_token_ids:
+            choice.token_ids = chunk.token_ids
+        if wanted.num_logprobs is None:
+            return filled(encode(choice))
+        choice.logprobs = HOLE
+        logprobs = chunk.logprobs or TokenLogprobs()
+        return filled(encode(choice), chat_logprobs_in_parts(logprobs, wanted.num_logprobs, wanted.as_token_ids))
 
     def _usage_object(self, usage: Usage) -> TokenUsage:
         if not self._conversation.reads_reasoning:

@@ -19,7 +19,6 @@ from oaiserve.routes.invalid import invalid
 from oaiserve.routes.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,
-    completion_logprobs,
     completion_logprobs_in_parts,
     num_characters,
     prompt_logprobs_in_parts,
@@ -144,6 +143,16 @@ class CompletionShape(ChoicesShape):
                 choice.prompt_token_ids = list(event.token_ids)
             yield from filled(self._event(choice), *logprobs)
 
+    def delta(self, chunk: TokenChunk) -> bytes:
+        self._usage.completion_tokens += len(chunk.token_ids)
+        events = b""
+        if chunk.text or chunk.logprobs or (self._wanted.with_token_ids and chunk.token_ids):
+            events = self._event(self._text_choice(chunk))
+        if chunk.finish_reason is not None:
+            # The end is a chunk of its own, because clients drop the text of a chunk that has a finish reason.
+            events += self._event(CompletionChoice(chunk.index, "", None, chunk.finish_reason, chunk.stop_reason))
+        return events
+
     def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
         """Render the whole answer. With best_of there are more candidates in `choices` than the client gets."""
         best_of, n = len(choices) // len(prompts), self._wanted.n
@@ -175,14 +184,11 @@ class CompletionShape(ChoicesShape):
         if chunk.logprobs is not None and self._wanted.num_logprobs is not None:
             offset = self._offsets.get(chunk.index, 0)
             self._offsets[chunk.index] = offset + num_characters(chunk.logprobs.tokens())
-            as_token_ids = self._wanted.as_token_ids
-            choice.logprobs = completion_logprobs(chunk.logprobs, self._wanted.num_logprobs, as_token_ids, offset)
+            wanted = (self._wanted.num_logprobs, self._wanted.as_token_ids)
+            choice.logprobs = msgspec.Raw(b"".join(completion_logprobs_in_parts(chunk.logprobs, *wanted, offset)))
         if self._wanted.with_token_ids:
             choice.token_ids = chunk.token_ids
         return choice
-
-    def _end_choice(self, chunk: TokenChunk) -> CompletionChoice:
-        return CompletionChoice(chunk.index, "", None, chunk.finish_reason, chunk.stop_reason)
 
 
 def best_choices(candidates: Sequence[TokenChunk], best_of: int, n: int) -> list[TokenChunk]:

@@ -1,13 +1,9 @@
-"""Renders log-probabilities as chat, completions and vLLM's `prompt_logprobs` have them.
-
-Each of these has an object, for the few tokens of a chunk, and the same in pieces, for a whole answer.
-"""
+"""Renders log-probabilities as chat, completions and vLLM's `prompt_logprobs` have them, in pieces."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -91,33 +87,26 @@ def chat_entries_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: boo
     return _list(chat_entries(batch, num_top, as_token_ids) for batch in _batches(tokens.entries(), 1 + num_top))
 
 
-def completion_logprobs(
+def completion_logprobs_in_parts(
     tokens: TokenLogprobs, num_top: int, as_token_ids: bool, text_offset: int = 0
-) -> CompletionLogprobs:
-    """Return OpenAI's four lists of equal length. `text_offset` is the number of characters of the earlier tokens of
+) -> Iterator[bytes]:
+    """Yield OpenAI's four lists of equal length. `text_offset` is the number of characters of the earlier tokens of
     the choice."""
-    rows = list(tokens.entries())
-    alone = [row[0] for row in rows]
-    texts, offsets = _texts(alone, as_token_ids), _offsets(alone, text_offset)
-    return CompletionLogprobs(texts, _values(alone), offsets, _best(rows, num_top, as_token_ids))
 
+    def column(value: Callable[[Entry], Any]) -> Iterator[bytes]:
+        return _list(list(map(value, batch)) for batch in _batches(tokens.tokens(), 1))
 
-def completion_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> Iterator[bytes]:
-    def column(values: Callable[[list[Entry]], list[Any]]) -> Iterator[bytes]:
-        return _list(map(values, _batches(tokens.tokens(), 1)))
-
-    def offsets() -> Iterator[list[int]]:
-        text_offset = 0
-        for batch in _batches(tokens.tokens(), 1):
-            yield _offsets(batch, text_offset)
-            text_offset += num_characters(batch)
+    def next_offset(token: Entry) -> int:
+        nonlocal text_offset
+        before, text_offset = text_offset, text_offset + len(text_of(token[1]))
+        return before
 
     yield b'{"tokens":'
-    yield from column(partial(_texts, as_token_ids=as_token_ids))
+    yield from column(lambda token: _text(token[0], token[1], as_token_ids))
     yield b',"token_logprobs":'
-    yield from column(_values)
+    yield from column(lambda token: _value(token[2]))
     yield b',"text_offset":'
-    yield from _list(offsets())
+    yield from column(next_offset)
     yield b',"top_logprobs":'
     yield from _list(_best(batch, num_top, as_token_ids) for batch in _batches(tokens.entries(), 1 + num_top))
     yield b"}"
@@ -156,22 +145,6 @@ def _value(logprob: float) -> float | None:
 
 def _text(token_id: int, data: bytes, as_token_ids: bool) -> str:
     return f"token_id:{token_id}" if as_token_ids else text_of(data)
-
-
-def _texts(tokens: Iterable[Entry], as_token_ids: bool) -> list[str]:
-    return [_text(token_id, data, as_token_ids) for token_id, data, _ in tokens]
-
-
-def _values(tokens: Iterable[Entry]) -> list[float | None]:
-    return [_value(logprob) for _, _, logprob in tokens]
-
-
-def _offsets(tokens: Iterable[Entry], text_offset: int) -> list[int]:
-    offsets = []
-    for _, data, _ in tokens:
-        offsets.append(text_offset)
-        text_offset += len(text_of(data))
-    return offsets
 
 
 def _best(rows: Iterable[list[Entry]], num_top: int, as_token_ids: bool) -> list[dict[str, float | None] | None]:

@@ -6,7 +6,6 @@ events.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from oaiserve.engine.request import PromptDone, PromptProgress, TokenChunk, Usage
+from oaiserve.engine.request import PromptDone, PromptProgress, Usage
 from oaiserve.routes import sse
 from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.logprobs import PromptLogprobs
@@ -107,7 +106,7 @@ class Whole(_Object, Generic[Choice]):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class ChoicesShape(ABC):
+class ChoicesShape:
     """Renders answers with choices: the part of `respond.Shape` that chat and completions have in common."""
 
     def __init__(self, kind: str, head: Head, wanted: Wanted) -> None:
@@ -119,14 +118,6 @@ class ChoicesShape(ABC):
         before, after = self._chunk_event(()).split(b'"choices":[]')
         self._before, self._after = before + b'"choices":[', b"]" + after
 
-    @abstractmethod
-    def _text_choice(self, chunk: TokenChunk) -> msgspec.Struct:
-        """Return the new text and log-probabilities of the choice, without the finish reason."""
-
-    @abstractmethod
-    def _end_choice(self, chunk: TokenChunk) -> msgspec.Struct:
-        """Return the end of the choice: the finish reason without any text."""
-
     def begun(self, _event: PromptProgress) -> bytes:
         return b""  # the first chunk comes with the first token
 
@@ -136,16 +127,6 @@ class ChoicesShape(ABC):
         rest_ms = UNSET if event.rest_ns is None else event.rest_ns // 1_000_000
         tokens, time_ms = (event.num_tokens, event.num_cached, event.num_computed), event.elapsed_ns // 1_000_000
         return self._chunk_event((), prompt_progress=Progress(*tokens, time_ms, rest_ms))
-
-    def delta(self, chunk: TokenChunk) -> bytes:
-        self._usage.completion_tokens += len(chunk.token_ids)
-        events = b""
-        if chunk.text or chunk.logprobs or (self._wanted.with_token_ids and chunk.token_ids):
-            events = self._event(self._text_choice(chunk))
-        if chunk.finish_reason is not None:
-            # The end is a chunk of its own, because clients drop the text of a chunk that has a finish reason.
-            events += self._event(self._end_choice(chunk))
-        return events
 
     def finished(self, usage: Usage, timings: Timings) -> Iterator[bytes]:
         """Render the end of the stream. A chunk without choices is only for requests with usage or timings, because

@@ -12,9 +12,9 @@ from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.streams import MAX_CHUNK_TOKENS
 from oaiserve.routes.logprobs import (
     ChatLogprobs,
+    CompletionLogprobs,
     chat_entries,
     chat_logprobs_in_parts,
-    completion_logprobs,
     completion_logprobs_in_parts,
     prompt_logprobs_in_parts,
 )
@@ -32,14 +32,19 @@ def tokens_of(number: int) -> TokenLogprobs:
 @pytest.mark.parametrize("number", [0, 1, MAX_CHUNK_TOKENS, 2 * MAX_CHUNK_TOKENS + 1])
 def test_parts_are_the_bytes_of_the_whole(number: int, as_token_ids: bool) -> None:
     tokens = tokens_of(number)
-    for parts, whole in (
-        (
-            chat_logprobs_in_parts(tokens, 3, as_token_ids),
-            ChatLogprobs(chat_entries(tokens.entries(), 3, as_token_ids)),
-        ),
-        (completion_logprobs_in_parts(tokens, 3, as_token_ids), completion_logprobs(tokens, 3, as_token_ids)),
-    ):
-        assert b"".join(parts) == msgspec.json.encode(whole)
+    whole = ChatLogprobs(chat_entries(tokens.entries(), 3, as_token_ids))
+    assert b"".join(chat_logprobs_in_parts(tokens, 3, as_token_ids)) == msgspec.json.encode(whole)
+
+
+@pytest.mark.parametrize("number", [0, 1, MAX_CHUNK_TOKENS, 2 * MAX_CHUNK_TOKENS + 1])
+def test_the_lists_of_completions_have_an_item_for_each_token(number: int) -> None:
+    tokens = tokens_of(number)
+    texts = [data.decode() for _, data, _ in tokens.tokens()]
+    shown = msgspec.json.decode(b"".join(completion_logprobs_in_parts(tokens, 3, False, 7)), type=CompletionLogprobs)
+    assert shown.tokens == texts
+    assert shown.token_logprobs == [None if math.isnan(value) else value for _, _, value in tokens.tokens()]
+    assert shown.text_offset == [7 + sum(map(len, texts[:i])) for i in range(number)]
+    assert len(shown.top_logprobs) == number
 
 
 def test_no_part_is_large() -> None:

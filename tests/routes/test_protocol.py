@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import ChatPrompt, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import ChatBody, CompletionBody
 from oaiserve.routes.constraints import grammar
-from oaiserve.routes.logprobs import completion_logprobs
+from oaiserve.routes.logprobs import CompletionLogprobs, completion_logprobs_in_parts
 from oaiserve.routes.parameters import sampling_params, traced_prompts
 from oaiserve.routes.protocol import UnknownNames, num_ids, parse
 from tests.engine.logprobs_for_tests import token_logprobs
@@ -88,17 +89,21 @@ def test_the_two_bodies_share_every_sampling_field() -> None:
     assert set(CompletionBody.__struct_fields__) - shared == {"prompt", "echo", "best_of"}
 
 
+def shown_logprobs(tokens: TokenLogprobs, num_top: int) -> CompletionLogprobs:
+    return msgspec.json.decode(b"".join(completion_logprobs_in_parts(tokens, num_top, False)), type=CompletionLogprobs)
+
+
 def test_of_two_tokens_with_the_same_text_the_likelier_one_is_shown() -> None:
     better, worse = (5, b"\xe2", -0.5), (6, b"\xe3", -2.0)
     tokens = token_logprobs([worse, better, worse])
-    assert completion_logprobs(tokens, 2, False).top_logprobs == [{"�": -0.5}]
+    assert shown_logprobs(tokens, 2).top_logprobs == [{"�": -0.5}]
 
 
 def test_the_logprob_of_the_sampled_token_is_the_same_float_in_both_lists() -> None:
     value = math.nextafter(-0.1, -1)
     tokens = token_logprobs([(5, b"a", value)] * 2)
-    logprobs = msgspec.json.decode(msgspec.json.encode(completion_logprobs(tokens, 1, False)))
-    assert logprobs["token_logprobs"][0] == max(logprobs["top_logprobs"][0].values()) == value
+    logprobs = shown_logprobs(tokens, 1)
+    assert logprobs.token_logprobs[0] == max((logprobs.top_logprobs[0] or {}).values()) == value
 
 
 TEXTS = st.text(max_size=20)
