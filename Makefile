@@ -7,7 +7,7 @@
 # make bench-peers   measures it against other servers for an hour, into docs/ (ARGS= for a part of it, which is printed)
 # make clients runs other people's clients, half an hour the first time, into docs/ (ARGS= for some, which are printed)
 # make docs    builds the documentation as a site into build/site, strictly, in an environment of its own
-# make wheel   builds a wheel with native code into dist/ (CXX=aarch64-linux-gnu-g++ for another architecture than this)
+# make wheel   builds a pure wheel and one with native code into dist/ (CXX=aarch64-linux-gnu-g++ for another machine)
 # make setup   only prepares: the environment that all of these make when it is not there
 
 PYTHON ?= python3
@@ -73,7 +73,8 @@ $(DOCS_VENV)/.installed: constraints-docs.txt
 # auditwheel reads from the libraries which versions of Linux the wheel is for, and gives it their name.
 wheel: setup
 	@rm -rf build/wheel
-	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m pip wheel --no-deps --wheel-dir build/wheel .
+	$(BIN)/python -m hatchling build --target wheel --directory dist
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m hatchling build --target wheel --directory build/wheel
 	PATH=$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 setup: $(INSTALLED)

@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PACKAGE = "oaiserve/engine/model/cpu"
-EXTRA_FLAGS = ["-Wl,--strip-all"]
+EXTRA_FLAGS = ["-Wl,--strip-all", "-w"]  # warnings are for those who change the code
 
 
 class NativeCode(BuildHookInterface):
@@ -43,10 +44,14 @@ class NativeCode(BuildHookInterface):
             path = Path(self.folder.name) / variants.library_name(kind, variant)
             flags = [*variants.FLAGS, *variant.flags, *variants.KINDS[kind], *EXTRA_FLAGS]
             sources = [str(variants.SOURCES / name) for name in (variants.MAIN_SOURCE, "portable.cpp")]
+            began = time.monotonic()
             subprocess.run([*compiler, *flags, *sources, "-o", str(path)], check=True)
+            print(f"Compiled {kind} for {variant.name} in {time.monotonic() - began:.0f} s", flush=True)
             variants.seal(path, variants.origin(kind, variant))
             return path
 
+        number = len(chosen) * len(variants.KINDS)
+        print(f"Compiling {number} libraries for {machine}, {os.cpu_count()} at a time ...", flush=True)
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             libraries = [threads.submit(compile_one, kind, variant) for variant in chosen for kind in variants.KINDS]
         for library in libraries:

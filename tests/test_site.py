@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import yaml
+from pygments.lexers import BashSessionLexer
+from pygments.token import Generic
 
 from tests.pages import links
 from tools.site_pages import anchor, file_of, linked_file, loaded_from_elsewhere, page_of, with_site_links
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+STYLE = (ROOT / "docs/site.css").read_text()
 OUTSIDE: dict[str, str] = SETTINGS["extra"]["outside"]
 
 
@@ -53,6 +56,26 @@ def test_pages_need_no_program_of_others_to_be_drawn(page: str) -> None:
     assert "```mermaid" not in text, "the site has no mermaid, which would come from the internet: make it an SVG"
     assert re.findall(r"!\[\]|<img (?![^>]*alt=)", text) == [], "a picture without a text for those who cannot see it"
     assert not loaded_from_elsewhere(text)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_copy_button_copies_commands_only(page: str) -> None:
+    """The site's style leaves out prompts and what they print, as Pygments finds them, and gives text no button."""
+    assert re.search(r"\[data-md-copying\] :is\(\.gp, \.go\) \{ display: none; \}", STYLE)
+    assert re.search(r"\.language-text \.md-code__nav \{ display: none; \}", STYLE)
+    for language, block in re.findall(
+        r"^```(\w*)\n(.*?)^```$", (ROOT / file_of(page, OUTSIDE)).read_text(), re.MULTILINE | re.DOTALL
+    ):
+        assert language, f"what language is this in {page}? text has no copy button:\n{block}"
+        if language == "console":
+            tokens = BashSessionLexer().get_tokens(block)
+            copied = "".join(
+                text for kind, text in tokens if kind not in Generic.Prompt and kind not in Generic.Output
+            ).strip()
+            typed = re.findall(r"^\$ ((?:.*\\\n)*.*)$", block, re.MULTILINE)
+            assert copied.split("\n") == "\n".join(typed).split("\n") != [""]
+        elif language == "sh":
+            assert not re.search(r"^[$>] ", block, re.MULTILINE), f"{page} has a prompt in commands; name it console"
 
 
 def test_links_become_those_of_the_site() -> None:

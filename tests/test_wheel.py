@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import email
+import os
 import re
 import sys
 import zipfile
@@ -40,7 +42,7 @@ def libraries(wheel: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(("target", "machine"), [("x86_64-linux-gnu", "x86_64"), ("aarch64-redhat-linux", "aarch64")])
 def test_the_wheel_has_each_library_that_an_installed_server_looks_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, machine: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, machine: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wheel = build_wheel(tmp_path, monkeypatch, target=target)
     assert wheel.name.endswith(f"-py3-none-linux_{machine}.whl")
@@ -49,6 +51,11 @@ def test_the_wheel_has_each_library_that_an_installed_server_looks_for(
         for kind in variants.KINDS
         for variant in VARIANTS
         if variant.machine == machine
+    }
+    first, *lines = capfd.readouterr().out.splitlines()
+    assert first == f"Compiling {len(asked)} libraries for {machine}, {os.cpu_count()} at a time ..."
+    assert {line.rpartition(" in ")[0] for line in lines} == {
+        f"Compiled {kind} for {variant.name}" for kind, variant in asked.values()
     }
     found = libraries(wheel)
     assert found.keys() == asked.keys()
@@ -69,6 +76,27 @@ def test_a_wheel_that_is_not_asked_for_native_code_needs_no_compiler(
     wheel = build_wheel(tmp_path, monkeypatch)
     assert wheel.name.endswith("-py3-none-any.whl")
     assert libraries(wheel) == {}
+
+
+def test_the_wheel_names_its_home_its_extras_and_all_licences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = build_wheel(tmp_path, monkeypatch)
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = email.message_from_bytes(archive.read(next(name for name in names if name.endswith("/METADATA"))))
+    urls = {url.partition(",")[0] for url in metadata.get_all("Project-URL", [])}
+    assert urls == {"Documentation", "Source", "Changelog"}
+    assert metadata["License-Expression"] == "Apache-2.0 AND MIT"
+    of_others = {str(path.relative_to(ROOT)) for path in (ROOT / "oaiserve").rglob("*LICENSE*")}
+    assert of_others >= {"oaiserve/routes/static/uplot.LICENSE.txt"}
+    licences = {"LICENSE", *of_others}
+    assert set(metadata.get_all("License-File", [])) == licences
+    assert {name.partition("/licenses/")[2] for name in names if "/licenses/" in name} == licences
+    assert {"cpu", "triton", "ray"} <= set(metadata.get_all("Provides-Extra", []))
+
+
+def test_the_extra_cpu_has_the_torch_that_is_tested() -> None:
+    (torch,) = re.findall(r'^cpu = \["(torch==[\d.]+)\+cpu;', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert torch in (ROOT / "constraints.txt").read_text().splitlines()
 
 
 def test_an_editable_installation_compiles_when_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
+from oaiserve import cli
 from oaiserve.app import TELEMETRY_CLOSE_SECONDS
-from oaiserve.config import ServerOptions
+from oaiserve.config import Config, ServerOptions
 from oaiserve.http.server import CUT_SECONDS
 from tests.deploy.paths import DEPLOY, ROOT
 from tests.routes.conftest import RunningServer
@@ -117,6 +119,45 @@ def test_copied_files_exist_and_are_not_ignored() -> None:
     allowed = re.findall(r"^!(.*)$", (FOLDER / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
     assert copied == set(allowed)
     assert all((ROOT / name).exists() for name in copied)
+
+
+def runs(stage: str) -> list[str]:
+    """Return the scripts of the RUN instructions, without docker's own options."""
+    lines = re.findall(r"^RUN ((?:.*\\\n)*.*)$", stage, re.MULTILINE)
+    return [re.sub(r"--mount=\S+|\\\n", "", line).strip() for line in lines]
+
+
+@pytest.mark.parametrize(("variant", "flags"), [("cpu", "--torch-backend=cpu "), ("cuda", ""), ("rocm", None)])
+def test_the_scripts_of_the_image_install_by_its_variant(variant: str, flags: str | None, tmp_path: Path) -> None:
+    for name in ("apt-get", "pip", "uv", "python", "rm", "useradd", "install"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/ran\n')
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}", "VARIANT": variant}
+    codes = [subprocess.run(["/bin/sh", "-ec", run], env=env).returncode for stage in STAGES for run in runs(stage)]
+    ran = (tmp_path / "ran").read_text()
+    if flags is None:
+        assert sorted(codes)[-1] == 1
+    else:
+        assert set(codes) == {0}
+        assert f"uv pip install {flags}--constraint constraints.txt --requirement pyproject.toml\n" in ran
+        assert "uv pip install --no-deps .\n" in ran
+        assert ("install -y --no-install-recommends gcc libc6-dev" in ran) == (variant == "cuda")
+
+
+def test_the_image_serves_what_its_command_and_its_environment_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pair in re.findall(r"OAISERVE_\w+=\S+", STAGES[1]):
+        monkeypatch.setenv(*pair.split("="))
+    (program,), arguments = (
+        json.loads(re.findall(rf"^{each} (\[.*\])$", STAGES[1], re.MULTILINE)[0]) for each in ("ENTRYPOINT", "CMD")
+    )
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts[program] == "oaiserve.cli:main"
+    monkeypatch.setenv("OAISERVE_PORT", "0")  # that of the image may be taken here
+    served: list[Config] = []
+    assert cli.main(arguments, lambda config, sock: served.append(config) or 0) == 0
+    (config,) = served
+    assert (config.model, config.server.host, config.server.log_format) == ("demo", "0.0.0.0", "json")
+    assert f"EXPOSE {ServerOptions().port}\n" in STAGES[1]
 
 
 def test_the_environment_has_only_settings_of_the_server() -> None:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 from oaiserve.app import TELEMETRY_CLOSE_SECONDS
 from oaiserve.cli import VARIABLES_WITHOUT_FLAG
@@ -19,6 +25,16 @@ for line in LINES:
 
 def test_every_line_of_the_unit_is_a_setting_a_section_or_a_comment() -> None:
     assert all(re.fullmatch(r"|#.*|\[(Unit|Service|Install)\]|\w+=.*", line) for line in LINES)
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="not installed: systemd-analyze")
+def test_systemd_finds_no_mistake(tmp_path: Path) -> None:
+    """It says what it ignores, with the exit status 0. Its program has to exist."""
+    unit = tmp_path / "oaiserve.service"
+    unit.write_text("\n".join(LINES).replace("/opt/oaiserve/bin/oaiserve", sys.executable))
+    command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_unit_restarts_after_a_failure_but_not_after_a_wrong_setting() -> None:
