@@ -13,10 +13,8 @@ from typing import Literal
 
 from loadtest.errors import UsageError
 
-ArrivalProcess = Literal[
-    "closed", "constant", "poisson", "gamma", "onoff", "ramp", "steps", "at-once", "times", "trace"
-]
-NEEDS_RATE = {"constant", "poisson", "gamma", "onoff", "ramp"}
+ArrivalProcess = Literal["closed", "constant", "poisson", "gamma", "ramp", "at-once", "times", "trace"]
+NEEDS_RATE = {"constant", "poisson", "gamma", "ramp"}
 STEADY = {"constant", "poisson", "gamma"}  # the rate stays the same, so a growing number in flight is overload
 
 
@@ -26,14 +24,14 @@ class Arrivals:
 
     arrival: ArrivalProcess = "closed"
     """When requests are sent. closed: by users who wait for their answer before they send the next request. constant,
-    poisson, gamma: at --rate. onoff: poisson in bursts. ramp: from --rate to --ramp-to. steps: as in --steps. at-once:
-    all at the start. times: as in --times. trace: at the "timestamp" of each line of --requests."""
+    poisson, gamma: at --rate. ramp: from --rate to --ramp-to. at-once: all at the start. times: as in --times. trace:
+    at the "timestamp" of each line of --requests."""
 
     concurrency: int = 1
     """Number of users of a closed loop."""
 
     rate: float | None = None
-    """Requests per second; with onoff, within a burst."""
+    """Requests per second."""
 
     sweep: str | None = None
     """Run one point for each of several values, as in 1,2,4: values of --rate, or of --concurrency in a closed loop."""
@@ -41,20 +39,11 @@ class Arrivals:
     burstiness: float = 1.0
     """Shape parameter of the gaps of gamma: 1 is poisson, a smaller value sends in clumps, a larger one more evenly."""
 
-    on_seconds: float = 1.0
-    """Length of each burst of onoff."""
-
-    off_seconds: float = 1.0
-    """Pause between two bursts of onoff."""
-
     ramp_to: float | None = None
     """Rate at the end of a ramp."""
 
     ramp_seconds: float = 0.0
     """Length of the ramp. In a closed loop the users start one by one within this time."""
-
-    steps: str | None = None
-    """Rates and how long each one lasts, as in 1:10,2:10,4:10 (requests per second:seconds)."""
 
     times: str | None = None
     """Send times in seconds after the start, as in 0,0.5,2."""
@@ -72,24 +61,17 @@ class Arrivals:
             raise UsageError(
                 f"--rate has no meaning with --arrival {self.arrival}. Use --arrival poisson, for example."
             )
-        for flag, value in (
-            ("--rate", self.rate),
-            ("--burstiness", self.burstiness),
-            ("--on-seconds", self.on_seconds),
-        ):
+        for flag, value in (("--rate", self.rate), ("--burstiness", self.burstiness)):
             if value is not None and not value > 0:
                 raise UsageError(f"{flag} is {value:g}, but must be more than 0.")
-        for flag, value in (("--off-seconds", self.off_seconds), ("--ramp-seconds", self.ramp_seconds)):
-            if value < 0:
-                raise UsageError(f"{flag} is {value:g}, but must be at least 0.")
+        if self.ramp_seconds < 0:
+            raise UsageError(f"--ramp-seconds is {self.ramp_seconds:g}, but must be at least 0.")
         if self.concurrency < 1:
             raise UsageError(f"--concurrency is {self.concurrency}, but must be at least 1.")
         if self.arrival == "ramp" and (self.ramp_to is None or self.ramp_to <= 0 or self.ramp_seconds <= 0):
             raise UsageError("--arrival ramp needs --ramp-to (requests per second) and --ramp-seconds.")
-        for name in ("steps", "times"):
-            if (self.arrival == name) != (getattr(self, name) is not None):
-                raise UsageError(f"--{name} and --arrival {name} need each other.")
-        _parse_steps(self.steps or "")
+        if (self.arrival == "times") != (self.times is not None):
+            raise UsageError("--times and --arrival times need each other.")
         _parse_times(self.times or "")
 
     @property
@@ -103,7 +85,7 @@ class Arrivals:
         """Return whether the schedule itself determines the number of requests."""
         if self.arrival in ("closed", "at-once"):
             return False
-        return self.arrival in ("steps", "times") or self.duration_seconds is not None
+        return self.arrival == "times" or self.duration_seconds is not None
 
     @property
     def is_open(self) -> bool:
@@ -133,15 +115,10 @@ def _offsets(arrivals: Arrivals, rng: random.Random, timestamps: list[float] | N
             shape = arrivals.burstiness
             gaps = (rng.gammavariate(shape, 1 / (rate * shape)) for _ in itertools.count())
             return itertools.accumulate(gaps)
-        case "onoff":
-            # Poisson on a clock that stands still between the bursts.
-            return (t + (t // arrivals.on_seconds) * arrivals.off_seconds for t in _poisson(rate, rng))
         case "ramp":
             return (
                 _ramp_time(area, rate, arrivals.ramp_to or rate, arrivals.ramp_seconds) for area in _poisson(1, rng)
             )
-        case "steps":
-            return _stepped(_parse_steps(arrivals.steps or ""), rng)
         case "at-once":
             return itertools.repeat(0.0)
         case "times":
@@ -169,24 +146,6 @@ def _ramp_time(area: float, first: float, last: float, seconds: float) -> float:
     if slope == 0:
         return area / first
     return float(((first**2 + 2 * slope * area) ** 0.5 - first) / slope)
-
-
-def _stepped(steps: list[tuple[float, float]], rng: random.Random) -> Iterator[float]:
-    begin = 0.0
-    for rate, seconds in steps:
-        for offset in itertools.takewhile(lambda offset, end=seconds: offset < end, _poisson(rate, rng)):  # type: ignore[misc]
-            yield begin + offset
-        begin += seconds
-
-
-def _parse_steps(text: str) -> list[tuple[float, float]]:
-    try:
-        steps = [(float(rate), float(seconds)) for rate, _, seconds in (s.partition(":") for s in text.split(",") if s)]
-    except ValueError:
-        steps = [(0.0, 0.0)]
-    if any(rate <= 0 or seconds <= 0 for rate, seconds in steps):
-        raise UsageError(f"--steps is '{text}', but must be RATE:SECONDS,RATE:SECONDS, as in 1:10,2:10.")
-    return steps
 
 
 def _parse_times(text: str) -> list[float]:

@@ -54,8 +54,6 @@ def render_html(report: dict[str, Any]) -> str:
         figures.append(plot("Latency against throughput", "completion tokens/s", "seconds", curves, dots=True))
     else:
         runs = points[0]["runs"] if points else []
-        over_time = [(f"run {i + 1}", _throughput(run["requests"])) for i, run in enumerate(runs)]
-        figures.append(plot("Throughput over time", "seconds", "completion tokens/s", over_time))
         dots = [
             (f"run {i + 1}", [(r["intended"], r["latency"]) for r in run["requests"] if r["latency"] is not None])
             for i, run in enumerate(runs)
@@ -104,23 +102,6 @@ def _curve(points: Sequence[dict[str, Any]], name: str) -> list[tuple[float, flo
         for p in points
         if name in p["summary"]
     ]
-
-
-def _throughput(requests: Sequence[dict[str, Any]], num_bins: int = 40) -> list[tuple[float, float]]:
-    """Return tokens per second over time. A request's tokens are spread evenly between its first and its last."""
-    ok = [r for r in requests if r["latency"] is not None]
-    end = max((r["intended"] + r["latency"] for r in ok), default=0.0)
-    width = end / num_bins or 1.0
-    bins = [0.0] * num_bins
-    for r in ok:
-        first, last = r["intended"] + r["ttft"], r["intended"] + r["latency"]
-        for i in range(num_bins):
-            low, high = max(first, i * width), min(last, (i + 1) * width)
-            if last > first and high > low:
-                bins[i] += r["completion_tokens"] * (high - low) / (last - first)
-            elif last == first and i == min(num_bins - 1, int(last / width)):
-                bins[i] += r["completion_tokens"]
-    return [((i + 0.5) * width, tokens / width) for i, tokens in enumerate(bins)]
 
 
 def phases_plot(point: dict[str, Any], num_bins: int = 24) -> str:

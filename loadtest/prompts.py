@@ -34,8 +34,8 @@ class Workload:
     """The options that decide what is sent."""
 
     num_requests: int | None = None
-    """Requests of a run (conversations, with --turns). Default: as many as --requests, --steps, --times or, in an open
-    loop, --duration-seconds give; else 100."""
+    """Requests of a run (conversations, with --turns). Default: as many as --requests, --times or, in an open loop,
+    --duration-seconds give; else 100."""
 
     max_new_tokens: str = "64"
     """Tokens of an answer: a number, uniform:LOW:HIGH, normal:MEAN:DEVIATION, lognormal:MEDIAN:SIGMA, choice:A:B:..."""

@@ -15,7 +15,6 @@ COMMANDS = {
     "bench.quantized_peers": "beside llama.cpp on the same GGUF files, beside vLLM on 4-bit checkpoints",
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
-    "bench.start_up": "the parts of a start: docs/performance.md",
     "overhead": "the cost of telemetry, in paired runs",
     "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
     "model_types": "transformers' model types, served or refused: docs/models.md",

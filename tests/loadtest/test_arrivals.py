@@ -13,9 +13,7 @@ from loadtest.errors import UsageError
 RANDOM = [
     {"arrival": "poisson", "rate": 5.0},
     {"arrival": "gamma", "rate": 5.0, "burstiness": 0.3},
-    {"arrival": "onoff", "rate": 10.0, "on_seconds": 2.0, "off_seconds": 3.0},
     {"arrival": "ramp", "rate": 1.0, "ramp_to": 9.0, "ramp_seconds": 40.0},
-    {"arrival": "steps", "steps": "2:20,8:20"},
 ]
 
 
@@ -49,12 +47,6 @@ def test_constant_arrivals_have_equal_gaps() -> None:
     assert schedule(Arrivals(arrival="constant", rate=4), 5, seed=0) == [0, 0.25, 0.5, 0.75, 1.0]
 
 
-def test_onoff_sends_only_during_its_bursts() -> None:
-    offsets = schedule(Arrivals(arrival="onoff", rate=10, on_seconds=2, off_seconds=3), 500, seed=0)
-    assert all(offset % 5 <= 2 for offset in offsets)
-    assert offsets[-1] == pytest.approx(500 / 10 / 2 * 5, rel=0.2)
-
-
 def test_a_ramp_reaches_its_rate_and_stays_there() -> None:
     offsets = schedule(Arrivals(arrival="ramp", rate=2, ramp_to=18, ramp_seconds=100), 4000, seed=0)
 
@@ -64,13 +56,6 @@ def test_a_ramp_reaches_its_rate_and_stays_there() -> None:
     assert rate(0, 20) == pytest.approx(2 + 16 * 0.1, rel=0.25)
     assert rate(80, 100) == pytest.approx(2 + 16 * 0.9, rel=0.25)
     assert rate(100, 200) == pytest.approx(18, rel=0.1)
-
-
-def test_steps_end_after_the_last_one() -> None:
-    offsets = schedule(Arrivals(arrival="steps", steps="10:30,40:30"), 10_000, seed=0)
-    assert sum(offset < 30 for offset in offsets) == pytest.approx(300, rel=0.2)
-    assert sum(30 <= offset < 60 for offset in offsets) == pytest.approx(1200, rel=0.1)
-    assert max(offsets) < 60
 
 
 def test_at_once_times_and_trace_use_the_given_times() -> None:
@@ -93,8 +78,7 @@ def test_the_schedule_ends_at_the_duration() -> None:
         ({"arrival": "poisson", "rate": 0.0}, "--rate is 0, but must be more than 0"),
         ({"concurrency": 0}, "--concurrency is 0"),
         ({"arrival": "ramp", "rate": 1.0}, "needs --ramp-to"),
-        ({"arrival": "steps"}, "--steps and --arrival steps need each other"),
-        ({"arrival": "steps", "steps": "1:2,x"}, "--steps is '1:2,x'"),
+        ({"arrival": "times"}, "--times and --arrival times need each other"),
         ({"arrival": "times", "times": "2,1"}, "--times is '2,1'"),
     ],
 )

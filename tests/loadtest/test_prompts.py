@@ -123,9 +123,9 @@ def test_the_schedule_determines_the_number_of_requests_if_it_ends_by_itself(arr
     assert len(plan(Workload(input_len="1", num_requests=2), arrivals, 0)[0]) == 2
 
 
-def test_all_steps_and_all_lines_of_a_file_are_sent_by_default(tmp_path: Path) -> None:
-    steps = Arrivals(arrival="steps", steps="50:2,100:2")
-    assert len(plan(Workload(input_len="1"), steps, 0)[0]) == pytest.approx(300, rel=0.2)
+def test_all_times_and_all_lines_of_a_file_are_sent_by_default(tmp_path: Path) -> None:
+    times = Arrivals(arrival="times", times=",".join(map(str, range(300))))
+    assert len(plan(Workload(input_len="1"), times, 0)[0]) == 300
     file = tmp_path / "r.jsonl"
     file.write_text('{"prompt": "a"}\n' * 130)
     assert len(plan(Workload(requests=file), Arrivals(), 0)[0]) == 130

@@ -126,7 +126,7 @@ def test_the_html_page_is_well_formed_and_loads_nothing(labels: tuple[str, ...])
     assert page.open == []
     assert page.addresses == []
     assert "script" not in page.tags
-    assert page.tags.count("svg") == {1: 6, 2: 7}[len(labels)]
+    assert page.tags.count("svg") == {1: 5, 2: 7}[len(labels)]
     assert text.count("DISAGREE</td>") == len(labels)
     assert text.count("Where the time goes: ") == 2 * len(labels)  # in the caption and in the label for screen readers
     assert "network + client 20.5 ms" in text

@@ -12,13 +12,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tools.bench import prepare
 from tools.clients.clients import SCRIPTS, Client
+
+if TYPE_CHECKING:
+    from tools.clients.sessions import Agent
 
 FOLDER = Path(os.environ.get("CLIENTS_DIR") or "~/.cache/oaiclients").expanduser()
 PINS = Path(__file__).parent / "pins"
@@ -26,22 +29,6 @@ PINS = Path(__file__).parent / "pins"
 
 class NotInstalled(Exception):
     """The environment could not be made. The message says why."""
-
-
-class Packages(Protocol):
-    """What is installed together: see Client, which has more."""
-
-    @property
-    def packages(self) -> tuple[str, ...]: ...
-
-    @property
-    def is_javascript(self) -> bool: ...
-
-    @property
-    def needs_torch(self) -> bool: ...
-
-    @property
-    def made_by(self) -> Callable[[], Path] | None: ...
 
 
 def command(name: str, client: Client) -> list[str | Path]:
@@ -54,7 +41,7 @@ def command(name: str, client: Client) -> list[str | Path]:
     return ["node", folder / client.script]
 
 
-def installed(name: str, client: Packages) -> Path:
+def installed(name: str, client: Client | Agent) -> Path:
     """Return the folder of an environment, which is made if it is not there. Raises NotInstalled."""
     if client.made_by is not None:
         with _as_benchmarks_do():
@@ -69,7 +56,7 @@ def installed(name: str, client: Packages) -> Path:
     return folder
 
 
-def renew(name: str, client: Packages) -> None:
+def renew(name: str, client: Client | Agent) -> None:
     """Install the newest versions that the client's packages allow, and pin them. The benchmarks' environments have
     their pins in tools/bench/prepare.py. Raises NotInstalled."""
     if client.made_by is not None:
@@ -90,11 +77,11 @@ def renew(name: str, client: Packages) -> None:
     (folder / ".installed").write_text(pins.read_text())
 
 
-def is_pinned(name: str, client: Packages) -> bool:
+def is_pinned(name: str, client: Client | Agent) -> bool:
     return client.made_by is not None or pins_file(name, client).exists()
 
 
-def version(name: str, client: Packages) -> str:
+def version(name: str, client: Client | Agent) -> str:
     """Return the pinned version of the client's first package."""
     if client.made_by is not None:
         return client.packages[0].partition("==")[2]
@@ -107,7 +94,7 @@ def version(name: str, client: Packages) -> str:
     return {name.replace("_", "-"): number for name, number in pinned}[package]
 
 
-def pins_file(name: str, client: Packages) -> Path:
+def pins_file(name: str, client: Client | Agent) -> Path:
     return PINS / name / "package-lock.json" if client.is_javascript else PINS / f"{name}.txt"
 
 
@@ -125,7 +112,7 @@ def _install_javascript(folder: Path, lock: Path) -> None:
     _run("npm", "ci", "--silent", "--prefix", folder)
 
 
-def _install_python(folder: Path, client: Packages, *requirements: str) -> None:
+def _install_python(folder: Path, client: Client | Agent, *requirements: str) -> None:
     if client.needs_torch:
         with _as_benchmarks_do():
             prepare.make_venv(folder, prepare.TORCH, *requirements)
