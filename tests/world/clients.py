@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 UNDONE = ("response", "unstored")  # without [DONE]
 _ids, _times = re.compile(rb"[0-9a-f]{32}"), re.compile(rb'("created(?:_at)?"):(\d+)(?=[,}])')
 _others = re.compile(rb'"(completed_at|cached_tokens)":\d+')
+_signs_of_life = re.compile(rb"^: (\d+ of \d+ prompt tokens|the answer is about to go on)\n\n", re.MULTILINE)
 _leaks = re.compile(rb"10\.0\.\d+\.\d+|^: ", re.MULTILINE)
 _hidden = (b"x-oaiserve-kind", b"x-oaiserve-sent", b"x-oaiserve-stream")
 
@@ -51,7 +52,7 @@ class Answer:
     body: bytes = b""
     is_complete: bool = False
     asked_seconds: float = 0.0
-    silent_seconds: float = 0.0  # the longest time without any bytes
+    silent_seconds: float = 0.0  # the longest time without any bytes but signs of life
 
     @property
     def is_stream(self) -> bool:
@@ -72,8 +73,9 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = asyncio.get_running_loop().time()
-        self.answer.silent_seconds = max(self.answer.silent_seconds, now - self._heard)
-        self._heard = now
+        if not _signs_of_life.search(data):
+            self.answer.silent_seconds = max(self.answer.silent_seconds, now - self._heard)
+            self._heard = now
         self._parser.feed_data(data)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -158,6 +160,7 @@ class Judge:
 
     def fault_of(self, case: str, answer: Answer, *, has_left: bool, may_break: bool) -> str:
         """Return what is wrong with an answer, or nothing."""
+        answer = replace(answer, body=_signs_of_life.sub(b"", answer.body))
         what = f"{case}: {answer.status}, {len(answer.body)} bytes"
         if any(name in _hidden for name, _ in answer.headers) or _leaks.search(answer.body):
             return f"{what}: it shows what is between gateway and server: {answer.body[-300:]!r} {answer.headers}"

@@ -57,6 +57,7 @@ GO_ON_SECONDS, PAUSE_SECONDS = 60.0, 0.2  # in which a replica must be found for
 HEDGED_TOKENS, HEDGED_SHARE, MOST_HEDGES = 1024, 0.05, 10.0
 _STREAMS = re.compile(rb'"stream"\s*:\s*true')
 UNLIKE = b": the answer goes on at a server of another kind\n\n"
+SIGN_OF_LIFE, SIGN_OF_LIFE_SECONDS = b": the answer is about to go on\n\n", 2.0
 LARGE_BYTES = 64 * 1024  # larger bodies are looked at in a worker thread
 MOST_EVENT_BYTES = 16 * 2**20  # of one event of a stream: the last one of /v1/responses has the whole answer
 SESSION_HEADER = "x-session-id"
@@ -316,16 +317,19 @@ class Gateway:
             self._unmarked.add(begun.upstream.name)
             text = "Streams of replica %s end with it, unless its --trusted-proxy has the address of this gateway"
             log.warning(text, begun.upstream.shown)
+        signs: asyncio.Task[None] | None = None  # of life, in the pause of a stream that was cut off
         while True:
             ending = Ending.ANSWERED
             try:
-                rest = await self._send_parts(begun, asked, send_part, left)
+                rest = await self._send_parts(begun, asked, send_part, left, signs)
             except CutOff as error:
                 if left.done():
                     raise ClientDisconnect from None
                 begun.attempt.end(monotonic_ns(), "cut off")
                 self._watch.exclude(begun.upstream.name, f"it has cut off an answer: {error}")
                 self._watch.failed(begun.upstream, f"an answer cut off: {error}")
+                if may_go_on and (signs is None or signs.done()):
+                    signs = asyncio.create_task(_show_signs_of_life(send_part, left))
                 if may_go_on and (again := await self._go_on(asked, begun, kind, left)) is not None:
                     begun = again
                     if not kind or begun.kind != kind:
@@ -340,11 +344,16 @@ class Gateway:
                 if not is_stream:
                     raise
                 ending, rest = Ending.CUT_OFF, _last_events(scope, "The server is shutting down. Please try again.")
+            if signs is not None:
+                signs.cancel()
             await send_part({"type": "http.response.body", "body": rest, "more_body": False})
             return ending
 
-    async def _send_parts(self, begun: _Begun, asked: _Asked, send_part: Send, left: asyncio.Task[None]) -> bytes:
-        """Send what comes from a replica, and return the end of its answer. Raises CutOff, behind whole pieces."""
+    async def _send_parts(
+        self, begun: _Begun, asked: _Asked, send_part: Send, left: asyncio.Task[None], signs: asyncio.Task[None] | None
+    ) -> bytes:
+        """Send what comes from a replica, and return the end of its answer. The signs of life end with the first part.
+        Raises CutOff, behind whole pieces."""
         answer, rest = begun.answer, b""  # of a stream: what is not complete
         left.add_done_callback(lambda _: answer.close())
         begun.upstream.num_open += 1
@@ -360,6 +369,8 @@ class Gateway:
                     whole, mark, rest = (rest + part).rpartition(b"\n\n")
                     part = whole + mark
                 if part:
+                    if signs is not None:
+                        signs.cancel()
                     await send_part({"type": "http.response.body", "body": part, "more_body": True})
                 if len(rest) > MOST_EVENT_BYTES:
                     raise CutOff(f"an event of more than {MOST_EVENT_BYTES} bytes")
@@ -410,6 +421,12 @@ async def _asked(scope: Scope, body: bytearray, *, has_ids: bool) -> _Asked:
         headers.append((IDS_HEADER.encode(), ids.as_text.encode()))
     session = Headers(scope=scope).get(SESSION_HEADER)
     return _Asked(method, target, headers, body, prompt, session, began_ns, state["trace"])
+
+
+async def _show_signs_of_life(send_part: Send, left: asyncio.Task[None]) -> None:
+    """Write a comment now and then, until it is cancelled or the request ends: clients give up what is silent."""
+    while not (await asyncio.wait({left}, timeout=SIGN_OF_LIFE_SECONDS))[0]:
+        await send_part({"type": "http.response.body", "body": SIGN_OF_LIFE, "more_body": True})
 
 
 def _is_answered(asking: asyncio.Task[_Begun]) -> bool:

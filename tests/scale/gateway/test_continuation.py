@@ -19,6 +19,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.facts.continuation import Piece
+from oaiserve.scale.gateway.gateway import SIGN_OF_LIFE
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, request
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.remembered import save
@@ -166,6 +167,27 @@ def test_a_stream_that_has_begun_with_the_progress_of_its_prompt_goes_on_behind_
     assert without_signs_of_life(found) == without_signs_of_life(running_alone)
     assert b"prompt tokens" in found or b"event: ping" in found
     assert b": tokens" not in found
+
+
+def test_a_client_has_signs_of_life_until_its_stream_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oaiserve.scale.gateway.gateway.SIGN_OF_LIFE_SECONDS", 0.01)
+    path, body = CASES["text"]
+    with fleet(2, gated=True) as running, ThreadPoolExecutor(1) as threads:
+        asked = running.http.build_request("POST", path, json=body | {"stream": True})
+        asking, replicas = threads.submit(running.http.send, asked, stream=True), [*running.replicas.values()]
+        wait_until(lambda: any(not replica.runner.started.empty() for replica in replicas))
+        first, other = sorted(replicas, key=lambda replica: replica.runner.started.empty())
+        first.runner.permit(3)
+        answer, found = asking.result(TIMEOUT_SECONDS), b""
+        first.server.kill()
+        for part in answer.iter_raw():
+            found += part
+            if SIGN_OF_LIFE in found:
+                other.runner.permit(1000)  # it has computed nothing before
+    with fleet(1, gated=True) as running:
+        running_alone = run_stream(running, path, body, None, 0)
+    assert found.count(SIGN_OF_LIFE) > 0
+    assert shown(found.replace(SIGN_OF_LIFE, b"")) == shown(running_alone)
 
 
 @pytest.mark.parametrize("is_told", [False, True], ids=["no reports", "its watchdog"])
