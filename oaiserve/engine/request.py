@@ -81,7 +81,9 @@ class TooManyTokens(Exception):
         self.is_exact = is_exact
 
 
-GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf", "lark_with_schemas"]
+GrammarKind = Literal[
+    "json_object", "json_schema", "regex", "choice", "lark", "gbnf", "structural_tag", "lark_with_schemas"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,9 @@ class Grammar:
     """A constraint on the text of an answer. It is compiled in the tokenize stage."""
 
     kind: GrammarKind
-    # JSON text of a schema or of a list of choices; a regex; a grammar. "" for json_object. For lark_with_schemas JSON
-    # of an object with a grammar, `lark`, and `schemas` by name: the first is @schema_0 in the grammar, and so on. The
-    # JSON text of one more schema may be there as `answer`, which is @answer.
+    # JSON text of a schema, of a list of choices or a format; a regex; a grammar. "" for json_object. JSON of an object
+    # for lark_with_schemas: a grammar, `lark`, and `schemas` by name; the first is @schema_0 in the grammar, and so on.
+    # The JSON text of one more schema may be there as `answer`, which is @answer.
     text: str
     param: str = "response_format"  # the field of the request that it came from, for errors
     prefix: str = ""  # Lark of a text of the server's own that comes before it, with special tokens by their ids

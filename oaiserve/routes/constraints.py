@@ -2,7 +2,7 @@
 
 OpenAI's name for them is response_format, vLLM's is structured_outputs (before that guided_json and the like), and
 llama.cpp's are grammar and json_schema. The content of a schema or a grammar is checked where it is compiled. This file
-knows nothing of HTTP, and only the request types of the engine.
+knows nothing of HTTP, and only the engine's types of requests and formats.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
+from oaiserve.engine.grammars.structural_tag import Format
 from oaiserve.engine.request import Grammar, GrammarKind
-from oaiserve.routes.bodies import MAX_CHARACTERS, MAX_TOOLS, SamplingBody
-from oaiserve.routes.invalid import check_name, invalid, show
+from oaiserve.routes.bodies import SamplingBody
+from oaiserve.routes.invalid import check_name, invalid
 from oaiserve.routes.objects import (
     AnyObject,
     AnyText,
@@ -35,7 +36,7 @@ _PARAMS = (
 )
 # They are about the text of an answer, the others about all that is generated.
 TEXT_FORMATS = ("response_format", "text.format", "output_config.format")
-_KINDS = ("json", "regex", "choice", "grammar", "json_object")  # of structured_outputs
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")  # of structured_outputs
 
 
 def grammar(body: SamplingBody, other: Grammar | None = None) -> Grammar | None:
@@ -82,7 +83,7 @@ def _grammars(body: SamplingBody) -> Iterator[Grammar]:
         case BySchema(named):
             yield _named_schema(named, f"{param}.json_schema", param)
         case StructuralTag() as tag:
-            yield _structural_tag(tag, param)
+            yield _structural_tag(tag, param, param)
     if body.structured_outputs is not None:
         yield _structured_outputs(body.structured_outputs)
     for kind in ("json", "regex", "choice", "grammar"):
@@ -99,34 +100,11 @@ def _named_schema(value: NamedSchema, where: str, param: str) -> Grammar:
     return _of_kind("json", value.schema, f"{where}.schema", param)
 
 
-def _structural_tag(value: StructuralTag, param: str) -> Grammar:
-    """Return the grammar of a text in which each trigger begins a structure."""
-    texts = [*value.triggers, *(text for each in value.structures for text in (each.begin, each.end))]
-    if not 0 < len(value.structures) <= MAX_TOOLS:
-        raise invalid(param, f"must be 1 to {MAX_TOOLS}, got {len(value.structures)}", f"{param}.structures")
-    if "" in value.triggers or (length := sum(map(len, texts))) > MAX_CHARACTERS:
-        reason = "must not be empty" if "" in value.triggers else f"may have {MAX_CHARACTERS} in all, got {length}"
-        raise invalid(param, f"the characters of a tag {reason}", param)
-    bodies: dict[str, list[str]] = {}  # behind each trigger
-    for number, each in enumerate(value.structures):
-        trigger = max((text for text in value.triggers if each.begin.startswith(text)), key=len, default=None)
-        if trigger is None:
-            reason = f"must begin with one of the triggers, got {show(each.begin)}"
-            raise invalid(param, reason, f"{param}.structures[{number}].begin")
-        parts = (_quoted(each.begin[len(trigger) :]), f"@schema_{number}", _quoted(each.end))
-        bodies.setdefault(trigger, []).append(" ".join(parts))
-    rules = [
-        f"head_{number}[lazy]: TEXT {_quoted(trigger)}\ntag_{number}: head_{number} ({' | '.join(given)})"
-        for number, (trigger, given) in enumerate(bodies.items())
-    ]
-    tags = " | ".join(f"tag_{number}" for number in range(len(rules)))
-    lark = "\n".join((f"start: ({tags})* text", "text: TEXT", "TEXT: /(?s:.*)/", *rules))
-    schemas = {f"structures[{number}]": each.schema for number, each in enumerate(value.structures)}
-    return Grammar("lark_with_schemas", msgspec.json.encode({"lark": lark, "schemas": schemas}).decode(), param)
-
-
-def _quoted(text: str) -> str:
-    return msgspec.json.encode(text).decode() if text else ""
+def _structural_tag(value: StructuralTag, where: str, param: str) -> Grammar:
+    if (value.format is None) != bool(value.structures and value.triggers):
+        raise invalid(param, "must have 'format', or 'structures' and 'triggers'", where)
+    older = Format(type="triggered_tags", triggers=value.triggers, tags=value.structures)
+    return Grammar("structural_tag", msgspec.json.encode(value.format or older).decode(), param)
 
 
 def _structured_outputs(value: StructuredOutputs) -> Grammar:
@@ -152,6 +130,13 @@ def _of_kind(kind: str, value: Any, where: str, param: str) -> Grammar:
         case "grammar", _:
             form: GrammarKind = "gbnf" if _GBNF_DEFINITION.search(value) else "lark"
             return Grammar(form, value, param)
+        case "structural_tag", StructuralTag():
+            return _structural_tag(value, where, param)
+        case "structural_tag", _:
+            try:
+                return _structural_tag(msgspec.json.decode(value, type=StructuralTag), where, param)
+            except msgspec.MsgspecError as error:
+                raise invalid(param, f"is no structural tag: {error}", where) from None
         case "choice", []:
             raise invalid(param, "must be a list of strings that is not empty, got []", where)
         case "choice", _:

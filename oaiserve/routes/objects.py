@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from oaiserve.engine.grammars.structural_tag import Format
+
 NAME = "^[A-Za-z0-9_-]{1,64}$"  # of tools and schemas
 
 
@@ -268,19 +270,12 @@ class BySchema(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unkno
     schema: Nothing = None
 
 
-class Structure(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """JSON by a schema, between two texts."""
-
-    begin: NonEmpty
-    schema: Schema
-    end: str = ""
-
-
 class StructuralTag(msgspec.Struct, tag_field="type", tag="structural_tag", forbid_unknown_fields=True):
-    """Any text, in which each trigger is the beginning of one of the structures."""
+    """A text by xgrammar's `format`, or any text in which each trigger begins a structure: JSON between two texts."""
 
-    structures: Annotated[list[Structure], described("Each begins with a trigger.", minItems=1, maxItems=128)]
-    triggers: Annotated[list[NonEmpty], described("Texts.", minItems=1)]
+    format: Format | None = None
+    structures: Annotated[list[Format], described("With `begin`, `schema` and `end`.")] = []
+    triggers: list[str] = []
     schema: Nothing = None
     json_schema: Nothing = None
 
@@ -298,7 +293,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     json_object: bool | None = None
     disable_any_whitespace: Annotated[bool | None, described("Changes nothing: there is none.")] = None
     disable_additional_properties: Annotated[bool | None, described("Must be false.", enum=[False, None])] = None
-    structural_tag: Nothing = None
+    structural_tag: Annotated[StructuralTag | str | None, described("As in `response_format`, or its JSON.")] = None
     whitespace_pattern: Nothing = None
 
 

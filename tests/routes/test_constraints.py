@@ -7,29 +7,16 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.request import Grammar
 from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import ChatBody, CompletionBody
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.protocol import UnknownNames, parse
-from tests.engine.text.tokenizers_for_tests import byte_level
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["ä", 1.5, None]}}}
 SCHEMA_TEXT = json.dumps(SCHEMA, ensure_ascii=False, separators=(",", ":"))
 GBNF, LARK = 'root ::= "a" | b\nb ::= [0-9]+', 'start: "a" | "::="'
-
-
-TAG = {
-    "type": "structural_tag",
-    "structures": [
-        {"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"},
-        {"begin": "<f=b>", "schema": {"enum": ["x", "y"]}, "end": "</f>"},
-        {"begin": "[", "schema": {"type": "boolean"}, "end": ""},
-    ],
-    "triggers": ["<f=", "["],
-}
 
 
 def constraint(**fields: Any) -> Grammar | None:
@@ -88,10 +75,6 @@ def test_chat_takes_the_same_constraints() -> None:
     ("param", "value", "says"),
     [
         ("response_format", {}, "Missing required parameter: 'response_format.type'"),
-        ("response_format", {"type": "structural_tag"}, "Missing required parameter: 'response_format.structures'"),
-        ("response_format", {**TAG, "triggers": ["<g="]}, "must begin with one of the triggers, got '<f=a>'"),
-        ("response_format", {**TAG, "triggers": ["", "<f="]}, "must not be empty"),
-        ("response_format", {**TAG, "structures": []}, "must be 1 to 128, got 0"),
         ("response_format", {"type": "json_schema"}, "Missing required parameter: 'response_format.json_schema'"),
         ("response_format", {"type": "json_schema", "schema": {}, "name": "x"}, "'response_format."),
         ("response_format", {"type": "json_object", "strict": True}, "'response_format.strict': is not supported"),
@@ -103,7 +86,7 @@ def test_chat_takes_the_same_constraints() -> None:
         ("response_format", named(strict="yes"), "must be true or false, got a string"),
         ("response_format", named(type="object"), "'response_format.json_schema.type': is not supported"),
         ("response_format", [], "must be an object, got a list"),
-        ("structured_outputs", {}, "must have one of json, regex, choice, grammar, json_object, got none"),
+        ("structured_outputs", {}, "must have one of json, regex, choice, grammar, json_object, structural_tag, got"),
         ("structured_outputs", {"json": {}, "regex": "a"}, "got json, regex"),
         ("structured_outputs", {"json": 1}, "'structured_outputs.json': must be a string or an object"),
         ("structured_outputs", {"choice": []}, "must be a list of strings that is not empty, got []"),
@@ -112,7 +95,8 @@ def test_chat_takes_the_same_constraints() -> None:
         ("structured_outputs", {"json_object": "yes"}, "must be true"),
         ("structured_outputs", {"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern': is not"),
         ("structured_outputs", {"json": {}, "disable_additional_properties": True}, "disable_additional_properties"),
-        ("structured_outputs", {"structural_tag": {"x": 1}}, "structural_tag"),
+        ("structured_outputs", {"structural_tag": {"x": 1}}, "'structured_outputs.structural_tag.x': is not"),
+        ("structured_outputs", {"structural_tag": "{"}, "'structured_outputs.structural_tag': is no structural tag: "),
         ("structured_outputs", {"regex": "a", "other": 1}, "'structured_outputs.other': is not supported"),
         ("guided_choice", [], "must be a list of strings that is not empty"),
         ("guided_json", [], "must be"),
@@ -129,29 +113,6 @@ def test_what_is_no_constraint_is_refused_by_its_name(param: str, value: Any, sa
 def test_one_constraint_may_come_by_two_names_with_the_name_of_a_backend() -> None:
     fields = {"structured_outputs": {"grammar": LARK}, "guided_grammar": LARK, "guided_decoding_backend": "guidance"}
     assert constraint(**fields) == Grammar("lark", LARK, "structured_outputs")
-
-
-@pytest.mark.parametrize(
-    ("text", "is_allowed"),
-    [
-        ("Hi <f", True),
-        ("Hi <f=a>", True),
-        ('\n<f=a>12</f> and <f=b>"x"</f>, [true] [', True),
-        ("<f=c", False),
-        ("<f=a>x", False),
-        ("<f=a>12<f", False),
-        ('[true] <f=b>"z', False),
-    ],
-)
-def test_each_trigger_of_a_structural_tag_begins_a_structure(text: str, is_allowed: bool) -> None:
-    grammar = constraint(response_format=TAG)
-    assert grammar is not None
-    tokenizer = byte_level()
-    eos = tokenizer.token_to_id("<|im_end|>")
-    grammars = Grammars(tokenizer, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=frozenset({eos}))
-    matcher = grammars.compile(grammar).matcher()
-    token_ids = tokenizer.encode(text, add_special_tokens=False).ids
-    assert (matcher.num_possible(token_ids) == len(token_ids)) == is_allowed
 
 
 def test_two_constraints_are_refused() -> None:

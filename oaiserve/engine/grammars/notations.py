@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from oaiserve.engine.grammars import gbnf, regexes
+from oaiserve.engine.grammars import gbnf, regexes, structural_tag
 from oaiserve.engine.grammars.json_schema.prepare import PreparedSchema, prepare
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import GrammarKind
@@ -54,11 +54,7 @@ def translate(kind: GrammarKind, text: str) -> Translated:
             prepared = prepare(text)
             return Translated(_schema_grammar(prepared.document), _subschemas(prepared))
         case "regex":
-            try:
-                regex = regexes.full_match(text).text
-            except Refused as refused:
-                raise Refused(f"the regex {refused.reason}") from None
-            return _lark_grammar(f"start: /{regex}/")
+            return _lark_grammar(f"start: /{regexes.full_match(text).text}/")
         case "choice":
             choices = json.loads(text)
             if len(choices) > MOST_CHOICES or sum(map(len, choices)) > MOST_CHARACTERS:
@@ -72,6 +68,8 @@ def translate(kind: GrammarKind, text: str) -> Translated:
             return _lark_grammar(gbnf.as_lark(text))
         case "lark_with_schemas":
             return _lark_with_schemas(**json.loads(text))
+        case "structural_tag":
+            return _structural_tag(text)
 
 
 def with_prefix(text: str, prefix: str) -> str:
@@ -109,6 +107,15 @@ def _lark_with_schemas(lark: str, schemas: dict[str, Any], answer: str | None = 
     prepared = prepare(answer)
     grammars.append({"name": "answer", "json_schema": {**prepared.document, "x-guidance": _JSON_OPTIONS}})
     return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))
+
+
+def _structural_tag(text: str) -> Translated:
+    writer = structural_tag.Writer()
+    grammars = [_unforced(writer.lark(text))]
+    for number, schema in enumerate(writer.schemas):
+        grammars.append(_schema_part(number, schema, f"in the schema {number + 1} of the structural tag", {}))
+    grammars += ({"name": f"grammar_{number}", **_unforced(lark)} for number, lark in enumerate(writer.grammars))
+    return Translated(json.dumps({"grammars": grammars}))
 
 
 def _schema_part(number: int, schema: Any, place: str, separators: dict[str, Any]) -> dict[str, Any]:

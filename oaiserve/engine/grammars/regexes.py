@@ -52,7 +52,10 @@ def search(pattern: str) -> Regex:
 
 def full_match(pattern: str) -> Regex:
     """Return a regex for the whole texts of a pattern, with or without anchors. Raises Refused."""
-    return _translated(pattern, frozenset(), "")
+    try:
+        return _translated(pattern, frozenset(), "")
+    except Refused as refused:
+        raise Refused(f"the regex {refused.reason}") from None
 
 
 def _translated(pattern: str, unwritable: frozenset[str], around: str) -> Regex:

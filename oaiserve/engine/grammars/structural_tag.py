@@ -1,0 +1,156 @@
+"""Structural tags, xgrammar's notation of texts with JSON and other forms in them, translated into Lark's.
+
+The type of its formats checks clients' bodies and is published. Kinds that are not here, such as those about single
+tokens, are refused by name. It must not know requests or tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from oaiserve.engine.grammars import gbnf, regexes
+from oaiserve.engine.grammars.refusal import Refused
+
+MOST_CHARACTERS = 2**18  # of the JSON
+MOST_FORMATS = 500
+MOST_DEPTH = 30  # formats within each other
+# The field that each kind must have.
+_NEEDED = {
+    "const_string": "value", "json_schema": "json_schema", "grammar": "grammar", "regex": "pattern", "any_text": "type",
+    "sequence": "elements", "or": "elements", "optional": "content", "plus": "content", "star": "content",
+    "repeat": "content", "tag": "content", "triggered_tags": "tags", "tags_with_separator": "tags",
+}  # fmt: skip
+
+
+class Format(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A part of a text, by its type: one of xgrammar's formats. The other fields are those that it has there."""
+
+    type: Literal[
+        "const_string", "json_schema", "grammar", "regex", "any_text", "sequence", "or", "optional", "plus", "star",
+        "repeat", "tag", "triggered_tags", "tags_with_separator",
+    ] = "tag"  # fmt: skip
+    value: str | None = None
+    json_schema: dict[str, Any] | None = None
+    style: Literal["json", None] = None
+    any_order: Literal[False] = False
+    max_whitespace_cnt: int | None = None  # there is none
+    grammar: str | None = None
+    pattern: str | None = None
+    max_tokens: None = None
+    max_chars: None = None
+    elements: list[Format] = []
+    content: Format | None = None
+    schema: dict[str, Any] | None = None  # in place of the content of a tag, in xgrammar's older form
+    min: int = 0
+    max: int = -1  # any number
+    begin: str = ""
+    end: str | list[str] = ""
+    tags: list[Format] = []
+    triggers: list[str] = []
+    excludes: list[str] = []
+    separator: str = ""
+    at_least_one: bool = False
+    stop_after_first: bool = False
+
+
+@dataclass
+class Writer:
+    """Writes a format as Lark, and keeps the rules, schemas and grammars to which that refers by their numbers."""
+
+    rules: list[str] = field(default_factory=list)
+    schemas: list[dict[str, Any]] = field(default_factory=list)
+    grammars: list[str] = field(default_factory=list)
+    _num_formats: int = 0
+
+    def lark(self, text: str) -> str:
+        """Return the grammar of a format in JSON. Raises Refused."""
+        if len(text) > MOST_CHARACTERS:
+            raise Refused(f"the structural tag has more than {MOST_CHARACTERS} characters")
+        start = self._with_end(msgspec.json.decode(text, type=Format), 0, is_last=True)
+        return "\n".join([f"start: {start}", *self.rules])
+
+    def _with_end(self, part: Format, depth: int, end: str = "", *, is_last: bool = False) -> str:
+        """Return a format with the rule of its `end` behind it. `is_last`: the answer ends with it."""
+        self._num_formats += 1
+        if depth > MOST_DEPTH or self._num_formats > MOST_FORMATS:
+            limits = f"{MOST_FORMATS} formats, or {MOST_DEPTH} within each other"
+            raise Refused(f"the structural tag has more than {limits}")
+        kind, inner = part.type, depth + 1
+        if part.schema is not None:
+            part = msgspec.structs.replace(part, content=Format(type="json_schema", json_schema=part.schema))
+        if getattr(part, needed := _NEEDED[kind]) in (None, []):
+            raise Refused(f"the structural tag has a format of the type '{kind}' without '{needed}'")
+        if kind in ("any_text", "triggered_tags"):
+            if not (end or is_last):
+                reason = "where nothing shows its end: it may come last, or in a tag, before its end"
+                raise Refused(f"the structural tag has a format of the type '{kind}' {reason}")
+            return self._free(part, inner, end)
+        if kind == "sequence":
+            most = [self._with_end(each, inner) for each in part.elements[:-1]]
+            return " ".join([*most, self._with_end(part.elements[-1], inner, end, is_last=is_last)])
+        if kind == "or":
+            return _either(self._with_end(each, inner, end, is_last=is_last) for each in part.elements)
+        if kind == "tag" and part.content is not None:
+            ends = [*filter(None, [part.end] if isinstance(part.end, str) else part.end)]
+            own = self._named(_either(map(_quoted, ends)), "END") if ends else ""
+            content = self._with_end(part.content, inner, own or end, is_last=is_last and not own)
+            return f"{_quoted(part.begin)} {content} {end if own else ''}"
+        return f"{self._bounded(part, inner)} {end}"
+
+    def _bounded(self, part: Format, depth: int) -> str:
+        if part.value is not None:
+            return _quoted(part.value)
+        if part.json_schema is not None:
+            self.schemas.append(part.json_schema)
+            return f"@schema_{len(self.schemas) - 1}"
+        if part.grammar is not None:
+            self.grammars.append(gbnf.as_lark(part.grammar))
+            return f"@grammar_{len(self.grammars) - 1}"
+        if part.pattern is not None:
+            return f"/{regexes.full_match(part.pattern).text}/"
+        if part.content is not None:
+            most = "" if part.max == -1 else part.max
+            times = {"optional": "?", "plus": "+", "star": "*"}.get(part.type) or gbnf.repeat(f"{{{part.min},{most}}}")
+            return f"({self._with_end(part.content, depth)}){times}"
+        tag = self._named(_either(self._with_end(each, depth) for each in part.tags))
+        more = "" if part.stop_after_first else f"({_quoted(part.separator)} {tag})*"
+        return f"{tag} {more}" if part.at_least_one else f"({tag} {more})?"
+
+    def _free(self, part: Format, depth: int, end: str) -> str:
+        """Return any text, with tags in it, up to the end; without one, it is the rest of the answer."""
+        unwanted = "|".join(map(regexes.literal, filter(None, part.excludes)))
+        text = self._named("/(?s:.*)/" + f" & ~/(?s:.*)({unwanted})(?s:.*)/" * bool(unwanted), "TEXT")
+        rest = self._named(f"{text} {end}", options="[lazy]") if end else self._named(text)
+        if part.type == "any_text":
+            return rest
+        bodies: dict[str, list[str]] = {}  # behind each trigger
+        for tag in part.tags:
+            trigger = max((text for text in part.triggers if tag.begin.startswith(text)), key=len, default="")
+            if not trigger:
+                raise Refused(f"the structural tag has the tag {tag.begin[:60]!r}, which must begin with a trigger")
+            tag = msgspec.structs.replace(tag, begin=tag.begin.removeprefix(trigger))
+            bodies.setdefault(trigger, []).append(self._with_end(tag, depth))
+        inside = [(self._named(_quoted(trigger), "BEGIN"), self._named(_either(bodies[trigger]))) for trigger in bodies]
+        first = _either(map(" ".join, inside)) if part.at_least_one else ""
+        later = _either(f"{self._named(f'{text} {begin}', options='[lazy]')} {body}" for begin, body in inside)
+        if part.stop_after_first:
+            return f"{first} {end}" if first else f"({later} {end} | {rest})"
+        return f"{first} {later}* {rest}"
+
+    def _named(self, text: str, kind: str = "rule", options: str = "") -> str:
+        """Add a rule, or a terminal, and return its name."""
+        name = f"{kind}_{len(self.rules)}"
+        self.rules.append(f"{name}{options}: {text}")
+        return name
+
+
+def _either(texts: Iterable[str]) -> str:
+    return f"({' | '.join(texts)})"
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()
