@@ -78,7 +78,7 @@ class CallFamily:
             start = f"{lark(self.answer_opening, '@answer')} | {start}"
         rules = f"start: {start}\ncall: {lark(self.opening)} body {lark(self.closing)}\nbody: {' | '.join(bodies)}"
         if "TEXT" in rules and self.form is not None:
-            rules += f"\n{self.form.terminals()}"
+            rules += f"\n{self.form.terminals(special_ids)}"
         return msgspec.json.encode({"lark": rules, "schemas": all_schemas, "answer": answer}).decode()
 
     def _around(self, name: str) -> tuple[str, str]:

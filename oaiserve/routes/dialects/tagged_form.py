@@ -55,13 +55,13 @@ class TaggedForm:
         if (
             schema.keys() & _NOT_BY_VALUE
             or '"$ref"' in json.dumps(schema)
-            or any(tag in self.closing for tag in special_ids)
             or not set(schema.get("required") or ()) <= properties.keys()
         ):
             return None
+        text = f"TEXT {lark_of(self._ending(special_ids)[1], special_ids)}"
         parts = [lark_of(self.begin.replace("{name}", name), special_ids)]
         if not properties and schema.get("additionalProperties") is not False:
-            parts.append(f"({self._before(KEY, special_ids, is_string=False)} TEXT)*")
+            parts.append(f"({self._before(KEY, special_ids, is_string=False)} {text})*")
         for key, value in properties.items():
             if not self.pattern("{key}").fullmatch(key):
                 return None
@@ -70,7 +70,7 @@ class TaggedForm:
                 if value.keys() & (_OF_STRINGS | _NOT_BY_VALUE):
                     return None
                 choices = " | ".join(lark_of(choice + self.value_end, special_ids) for choice in value.get("enum", ()))
-                written = f"({choices})" if choices else "TEXT"
+                written = f"({choices})" if choices else text
             elif (types := types_of(value)) and "string" not in types:
                 written = f"@schema_{len(schemas)} {ends}"
                 schemas[f"{name}.{key}"] = value
@@ -80,10 +80,18 @@ class TaggedForm:
             parts.append(part if key in (schema.get("required") or ()) else f"({part})?")
         return " ".join([*parts, lark_of(self.end, special_ids)]).strip()
 
-    def terminals(self) -> str:
-        """Return the definition of TEXT: any text up to the tag behind a value, and this."""
+    def terminals(self, special_ids: Mapping[str, int]) -> str:
+        """Return the definition of TEXT: any text up to the tag behind a value, and this, up to a special token."""
+        before, behind = self._ending(special_ids)
         closing = regex.escape(self.closing).replace("/", r"\/")
-        return f"TEXT: BODY {json.dumps(self.value_end)}\nBODY: /(?s:.*)/ & ~/(?s:.*){closing}(?s:.*)/"
+        without = "" if behind else f" & ~/(?s:.*){closing}(?s:.*)/"  # a text has no special token
+        return f"TEXT: BODY {json.dumps(before)}\nBODY: /(?s:.*)/{without}"
+
+    def _ending(self, special_ids: Mapping[str, int]) -> tuple[str, str]:
+        """Return what ends a value up to a special token, and the rest."""
+        end = self.value_end
+        at = min((end.index(tag) for tag in special_ids if tag in end), default=len(end))
+        return end[:at], end[at:]
 
     def _before(self, key: str, special_ids: Mapping[str, int], *, is_string: bool) -> str:
         text = self.key.replace("{is_string}", "true" if is_string else "false")

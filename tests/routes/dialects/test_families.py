@@ -132,9 +132,10 @@ def in_form(family: CallFamily, name: str, arguments: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("family", BY_VALUES)
-def test_forced_calls_may_have_the_familys_own_form(family: CallFamily) -> None:
-    backend, guidance, _ = tokenizer()
-    text = translate("lark_with_schemas", family.grammar(FLAT, only_one=True, special_ids={})).text
+@pytest.mark.parametrize("is_special", [False, True])
+def test_forced_calls_may_have_the_familys_own_form(family: CallFamily, is_special: bool) -> None:
+    backend, guidance, ids = tokenizer(*family.parser.tags if is_special else ())
+    text = translate("lark_with_schemas", family.grammar(FLAT, only_one=True, special_ids=ids)).text
 
     def is_allowed(call: str) -> bool:
         matcher = LLMatcher(guidance, text)
