@@ -19,6 +19,7 @@ class GemmaCalls(NamedCalls):
     opening_tags: ClassVar[tuple[str, ...]] = ("<|tool_call>",)
     closing_tags: ClassVar[tuple[str, ...]] = ("<tool_call|>",)
     quote = '<|"|>'
+    _depth: int  # of brackets, in the characters of `_text` that are scanned
     tags: ClassVar[tuple[str, ...]] = (*opening_tags, *closing_tags, quote)
     named = regex.compile(r"<\|tool_call>\s*call:(?P<name>[^\s<>{}]++)\s*(?=\{)")
 
@@ -43,20 +44,22 @@ class GemmaCalls(NamedCalls):
 
     def _end_of_object(self, at: int) -> int | None:
         """Return the place behind the bracket that closes the one at this place, or None if it has not come."""
-        depth, text = 0, self._text
-        while True:
-            piece = _QUOTE_OR_BRACKET[self.quote].search(text, at)
-            if piece is None:
-                return None
+        text = self._text
+        if not self._num_scanned:
+            self._num_scanned, self._depth = at, 0
+        while piece := _QUOTE_OR_BRACKET[self.quote].search(text, self._num_scanned):
             at = piece.end()
-            if piece[0] == self.quote:
+            if piece[0] != self.quote:
+                self._depth += 1 if piece[0] in "{[" else -1
+                if self._depth == 0:
+                    return at
+            elif text[piece.start() - 8 : piece.start()].rstrip()[-1:] in "{[,:":
                 at = text.find(self.quote, at) + len(self.quote)
                 if at < len(self.quote):
                     return None
-            else:
-                depth += 1 if piece[0] in "{[" else -1
-                if depth == 0:
-                    return at
+            # else it ends a text that has none at its beginning, which models leave out
+            self._num_scanned = at
+        return None
 
     def _as_json(self, text: str) -> str:
         written: str = _PIECE[self.quote].sub(_piece_as_json, text)
@@ -72,26 +75,28 @@ class FunctionGemmaCalls(GemmaCalls):
 
 
 def _piece_as_json(piece: regex.Match[str]) -> str:
-    if piece["string"] is not None:
-        return msgspec.json.encode(piece["string"]).decode()
-    word: str = piece["word"].strip()
-    if not piece["colon"]:
+    text: str | None = next(filter(None, (piece["string"], piece["unopened"], piece["quoted"])), None)
+    word: str = (piece["word"] or "").strip()
+    if word and not (piece["colon"] and word[0] != '"'):
         try:
             msgspec.json.decode(word)
         except msgspec.MsgspecError:
             pass
         else:
             return word
-    return msgspec.json.encode(word).decode()
+    return msgspec.json.encode(word if text is None else text).decode()
 
 
-_QUOTES = (GemmaCalls.quote, FunctionGemmaCalls.quote)
-_QUOTE_OR_BRACKET = {quote: regex.compile(rf"{regex.escape(quote)}|[{{}}\[\]]") for quote in _QUOTES}
+_QUOTES = {quote: regex.escape(quote) for quote in (GemmaCalls.quote, FunctionGemmaCalls.quote)}
+_QUOTE_OR_BRACKET = {quote: regex.compile(rf"{q}|[{{}}\[\]]") for quote, q in _QUOTES.items()}
 _PIECE = {
     quote: regex.compile(
-        rf"(?s){(q := regex.escape(quote))}(?P<string>.*?){q}|(?P<word>[^\s{{}}\[\],:][^{{}}\[\],:]*+)(?P<colon>(?=:))?"
+        rf"(?s){q}(?P<string>.*?){q}|'(?P<quoted>[^'{{}}\[\]]*+)'(?=\s*[,:}}\]])"
+        rf"|(?<=[{{,]\s*[\w.-]+\s*:\s*|\[\s*)(?!{q})(?P<unopened>[^\s{{}}\[\],:](?:(?!{q}|,\s*[\w.-]+\s*:)[^{{}}\[\]])*+)"
+        rf"(?<![,:]\s*){q}"
+        r"|(?P<word>[^\s{}\[\],:][^{}\[\],:]*+)(?P<colon>(?=:))?"
     )
-    for quote in _QUOTES
+    for quote, q in _QUOTES.items()
 }
 
 GEMMA4 = CallFamily(
