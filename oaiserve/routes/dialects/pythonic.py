@@ -15,12 +15,16 @@ from oaiserve.routes.dialects.json_calls import ListedCalls
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, Segment
 
 _NAME = regex.compile(r"\s*(?P<name>[A-Za-z_][\w.-]*+)\s*(?=\()")
-_STRING_OR_BRACKET = re.compile(r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[()\[\]{}'"]""", re.DOTALL)
+_QUOTE_OR_BRACKET = re.compile(r"""[()\[\]{}'"]""")
+_IN_STRING = {quote: re.compile(rf"(?:[^{quote}\\]|\\.)*+", re.DOTALL) for quote in "'\""}
 _LITERALS = {"true": True, "false": False, "null": None}  # as JSON writes them
 
 
 class PythonicCalls(ListedCalls):
     """Each call is read as a whole, as Python's strings have to be, or as JSON."""
+
+    _depth: int  # of brackets, in the characters of `_text` that are scanned
+    _quote: str  # of the string in which they end
 
     def _head_of_object(self, segments: list[Segment], at: int) -> bool:
         if self._text[at:].lstrip()[:1] in ("", "{"):
@@ -30,7 +34,7 @@ class PythonicCalls(ListedCalls):
             return False
         if match["name"] not in self._tools:
             raise NotACall
-        end = _end_of_call(self._text, match.end())
+        end = self._end_of_brackets(match.end())
         if end is None:
             return False
         arguments = _arguments(self._text[match.end() : end])
@@ -40,20 +44,27 @@ class PythonicCalls(ListedCalls):
         self._take(end)
         return self._end(segments)
 
-
-def _end_of_call(text: str, at: int) -> int | None:
-    """Return the place behind the bracket that closes the one at this place, or None if it has not come."""
-    depth = 0
-    for piece in _STRING_OR_BRACKET.finditer(text, at):
-        if piece[0] in "([{":
-            depth += 1
-        elif piece[0] in ")]}":
-            depth -= 1
-            if depth == 0:
-                return piece.end()
-        elif len(piece[0]) == 1:
-            return None  # a string that goes on
-    return None
+    def _end_of_brackets(self, at: int) -> int | None:
+        """Return the place behind the bracket that closes the one at this place, or None if it has not come."""
+        if not self._num_scanned:
+            self._num_scanned, self._depth, self._quote = at, 0, ""
+        while True:
+            if self._quote:
+                inside = _IN_STRING[self._quote].match(self._text, self._num_scanned)
+                self._num_scanned = self._num_scanned if inside is None else inside.end()
+                if not self._text.startswith(self._quote, self._num_scanned):
+                    return None
+                self._num_scanned, self._quote = self._num_scanned + 1, ""
+            piece = _QUOTE_OR_BRACKET.search(self._text, self._num_scanned)
+            if piece is None:
+                return None
+            self._num_scanned = piece.end()
+            if piece[0] in "\"'":
+                self._quote = piece[0]
+                continue
+            self._depth += 1 if piece[0] in "([{" else -1
+            if self._depth == 0:
+                return self._num_scanned
 
 
 class _JsonLiterals(ast.NodeTransformer):
