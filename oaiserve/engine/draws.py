@@ -7,7 +7,7 @@ unless the two best scores are as close as that.
 
 There is no state: a draw does not depend on the rest of the batch, and is the same after a preemption and for a guess.
 
-This file is the definition. `numpy_sampling`, `plain_sampling` and `triton_sampling` compute the same for whole rows.
+This file is the definition. `numpy_sampling` and `triton_sampling` compute the same for whole rows.
 """
 
 from __future__ import annotations

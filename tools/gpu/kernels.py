@@ -21,7 +21,7 @@ from oaiserve.engine.model.attention.triton import TritonAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.description import Norm
 from oaiserve.engine.model.gpu import triton_layers
-from oaiserve.engine.model.sampling import plain_sampling, triton_sampling
+from oaiserve.engine.model.sampling import numpy_sampling, triton_sampling
 from oaiserve.engine.model.sampling.draw_rows import draw_row
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.request import SamplingParams
@@ -182,7 +182,7 @@ def check_sampling(spread: float, device: torch.device, *, quick: bool) -> dict[
         )
         rows.append(draw_row(Sequence("r", 0, [1], params, max_len=2, draw_key=row), 1))
     token_ids, are_finite = triton_sampling.sample_ids(logits, rows)
-    want_ids, want_finite = plain_sampling.sample_ids(logits, rows)
+    want_ids, want_finite = numpy_sampling.sample_ids(logits, rows)
     num_different = int(((token_ids != want_ids) & want_finite).sum())
     equal = bool((are_finite == want_finite).all()) and num_different <= num_rows // 64
     return {"spread": spread, "rows": num_rows, "vocab": vocab, "different": num_different, "equal": equal}

@@ -10,11 +10,11 @@ import torch
 
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.rehearsal import sampling_steps
-from oaiserve.engine.model.sampling import plain_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.start.compare import difference, tolerance
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.runners import eager_runner
+from tests.engine.model.sampling import plain_sampling
 from tests.models.decoders import FAMILIES, random_model
 
 

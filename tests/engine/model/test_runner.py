@@ -15,7 +15,6 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.runner import BAD_LOGITS, NO_MEMORY, Launched, ModelRunner
-from oaiserve.engine.model.sampling import plain_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
@@ -23,6 +22,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, make_engine
+from tests.engine.model.sampling import plain_sampling
 from tests.engine.model.sampling.sampling import masks_of
 from tests.engine.model.steps import sequence_of
 from tests.models.decoders import FAMILIES, random_model

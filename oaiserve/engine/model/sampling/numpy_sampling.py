@@ -1,8 +1,9 @@
-"""Draws on a CPU, row by row in NumPy: a draw depends on the row's bytes and its `DrawRow` alone.
+"""Draws on the host, row by row in NumPy: a draw depends on the row's bytes and its `DrawRow` alone.
 
 Neither other rows nor the number of threads can change an id: every sum is over one row, in an order by the row. torch
 promises neither, as it may round the end of a row differently, and sum in as many pieces as there are threads. NumPy
 narrows the ids down to a few with a chance of the highest score, which is computed as `draws` defines it, in float64.
+It is for a CPU, for a GPU without Triton's kernels, and what these are compared with.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ROUNDING = 1e-4
 
 def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
     """Draw an id from each row of `logits` [R, vocab]."""
-    all_logits = np.ascontiguousarray(logits.float().numpy())
+    all_logits = np.ascontiguousarray(logits.float().cpu().numpy())
     token_ids = all_logits.argmax(axis=-1)  # the best ids, or the first NaN
     highest = all_logits[np.arange(len(rows)), token_ids]
     are_finite = np.isfinite(highest)
@@ -35,7 +36,7 @@ def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
         with np.errstate(over="ignore"):  # the lowest float32, divided by a low temperature, is -infinity
             for index in drawn:
                 token_ids[index] = _draw(all_logits[index], highest[index], rows[index])
-    return torch.from_numpy(token_ids), torch.from_numpy(are_finite)
+    return torch.from_numpy(token_ids).to(logits.device), torch.from_numpy(are_finite).to(logits.device)
 
 
 def _draw(logits: np.ndarray, highest: np.float32, row: DrawRow) -> int:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from oaiserve.engine.model.sampling import numpy_sampling, plain_sampling
+from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import SampleIds, draw_row
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks, edit_logits
 from oaiserve.engine.model.transfer import ReadBack, on_device
@@ -57,9 +57,8 @@ class Sampling:
         self._num_known_top = [count for _, count in known]
         unmodified = take(rows, self._asking).float().log_softmax(dim=-1) if self._asking else None
         edited = edit_logits(rows, chunks, masks, apply_masks)
-        if sample_ids is None:
-            sample_ids = numpy_sampling.sample_ids if logits.device.type == "cpu" else plain_sampling.sample_ids
-        results = [*sample_ids(edited, [draw_row(chunk.sequence, chunk.end) for chunk in chunks])]
+        draw = sample_ids or numpy_sampling.sample_ids
+        results = [*draw(edited, [draw_row(chunk.sequence, chunk.end) for chunk in chunks])]
         self.token_ids = results[0]  # int64 [S], on the device
         if unmodified is not None:
             results += _look_up(unmodified, take(self.token_ids, self._asking), self._num_top)

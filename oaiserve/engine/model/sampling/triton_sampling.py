@@ -1,4 +1,4 @@
-"""Sampling with Triton kernels: a few launches, without a sort, replace the plain torch of `plain_sampling`.
+"""Sampling with Triton kernels: a few launches, without a sort, replace the draws on the host.
 
 Sampled ids are those of `draws` up to float32 rounding: of two scores, or sides of a border of top_p or min_p within
 it, either may count. Of equal logits, the lower id comes first. `take_best` and `draw` read nothing back and wait for

@@ -15,7 +15,7 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
-from oaiserve.engine.model.sampling import plain_sampling
+from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks, apply_masks_in_torch
 from oaiserve.engine.model.spec import LoadedModel
@@ -89,7 +89,7 @@ def sampling_problem(loaded: LoadedModel, sample_ids: SampleIds, apply_masks: Ap
     for rows in (_DRAWS[:1], _DRAWS[:3], _DRAWS):  # each has kernels of its own
         some = logits[: len(rows)]
         got_ids, got_finite = sample_ids(some, rows)
-        want_ids, want_finite = plain_sampling.sample_ids(some, rows)
+        want_ids, want_finite = numpy_sampling.sample_ids(some, rows)
         are_equal = (got_ids == want_ids) | ~want_finite.bool()
         if not bool((got_finite.bool() == want_finite.bool()).all()) or not bool(are_equal.all()):
             return f"of {len(rows)} draws, {int((~are_equal).sum())} would be others"

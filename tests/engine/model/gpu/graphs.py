@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.decode_forwards import Run
-from oaiserve.engine.model.sampling import plain_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
+from tests.engine.model.sampling import plain_sampling
 
 TILE_TOKENS = 4
 

@@ -28,6 +28,7 @@ from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Draw, Masks, Step
+from tests.engine.model.sampling import plain_sampling
 from tests.engine.model.steps import sequence_of
 from tests.models.decoders import FAMILIES, SMALL, random_model
 
@@ -108,7 +109,7 @@ ASKED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 @torch.inference_mode()
 def test_no_parameter_of_a_request_makes_launch_wait(asked: dict[str, Any]) -> None:
-    runner = ModelRunner(Logits(), GPU, 4)
+    runner = ModelRunner(Logits(), GPU, 4, sample_ids=plain_sampling.sample_ids)
     runner.is_asynchronous = True
     first = sequence(**asked)
     first.wants_prompt_logprobs = "prompt_logprobs" in asked
@@ -127,7 +128,7 @@ def test_no_parameter_of_a_request_makes_launch_wait(asked: dict[str, Any]) -> N
 
 @torch.inference_mode()
 def test_masks_of_grammars_make_nothing_wait() -> None:
-    runner = ModelRunner(Logits(), GPU, 4)
+    runner = ModelRunner(Logits(), GPU, 4, sample_ids=plain_sampling.sample_ids)
     one = sequence(min_tokens=2, constraint=object())
     with watched():
         launched = runner.launch(Step([Chunk(one, 0, 3, draw=Draw.LATE)]))

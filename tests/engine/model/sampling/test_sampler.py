@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.draws import noise, noise_seed
-from oaiserve.engine.model.sampling import numpy_sampling, plain_sampling
+from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, SampleIds
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch, apply_masks_on_cpu, edit_logits
 from oaiserve.engine.model.sampling.sampler import Sampled
@@ -21,6 +21,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.operations import Operations
+from tests.engine.model.sampling import plain_sampling
 from tests.engine.model.sampling.sampling import last_chunks, masks_of, plain_distribution, sample
 
 VOCAB = 24
@@ -341,7 +342,7 @@ class Device(Operations):
 def run_on_device(rows: list[Sequence], known: list[tuple[int, int]] | None = None) -> Device:
     logits = torch.empty(len(rows) + len(known or []), VOCAB, device="meta")
     with Device() as device:
-        sample(logits, rows, known or [])
+        sample(logits, rows, known or [], plain_sampling.sample_ids)
     return device
 
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from oaiserve.engine.draws import noise
-from oaiserve.engine.model.sampling import logit_edits, plain_sampling
+from oaiserve.engine.model.sampling import logit_edits
 from oaiserve.engine.sequence import Sequence
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model.sampling import triton_sampling
+from tests.engine.model.sampling import plain_sampling
 from tests.engine.model.sampling.sampling import next_rows
 from tests.engine.model.steps import sequence_of
 

@@ -1,7 +1,4 @@
-"""Draws in plain torch, for all rows at once on their device: without Triton, and as a reference.
-
-Rows of the same kind are drawn together, so a greedy row costs less than a drawn one.
-"""
+"""Draws in plain torch, for all rows at once: a reference, whose operations can be recorded as those of a graph are."""
 
 from __future__ import annotations
 
