@@ -19,6 +19,11 @@ ALIGNMENT = 16  # in integers: each tensor of a batch begins at a multiple of 12
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
+def aligned_size(size: int) -> int:
+    """Return the size rounded up so that what comes behind begins at an aligned address."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
 class Tiles(Protocol):
     """The prompts of a batch, cut into the work of a kernel's programs at a time."""
 

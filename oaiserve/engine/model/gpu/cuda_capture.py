@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-from oaiserve.engine.model.gpu.decode_forwards import Run
+Run = Callable[[], object]
+Capture = Callable[[Run], Run]  # runs its argument, and returns a function that launches the same work again
 
 
 class CudaCapture:

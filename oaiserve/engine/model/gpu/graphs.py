@@ -1,36 +1,39 @@
 """Runs decode steps as graphs: a step is launched as two graphs instead of hundreds of kernels.
 
-`decode_forwards` has the first of the two, the forward; here are its inputs, and the draws. `graph_capture` decides on
-captures; `ModelRunner` runs all other steps.
+A step in which every sequence decodes one token is the same work each time. So its forward is captured for some numbers
+of rows, and replayed with other inputs, at fixed addresses; the draws are captured by themselves. Padding makes up for
+missing rows, and writes nothing. `graph_capture` decides on captures; `ModelRunner` runs all other steps.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeVar
 
 import torch
 
-from oaiserve.engine.model.gpu.decode_forwards import (
-    INPUT_PADDING,
-    PARAMETER_PADDING,
-    Capture,
-    DecodeForwards,
-    Run,
-    aligned_size,
-)
-from oaiserve.engine.model.sampling.draw_rows import DrawRow, draw_row, numbers, seeds
+from oaiserve.engine.model.batch import Batch, aligned_size
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
+from oaiserve.engine.model.padded_head import aligned
+from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, draw_row, numbers, seeds
 from oaiserve.engine.model.sampling.logit_edits import is_edited
 from oaiserve.engine.model.sampling.sampler import Sampled
+from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.transfer import ReadBack, pinned
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
 T = TypeVar("T")
+
+# The inputs of a padded row: its token id, the place to take the id from, position, slot, seq_len, row in the block
+# tables, seed of its noise.
+INPUT_PADDING = (0, 0, 0, -1, 0, 0, GREEDY.seed)
+PARAMETER_PADDING = GREEDY[:-1]  # all but the seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +72,48 @@ class Replayed:
 
 
 class DecodeGraphs:
-    """The decode steps that `forwards` can replay, and their draws. No step has more rows than the largest size.
+    """The decode steps that can be replayed, and their draws, for `sizes` rows in ascending order.
 
-    `sampler` is the module `triton_sampling`, whose draws can be captured. The KV cache has blocks of `block_size`
-    tokens. The constructor raises the errors of `capture`.
+    `forward` is the one of an executor whose attention writes nothing for padded rows, and reads `tables`. `sampler` is
+    the module `triton_sampling`, whose draws can be captured. The KV cache has blocks of `block_size` tokens. The
+    constructor raises the errors of `capture`.
     """
 
     @torch.inference_mode()
-    def __init__(self, forwards: DecodeForwards, sampler: ModuleType, capture: Capture, *, block_size: int) -> None:
-        self.tables = forwards.tables
-        self._forwards = forwards
+    def __init__(
+        self,
+        forward: Callable[[Batch], torch.Tensor],
+        sampler: ModuleType,
+        capture: Capture,
+        spec: ModelSpec,
+        tables: BlockTables,
+        *,
+        sizes: list[int],
+        block_size: int,
+        max_model_len: int,
+    ) -> None:
+        self.tables = tables
+        self._forward = forward
         self._sampler = sampler
+        self._sizes = sizes
         self._block_size = block_size
-        self._vocab_size = forwards.logits.shape[1]
+        self._max_model_len = max_model_len
+        most, device = sizes[-1], spec.device
+        # One tensor has the draws of the last step, ids and whether logits were finite, followed by all inputs of rows
+        # from the host. So a single look-up can take ids from either part.
+        self._first_input = 2 * aligned_size(most)
+        num_inputs = len(INPUT_PADDING) * aligned_size(most)
+        num_parameters = len(PARAMETER_PADDING) * aligned_size(most)  # two of these fit into one int64
+        num_words = self._first_input + num_inputs + num_parameters // 2
+        self._words = torch.zeros(num_words, dtype=torch.int64, device=device)
+        # Rows that begin at aligned addresses, see `padded_head`.
+        logits = torch.zeros(most, aligned(spec.vocab_size), dtype=spec.dtype, device=device)
+        self._logits = logits[:, : spec.vocab_size]
+        self._row_numbers = torch.arange(most + 1, device=device)
         self._token_ids: torch.Tensor | None = None  # the ids of the step that was replayed last
-        self._draws = {size: self._capture(size, capture) for size in reversed(forwards.sizes)}
+        # The largest is captured first: all others fit into the memory that it has allocated.
+        self._forwards = {size: self._capture_forward(size, capture) for size in reversed(sizes)}
+        self._draws = {size: self._capture_draws(size, capture) for size in reversed(sizes)}
 
     def num_replayed(self, step: Step) -> int:
         """Return the number of a step's decodes, its first chunks, or 0 if one of them cannot be replayed."""
@@ -94,7 +124,7 @@ class DecodeGraphs:
             if not max_draws or sequence.wants_prompt_logprobs:
                 return 0
             number += 1
-        return number if number <= self._forwards.sizes[-1] else 0
+        return number if number <= self._sizes[-1] else 0
 
     def launch(
         self,
@@ -112,26 +142,26 @@ class DecodeGraphs:
         """
         chunks = step.chunks
         num_rows = len(chunks)
-        size = self._forwards.sizes[bisect_left(self._forwards.sizes, num_rows)]
+        size = self._sizes[bisect_left(self._sizes, num_rows)]
         if drawn_ids is not None and drawn_ids is not self._token_ids:
-            self._forwards.words[: len(drawn_ids)].copy_(drawn_ids)
+            self._words[: len(drawn_ids)].copy_(drawn_ids)
         is_plain = not any(chunk.sequence.params.logprobs is not None or is_edited(chunk) for chunk in chunks)
         rows = [draw_row(chunk.sequence, chunk.end) for chunk in chunks] if is_plain else []
         is_drawn = not all(row.is_greedy for row in rows)
         self._upload(step, size, table_rows, drawn_rows, rows if is_drawn else [])
         if began is not None:
             began.record()
-        self._forwards.replay(size)
-        logits, draws = self._forwards.logits[:num_rows], self._draws[size]
+        self._forwards[size]()
+        logits, draws = self._logits[:num_rows], self._draws[size]
         if not is_plain:
             return logits, None
         if not is_drawn:
             draws.take_best()
-        elif any(row.cuts(self._vocab_size) for row in rows):
+        elif any(row.cuts(logits.shape[1]) for row in rows):
             draws.draw_with_cuts()
         else:
             draws.draw()
-        replayed = Replayed(self._forwards.words, num_rows, aligned_size(size))
+        replayed = Replayed(self._words, num_rows, aligned_size(size))
         self._token_ids = replayed.token_ids
         return logits, replayed
 
@@ -140,7 +170,7 @@ class DecodeGraphs:
     ) -> None:
         """Copy the inputs to the device, in one copy."""
         token_ids, sources, positions, slots = [], [], [], []
-        block_size, first_input = self._block_size, self._forwards.first_input
+        block_size, first_input = self._block_size, self._first_input
         for row, (sequence, start, *_) in enumerate(step.chunks):
             is_known = start < len(sequence.token_ids)
             token_ids.append(sequence.token_ids[start] if is_known else 0)
@@ -153,15 +183,47 @@ class DecodeGraphs:
         if rows:
             values = _padded(numbers(rows).tolist(), PARAMETER_PADDING, aligned_size(size))
             words.frombytes(array("f", values).tobytes())
-        inputs = self._forwards.words[first_input : first_input + len(words)]
+        inputs = self._words[first_input : first_input + len(words)]
         inputs.copy_(pinned(torch.frombuffer(words, dtype=torch.int64), inputs.device), non_blocking=True)
 
-    def _capture(self, size: int, capture: Capture) -> Draws:
-        """Capture the draws of `size` rows."""
-        inputs, parameters = self._forwards.pad(size)
-        words, width = self._forwards.words, aligned_size(size)
-        logits, sampler = self._forwards.logits[:size], self._sampler
-        drawn = words[:size], words[width : width + size]
+    def _pad(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Make all rows padding, and return inputs int64 [7, size] and parameters float32 [4, size]."""
+        width = aligned_size(size)
+        num_inputs, num_parameters = len(INPUT_PADDING) * width, len(PARAMETER_PADDING) * width
+        words = self._words[self._first_input :]
+        inputs = words[:num_inputs].view(-1, width)[:, :size]
+        in_parameters = words[num_inputs : num_inputs + num_parameters // 2]
+        parameters = in_parameters.view(torch.float32).view(-1, width)[:, :size]
+        inputs.copy_(torch.tensor(INPUT_PADDING)[:, None])
+        parameters.copy_(torch.tensor(PARAMETER_PADDING)[:, None])
+        return inputs, parameters
+
+    def _capture_forward(self, size: int, capture: Capture) -> Run:
+        """Capture the forward of `size` rows, which reads inputs in place. Lengths on the host are the longest."""
+        _, sources, positions, slots, seq_lens, table_rows, _ = self._pad(size)[0]
+
+        def forward() -> None:
+            batch = Batch(
+                input_ids=self._words.index_select(0, sources),
+                positions=positions,
+                slots=slots,
+                block_tables=self.tables.on_device,
+                table_rows=table_rows,
+                query_start=self._row_numbers[: size + 1],
+                seq_lens=seq_lens,
+                logits_rows=self._row_numbers[:size],
+                num_decodes=size,
+                query_lens=[1] * size,
+                context_lens=[self._max_model_len] * size,
+            )
+            self._logits[:size].copy_(self._forward(batch))
+
+        return capture(forward)
+
+    def _capture_draws(self, size: int, capture: Capture) -> Draws:
+        inputs, parameters = self._pad(size)
+        logits, sampler, width = self._logits[:size], self._sampler, aligned_size(size)
+        drawn = self._words[:size], self._words[width : width + size]
         return Draws(
             capture(lambda: sampler.take_best(logits, drawn)),
             capture(lambda: sampler.draw(logits, parameters, inputs[-1], has_cuts=False, out=drawn)),

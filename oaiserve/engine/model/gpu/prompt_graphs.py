@@ -14,9 +14,9 @@ from collections.abc import Callable
 import torch
 
 from oaiserve.engine.model.attention.tiles import StaticTiles
-from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.batch import Batch, aligned_size
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.decode_forwards import Capture, Run, aligned_size
+from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
 from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.transfer import pinned

@@ -14,7 +14,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.decode_forwards import Capture, DecodeForwards
+from oaiserve.engine.model.gpu.cuda_capture import Capture
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
@@ -104,10 +104,16 @@ def capture_decodes(own: Captured, max_running: int) -> DecodeGraphs | None:
     sizes = ladder(max_running)
 
     def make() -> DecodeGraphs:
-        forwards = DecodeForwards(
-            own.executor.forward, own.capture, own.loaded, own.tables, sizes=sizes, max_model_len=own.max_model_len
+        return DecodeGraphs(
+            own.executor.forward,
+            triton_sampling,
+            own.capture,
+            own.loaded,
+            own.tables,
+            sizes=sizes,
+            block_size=own.block_size,
+            max_model_len=own.max_model_len,
         )
-        return DecodeGraphs(forwards, triton_sampling, own.capture, block_size=own.block_size)
 
     return _captured("decodes", f"up to {max_running} sequences", sizes, own, make, partial(replay_problem, own, sizes))
 

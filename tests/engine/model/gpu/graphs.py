@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.gpu.decode_forwards import Run
+from oaiserve.engine.model.gpu.cuda_capture import Run
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from tests.engine.model.sampling import plain_sampling
 

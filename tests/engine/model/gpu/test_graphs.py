@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards, Run
+from oaiserve.engine.model.gpu.cuda_capture import Run
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
@@ -63,10 +64,8 @@ class GraphRunner(ModelRunner):
 def make_graphs(
     executor: Executor, loaded: LoadedModel, sizes: list[int], sampler: Any, capture: Callable[[Run], Run] = record
 ) -> DecodeGraphs:
-    forwards = DecodeForwards(
-        executor.forward, capture, loaded, block_tables(sizes), sizes=sizes, max_model_len=MAX_LEN
-    )
-    return DecodeGraphs(forwards, sampler, capture, block_size=BLOCK_SIZE)
+    sized = {"sizes": sizes, "block_size": BLOCK_SIZE, "max_model_len": MAX_LEN}
+    return DecodeGraphs(executor.forward, sampler, capture, loaded, block_tables(sizes), **sized)
 
 
 def block_tables(sizes: list[int]) -> BlockTables:
@@ -286,7 +285,7 @@ def test_a_step_begins_when_its_inputs_are_on_the_device(loaded: LoadedModel) ->
 
     class Began:
         def record(self) -> None:
-            log.append(int(graphs._forwards.words[graphs._forwards.first_input]))
+            log.append(int(graphs._words[graphs._first_input]))
 
     step = Step([Chunk(sequence, sequence.prompt_len - 1, 1)])
     graphs.launch(step, graphs.tables.update(step), None, {}, Began())
@@ -298,10 +297,8 @@ def test_a_row_with_nan_in_its_logits_has_an_error(loaded: LoadedModel) -> None:
     logits = torch.zeros(len(KINDS), loaded.vocab_size)
     logits[torch.arange(len(KINDS)), torch.arange(len(KINDS)) + 10] = 1.0
     logits[1, 50] = float("nan")
-    forwards = DecodeForwards(
-        lambda batch: logits[: len(batch.seq_lens)], record, loaded, block_tables([4]), sizes=[4], max_model_len=MAX_LEN
-    )
-    graphs = DecodeGraphs(forwards, Plain(), record, block_size=BLOCK_SIZE)
+    executor = SimpleNamespace(forward=lambda batch: logits[: len(batch.seq_lens)])
+    graphs = make_graphs(executor, loaded, [4], Plain())
     runner = eager_runner(loaded, num_blocks=200, block_size=BLOCK_SIZE, graphs=graphs, tables=graphs.tables)
     chunks = [Chunk(sequence, sequence.prompt_len - 1, 1) for sequence in sequences_for_steps()[:3]]
     for greedy in (True, False):
@@ -348,7 +345,7 @@ def test_each_number_of_rows_has_a_size_that_is_not_much_larger(most: int, num_r
 
 def test_the_memory_estimate_covers_the_tensors_that_graphs_keep(loaded: LoadedModel) -> None:
     runner = GraphRunner(loaded, num_blocks=8, sizes=[300])
-    kept = vars(runner.graphs._forwards).values()
+    kept = vars(runner.graphs).values()
     held = sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
     sizes = {"block_size": BLOCK_SIZE, "max_step_tokens": 600}
     estimates = [graph_memory_bytes(loaded, EngineOptions(max_running=most, **sizes)) for most in (1, 300, 600)]

@@ -15,7 +15,7 @@ import torch
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.decode_forwards import DecodeForwards, Run
+from oaiserve.engine.model.gpu.cuda_capture import Run
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
@@ -132,8 +132,8 @@ def test_a_step_with_prompts_is_three_launches_and_what_draws_for_the_prompts(lo
         raise AssertionError("operations are launched one by one")
 
     tables = BlockTables(8, WIDTH, BLOCK_SIZE, CPU)
-    forwards = DecodeForwards(forward, capturing("decodes"), loaded, tables, sizes=[4], max_model_len=48)
-    decodes = DecodeGraphs(forwards, Plain(), capturing("decodes"), block_size=BLOCK_SIZE)
+    sizes = {"sizes": [4], "block_size": BLOCK_SIZE, "max_model_len": 48}
+    decodes = DecodeGraphs(forward, Plain(), capturing("decodes"), loaded, tables, **sizes)
     prompts = PromptGraphs(forward, capturing("prompts"), loaded, tables, sizes=SIZES, block_size=BLOCK_SIZE)
     runner = ModelRunner(
         SimpleNamespace(forward=forward, is_exact=False),

@@ -24,7 +24,7 @@ from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.description import NotKnown
-from oaiserve.engine.model.gpu.decode_forwards import Run
+from oaiserve.engine.model.gpu.cuda_capture import Run
 from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
