@@ -7,7 +7,6 @@ that of a CPU's native step. Matrix products are those of the model's modules, w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -19,12 +18,10 @@ from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, StepAt
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.description import MLP, Attention, Decoder, Layer, Matrix, Norm, NotKnown
-from oaiserve.engine.model.gpu.fused_projections import product_of
+from oaiserve.engine.model.gpu.joined_product import Product, joined_product
 from oaiserve.engine.model.kv_cache import copy_blocks
 from oaiserve.engine.model.layer_operations import normed
 from oaiserve.engine.model.spec import LoadedModel, base_of
-
-Product = Callable[[Tensor], Tensor]  # [T, columns] to [T, rows]
 
 
 class FusedLayers:
@@ -182,7 +179,7 @@ def _is_of_heads(norm: Norm | None, attention: Attention) -> bool:
 
 
 def _product(loaded: LoadedModel, matrices: list[Matrix]) -> Product:
-    """Return the product with all rows of these matrices: a single one if they are of one module, or fused."""
+    """Return the product with all rows of these matrices: a single one if they are of one module, or can be joined."""
     modules = [loaded.model.get_submodule(matrix.module) for matrix in matrices]
     if all(module is modules[0] for module in modules):
         first = matrices[0]
@@ -193,9 +190,7 @@ def _product(loaded: LoadedModel, matrices: list[Matrix]) -> Product:
             raise NotKnown("its weights are in blocks")
         weight, bias = weights[0] if len(weights) == 1 else torch.cat(weights), first.bias
         return lambda x: linear(x, weight, bias)
-    if (fused := product_of(modules)) is not None:
-        return fused
-    return lambda x: torch.cat([module(x) for module in modules], dim=-1)
+    return joined_product(modules) or (lambda x: torch.cat([module(x) for module in modules], dim=-1))
 
 
 class FusedExecutor:

@@ -20,7 +20,7 @@ from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu.kernels import attention_problem, sampling_problem
-from oaiserve.engine.start.gpu.layers import fuse_checked, fuse_layers
+from oaiserve.engine.start.gpu.layers import fuse_layers
 from oaiserve.engine.start.gpu.products import (
     compute_experts_checked,
     compute_plain_experts_checked,
@@ -37,7 +37,6 @@ Feature = Literal[
     "packed_weights",
     "fp8_products",
     "packed_experts",
-    "fused_projections",
     "fused_layers",
     "adapters",
     "decode_graphs",
@@ -52,7 +51,7 @@ class FastPaths(NamedTuple):
     backend: Backend
     sample_ids: SampleIds | None  # None: in plain torch
     apply_masks: ApplyMasks | None
-    layers: FusedLayers | None  # None: they run in transformers' code, which may be compiled
+    layers: FusedLayers | None  # None: they run in transformers' code
     features: Mapping[Feature, bool]  # what has been tried
 
     @property
@@ -77,17 +76,10 @@ def find_fast_paths(loaded: LoadedModel, options: EngineOptions) -> FastPaths:
         "fp8_products": is_scaled,
         "packed_experts": has_experts,
     }
-    layers: FusedLayers | None = None
-    if may_fuse_layers(loaded, options):
-        features["fused_projections"] = fuse_checked(loaded, options.block_size)
-        if backend is not ReferenceAttention:
-            layers = fuse_layers(loaded, options.block_size)
+    may_fuse = options.compile and not options.has_adapters and not loaded.state_shapes
+    fuses = may_fuse and backend is not ReferenceAttention
+    layers = fuse_layers(loaded, options.block_size) if fuses else None
     return FastPaths(backend, sample_ids, apply_masks, layers, features)
-
-
-def may_fuse_layers(loaded: LoadedModel, options: EngineOptions) -> bool:
-    """Decide whether layers may run by their description."""
-    return options.compile and not options.has_adapters and not loaded.state_shapes
 
 
 def _attention_and_sampling(

@@ -1,4 +1,4 @@
-"""Compares fused projections and fused layers with transformers' code, by the model's logits."""
+"""Compares fused layers with transformers' code, by the model's logits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
-from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
-from oaiserve.engine.model.rehearsal import prompt, prompts_and_decodes
+from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference, compare, tolerance
 from oaiserve.engine.start.gpu.usable import is_usable
@@ -26,32 +25,8 @@ from oaiserve.engine.step import Step
 log = logging.getLogger(__name__)
 
 FUSED_NAME = "Fused layers"
-FUSED_INSTEAD = "they are compiled from transformers' code, or run operation by operation"
+FUSED_INSTEAD = "transformers' code runs operation by operation"
 FUSED_LENGTHS = (9, 40, 17, 600)  # of sequences whose logits are compared; the last is read by several programs
-PROMPT_TOKENS = 20  # of the prompt whose logits are compared with those of separate projections
-
-
-@torch.inference_mode()
-def fuse_checked(loaded: LoadedModel, block_size: int) -> bool:
-    """Fuse the projections of a model, unless its logits would differ. Return whether any are."""
-    step = prompt(min(PROMPT_TOKENS, loaded.max_model_len), loaded.vocab_size, block_size)
-    num_blocks = len(step.chunks[0].sequence.blocks)
-    executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size)
-    number = 0
-
-    def fused(batch: Batch) -> torch.Tensor:
-        nonlocal number
-        number = fuse_projections(loaded.model)
-        return executor.forward(batch)
-
-    def problem() -> Difference | None:
-        named = [("the outputs", build_batch(step, block_size, loaded.device))]
-        return compare(fused, executor.forward, named, tolerance(loaded.dtype))
-
-    if is_usable("Fused projections", "each of them is a product of its own", problem):
-        return number > 0
-    separate_projections(loaded.model)
-    return False
 
 
 @torch.inference_mode()

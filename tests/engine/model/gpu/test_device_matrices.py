@@ -20,7 +20,7 @@ from oaiserve.engine.model.gpu.device_matrices import (
     packed_linears,
 )
 from oaiserve.engine.model.gpu.fused_layers import _product
-from oaiserve.engine.model.gpu.fused_projections import fuse_projections, product_of
+from oaiserve.engine.model.gpu.joined_product import joined_product
 from oaiserve.engine.model.gpu.keep_packed import keep_packed_matrices
 from oaiserve.engine.start.gpu.products import multiply_checked, scale_checked
 from oaiserve.engine.start.load import load_model
@@ -149,17 +149,17 @@ def packed_model(folder: Path) -> Any:
 
 
 @torch.inference_mode()
-def test_layers_that_stay_packed_compute_the_same_fused_or_not(awq: tuple[Path, torch.Tensor]) -> None:
+def test_layers_that_stay_packed_compute_the_same_joined_or_not(awq: tuple[Path, torch.Tensor]) -> None:
     folder, want = awq
     model = packed_model(folder)
     ids = torch.arange(9)[None]
     torch.testing.assert_close(model(ids).logits, want, rtol=1e-4, atol=1e-4)
-    assert fuse_projections(model) == 4
+    attention = model.model.layers[0].self_attn
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    assert joined_product(projections) is not None
     multiply_by(model, triton_matrices.multiply)
     torch.testing.assert_close(model(ids).logits, want, rtol=1e-4, atol=1e-4)
-    attention = model.model.layers[0].self_attn
-    product = product_of([attention.q_proj, attention.k_proj, attention.v_proj])
-    assert attention.q_proj.matrix.codes.untyped_storage().data_ptr() == product.matrix.codes.data_ptr()
+    assert len({module.matrix.codes.untyped_storage().data_ptr() for module in projections}) == 1
     assert sum(parameter.nbytes for parameter in attention.q_proj.parameters()) == 0
     assert attention.q_proj.weight.shape == (64, 64)
     assert attention.q_proj.weight.untyped_storage().nbytes() == 4
@@ -197,7 +197,6 @@ def test_products_that_are_wrong_are_switched_off_with_a_warning(
 
 def test_fused_layers_multiply_with_packed_matrices(awq: tuple[Path, torch.Tensor]) -> None:
     loaded = prepare(packed_model(awq[0]))
-    fuse_projections(loaded.model)
     names = [f"model.layers.0.self_attn.{kind}_proj" for kind in "qkv"]
     matrices = [Matrix(loaded.model.get_submodule(name).weight, None, name) for name in names]
     product = _product(loaded, matrices)

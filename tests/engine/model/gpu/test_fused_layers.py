@@ -17,7 +17,6 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.description import Norm, NotKnown
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
-from oaiserve.engine.model.gpu.fused_projections import fuse_projections
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu.layers import described
@@ -51,7 +50,6 @@ def steps(loaded: LoadedModel, lengths: list[int]) -> list[Batch]:
 
 
 def fused(loaded: LoadedModel, backend: Backend, operations: Any) -> FusedExecutor:
-    fuse_projections(loaded.model)
     layers = FusedLayers(loaded, described(loaded, BLOCK_SIZE), operations)
     caches = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE).caches
     return FusedExecutor(layers, caches, backend)

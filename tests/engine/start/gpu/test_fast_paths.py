@@ -25,7 +25,6 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.gpu.cuda_capture import Run
-from oaiserve.engine.model.gpu.fused_projections import fuse_projections, separate_projections
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
@@ -181,11 +180,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 def started(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
     options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16, **settings)
     made = start_on_cpu(loaded, options) if loaded.is_on_cpu else start_on_gpu.start_on_gpu(loaded, options)
-    try:
-        with Engine(assemble(made, Tokenizer(byte_tokenizer()), options), options) as engine:
-            yield engine
-    finally:
-        separate_projections(loaded.model)
+    with Engine(assemble(made, Tokenizer(byte_tokenizer()), options), options) as engine:
+        yield engine
 
 
 def answers(engine: Engine) -> list[list[int]]:
@@ -195,7 +191,7 @@ def answers(engine: Engine) -> list[list[int]]:
 
 
 ON = dict.fromkeys(fast_paths.FEATURES, False)
-ON |= dict.fromkeys(("attention", "sampling", "fused_projections", "fused_layers", "decode_graphs"), True)
+ON |= dict.fromkeys(("attention", "sampling", "fused_layers", "decode_graphs"), True)
 NONE: dict[str, bool] = {}
 
 
@@ -230,16 +226,6 @@ def fused_layers_that_raise(device: FakeGpu) -> None:
     device.set(layers, "_operations", broken)
 
 
-def wrong_fused_projections(device: FakeGpu) -> None:
-    def mix_up(model: Any) -> int:
-        number = fuse_projections(model)
-        layer = model.model.layers[0].self_attn
-        layer.k_proj.index, layer.v_proj.index = 2, 1  # as a model that calls them in another order
-        return number
-
-    device.set(layers, "fuse_projections", mix_up)
-
-
 def wrong_graphs(device: FakeGpu) -> None:
     device.set(device, "capture", lambda run: run() or (lambda: None))
 
@@ -257,7 +243,6 @@ def wrong_graphs(device: FakeGpu) -> None:
         (no_description, {"fused_layers": False}, None),
         (wrong_fused_layers, {"fused_layers": False}, "Fused layers"),
         (fused_layers_that_raise, {"fused_layers": False}, "Fused layers"),
-        (wrong_fused_projections, {"fused_projections": False}, "Fused projections"),
         (wrong_graphs, {"decode_graphs": False}, "CUDA graphs of decodes"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -287,7 +272,7 @@ def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_rig
 def test_everything_can_be_switched_off(device: FakeGpu, loaded: LoadedModel) -> None:
     device.backend = ReferenceAttention
     with started(loaded, compile=False, cuda_graph=False, attention="reference") as engine:
-        off = dict.fromkeys(("attention", "fused_projections", "fused_layers", "decode_graphs"), False)
+        off = dict.fromkeys(("attention", "fused_layers", "decode_graphs"), False)
         assert engine.features == ON | off
 
 
@@ -296,7 +281,7 @@ def test_adapters_whose_kernels_fail_are_added_in_plain_torch(
 ) -> None:
     monkeypatch.setattr(start_on_gpu, "by_kernels", broken)
     with caplog.at_level(logging.WARNING), started(loaded, lora_dir=Path("unread")) as engine:
-        assert engine.features == ON | {"fused_projections": False, "fused_layers": False}
+        assert engine.features == ON | {"fused_layers": False}
     assert [message.partition(":")[0] for message in caplog.messages] == ["Adapters by Triton's kernels"]
 
 
