@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -151,174 +150,6 @@ def test_the_account_of_a_request_tells_of_its_drafts(server: LiveServer, open_p
     assert shown == [(True, 1), (False, 0)]
 
 
-def test_the_playground_shows_the_phases_of_the_server(page: Page) -> None:
-    page.click("#tab-playground")
-    page.fill("#max-tokens", "30")
-    send(page)
-    assert "measured by the server" in page.text_content("#chat-summary")
-    named = page.locator("#chat-phases tbody tr").all_inner_texts()
-    assert [text.split("\t")[0].strip() for text in named] == [
-        *("receive", "tokenize wait", "tokenize", "queue", "prefill", "decode")
-    ]
-    page.click("#chat-detail")
-    page.wait_for_selector("dialog[open] tr[data-phase=decode]")
-
-
-# -- the form of the answer in the playground --------------------------------------------------------------------------
-
-
-def open_playground(page: Page, kind: str, max_tokens: int = 500) -> None:
-    """Show the playground with this kind of answer. Answers are greedy."""
-    page.click("#tab-playground")
-    page.check(f"[name=kind][value={kind}]")
-    page.fill("#max-tokens", str(max_tokens))
-    page.fill("#temperature", "0")
-
-
-def send(page: Page) -> None:
-    page.click("#send")
-    page.wait_for_selector("#answer[aria-busy=false]")  # what an earlier answer has left is still visible
-    page.wait_for_selector("#chat-detail:visible")
-
-
-def test_the_examples_of_a_schema_and_of_tools_get_answers_that_satisfy_them(page: Page) -> None:
-    open_playground(page, "schema")
-    send(page)
-    answer = page.text_content("#answer")
-    jsonschema.validate(json.loads(answer), json.loads(page.input_value("#schema")))
-    assert answer.startswith('{\n  "name": "')
-    open_playground(page, "tools")
-    send(page)
-    call = page.locator("#answer .call").first
-    assert call.locator("h3").inner_text() == "Tool call get_weather"
-    arguments = call.locator("pre").text_content()
-    (tool,) = json.loads(page.input_value("#tools"))
-    jsonschema.validate(json.loads(arguments), tool["function"]["parameters"])
-    assert arguments.startswith('{\n  "city": "')
-
-
-def test_each_tool_can_be_chosen_by_its_name(page: Page) -> None:
-    open_playground(page, "tools")
-    parameters = {"properties": {"level": {"enum": [1, 2]}}, "required": ["level"]}
-    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("dim", "glow")]
-    page.fill("#tools", json.dumps(tools))
-    page.locator("#tools").blur()
-    assert page.locator("#named-tools option").all_inner_texts() == ["dim", "glow"]
-    page.select_option("#tool-choice", label="glow")
-    send(page)
-    assert page.locator("#answer .call h3").all_inner_texts() == ["Tool call glow"]
-    assert json.loads(page.text_content("#answer .call pre")) in ({"level": 1}, {"level": 2})
-    page.fill("#tools", json.dumps(tools[:1]))
-    page.locator("#tools").blur()
-    assert page.input_value("#tool-choice") == '"required"'  # the one that was chosen is gone
-
-
-def test_what_is_not_json_is_told_at_its_box_and_not_sent(server: LiveServer, page: Page) -> None:
-    sent = []
-    page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
-    for kind, text, problem in (
-        ("schema", '{"type": }', "This is not JSON: "),
-        ("schema", "[]", "A schema is an object: {...}."),
-        ("tools", "[{]", "This is not JSON: "),
-        ("tools", '{"type": "function"}', "Tools are a list of objects: [{...}, ...]."),
-        ("tools", "[1]", "Tools are a list of objects: [{...}, ...]."),
-    ):
-        open_playground(page, kind, max_tokens=20)
-        right = page.input_value(f"#{kind}")
-        page.fill(f"#{kind}", text)
-        page.focus("#prompt")
-        page.keyboard.press("Control+Enter")
-        assert page.text_content(f"#{kind}-problem").startswith(problem)
-        assert page.get_attribute(f"#{kind}", "aria-invalid") == "true"
-        assert page.get_attribute(f"#{kind}", "aria-describedby") == f"{kind}-problem"
-        assert page.get_attribute(f"#{kind}-problem", "role") == "alert"
-        assert page.evaluate("() => document.activeElement.id") == kind
-        page.fill(f"#{kind}", right)
-        assert page.text_content(f"#{kind}-problem") == ""
-    assert sent == []
-    send(page)
-    assert sent == [f"{server.url}/v1/chat/completions"]
-
-
-def test_a_message_is_not_sent_while_an_answer_is_streamed(server: LiveServer, page: Page) -> None:
-    sent = []
-    page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
-    open_playground(page, "text", max_tokens=100)
-    page.evaluate("() => [1, 2].forEach(() => document.getElementById('chat-form').requestSubmit())")
-    page.wait_for_selector("#chat-detail:visible")
-    assert sent == [f"{server.url}/v1/chat/completions"]
-
-
-def test_a_refusal_has_the_message_and_the_parameter_of_the_server(server: LiveServer, open_page: OpenPage) -> None:
-    page = open_page(f"{server.url}/dashboard", may_log=True)
-    open_playground(page, "schema")
-    page.fill("#schema", '{"not": {}}')
-    page.click("#send")
-    shown = page.locator("#answer .error + .note")
-    shown.wait_for()
-    schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"not": {}}}}
-    body = {"messages": [{"role": "user", "content": "Hi"}], "response_format": schema}
-    error = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["error"]
-    assert page.inner_text("#answer .error") == error["message"]
-    assert shown.inner_text() == f"Parameter: {error['param']}" == "Parameter: response_format"
-    assert page.is_hidden("#chat-detail")
-
-
-def test_choosing_a_kind_changes_the_message_only_if_it_is_an_example(page: Page) -> None:
-    page.click("#tab-playground")
-    first = page.input_value("#prompt")
-    page.focus("[name=kind][value=text]")
-    page.keyboard.press("ArrowRight")
-    assert (page.is_visible("#schema"), page.is_visible("#tools")) == (True, False)
-    assert "JSON" in page.input_value("#prompt")
-    page.keyboard.press("ArrowRight")
-    assert (page.is_visible("#schema"), page.is_visible("#tools")) == (False, True)
-    page.check("[value=text]")
-    assert (page.is_visible("#schema"), page.is_visible("#tools")) == (False, False)
-    assert page.input_value("#prompt") == first
-    page.fill("#prompt", "My own")
-    page.check("[value=tools]")
-    assert page.input_value("#prompt") == "My own"
-
-
-def test_the_parts_of_an_answer_are_shown_in_their_order(scripts: Page) -> None:
-    deltas = [
-        {"role": "assistant", "content": None},
-        {"reasoning": "Let me", "reasoning_content": "Let me"},
-        {"reasoning_content": " see."},
-        {"content": "I "},
-        {"content": "look."},
-        {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}]},
-        {"tool_calls": [{"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": ""}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": 12345678901234567890,'}}]},
-        {"tool_calls": [{"index": 1, "function": {"arguments": "{<b>"}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": ' "a": "{,}"}'}}]},
-        {"content": "Well."},
-        {},
-    ]
-    ask = """async (deltas) => {
-      const { Answer } = await import("/dashboard/static/answer.js");
-      const box = document.createElement("div");
-      const answer = new Answer(box, false);
-      const text = () => [...box.children].map((part) => part.textContent);
-      const took = deltas.map((delta) => answer.take(delta));
-      const before = text();
-      answer.finish("length");
-      return [took, before, text()];
-    }"""
-    took, before, after = scripts.evaluate(ask, deltas)
-    assert took == [False, *[True] * 10, False]
-    first = ["ReasoningLet me see.", "I look."]
-    assert before == [*first, 'Tool call f{"a": 12345678901234567890, "a": "{,}"}', "Tool call g{<b>", "Well."]
-    assert after == [
-        *first,
-        'Tool call f{\n  "a": 12345678901234567890,\n  "a": "{,}"\n}',
-        "Tool call g{<b>",  # no JSON, so it stays as it came
-        "Well.",
-        "It was cut at the maximum of tokens.",
-    ]
-
-
 # -- the whole page ----------------------------------------------------------------------------------------------------
 
 
@@ -339,7 +170,8 @@ def test_everything_works_from_the_keyboard(server: LiveServer, page: Page) -> N
     assert row.evaluate("row => row === document.activeElement")
     page.focus("#tab-live")
     page.keyboard.press("ArrowRight")
-    assert page.is_visible("#playground")
+    assert page.is_visible("#chat")
+    assert page.url.endswith("#chat")
 
 
 @pytest.mark.parametrize(("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["light", "dark on a phone"])
@@ -361,28 +193,6 @@ def test_every_text_has_enough_contrast_and_every_control_a_name_within_the_widt
     page.locator("#waterfall button").first.click()
     page.wait_for_selector("dialog[open] tr[data-phase]")
     check(least_texts=20)
-    page.keyboard.press("Escape")
-    for kind in ("schema", "tools"):
-        open_playground(page, kind)
-        check()
-    send(page)
-    page.fill("#tools", "[")
-    page.locator("#tools").blur()
-    check()
-
-
-@pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
-def test_nothing_moves_for_users_who_prefer_reduced_motion(
-    server: LiveServer, open_page: OpenPage, motion: str, moves: bool
-) -> None:
-    page = open_page(f"{server.url}/dashboard", reduced_motion=motion)
-    page.click("#tab-playground")
-    send(page)
-    found = page.evaluate("""() => [...document.querySelectorAll("*")].flatMap((node) => {
-      const { transitionDuration, animationName } = getComputedStyle(node);
-      return transitionDuration === "0s" && animationName === "none" ? [] : [node.parentElement.id];
-    })""")
-    assert set(found) == ({"chat-bar"} if moves else set())
 
 
 # -- API keys, the limit of viewers, a proxy --------------------------------------------------------------------------
@@ -420,7 +230,9 @@ def test_the_page_asks_for_the_key_when_any_request_finds_it_invalid(live: LiveS
     for needs_key in ("#requests button >> nth=0", "#send"):
         visitor.fill("#key", API_KEY)
         visitor.keyboard.press("Enter")
-        visitor.click("#tab-playground" if needs_key == "#send" else "#tab-live")
+        visitor.click("#tab-chat" if needs_key == "#send" else "#tab-live")
+        if needs_key == "#send":
+            visitor.fill("#prompt", "Hi")
         visitor.wait_for_selector(needs_key)
         visitor.evaluate("() => sessionStorage.setItem('oaiserve-api-key', 'old')")
         visitor.click(needs_key)
@@ -456,9 +268,10 @@ def test_everything_works_under_a_prefix(server: LiveServer, open_page: OpenPage
         page.locator("#requests button").first.click()
         page.wait_for_selector("dialog[open] tr[data-phase=decode]")
         page.keyboard.press("Escape")
-        page.click("#tab-playground")
-        page.fill("#max-tokens", "5")
-        send(page)
+        page.click("#tab-chat")
+        page.fill("#prompt", "Hi")
+        page.click("#send")
+        page.wait_for_selector("#turns:not(.busy) .answered .note p")
         page.goto(f"{url}/dashboard/")
         page.wait_for_selector("#status[data-state=live]")
         assert page.url == f"{url}/dashboard"

@@ -47,7 +47,7 @@ def test_the_page_names_only_files_that_are_served(served: Served) -> None:
     assert "://" not in page.text  # nothing from the internet
 
 
-@pytest.mark.parametrize("name", [name for name in page_files() if not name.startswith("uplot")])
+@pytest.mark.parametrize("name", [name for name in page_files() if not name.startswith(("uplot", "markdown-it"))])
 def test_all_addresses_in_the_page_are_relative(name: str) -> None:
     """Relative addresses let a proxy serve the page under any prefix."""
     assert re.findall(r"""["'`(=]/\w[^"'`]*""", page_files()[name].content.decode()) == []
@@ -108,9 +108,10 @@ def test_other_files_are_not_found(served: Served, name: str) -> None:
     assert served.http.get(f"/dashboard/static/{name}").status_code == 404
 
 
-def test_the_chart_library_ships_with_its_licence() -> None:
-    assert b"MIT License" in page_files()["uplot.LICENSE.txt"].content
-    assert "uPlot" in page_files()["uplot.js"].content[:200].decode()
+@pytest.mark.parametrize(("library", "licence"), [("uplot", "MIT License"), ("markdown-it", "Vitaly Puzrin")])
+def test_the_libraries_ship_with_their_licences(library: str, licence: str) -> None:
+    assert licence in page_files()[f"{library}.LICENSE.txt"].content.decode()
+    assert library in page_files()[f"{library}.js"].content[:200].decode().lower()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 // Runs the page: its tabs, the form for the API key, and the feed, which it reads only while the page is visible.
 
+import { Chat } from "./chat.js";
 import { Charts } from "./charts.js";
-import { Playground } from "./playground.js";
 import { byId, showProblem } from "./show.js";
 import { events, hasKey, keepKey, Refused, request } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
@@ -10,7 +10,7 @@ import { Window } from "./window.js";
 const RETRY_MS = 2000;
 const charts = new Charts(byId("tiles"), byId("charts"));
 const waterfall = new Waterfall();
-new Playground();
+const chat = new Chat();
 let reading = null; // the AbortController of the open feed
 
 function setStatus(state, text) {
@@ -42,6 +42,7 @@ async function readFeed(signal) {
       byId("model").textContent = `${message.model} · ${message.version}`;
       document.title = `oaiserve: ${message.model}`;
       points = new Window(message.boundaries_seconds);
+      chat.connected();
     }
     if (points.add(message.samples)) charts.show(points);
     waterfall.show(message.requests);
@@ -94,6 +95,7 @@ function select(tab) {
     other.tabIndex = isSelected ? 0 : -1;
     byId(other.getAttribute("aria-controls")).hidden = !isSelected;
   }
+  history.replaceState(null, "", tab.id === "tab-chat" ? "#chat" : "#live");
 }
 for (const tab of tabs) {
   tab.addEventListener("click", () => select(tab));
@@ -106,5 +108,5 @@ for (const tab of tabs) {
   });
 }
 
-if (location.hash === "#chat") select(byId("tab-playground"));
+if (location.hash === "#chat") select(byId("tab-chat"));
 follow();

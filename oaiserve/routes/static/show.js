@@ -47,16 +47,6 @@ export function clock(unixMs) {
   return new Date(unixMs).toLocaleTimeString([], { hour12: false });
 }
 
-// Fills a bar with `phases`, pairs of a name and nanoseconds. The bar is full at `fullNs`.
-export function fillBar(bar, phases, fullNs) {
-  while (bar.children.length > phases.length) bar.lastChild.remove();
-  phases.forEach(([name, ns], position) => {
-    const part = bar.children[position] ?? bar.appendChild(element("i"));
-    part.className = `phase-${name}`;
-    part.style.width = `${(100 * ns) / Math.max(1, fullNs)}%`;
-  });
-}
-
 // Returns [name, start, end, ...shares] in ms of each phase, from lists of a name, nanoseconds, and where the causes are
 // known, what it would have taken alone and that with its neighbours. Nanoseconds are added up before they become ms: a
 // sum of rounded numbers could lie after the end of the request, and thus behind the cut after it.
