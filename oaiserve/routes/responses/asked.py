@@ -51,14 +51,14 @@ class Earlier(NamedTuple):
 
 async def read_earlier(serving: Serving, body: ResponsesBody | ResponseInputBody, owner: str) -> Earlier:
     """Read the stored responses from the store. Raises InvalidRequest if they are missing, or too large together."""
-    store, most_bytes = serving.responses, serving.config.server.body_limit
+    store, most_bytes = serving.responses, int(serving.config.server.body_limit)
     turns: list[StoredResponse] = []
     if body.previous_response_id is not None:
         try:
             turns = await store.conversation(owner, body.previous_response_id, most_bytes)
         except ConversationTooLarge:
             raise invalid(
-                "previous_response_id", f"the conversation up to there has more than {int(most_bytes)} bytes"
+                "previous_response_id", f"the conversation up to there has more than {most_bytes} bytes"
             ) from None
         if turns and is_conversation(turns[-1].conversation_id):
             reason = f"is a turn of a conversation. Send 'conversation': {show(turns[-1].conversation_id)} instead"
@@ -84,9 +84,7 @@ async def read_earlier(serving: Serving, body: ResponsesBody | ResponseInputBody
     referred = [stored for one in found if (stored := await store.get(owner, one)) is not None]
     earlier = Earlier(owner, turns, referred)
     if earlier.num_bytes > most_bytes:
-        raise invalid(
-            "input", f"the conversation with the items that it refers to has more than {int(most_bytes)} bytes"
-        )
+        raise invalid("input", f"the conversation with the items that it refers to has more than {most_bytes} bytes")
     return earlier
 
 

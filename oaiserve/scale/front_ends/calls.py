@@ -1,4 +1,4 @@
-"""Calls of a front end: methods of `FrontEnd` in the engine process, which are marked with `offered`.
+"""Calls of a front end: methods of `FrontEnd` and of its parts in the engine process, which are `offered`.
 
 A method that is a coroutine function is a question, whose answer or error comes back with the number of the call.
 """
@@ -26,18 +26,20 @@ class Offered(NamedTuple):
     """A method that front ends may call, with the types that its arguments are checked against, and of its answer."""
 
     method: Callable[..., Any]
+    owner: Callable[[Any], Any]  # takes the `FrontEnd`, and returns what has the method
     arguments: Decoder[Any]
     answer: Decoder[Any]
 
 
-OFFERED: dict[str, Offered] = {}
+OFFERED: dict[str, Offered] = {}  # by the name of the class and of the method
 
 
-def offered(method: Method) -> Method:
+def offered(method: Method, owner: Callable[[Any], Any] = lambda front_end: front_end) -> Method:
     """Let front ends call a method. The types of its arguments and of its answer are those of its signature."""
     kinds = get_type_hints(method)
     answer = decoder_of(kinds.pop("return"))
-    OFFERED[method.__name__] = Offered(method, decoder_of(GenericAlias(tuple, tuple(kinds.values()))), answer)
+    arguments = decoder_of(GenericAlias(tuple, tuple(kinds.values())))
+    OFFERED[method.__qualname__] = Offered(method, owner, arguments, answer)
     return method
 
 
@@ -51,15 +53,15 @@ class EngineProcess:
 
     def tell(self, method: Callable[Concatenate[Any, P], None], *arguments: P.args, **_: P.kwargs) -> None:
         """Call a method. Raises UnicodeEncodeError for half of a surrogate pair, which has no bytes."""
-        self.link.send(framed(Call(method.__name__, packed(arguments), 0)))
+        self.link.send(framed(Call(method.__qualname__, packed(arguments), 0)))
 
     def ask(
         self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]], *arguments: P.args, **_: P.kwargs
     ) -> Future[T]:
         """Call a method that is a question. The future gets its answer, or the error that it has led to."""
         number, future = next(self._numbers), Future[T]()
-        frame = framed(Call(method.__name__, packed(arguments), number))
-        self._asked[number] = future, OFFERED[method.__name__].answer
+        frame = framed(Call(method.__qualname__, packed(arguments), number))
+        self._asked[number] = future, OFFERED[method.__qualname__].answer
         if self.link.is_lost:
             self._fail(number)
         else:

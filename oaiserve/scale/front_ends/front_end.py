@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,8 @@ from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files.adapters import BadAdapter
-from oaiserve.http.connections import Connections, Refusal
-from oaiserve.routes.responses.store import ConversationTooLarge, ResponseDatabase, StoredResponse
+from oaiserve.http.connections import Connections
+from oaiserve.routes.responses.store import ConversationTooLarge, ResponseDatabase
 from oaiserve.scale.front_ends import messages
 from oaiserve.scale.front_ends.calls import OFFERED, offered
 from oaiserve.scale.front_ends.link import Link
@@ -61,7 +61,7 @@ class FrontEnd:
 
     def __init__(self, link: Link, shared: Shared, on_up: Callable[[], None] = lambda: None) -> None:
         self._link = link
-        self._shared = shared
+        self.shared = shared
         self._engine, self._telemetry = shared.engine, shared.telemetry
         self._on_up = on_up
         self._encoding: dict[str, Request] = {}  # whose prompts it encodes
@@ -96,19 +96,19 @@ class FrontEnd:
         self.num_silent = 0
         call = messages.of_front_end(body)
         called = OFFERED[call.method]
-        arguments = called.arguments.decode(call.arguments)
+        owner, arguments = called.owner(self), called.arguments.decode(call.arguments)
         if not asyncio.iscoroutinefunction(called.method):
-            called.method(self, *arguments)
+            called.method(owner, *arguments)
             return
-        task = asyncio.get_running_loop().create_task(self._answer(call, arguments))
+        task = asyncio.get_running_loop().create_task(self._answer(call, called.method(owner, *arguments)))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _answer(self, call: messages.Call, arguments: tuple[Any, ...]) -> None:
+    async def _answer(self, call: messages.Call, answer: Coroutine[Any, Any, Any]) -> None:
         if self._is_lost:
-            return  # nobody would give back what it takes
+            return answer.close()  # nobody would give back what it takes
         try:
-            value = await OFFERED[call.method].method(self, *arguments)
+            value = await answer
             reply: messages.Message = messages.Answered(call.number, messages.packed(value))
         except (APIError, BadAdapter, ConversationTooLarge) as error:
             reply = messages.AskFailed(call.number, error)
@@ -209,12 +209,7 @@ class FrontEnd:
             self._addresses[address] -= 1
             if not self._addresses[address]:
                 del self._addresses[address]
-            self._shared.connections.release(address)
-
-    @offered
-    def connection_refused(self, refusal: Refusal) -> None:
-        """Count a connection that has ended against the client's will."""
-        self._shared.connections.count(refusal)
+            self.shared.connections.release(address)
 
     @offered
     def access_refused(self, reason: AccessRefusal) -> None:
@@ -229,8 +224,8 @@ class FrontEnd:
     @offered
     def log_counts(self, more: list[tuple[str, str, int]]) -> None:
         """Add the numbers of log messages since the last call, by level and result."""
-        if self._shared.log_limit is not None:
-            self._shared.log_limit.add({(level, result): number for level, result, number in more})
+        if self.shared.log_limit is not None:
+            self.shared.log_limit.add({(level, result): number for level, result, number in more})
 
     # -- questions: work of milliseconds is done in a worker thread ----------------------------------------------------
 
@@ -266,39 +261,19 @@ class FrontEnd:
         is_first = not self._engine.is_reporting
         report = await asyncio.to_thread(self._engine.report)
         if is_first:
-            self._shared.tell(messages.State.of(self._engine))
+            self.shared.tell(messages.State.of(self._engine))
         return report
-
-    @offered
-    async def put_response(self, owner: str, stored: StoredResponse) -> None:
-        await self._shared.responses.put(owner, stored)
-
-    @offered
-    async def get_response(self, owner: str, response_id: str) -> StoredResponse | None:
-        return await self._shared.responses.get(owner, response_id)
-
-    @offered
-    async def conversation(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
-        return await self._shared.responses.conversation(owner, response_id, most_bytes)
-
-    @offered
-    async def replace_response(self, owner: str, old: StoredResponse, new: StoredResponse) -> bool:
-        return await self._shared.responses.replace(owner, old, new)
-
-    @offered
-    async def delete_response(self, owner: str, response_id: str) -> bool:
-        return await self._shared.responses.delete(owner, response_id)
 
     @offered
     async def load_adapter(self, name: str, path: str) -> ServedAdapter:
         adapter = await asyncio.to_thread(self._engine.load_adapter, name, Path(path))
-        self._shared.tell(messages.State.of(self._engine))
+        self.shared.tell(messages.State.of(self._engine))
         return adapter
 
     @offered
     async def unload_adapter(self, name: str) -> ServedAdapter:
         adapter = self._engine.unload_adapter(name)
-        self._shared.tell(messages.State.of(self._engine))
+        self.shared.tell(messages.State.of(self._engine))
         return adapter
 
     # -- its end ------------------------------------------------------------------------------------------------------
@@ -316,7 +291,7 @@ class FrontEnd:
         for room in self._rooms.values():
             self._engine.give_room_back(*room)
         for address in self._addresses.elements():
-            self._shared.connections.release(address)
+            self.shared.connections.release(address)
         for kept in (self._encoding, self.not_begun, self._rooms, self._addresses):
             kept.clear()
         self.is_up = False
@@ -345,3 +320,10 @@ class FrontEnd:
                     account=terminal.account,
                 )
             )
+
+
+STORE = tuple(
+    offered(getattr(ResponseDatabase, name), lambda front_end: front_end.shared.responses)
+    for name in ("put", "get", "conversation", "replace", "delete")
+)
+offered(Connections.count, lambda front_end: front_end.shared.connections)

@@ -15,9 +15,9 @@ from typing import Any
 from oaiserve.facts.record import AccessRefusal, RequestRecord
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.connections import Connections, Refusal
-from oaiserve.routes.responses.store import StoreCounts, StoredResponse
+from oaiserve.routes.responses.store import StoreCounts
 from oaiserve.scale.front_ends.calls import EngineProcess
-from oaiserve.scale.front_ends.front_end import FrontEnd
+from oaiserve.scale.front_ends.front_end import STORE, FrontEnd
 from oaiserve.scale.front_ends.messages import Recorded
 from oaiserve.telemetry.log_limit import LogLimit
 
@@ -98,21 +98,11 @@ class RemoteStore:
 
     def __init__(self, process: EngineProcess) -> None:
         self._process = process
+        for method in STORE:
+            setattr(self, method.__name__, partial(self._ask, method))
 
-    async def put(self, owner: str, stored: StoredResponse, /) -> None:
-        await asyncio.wrap_future(self._process.ask(FrontEnd.put_response, owner, stored))
-
-    async def get(self, owner: str, response_id: str, /) -> StoredResponse | None:
-        return await asyncio.wrap_future(self._process.ask(FrontEnd.get_response, owner, response_id))
-
-    async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
-        return await asyncio.wrap_future(self._process.ask(FrontEnd.conversation, owner, response_id, int(most_bytes)))
-
-    async def replace(self, owner: str, old: StoredResponse, new: StoredResponse, /) -> bool:
-        return await asyncio.wrap_future(self._process.ask(FrontEnd.replace_response, owner, old, new))
-
-    async def delete(self, owner: str, response_id: str, /) -> bool:
-        return await asyncio.wrap_future(self._process.ask(FrontEnd.delete_response, owner, response_id))
+    async def _ask(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.wrap_future(self._process.ask(method, *arguments))
 
     def counts(self) -> StoreCounts:
         """Return nothing: the engine process counts."""
@@ -135,4 +125,4 @@ class RemoteConnections(Connections):
         self._process.tell(FrontEnd.connection_ended, address)
 
     def count(self, refusal: Refusal) -> None:
-        self._process.tell(FrontEnd.connection_refused, refusal)
+        self._process.tell(Connections.count, refusal)

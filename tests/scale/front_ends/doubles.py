@@ -64,7 +64,7 @@ class SilentChild:
         self.connections, self._its_connections = socket.socketpair()
         self.process = self
         self.pid = os.getpid()
-        self._its_messages.sendall(framed(Call("up", packed(()), 0)))
+        self._its_messages.sendall(framed(Call("FrontEnd.up", packed(()), 0)))
 
     def kill(self) -> None:
         self._its_messages.close()

@@ -38,7 +38,8 @@ from oaiserve.facts.record import Cause, EngineAccount, EventKind, Outcome, Requ
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files.adapters import BadAdapter
-from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse
+from oaiserve.http.connections import Connections
+from oaiserve.routes.responses.store import ConversationTooLarge, ResponseDatabase, StoredResponse
 from oaiserve.scale.front_ends.calls import OFFERED
 from oaiserve.scale.front_ends.front_end import FrontEnd
 from oaiserve.scale.front_ends.messages import (
@@ -71,7 +72,7 @@ def body(message: Message) -> bytes:
 
 def arrived(method: Callable[..., object], argument: object) -> Any:
     """Return the only argument of a call of a front end, as the engine process gets it."""
-    call = of_front_end(body(Call(method.__name__, packed((argument,)), 0)))
+    call = of_front_end(body(Call(method.__qualname__, packed((argument,)), 0)))
     (argument,) = OFFERED[call.method].arguments.decode(call.arguments)
     return argument
 
@@ -200,12 +201,15 @@ def test_answers_have_the_type_that_was_asked_for() -> None:
     stored = [StoredResponse("a", "b", None, b"\0", b"{}")]
     message = of_engine(body(Answered(4, packed(stored))))
     assert isinstance(message, Answered)
-    assert OFFERED["conversation"].answer.decode(message.value) == stored
+    assert OFFERED["ResponseDatabase.conversation"].answer.decode(message.value) == stored
 
 
 def test_any_method_that_is_offered_can_be_called_and_no_other_one() -> None:
-    assert all(getattr(FrontEnd, name) is offered.method for name, offered in OFFERED.items())
-    assert not OFFERED.keys() & {"start", "send", "connected", "_lost"}
+    classes = {kind.__name__: kind for kind in (FrontEnd, ResponseDatabase, Connections)}
+    names = {name: name.split(".") for name in OFFERED}
+    assert all(getattr(classes[kind], method) is OFFERED[name].method for name, (kind, method) in names.items())
+    others = {"FrontEnd.start", "FrontEnd.send", "FrontEnd.connected", "FrontEnd._lost", "ResponseDatabase.close"}
+    assert not OFFERED.keys() & others
 
 
 @pytest.mark.parametrize(
@@ -213,9 +217,9 @@ def test_any_method_that_is_offered_can_be_called_and_no_other_one() -> None:
     [
         (b"", msgspec.DecodeError),
         (b"\xc1", msgspec.DecodeError),
-        (body(Call("abort", packed((1,)), 0)), msgspec.ValidationError),
-        (body(Call("abort", packed(("a", "b")), 0)), msgspec.ValidationError),
-        (body(Call("_lost", packed(()), 0)), KeyError),
+        (body(Call("FrontEnd.abort", packed((1,)), 0)), msgspec.ValidationError),
+        (body(Call("FrontEnd.abort", packed(("a", "b")), 0)), msgspec.ValidationError),
+        (body(Call("FrontEnd._lost", packed(()), 0)), KeyError),
         (body(Events.of([])), msgspec.ValidationError),
     ],
 )
@@ -226,4 +230,4 @@ def test_what_is_no_call_of_a_front_end_is_refused(data: bytes, error: type[Exce
 
 def test_calls_are_no_messages_to_front_ends() -> None:
     with pytest.raises(msgspec.ValidationError):
-        of_engine(body(Call("up", packed(()), 0)))
+        of_engine(body(Call("FrontEnd.up", packed(()), 0)))
