@@ -137,7 +137,6 @@ class ChatShape(ChoicesShape):
         shows_reasoning: bool,
     ) -> None:
         """Read the calls and the reasoning of the conversation. The outcomes of calls are added to `counted_calls`."""
-        super().__init__(kind, head, wanted)
         self._conversation = conversation
         self._tools = conversation.tools
         # The model can write nothing but calls then, so that text is a part of a call that was cut.
@@ -147,6 +146,7 @@ class ChatShape(ChoicesShape):
         self._shows_reasoning = shows_reasoning
         self._counted_calls = counted_calls
         self._readers: defaultdict[int, AnswerReader] = defaultdict(conversation.reader)  # by choice
+        super().__init__(kind, head, wanted)  # which renders a usage already
         self._num_begun: Counter[int] = Counter()  # by choice: calls of which the client of a stream knows
         self._messages: dict[int, ChatMessage] = {}  # of a whole answer, by choice
 
