@@ -153,9 +153,6 @@ class SamplingBody(msgspec.Struct, kw_only=True):
         ),
     ] = None
     return_token_ids: Annotated[bool | None, described("Send the ids of the prompt and of the answer, too.")] = None
-    return_tokens_as_token_ids: Annotated[
-        bool | None, described("In log-probabilities, write token_id:123 for the text of a token.")
-    ] = None
 
 
 class CompletionBody(SamplingBody, kw_only=True):

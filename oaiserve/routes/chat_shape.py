@@ -172,7 +172,7 @@ class ChatShape(ChoicesShape):
         for number, delta in enumerate(deltas):
             choice = ChatChunkChoice(chunk.index, delta)
             if number == 0 and chunk.logprobs and self._wanted.num_logprobs is not None:
-                logprobs = chat_logprobs_in_parts(chunk.logprobs, self._wanted.num_logprobs, self._wanted.as_token_ids)
+                logprobs = chat_logprobs_in_parts(chunk.logprobs, self._wanted.num_logprobs)
                 choice.logprobs = msgspec.Raw(b"".join(logprobs))
             if number == 0 and self._wanted.with_token_ids:
                 choice.token_ids = chunk.token_ids
@@ -213,7 +213,7 @@ class ChatShape(ChoicesShape):
             return filled(encode(choice))
         choice.logprobs = HOLE
         logprobs = chunk.logprobs or TokenLogprobs()
-        return filled(encode(choice), chat_logprobs_in_parts(logprobs, wanted.num_logprobs, wanted.as_token_ids))
+        return filled(encode(choice), chat_logprobs_in_parts(logprobs, wanted.num_logprobs))
 
     def _usage_object(self, usage: Usage) -> TokenUsage:
         if not self._conversation.reads_reasoning:

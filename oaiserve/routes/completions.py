@@ -136,8 +136,7 @@ class CompletionShape(ChoicesShape):
             logprobs: list[Iterable[bytes]] = []
             if self._echo and event.logprobs is not None and self._wanted.num_logprobs is not None:
                 choice.logprobs = HOLE
-                num_top, as_token_ids = self._wanted.num_logprobs, self._wanted.as_token_ids
-                logprobs.append(completion_logprobs_in_parts(event.logprobs, num_top, as_token_ids))
+                logprobs.append(completion_logprobs_in_parts(event.logprobs, self._wanted.num_logprobs))
                 self._offsets[index] = num_characters(event.logprobs.tokens())
             if self._wanted.with_token_ids:
                 choice.prompt_token_ids = list(event.token_ids)
@@ -171,7 +170,7 @@ class CompletionShape(ChoicesShape):
                 of_answer, shown = shown, TokenLogprobs()
                 shown.extend(prompt.logprobs)
                 shown.extend(of_answer)
-            parts.append(completion_logprobs_in_parts(shown, wanted.num_logprobs, wanted.as_token_ids))
+            parts.append(completion_logprobs_in_parts(shown, wanted.num_logprobs))
         if wanted.num_prompt_logprobs is not None:
             choice.prompt_logprobs = HOLE
             parts.append(prompt_logprobs_in_parts(prompt.logprobs or TokenLogprobs(), wanted.num_prompt_logprobs))
@@ -184,8 +183,8 @@ class CompletionShape(ChoicesShape):
         if chunk.logprobs is not None and self._wanted.num_logprobs is not None:
             offset = self._offsets.get(chunk.index, 0)
             self._offsets[chunk.index] = offset + num_characters(chunk.logprobs.tokens())
-            wanted = (self._wanted.num_logprobs, self._wanted.as_token_ids)
-            choice.logprobs = msgspec.Raw(b"".join(completion_logprobs_in_parts(chunk.logprobs, *wanted, offset)))
+            logprobs = completion_logprobs_in_parts(chunk.logprobs, self._wanted.num_logprobs, offset)
+            choice.logprobs = msgspec.Raw(b"".join(logprobs))
         if self._wanted.with_token_ids:
             choice.token_ids = chunk.token_ids
         return choice

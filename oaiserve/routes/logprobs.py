@@ -68,28 +68,26 @@ def drop_end_logprob(chunk: TokenChunk) -> None:
         chunk.logprobs.truncate(len(chunk.token_ids) - 1)
 
 
-def chat_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> Iterator[bytes]:
+def chat_logprobs_in_parts(tokens: TokenLogprobs, num_top: int) -> Iterator[bytes]:
     yield b'{"content":'
-    yield from chat_entries_in_parts(tokens, num_top, as_token_ids)
+    yield from chat_entries_in_parts(tokens, num_top)
     yield b',"refusal":null}'
 
 
-def chat_entries(rows: Iterable[list[Entry]], num_top: int, as_token_ids: bool) -> list[ContentToken]:
+def chat_entries(rows: Iterable[list[Entry]], num_top: int) -> list[ContentToken]:
     """Return the entries of tokens, by the rows of `TokenLogprobs.entries`."""
 
-    def values(token_id: int, data: bytes, logprob: float) -> tuple[str, float | None, list[int] | None]:
-        return _text(token_id, data, as_token_ids), _value(logprob), list(data) or None
+    def values(_: int, data: bytes, logprob: float) -> tuple[str, float | None, list[int] | None]:
+        return text_of(data), _value(logprob), list(data) or None
 
     return [ContentToken(*values(*token), [TopToken(*values(*one)) for one in top[:num_top]]) for token, *top in rows]
 
 
-def chat_entries_in_parts(tokens: TokenLogprobs, num_top: int, as_token_ids: bool) -> Iterator[bytes]:
-    return _list(chat_entries(batch, num_top, as_token_ids) for batch in _batches(tokens.entries(), 1 + num_top))
+def chat_entries_in_parts(tokens: TokenLogprobs, num_top: int) -> Iterator[bytes]:
+    return _list(chat_entries(batch, num_top) for batch in _batches(tokens.entries(), 1 + num_top))
 
 
-def completion_logprobs_in_parts(
-    tokens: TokenLogprobs, num_top: int, as_token_ids: bool, text_offset: int = 0
-) -> Iterator[bytes]:
+def completion_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, text_offset: int = 0) -> Iterator[bytes]:
     """Yield OpenAI's four lists of equal length. `text_offset` is the number of characters of the earlier tokens of
     the choice."""
 
@@ -102,13 +100,13 @@ def completion_logprobs_in_parts(
         return before
 
     yield b'{"tokens":'
-    yield from column(lambda token: _text(token[0], token[1], as_token_ids))
+    yield from column(lambda token: text_of(token[1]))
     yield b',"token_logprobs":'
     yield from column(lambda token: _value(token[2]))
     yield b',"text_offset":'
     yield from column(next_offset)
     yield b',"top_logprobs":'
-    yield from _list(_best(batch, num_top, as_token_ids) for batch in _batches(tokens.entries(), 1 + num_top))
+    yield from _list(_best(batch, num_top) for batch in _batches(tokens.entries(), 1 + num_top))
     yield b"}"
 
 
@@ -143,20 +141,16 @@ def _value(logprob: float) -> float | None:
     return logprob if logprob > -9999.0 else None if math.isnan(logprob) else -9999.0
 
 
-def _text(token_id: int, data: bytes, as_token_ids: bool) -> str:
-    return f"token_id:{token_id}" if as_token_ids else text_of(data)
-
-
-def _best(rows: Iterable[list[Entry]], num_top: int, as_token_ids: bool) -> list[dict[str, float | None] | None]:
+def _best(rows: Iterable[list[Entry]], num_top: int) -> list[dict[str, float | None] | None]:
     found: list[dict[str, float | None] | None] = []
     for token, *top in rows:
         if math.isnan(token[2]):
             found.append(None)
             continue
         best: dict[str, float | None] = {}
-        for token_id, data, logprob in [*top[:num_top], token]:  # the token itself may be one more than num_top
+        for _, data, logprob in [*top[:num_top], token]:  # the token itself may be one more than num_top
             # Of tokens with equal texts the likeliest is kept.
-            best.setdefault(_text(token_id, data, as_token_ids), _value(logprob))
+            best.setdefault(text_of(data), _value(logprob))
         found.append(best)
     return found
 

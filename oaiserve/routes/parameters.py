@@ -203,7 +203,6 @@ class Wanted:
     n: int  # choices per prompt
     num_logprobs: int | None  # alternatives per generated token; None: no logprobs
     num_prompt_logprobs: int | None
-    as_token_ids: bool  # "token_id:123" for the text of a token
     with_token_ids: bool
     include_usage: bool
     include_timings: bool  # in the last chunk of a stream
@@ -220,7 +219,6 @@ def wanted(body: SamplingBody, params: SamplingParams) -> Wanted:
         n=params.n,
         num_logprobs=params.logprobs,
         num_prompt_logprobs=prompt_logprobs(body),
-        as_token_ids=bool(body.return_tokens_as_token_ids),
         with_token_ids=bool(body.return_token_ids),
         include_usage=include_usage,
         include_timings=bool(options.get("include_timings")),

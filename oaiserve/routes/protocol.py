@@ -29,6 +29,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_whitespace_pattern": (),
     "logits_processors": ([],),
     "modalities": (["text"], []),
+    "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "tools": ([],),

@@ -269,12 +269,6 @@ def test_minus_infinity_is_written_as_minus_9999(served: Served) -> None:
     assert top["Hello?"] == -9999.0
 
 
-def test_tokens_can_be_shown_as_ids(served: Served) -> None:
-    logprobs = served.complete(logprobs=1, return_tokens_as_token_ids=True).json()["choices"][0]["logprobs"]
-    assert logprobs["tokens"] == ["token_id:10", "token_id:11"]
-    assert logprobs["text_offset"] == [0, 5]
-
-
 def test_token_ids_can_be_returned(served: Served) -> None:
     choice = served.complete(return_token_ids=True).json()["choices"][0]
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2, 3], [10, 11])

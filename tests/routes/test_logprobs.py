@@ -28,19 +28,18 @@ def tokens_of(number: int) -> TokenLogprobs:
     return token_logprobs(*[first, *(logprob(f"{i}", i) for i in range(number - 1))][:number])
 
 
-@pytest.mark.parametrize("as_token_ids", [False, True])
 @pytest.mark.parametrize("number", [0, 1, MAX_CHUNK_TOKENS, 2 * MAX_CHUNK_TOKENS + 1])
-def test_parts_are_the_bytes_of_the_whole(number: int, as_token_ids: bool) -> None:
+def test_parts_are_the_bytes_of_the_whole(number: int) -> None:
     tokens = tokens_of(number)
-    whole = ChatLogprobs(chat_entries(tokens.entries(), 3, as_token_ids))
-    assert b"".join(chat_logprobs_in_parts(tokens, 3, as_token_ids)) == msgspec.json.encode(whole)
+    whole = ChatLogprobs(chat_entries(tokens.entries(), 3))
+    assert b"".join(chat_logprobs_in_parts(tokens, 3)) == msgspec.json.encode(whole)
 
 
 @pytest.mark.parametrize("number", [0, 1, MAX_CHUNK_TOKENS, 2 * MAX_CHUNK_TOKENS + 1])
 def test_the_lists_of_completions_have_an_item_for_each_token(number: int) -> None:
     tokens = tokens_of(number)
     texts = [data.decode() for _, data, _ in tokens.tokens()]
-    shown = msgspec.json.decode(b"".join(completion_logprobs_in_parts(tokens, 3, False, 7)), type=CompletionLogprobs)
+    shown = msgspec.json.decode(b"".join(completion_logprobs_in_parts(tokens, 3, 7)), type=CompletionLogprobs)
     assert shown.tokens == texts
     assert shown.token_logprobs == [None if math.isnan(value) else value for _, _, value in tokens.tokens()]
     assert shown.text_offset == [7 + sum(map(len, texts[:i])) for i in range(number)]
@@ -50,8 +49,8 @@ def test_the_lists_of_completions_have_an_item_for_each_token(number: int) -> No
 def test_no_part_is_large() -> None:
     tokens = tokens_of(20_000)
     for parts in (
-        chat_logprobs_in_parts(tokens, 3, False),
-        completion_logprobs_in_parts(tokens, 3, False),
+        chat_logprobs_in_parts(tokens, 3),
+        completion_logprobs_in_parts(tokens, 3),
         prompt_logprobs_in_parts(tokens, 3),
     ):
         assert max(map(len, parts)) < 100 * MAX_CHUNK_TOKENS

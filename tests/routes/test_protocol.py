@@ -90,7 +90,7 @@ def test_the_two_bodies_share_every_sampling_field() -> None:
 
 
 def shown_logprobs(tokens: TokenLogprobs, num_top: int) -> CompletionLogprobs:
-    return msgspec.json.decode(b"".join(completion_logprobs_in_parts(tokens, num_top, False)), type=CompletionLogprobs)
+    return msgspec.json.decode(b"".join(completion_logprobs_in_parts(tokens, num_top)), type=CompletionLogprobs)
 
 
 def test_of_two_tokens_with_the_same_text_the_likelier_one_is_shown() -> None:

@@ -30,7 +30,6 @@ _ELSEWHERE = {
     "prompt_logprobs": "a message has no place for it",
     "return_progress": "its streams tell of it without being asked",
     "return_token_ids": "a message has no place for them",
-    "return_tokens_as_token_ids": "a message has no place for them",
 }
 
 

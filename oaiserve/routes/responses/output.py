@@ -290,7 +290,7 @@ class ResponseOutput:
     def _filling(self, message: int) -> list[Iterator[bytes]]:
         if self._num_logprobs is None:
             return []
-        return [chat_entries_in_parts(self._logprobs[message], self._num_logprobs, as_token_ids=False)]
+        return [chat_entries_in_parts(self._logprobs[message], self._num_logprobs)]
 
     def _report(self, kind: str, *fillings: Iterable[bytes], **fields: Any) -> None:
         if self._on_event is not None:
@@ -302,7 +302,7 @@ class ResponseOutput:
         if logprobs:
             self._logprobs[-1].extend(logprobs)
         if self._on_event is not None:
-            entries = chat_entries(logprobs.entries(), self._num_logprobs or 0, as_token_ids=False) if logprobs else []
+            entries = chat_entries(logprobs.entries(), self._num_logprobs or 0) if logprobs else []
             fields = {**self._place(item), "content_index": 0, "delta": text, "logprobs": entries}
             self._on_event("response.output_text.delta", fields, ())
 

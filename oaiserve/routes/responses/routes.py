@@ -49,7 +49,6 @@ _ELSEWHERE = {
     "prompt_logprobs": "a response has no place for it",
     "return_progress": "its streams tell of it without being asked",
     "return_token_ids": "a response has no place for them",
-    "return_tokens_as_token_ids": "a response has no place for them",
 }
 _TOOL_FIELDS = ("description", "parameters", "strict")  # null if the client has left them out
 _ABSENT = {
