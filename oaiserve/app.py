@@ -118,7 +118,7 @@ def create_app(
 
     return Starlette(
         routes=routes(config),
-        middleware=middleware(config, keys, telemetry.count_refused_access, telemetry.is_sampled),
+        middleware=middleware(config.server, keys, telemetry.count_refused_access, telemetry.is_sampled),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )
@@ -300,10 +300,14 @@ def routes(config: Config) -> list[Route]:
 
 
 def middleware(
-    config: Config, keys: Keyring | None, count_refused: CountRefusal, is_sampled: Callable[[TraceContext], bool]
+    server: ServerOptions,
+    keys: Keyring | None,
+    count_refused: CountRefusal,
+    is_sampled: Callable[[TraceContext], bool] | None,
 ) -> list[Middleware]:
-    """Return the middleware, outermost first. `Errors` is within CORS, so that web pages can read errors, too."""
-    server = config.server
+    """Return the middleware, outermost first. `Errors` is within CORS, so that web pages can read errors, too.
+
+    `is_sampled` is None where another process answers, which knows the trace and the time."""
     chain = [Middleware(RequestHeaders, is_sampled=is_sampled), Middleware(TidyPath)]
     if server.cors_origin:
         exposed = (

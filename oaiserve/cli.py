@@ -15,7 +15,8 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from importlib import import_module
@@ -27,7 +28,6 @@ from cyclopts import (
     CoercionError,
     CycloptsError,
     Group,
-    MissingArgumentError,
     Parameter,
     UnknownOptionError,
     UnusedCliTokensError,
@@ -38,7 +38,16 @@ from cyclopts.config import Env, Json, Toml, Yaml
 from oaiserve import __version__
 from oaiserve.commands.help import HelpFormatter
 from oaiserve.commands.servers import announced
-from oaiserve.config import Config, EngineOptions, OptionError, RouteOptions, ServerOptions, TelemetryOptions, flag_of
+from oaiserve.config import (
+    Config,
+    EngineOptions,
+    ModelsOptions,
+    OptionError,
+    RouteOptions,
+    ServerOptions,
+    TelemetryOptions,
+    flag_of,
+)
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
 from oaiserve.explain import commands
@@ -50,6 +59,7 @@ from oaiserve.foreign_flags import OUR_FLAGS
 from oaiserve.http.connections import Connections, allowed_connections
 from oaiserve.http.keys import Keyring, exposure
 from oaiserve.routes.responses import store
+from oaiserve.scale.several.settings import holds_models, models_of
 
 if TYPE_CHECKING:
     from oaiserve.scale.front_ends.child import Child
@@ -79,6 +89,7 @@ SMALL_COMMANDS = {
     "pull": "Fetch a model without serving it.",
     "rm": "Remove a model from this disk.",
 }
+MODEL_PROCESS = "model-process"  # of a server with several models, which starts it
 FILE_FORMATS: dict[str, type[Toml | Yaml | Json]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
 
 
@@ -97,6 +108,10 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
         return diff(argv[1:])
     if argv and argv[0] in SMALL_COMMANDS:
         return commands.run(small_command(argv[0]), argv[1:])
+    if argv[:1] == [MODEL_PROCESS]:
+        from oaiserve.scale.several.process import run
+
+        return run(argv[1:], _serve_app)
     if argv[:1] == ["--install-completion"]:
         return commands.run(_completed(), argv)
     app = command_line(serve_app or _serve_app, all_flags="--help-all" in argv)
@@ -134,15 +149,9 @@ def _bench(argv: list[str]) -> int:
 
 def _message_for(error: CycloptsError) -> str:
     """Return a message for the user. For most errors it is cyclopts' own."""
-    if isinstance(error, MissingArgumentError) and error.argument is not None and error.argument.name == "MODEL":
-        return "MODEL is missing. Give a folder, a .gguf file, a hub id, or demo, as in: oaiserve serve demo"
     if isinstance(error, UnusedCliTokensError):
         unexpected = " ".join(error.unused_tokens or ())
-        if tuple(error.command_chain or ()) == ("route",):
-            return (
-                f"Unexpected argument '{unexpected}'. 'oaiserve route' takes flags only, as in --replica {unexpected}."
-            )
-        return f"Unexpected argument '{unexpected}'. 'oaiserve serve' takes one MODEL and flags."
+        return f"Unexpected argument '{unexpected}'. 'oaiserve route' takes flags only, as in --replica {unexpected}."
     if isinstance(error, UnknownOptionError):
         given = (error.token.keyword or error.token.value).partition("=")[0]
         if given in OUR_FLAGS:
@@ -174,15 +183,14 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
 
     @app.command
     def serve(
-        model: str,
-        /,
-        *,
+        *model: str,
         config: Path | None = None,
         server: Annotated[ServerOptions, _flags("Server", 1)] = ServerOptions(),  # noqa: B008 - frozen
         engine: Annotated[EngineOptions, _flags("Engine", 2)] = EngineOptions(),  # noqa: B008
         telemetry: Annotated[TelemetryOptions, _flags("Telemetry", 3)] = TelemetryOptions(),  # noqa: B008
+        models: Annotated[ModelsOptions, _flags("Several models", 4)] = ModelsOptions(),  # noqa: B008
     ) -> int:
-        """Serve MODEL until Ctrl-C or SIGTERM.
+        """Serve MODEL until Ctrl-C or SIGTERM; or several, each in a process of its own.
 
         Each flag is also an environment variable (--max-running: OAISERVE_MAX_RUNNING) and a key in the config file
         (max-running = 64). A flag beats the environment, which beats the file, which beats the default. Traces are
@@ -193,12 +201,25 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
         model
             demo (a small model, fetched on first use), a folder in the Hugging Face format, a .gguf file, or a hub id
             such as Qwen/Qwen3-0.6B; one of its GGUF files is named by its format, as in unsloth/Qwen3-0.6B-GGUF:Q4_K_M.
+            Of several, each may be named (NAME=MODEL), and a folder stands for the models in it.
         config
-            Read settings from this file (.toml, .yaml or .json).
+            Read settings from this file (.toml, .yaml or .json). A table [models.NAME] has a model of that name, and
+            its own settings.
         """
-        settings = Config(model, server, engine, telemetry, file=config)
+        tables = {} if config is None else FILE_FORMATS[config.suffix](config).config.get("models", {})
+        if not model and not tables:
+            raise OptionError(
+                "MODEL is missing. Give a folder, a .gguf file, a hub id, or demo, as in: oaiserve serve demo"
+            )
+        first = model[0] if model else ""
+        if len(model) > 1 or tables or models.are_set or holds_models(first):
+            configs = models_of(model, tables, Config("models", server, engine, telemetry, file=config))
+            _check_files(server, engine, telemetry)
+            with _bind(server.host, server.port) as sock:
+                return _serve_models(server, configs, models, sock)
+        settings = Config(first, server, engine, telemetry, file=config)
         # Checks come before the import of torch, which takes seconds.
-        for flag, name in (("MODEL", model), ("--draft-model", engine.draft_model)):
+        for flag, name in (("MODEL", first), ("--draft-model", engine.draft_model)):
             if name not in (None, "demo"):
                 find_model(name, flag)
         _check_files(server, engine, telemetry)
@@ -268,6 +289,8 @@ def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCo
         raise OptionError(f"--config is '{path}', but must end in {', '.join(FILE_FORMATS)}.")
     try:
         source = FILE_FORMATS[path.suffix](path, must_exist=True, use_commands_as_keys=False)
+        if tuple(commands) == ("serve",):
+            source.config.pop("models", None)  # which `serve` reads itself
         source(app, commands, arguments)
         for key, value in source.config.items():
             if value == []:  # it would be ignored
@@ -350,7 +373,10 @@ def _cannot_listen(host: str, port: int, error: OSError) -> StartupError:
     )
 
 
-def _serve_app(config: Config, sock: socket.socket) -> int:
+def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | None = None) -> int:
+    """Serve one model until a signal, and return the exit code.
+
+    In the process of one of several models, `ready` is called in place of the banner."""
     times = StartTimes()
     times.since_begin("command line")
     # Each collection would look at all that has been imported, again and again; all of it stays.
@@ -360,8 +386,10 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     with times.part("import of the log"):
         from oaiserve.telemetry import logs
 
-    log_limit = logs.configure(config.server.log_level, config.server.log_format)
-    for path in _files_with_keys(config):
+    log_limit = logs.configure(
+        config.server.log_level, config.server.log_format, model=None if ready is None else config.model_name
+    )
+    for path in _files_with_keys(config) if ready is None else ():
         if (warning := exposure(path)) is not None:
             logger.warning("%s", warning)
     logger.info("Loading %s ...", config.model)
@@ -423,8 +451,10 @@ def _serve_app(config: Config, sock: socket.socket) -> int:
     keep_freed()
     logger.debug("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
-    banner = _banner(config, sock.getsockname()[1], task)
-    with announced(_url(config.server, sock.getsockname()[1]), config.model_name):
+    banner = ready or _banner(config, sock.getsockname()[1], task)
+    with (
+        nullcontext() if ready is not None else announced(_url(config.server, sock.getsockname()[1]), config.model_name)
+    ):
         if children:
             _listen(config.server, sock, banner)
             supervisor.serve(sock)
@@ -440,6 +470,39 @@ def _files_with_keys(config: Config) -> list[Path]:
     if config.file is not None and {"api-key", "api_key"} & FILE_FORMATS[config.file.suffix](config.file).config.keys():
         found.append(config.file)
     return found
+
+
+def _serve_models(
+    server: ServerOptions, configs: Mapping[str, Config], options: ModelsOptions, sock: socket.socket
+) -> int:
+    """Serve several models until a signal, and return the exit code."""
+    from oaiserve.scale.several.app import create_app
+    from oaiserve.telemetry import logs
+
+    logs.configure(server.log_level, server.log_format)
+    for path in server.api_key_file:
+        if (warning := exposure(path)) is not None:
+            logger.warning("%s", warning)
+    if any(config.model == "demo" for config in configs.values()):
+        demo.fetched()
+    app, gateway, models = create_app(server, configs, options)
+    url = _url(server, sock.getsockname()[1])
+    banner = f"""
+oaiserve {__version__} serves {", ".join(configs)} at {url}/v1
+
+Ctrl-C stops it.
+"""
+    with announced(url, ", ".join(configs)):
+        run_until_signal(
+            app,
+            server,
+            sock,
+            allowed_connections(server),
+            banner,
+            on_drain=gateway.drain,
+            failure=lambda: models.failure,
+        )
+    return 0 if models.failure is None else 1
 
 
 def _route(options: RouteOptions, sock: socket.socket) -> int:
@@ -466,7 +529,7 @@ def run_until_signal(
     options: ServerOptions,
     sock: socket.socket,
     connections: Connections,
-    banner: str,
+    banner: str | Callable[[], None],
     *,
     on_drain: Callable[[], None] = lambda: None,
     failure: Callable[[], BaseException | None] = lambda: None,
@@ -484,8 +547,9 @@ def run_until_signal(
     server.run(sockets=[sock])
 
 
-def _listen(options: ServerOptions, sock: socket.socket, banner: str) -> None:
-    """Listen, and print the banner, or log its first line. Raises StartupError if another process listens there."""
+def _listen(options: ServerOptions, sock: socket.socket, banner: str | Callable[[], None]) -> None:
+    """Listen, and print the banner, log its first line, or call what stands for it. Raises StartupError if another
+    process listens there."""
     if options.open_dashboard and not options.is_private:
         logger.warning(
             "--open-dashboard: whoever reaches %s sees the requests of all, without their text", options.host
@@ -494,7 +558,9 @@ def _listen(options: ServerOptions, sock: socket.socket, banner: str) -> None:
         sock.listen(BACKLOG)
     except OSError as error:  # it has bound the port, too
         raise _cannot_listen(options.host, options.port, error) from error
-    if options.log_format == "console":
+    if not isinstance(banner, str):
+        banner()
+    elif options.log_format == "console":
         print(banner, file=sys.stderr, flush=True)
     else:
         logger.info("%s", banner.strip().partition("\n")[0])

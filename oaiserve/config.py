@@ -311,6 +311,32 @@ class ServerOptions(ListenerOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsOptions:
+    """Settings of a server with several models, each of which runs in a process of its own."""
+
+    load_on_demand: bool = False
+    """Load a model when it is first asked for. Without it, all are loaded at the start, as far as --memory-budget has
+    room for them."""
+
+    idle_unload_seconds: float = 0
+    """Seconds without a request after which a model is unloaded: its process ends. The next request for it loads it
+    again, and waits for that. 0: never."""
+
+    memory_budget: Bytes | None = None
+    """Most memory of the models that are loaded at the same time, with their KV caches. To make room for another, the
+    least recently used one is unloaded as soon as its requests have ended. Default: no limit."""
+
+    def __post_init__(self) -> None:
+        seconds = self.idle_unload_seconds
+        _check(0 <= seconds < float("inf"), "--idle-unload-seconds", seconds, "at least 0, and finite")
+        _check_least(self, memory_budget=1)
+
+    @property
+    def are_set(self) -> bool:
+        return self != ModelsOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouteOptions(ListenerOptions):
     """Settings of `oaiserve route`, which passes requests on to servers."""
 

@@ -221,7 +221,7 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
     [
         (["serv"], 'Unknown command "serv". Did you mean "serve"?'),
         (["serve"], "MODEL is missing."),
-        (["serve", "demo", "more"], "Unexpected argument 'more'."),
+        (["serve", "demo", "demo"], "Two models have the name 'demo'."),
         (["route"], "--replica is missing."),
         (["route", "http://a:1"], "'oaiserve route' takes flags only, as in --replica http://a:1."),
         (["route", "--replica", "a:1"], "--replica is 'a:1', but must be a URL, as in"),

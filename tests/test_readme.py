@@ -14,7 +14,14 @@ from loadtest.engine_target import EngineRun
 from loadtest.http_target import HttpOptions
 from loadtest.prompts import Workload
 from oaiserve.app import routes
-from oaiserve.config import Config, EngineOptions, RouteOptions, ServerOptions, TelemetryOptions
+from oaiserve.config import (
+    Config,
+    EngineOptions,
+    ModelsOptions,
+    RouteOptions,
+    ServerOptions,
+    TelemetryOptions,
+)
 from tests.pages import anchors, links
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +30,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 )
 FLAGS = {
     f"--{prefix}{field.name.replace('_', '-')}"
-    for options in (ServerOptions, EngineOptions, TelemetryOptions, RouteOptions)
+    for options in (ServerOptions, EngineOptions, TelemetryOptions, ModelsOptions, RouteOptions)
     for field in fields(options)
     for prefix in (("", "no-") if field.type == "bool" else ("",))
 }

@@ -58,6 +58,7 @@ def flags() -> str:
         ("serve", "Server", "Server"),
         ("serve", "Engine", "Engine"),
         ("serve", "Telemetry", "Telemetry"),
+        ("serve", "Several models", "Several models"),
         ("route", "Route", "Gateway: `oaiserve route`"),
     ):
         arguments = app[command].assemble_argument_collection(

@@ -59,7 +59,8 @@ class WaitReason(StrEnum):
 class Cause(StrEnum):
     """The causes of the time that a request spends in the phases `prefill` and `decode`. They add up to the phase.
 
-    The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next four were measured.
+    The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next four were measured. The
+    last one is of the phase `receive`, where a server has several models.
     """
 
     ALONE = "alone"  # what its own tokens would have taken without other requests
@@ -70,6 +71,7 @@ class Cause(StrEnum):
     HOST = "host"  # between steps, and behind the last one
     MACHINE = "machine"  # the engine was ready to run, and the machine did something else
     UNEXPLAINED = "unexplained"  # its steps took so much longer than expected, or nothing was expected yet
+    MODEL_LOAD = "model_load"  # its model was not loaded
 
 
 class AccessRefusal(StrEnum):
@@ -262,6 +264,12 @@ class RequestRecord:
         "The address that this server listens on, if it is known.", None, spans="server.address"
     )
     server_port: int | None = fact("Its port.", None, spans="server.port", span_when="server_address")
+    model_load_ns: int = fact(
+        "Time that it waited for its model to be loaded, in the phase `receive`.",
+        json=True,
+        log=True,
+        log_when="model_load_ns",
+    )
     response_id: str | None = fact("The `id` of the answer.", None, json=True, span="gen_ai.response.id")
     engine_id: str | None = None  # by which the engine knows it
     conversation_id: str | None = fact(
@@ -314,14 +322,15 @@ class RequestRecord:
 
     @property
     def causes_ns(self) -> dict[str, dict[Cause, int]]:
-        """Return the causes of the phases `prefill` and `decode`, if they were reached. They add up to the phase.
+        """Return the causes of the phases `prefill` and `decode`, if they were reached, and of a `receive` that waited
+        for the model. They add up to the phase.
 
         What passed between the last step and the end of a request that ended early is the host's time. A request that
         ended before its first step did has no causes, and neither has any with --no-explain.
         """
-        if not self.account.prefill_causes_ns:
-            return {}
-        known = {"prefill": self.account.prefill_causes_ns, "decode": self.account.decode_causes_ns}
+        known = {"receive": {Cause.MODEL_LOAD: self.model_load_ns}} if self.model_load_ns else {}
+        if self.account.prefill_causes_ns:
+            known |= {"prefill": self.account.prefill_causes_ns, "decode": self.account.decode_causes_ns}
         found = {}
         for phase in self.times.phases():
             if phase.name in known:

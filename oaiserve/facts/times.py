@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from time import monotonic_ns
 from typing import NamedTuple
 
-__all__ = ["PHASES", "STAMPS", "Phase", "RequestTimes", "monotonic_ns"]
+__all__ = ["PHASES", "STAMPS", "WAITED_HEADER", "Phase", "RequestTimes", "monotonic_ns", "waited"]
 
 # The stamps in the order in which a request gets them, and the phase that begins at each stamp except the last.
 STAMPS = (
@@ -25,6 +25,20 @@ STAMPS = (
     "responded",
 )
 PHASES = ("receive", "tokenize_wait", "tokenize", "queue", "prefill", "decode", "respond")
+
+
+# Of a request that another process of this machine passes on: its stamp `received`, as the clock is the machine's, and
+# for how long it has waited there for its model to be loaded. Both in nanoseconds.
+WAITED_HEADER = "x-oaiserve-waited"
+
+
+def waited(text: str, now_ns: int) -> tuple[int, int] | None:
+    """Return the stamp and the wait in that header, or None for any other text."""
+    numbers = text.split(" ")
+    if len(numbers) != 2 or not all(number.isascii() and number.isdigit() and len(number) < 20 for number in numbers):
+        return None
+    received_ns, load_ns = map(int, numbers)
+    return (received_ns, load_ns) if received_ns + load_ns <= now_ns else None
 
 
 class Phase(NamedTuple):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,7 +21,7 @@ from oaiserve.engine.streams import LoopStream
 from oaiserve.errors import APIError, SlowReader, Unavailable
 from oaiserve.facts.continuation import StreamIds
 from oaiserve.facts.record import EngineAccount, Outcome, RequestRecord, ToolCallOutcome
-from oaiserve.facts.times import RequestTimes, monotonic_ns
+from oaiserve.facts.times import WAITED_HEADER, RequestTimes, monotonic_ns, waited
 from oaiserve.facts.trace import TraceContext
 from oaiserve.routes.middleware import as_api_error, error_response
 from oaiserve.routes.serving import serving_of
@@ -54,6 +55,7 @@ class Exchange:
     http_route: str = ""
     ids: StreamIds | None = None  # that a gateway gives it
     received_ns: int | None = None
+    model_load_ns: int = 0  # which it waited for, before this process had it
     http_status: int | None = None
     error: APIError | None = None  # as reported to the client, where it could be
     client_left: bool = False  # before it had the whole answer
@@ -155,6 +157,8 @@ class Accounting:
         exchange = Exchange(*ids, *client, state["owner"], self._operation, self._http_route)
         exchange.routing = state.get("routing", exchange.routing)
         state["exchange"] = exchange
+        if (given := waited(Headers(scope=scope).get(WAITED_HEADER, ""), monotonic_ns())) is not None:
+            exchange.received_ns, exchange.model_load_ns = given
 
         async def stamped_receive() -> Message:
             message = await receive()
@@ -208,6 +212,7 @@ class Accounting:
                 http_scheme=scope["scheme"],
                 server_address=address,
                 server_port=port,
+                model_load_ns=exchange.model_load_ns,
                 response_id=exchange.response_id,
                 engine_id=exchange.engine_id,
                 conversation_id=exchange.conversation_id,

@@ -10,13 +10,15 @@ from collections.abc import Collection, Iterable
 from oaiserve.facts.prefix_keys import Prompt
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.routing_decision import Decision
-from oaiserve.scale.router import Router
+from oaiserve.scale.router import NoReplica, Router
 
 
 class Routers:
     """The routers of all models, behind the methods of `Router`. A replica that does not say its models has any."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_strict: bool = False) -> None:
+        """If it is strict, a model that no replica has reported has no replica."""
+        self._is_strict = is_strict
         self._all = Router()  # of all replicas, for models that none is known to have
         self._by_model: dict[str, Router] = {}  # empty while all replicas serve the same
         self._models: dict[str, tuple[str, ...]] = {}  # by replica, as it has reported them
@@ -50,11 +52,16 @@ class Routers:
         self, prompt: Prompt, now_ns: int, session: str | None = None, without: Collection[str] = ()
     ) -> Decision:
         """Choose the replica for a request, among those with its model. Raises NoReplica."""
-        return self._by_model.get(prompt.model, self._all).choose(prompt, now_ns, session, without)
+        router = self._by_model.get(prompt.model)
+        if router is None:
+            if self._is_strict and prompt.model:
+                raise NoReplica(f"no replica has the model {prompt.model}")
+            router = self._all
+        return router.choose(prompt, now_ns, session, without)
 
     def _divide(self, now_ns: int) -> None:
         served = {frozenset(models) for models in self._models.values()}
-        models = frozenset[str]().union(*served) if len(served) > 1 else ()
+        models = frozenset[str]().union(*served) if len(served) > 1 or self._is_strict else ()
         self._by_model = {model: self._by_model.get(model) or Router() for model in models}
         self._all.update_replicas(self._present, now_ns)
         for model, router in self._by_model.items():

@@ -40,6 +40,8 @@ def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterato
             waits = sorted(record.account.waits_ns.items(), key=lambda wait: -wait[1])
             waits = [wait for wait in waits if wait[1] >= LEAST_CAUSE * phase.duration_ns]
             parts = [f"{_seconds(ns)} for {reason.replace('_', ' ')}" for reason, ns in waits]
+        elif phase.name == "receive" and record.model_load_ns:
+            parts = [f"for {_seconds(record.model_load_ns)} its model was being loaded"]
         elif phase.name in causes_ns:
             neighbours = list(_neighbours(record, phase.name, others))
             parts = list(_causes(causes_ns[phase.name], phase.duration_ns, neighbours))

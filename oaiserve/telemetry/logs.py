@@ -41,8 +41,9 @@ class ConsoleFormatter(logging.Formatter):
 
     default_msec_format = "%s.%03d"
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-8s %(name)s  %(message)s")
+    def __init__(self, model: str | None = None) -> None:
+        shown = "" if model is None else f"[{_escaped(model).replace('%', '%%')}] "
+        super().__init__(f"%(asctime)s %(levelname)-8s {shown}%(name)s  %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = _escaped(record.message).replace("\n", "\\n")
@@ -55,12 +56,17 @@ class ConsoleFormatter(logging.Formatter):
 class JSONFormatter(logging.Formatter):
     """Formats one JSON object per line: ts (UTC), level, logger, message, the extra fields, and any `exception`."""
 
+    def __init__(self, model: str | None = None) -> None:
+        super().__init__()
+        self._own = {} if model is None else {"process_model": model}
+
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
+            **self._own,
         }
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in line}
         if record.exc_info:
@@ -69,15 +75,18 @@ class JSONFormatter(logging.Formatter):
 
 
 def configure(
-    level: str = "INFO", form: Literal["console", "json"] = "console", stream: TextIO | None = None
+    level: str = "INFO",
+    form: Literal["console", "json"] = "console",
+    stream: TextIO | None = None,
+    model: str | None = None,
 ) -> LogLimit:
     """Set up logging for the whole process, and return the limit on its messages. Call it once, at the start.
 
-    The default `stream` is standard error. Start uvicorn with `log_config=None`, so that it does not replace this
-    setup.
+    The default `stream` is standard error. Each line names the `model`, if one is given. Start uvicorn with
+    `log_config=None`, so that it does not replace this setup.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JSONFormatter() if form == "json" else ConsoleFormatter())
+    handler.setFormatter(JSONFormatter(model) if form == "json" else ConsoleFormatter(model))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         uvicorn_logger = logging.getLogger(name)

@@ -194,7 +194,8 @@ QUEUE_WAIT_SECONDS = _counter(
 PHASE_CAUSE_SECONDS = _counter(
     "oaiserve_phase_cause_seconds_total",
     "Time that ended requests spent in the phases prefill and decode, by its cause: alone, neighbour_decodes, "
-    "neighbour_prompts, preemption, constraint, host, machine or unexplained. The causes of a phase add up to it.",
+    "neighbour_prompts, preemption, constraint, host, machine or unexplained. The causes of a phase add up to it. So "
+    "do model_load and host of a phase receive in which the model was loaded.",
     "phase cause",
 )
 GRAMMAR_COMPILE_SECONDS = _histogram(

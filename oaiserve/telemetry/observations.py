@@ -80,7 +80,8 @@ class Observations:
                 self.count(metric, (value,), 0)
         for phase in EXPLAINED:
             for cause in Cause:
-                self.count(names.PHASE_CAUSE_SECONDS, (phase, cause), 0)
+                if cause is not Cause.MODEL_LOAD:
+                    self.count(names.PHASE_CAUSE_SECONDS, (phase, cause), 0)
 
     def count(self, metric: Metric, labels: LabelValues, amount: int = 1) -> None:
         """Add to a counter: nanoseconds, if its unit is seconds."""

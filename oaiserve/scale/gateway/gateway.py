@@ -12,11 +12,11 @@ import logging
 import re
 import time
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from random import getrandbits
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 from starlette.datastructures import Headers
@@ -29,7 +29,7 @@ from oaiserve.errors import ANTHROPIC_PATH, BadGateway, BodyTooLarge, NotFound, 
 from oaiserve.facts.continuation import IDS_HEADER, KIND_HEADER, SENT_HEADER, Piece, StreamIds, split_at_marks
 from oaiserve.facts.prefix_keys import Prompt, prompt_of_body
 from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
-from oaiserve.facts.times import Phase, monotonic_ns
+from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.http.connections import CONNECTION
 from oaiserve.routes import sse
@@ -75,7 +75,7 @@ _NOT_ANSWERED = _OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-opt
 # Whoever asks for these means one replica, and would be misled by whichever answers.
 _OF_ONE_REPLICA = ("/debug", "/dashboard", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 # What one replica keeps, unless all have one store: it is asked for until one has it.
-_KEPT_BY_ONE = ("/v1/responses/resp_", "/v1/conversations/")
+_KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations")
 _MODELS = "/v1/models"
 
 Result = TypeVar("Result")
@@ -96,6 +96,11 @@ class _Asked:
     sent: list[Piece] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     status: int | None = None  # of the answer that the client has
+
+    @property
+    def looks_for_one(self) -> bool:
+        """Return whether it is about something that one replica may have, and others not."""
+        return self.target.startswith(_KEPT_BY_ONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,19 @@ class _Begun:
         return self.answer.header(KIND_HEADER.encode())
 
 
+class Residents(Protocol):
+    """The models of the processes of this machine, which are loaded when they are asked for."""
+
+    def name_for(self, given: str, /) -> str:
+        """Return the name of the model for a request, which names one or none. Raises ModelNotFound."""
+
+    def in_use(self, name: str, /) -> AbstractAsyncContextManager[int]:
+        """Keep a model loaded in the `with` block, and yield the nanoseconds for which it was waited for."""
+
+    async def loaded(self, name: str, /) -> None:
+        """Wait until a model is loaded again, whose process has ended."""
+
+
 class Gateway:
     """The ASGI app: it passes requests on to replicas, and their answers back.
 
@@ -128,9 +146,16 @@ class Gateway:
     """
 
     def __init__(
-        self, router: Routers, watch: Watch, metrics: GatewayMetrics, options: RouteOptions, tracing: Tracing | None
+        self,
+        router: Routers,
+        watch: Watch,
+        metrics: GatewayMetrics,
+        options: RouteOptions,
+        tracing: Tracing | None,
+        residents: Residents | None = None,
     ) -> None:
         self._router = router
+        self._residents = residents
         self._watch = watch
         self._metrics = metrics
         self._tracing = tracing
@@ -159,7 +184,8 @@ class Gateway:
             ending = Ending.CANCELLED
         except NoReplica:
             ending = Ending.NO_REPLICA
-            raise Unavailable("No replica can be reached; try again later.", retry_after_seconds=5) from None
+            text = "No replica can be reached" if self._residents is None else "No such model is loaded"
+            raise Unavailable(f"{text}; try again later.", retry_after_seconds=5) from None
         finally:
             self._metrics.requests.labels(ending).inc()
             asked = scope["state"].pop("asked", None)  # a connection that is kept open keeps the scope
@@ -174,7 +200,9 @@ class Gateway:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Ending:
         path, client = scope["path"], scope["state"]["client"]
-        if path.startswith(_OF_ONE_REPLICA) or not {".", ".."}.isdisjoint(path.split("/")):
+        if (path.startswith(_OF_ONE_REPLICA) and self._residents is None) or not {".", ".."}.isdisjoint(
+            path.split("/")
+        ):
             raise NotFound(f"{path[:100]} is about one replica. Ask that one itself.")
         if self.is_draining:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
@@ -190,13 +218,14 @@ class Gateway:
                     return Ending.ANSWERED
                 if self._tracing is not None:  # each attempt has its own
                     asked.headers = [header for header in asked.headers if header[0] != TRACEPARENT]
-                hedges = self._hedge_after_seconds and asked.prompt.num_tokens <= HEDGED_TOKENS
-                ask = self._ask_two if hedges and _STREAMS.search(body) else self._ask
-                begun = await ask(asked, left, [])
-                if not begun.may_go_on:
-                    self._received.give_back(client, len(body))
-                    asked.body = body = bytearray()  # nobody needs it any more
-                return await self._relay(scope, send, asked, begun, left)
+                async with AsyncExitStack() as stack:
+                    if self._residents is not None and not path.startswith(_OF_ONE_REPLICA):
+                        await self._have_model(asked, self._residents, stack, left)
+                    begun = await self._begin(asked, left)
+                    if not begun.may_go_on:
+                        self._received.give_back(client, len(body))
+                        asked.body = body = bytearray()  # nobody needs it any more
+                    return await self._relay(scope, send, asked, begun, left)
             finally:
                 left.cancel()
         finally:
@@ -217,6 +246,28 @@ class Gateway:
             text = f"The body did not arrive within {BODY_SECONDS:g} seconds. Please try again."
             raise RequestTimeout(text) from None
 
+    async def _have_model(
+        self, asked: _Asked, residents: Residents, stack: AsyncExitStack, left: asyncio.Task[None]
+    ) -> None:
+        """Wait until the model of a request is loaded, and keep it loaded as long as `stack` is open."""
+        name = residents.name_for(asked.prompt.model)
+        waited_ns = await _unless_left(stack.enter_async_context(residents.in_use(name)), left)
+        asked.headers.append((WAITED_HEADER.encode(), b"%d %d" % (asked.began_ns, waited_ns)))
+        if not asked.looks_for_one:
+            asked.prompt = asked.prompt._replace(model=name)
+
+    async def _begin(self, asked: _Asked, left: asyncio.Task[None]) -> _Begun:
+        """Have a replica begin an answer. Raises NoReplica and ClientDisconnect."""
+        hedges = self._hedge_after_seconds and asked.prompt.num_tokens <= HEDGED_TOKENS
+        ask = self._ask_two if hedges and _STREAMS.search(asked.body) else self._ask
+        try:
+            return await ask(asked, left, [])
+        except NoReplica:
+            if self._residents is None or not asked.prompt.model:
+                raise
+            await _unless_left(self._residents.loaded(asked.prompt.model), left)
+            return await ask(asked, left, [])
+
     async def _ask(self, asked: _Asked, left: asyncio.Task[None], tried: list[str]) -> _Begun:
         """Have a replica that was not tried begin an answer. Raises NoReplica and ClientDisconnect."""
         metrics, headers, body = self._metrics, asked.headers, asked.body
@@ -225,8 +276,7 @@ class Gateway:
             headers, body = [*headers, (SENT_HEADER.encode(), b"%d" % len(sent))], body + sent
         moves = ""  # why it moves on
         refused: _Begun | None = None
-        looks_for_one = asked.target.decode().startswith(_KEPT_BY_ONE)
-        while len(tried) < MOST_TRIES or looks_for_one:
+        while len(tried) < MOST_TRIES or asked.looks_for_one:
             try:
                 decision = self._router.choose(asked.prompt, monotonic_ns(), asked.session, tried)
             except NoReplica:
@@ -264,7 +314,7 @@ class Gateway:
             finally:
                 upstream.num_open -= 1
             attempt.attributes[names.HTTP_RESPONSE_STATUS] = status = begun.answer.status
-            if status not in MOVES_ON and not (status == 404 and looks_for_one):
+            if status not in MOVES_ON and not (status == 404 and asked.looks_for_one):
                 if status >= 500:
                     self._watch.failed(upstream, f"an answer of {status}")
                 if not asked.sent:
@@ -408,6 +458,10 @@ async def _asked(scope: Scope, body: bytearray, *, has_ids: bool) -> _Asked:
         prompt = prompt._replace(model=scope["path"].removeprefix(f"{_MODELS}/"))
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     query, state = scope["query_string"], scope["state"]
+    if scope["path"].startswith(_OF_ONE_REPLICA):  # of several models, it may name one
+        fields = parse_qsl(query, keep_blank_values=True)
+        prompt = prompt._replace(model=dict(fields).get(b"model", b"").decode(errors="replace"))
+        query = urlencode([(name, value) for name, value in fields if name != b"model"]).encode()
     # The path that has been judged, and not another one that a replica may take for it.
     target = quote(scope["path"], safe="/:@!$&'()*+,;=~").encode() + (b"?" + query if query else b"")
     given = (header for header in scope["headers"] if header[0] not in _NOT_ASKED)

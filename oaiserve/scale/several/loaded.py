@@ -1,0 +1,262 @@
+"""Which models are loaded: they are when they are asked for, and for as long as memory and time permit.
+
+All of it runs on the event loop, so a state changes only where something is awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from oaiserve.config import Config, ModelsOptions
+from oaiserve.errors import ModelNotFound, StartupError, Unavailable
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.scale.gateway.upstream import Address
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0  # between two looks at what is idle
+LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 60.0  # after a model could not be loaded, before it is tried again
+
+
+class Process(Protocol):
+    """The process of a model, as `ModelProcess` is one."""
+
+    @property
+    def address(self) -> Address: ...
+
+    @property
+    def how_ended(self) -> str: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    async def ready(self) -> None: ...
+
+    async def ended(self) -> None: ...
+
+    async def end(self, limit_seconds: float, /) -> None: ...
+
+
+@dataclass(slots=True)
+class Model:
+    """One model, loaded or not."""
+
+    name: str
+    config: Config
+    num_bytes: int  # of memory when it is loaded: of its files, until it has been
+    process: Process | None = None  # which takes requests
+    loading: asyncio.Task[None] | None = None
+    num_users: int = 0  # requests for it that have not ended
+    used_ns: int = 0  # when one ended last
+    is_leaving: bool = False  # it makes room for another one as soon as it has no users: new ones wait
+    num_failures: int = 0  # to load it, in a row
+    failure: str = ""  # the last one
+    retry_ns: int = 0
+    num_loads: int = 0
+    free: asyncio.Event = field(default_factory=asyncio.Event)  # it has no users
+
+
+class LoadedModels:
+    """The models of a server, and the processes of those that are loaded."""
+
+    def __init__(
+        self,
+        models: Mapping[str, tuple[Config, int]],
+        options: ModelsOptions,
+        start: Callable[[Config], Awaitable[Process]],
+        changed: Callable[[], Awaitable[None]],
+        clock_ns: Callable[[], int] = monotonic_ns,
+    ) -> None:
+        """`models` has the settings of each, and the bytes of its files. `start` starts a process, and `changed` is
+        called when one takes requests, or takes none any more; a request for it is sent after that has returned."""
+        self.models = {name: Model(name, config, num_bytes) for name, (config, num_bytes) in models.items()}
+        self._of = {
+            name: model for model in self.models.values() for name in (model.name, *model.config.engine.adapters)
+        }
+        self._options = options
+        self._start = start
+        self._changed = changed
+        self._clock_ns = clock_ns
+        self._room = asyncio.Lock()  # one model after the other makes itself room and loads
+        self._watching: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The names that requests may give: of all models, and of their adapters."""
+        return self._of.keys()
+
+    @property
+    def addresses(self) -> list[Address]:
+        return [model.process.address for model in self.models.values() if model.process is not None]
+
+    @property
+    def failure(self) -> StartupError | None:
+        """Return an error if no model at all can be loaded: each has failed, and none is loaded or loading."""
+        if any(model.num_loads or not model.num_failures or model.loading for model in self.models.values()):
+            return None
+        return StartupError("None of the models could be loaded.")
+
+    def name_for(self, given: str) -> str:
+        """Return the name of the model or adapter for a request. One that names none gets the first that is loaded.
+        Raises ModelNotFound."""
+        if given and given not in self._of:
+            raise ModelNotFound(given, *self._of)
+        models = [*self.models.values()]
+        return given or next((model.name for model in models if model.process is not None), models[0].name)
+
+    @asynccontextmanager
+    async def in_use(self, name: str) -> AsyncIterator[int]:
+        """Keep a model loaded in the `with` block, and yield the nanoseconds that it took to load. Raises
+        ModelNotFound and Unavailable."""
+        model, began_ns = self._of[self.name_for(name)], self._clock_ns()
+        while model.is_leaving:  # its turn ends, and the next one begins behind that of another model
+            async with self._room:
+                pass
+        model.num_users += 1
+        model.free.clear()
+        try:
+            was_loaded = model.process is not None
+            await self.loaded(model.name)
+            yield 0 if was_loaded else self._clock_ns() - began_ns
+        finally:
+            model.num_users -= 1
+            model.used_ns = self._clock_ns()
+            if not model.num_users:
+                model.free.set()
+
+    async def loaded(self, name: str) -> None:
+        """Wait until a model is loaded. Whoever waits for the same one waits for the same load. Raises Unavailable."""
+        model = self._of[name]
+        if model.process is not None:
+            return
+        if (wait_ns := model.retry_ns - self._clock_ns()) > 0:
+            text = f"The model '{model.name}' could not be loaded: {model.failure} The server's log says why."
+            raise Unavailable(text, retry_after_seconds=-(-wait_ns // 10**9))
+        if model.loading is None:
+            model.loading = asyncio.create_task(self._load(model))
+        await asyncio.shield(model.loading)
+
+    async def load_all(self) -> None:
+        """Load all models, as far as there is room for them without unloading another one."""
+        for model in self.models.values():
+            if self._excess(model.num_bytes) <= 0 or not self.addresses:
+                with suppress(Unavailable):  # which is logged, and the others can be used
+                    await self.loaded(model.name)
+
+    async def watch(self) -> None:
+        """Unload idle models, until it is cancelled."""
+        idle_ns = int(self._options.idle_unload_seconds * 1e9)
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for model in [*self.models.values()] if idle_ns else ():
+                is_idle = model.process is not None and not model.num_users
+                if is_idle and self._clock_ns() - model.used_ns >= idle_ns:
+                    await self._unload(model, f"it was idle for {self._options.idle_unload_seconds:g} s")
+
+    async def close(self) -> None:
+        """End all processes, in order."""
+        self._is_closed = True
+        loading = [model.loading for model in self.models.values() if model.loading is not None]
+        for task in loading:
+            task.cancel()
+        await asyncio.gather(*loading, return_exceptions=True)
+        await asyncio.gather(*(self._unload(model, "") for model in self.models.values()))
+
+    async def _load(self, model: Model) -> None:
+        """Load a model. Raises Unavailable."""
+        began_ns, process = self._clock_ns(), None
+        try:
+            async with self._room:
+                await self._make_room(model)
+                began_ns = self._clock_ns()
+                process = await self._start(model.config)
+                await process.ready()
+                model.process, model.num_failures = process, 0
+                model.used_ns = self._clock_ns()
+                model.num_loads += 1
+                with suppress(OSError):  # it has ended already, which is seen below
+                    model.num_bytes = process.num_bytes
+                await self._changed()
+            log.info("The model %s is loaded: %.1f s, %d MiB", model.name, *_shown(self._clock_ns() - began_ns, model))
+            watching = asyncio.create_task(self._see_end(model, process))
+            self._watching.add(watching)
+            watching.add_done_callback(self._watching.discard)
+        except (StartupError, OSError) as error:
+            model.num_failures += 1
+            pause_seconds = min(MOST_PAUSE_SECONDS, LEAST_PAUSE_SECONDS * 2 ** min(model.num_failures - 1, 10))
+            model.retry_ns = self._clock_ns() + int(pause_seconds * 1e9)
+            model.failure = str(error)
+            log.error("The model %s could not be loaded: %s", model.name, error)
+            raise Unavailable(
+                f"The model '{model.name}' could not be loaded: {error} The server's log says why."
+            ) from None
+        except asyncio.CancelledError:
+            if process is not None:
+                await process.end(model.config.server.drain_timeout_seconds)
+            raise
+        finally:
+            model.loading = None
+
+    async def _make_room(self, model: Model) -> None:
+        """Unload others, the least recently used first, until there is room for a model. A busy one is waited for,
+        and gets no further requests meanwhile, so that no model waits for ever."""
+        while self._excess(model.num_bytes) > 0:
+            others = [other for other in self.models.values() if other.process is not None]
+            if not others:
+                text = "The model %s alone may need more than --memory-budget: %d MiB"
+                log.warning(text, model.name, model.num_bytes >> 20)
+                return
+            other = min(others, key=lambda other: (other.num_users > 0, other.used_ns))
+            other.is_leaving = True
+            try:
+                if other.num_users and other.process is not None:
+                    waiting = [asyncio.ensure_future(one) for one in (other.free.wait(), other.process.ended())]
+                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    for task in waiting:
+                        task.cancel()
+                await self._unload(other, f"{model.name} needs its memory")
+            finally:
+                other.is_leaving = False
+
+    def _excess(self, num_bytes: int) -> int:
+        """Return by how many bytes the loaded models, and one more with so many, exceed the budget."""
+        if self._options.memory_budget is None:
+            return 0
+        for model in self.models.values():
+            if model.process is not None:
+                with suppress(OSError):  # it has just ended
+                    model.num_bytes = model.process.num_bytes
+        used = sum(model.num_bytes for model in self.models.values() if model.process is not None)
+        return used + num_bytes - self._options.memory_budget
+
+    async def _unload(self, model: Model, why: str) -> None:
+        process, model.process = model.process, None
+        if process is None:
+            return
+        await self._changed()
+        if why:
+            log.info("The model %s is unloaded: %s", model.name, why)
+        await process.end(model.config.server.drain_timeout_seconds)
+
+    async def _see_end(self, model: Model, process: Process) -> None:
+        """Load a model again whose process ends while it should not, if a request of it is under way."""
+        await process.ended()
+        if model.process is not process or self._is_closed:
+            return
+        model.process = None
+        log.error("The process of the model %s has ended %s", model.name, process.how_ended)
+        await self._changed()
+        while model.num_users and model.process is None and not self._is_closed:
+            with suppress(Unavailable):
+                await self.loaded(model.name)
+            await asyncio.sleep(max(0, model.retry_ns - self._clock_ns()) / 1e9)
+
+
+def _shown(took_ns: int, model: Model) -> tuple[float, int]:
+    return took_ns / 1e9, model.num_bytes >> 20

@@ -1,0 +1,67 @@
+"""The metrics of all models at one address: each sample of a process gets the label `served_model`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from oaiserve.scale.several.loaded import Model
+
+LABEL = "served_model"
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+
+
+def merged(own: str, texts: Mapping[str, str], models: Iterable[Model]) -> str:
+    """Return one text in Prometheus' format of the front's own metrics, and of those of processes by their model."""
+    families: dict[str, list[str]] = {}  # the lines of each, as a family must be in one piece
+    for name, text in (("", own), *texts.items(), ("", _of_models(models))):
+        label = f'{LABEL}="{_escaped(name)}"'
+        family: list[str] = []
+        for line in text.splitlines():
+            if line.startswith("#"):
+                _, kind, metric, *_ = line.split(" ", 3)
+                family = families.setdefault(metric, [])
+                if not any(known.startswith(f"# {kind} ") for known in family):
+                    family.append(line)
+            elif line:
+                family.append(_labelled(line, label) if name else line)
+    return "".join(f"{line}\n" for lines in families.values() for line in lines)
+
+
+def _labelled(line: str, label: str) -> str:
+    found = _NAME.match(line)
+    assert found is not None
+    metric, rest = found[0], line[found.end() :]
+    return f"{metric}{{{label},{rest[1:]}" if rest.startswith("{") else f"{metric}{{{label}}}{rest}"
+
+
+def _of_models(models: Iterable[Model]) -> str:
+    def family(name: str, kind: str, text: str, values: Mapping[str, int]) -> str:
+        samples = "".join(f'{name}{{{LABEL}="{_escaped(model)}"}} {value}\n' for model, value in values.items())
+        return f"# HELP {name} {text}\n# TYPE {name} {kind}\n{samples}"
+
+    all_models = [*models]
+    return (
+        family(
+            "oaiserve_model_loaded",
+            "gauge",
+            "Whether a model of this server is loaded.",
+            {model.name: int(model.process is not None) for model in all_models},
+        )
+        + family(
+            "oaiserve_model_loads_total",
+            "counter",
+            "Loads of a model.",
+            {model.name: model.num_loads for model in all_models},
+        )
+        + family(
+            "oaiserve_model_memory_bytes",
+            "gauge",
+            "Memory of a model that is loaded, when that was last looked at.",
+            {model.name: model.num_bytes for model in all_models if model.process is not None},
+        )
+    )
+
+
+def _escaped(name: str) -> str:
+    return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,122 @@
+"""The settings of each model, where one server has several: those of the command line, and its own in the file.
+
+A model is named by its path or hub id, or as NAME=MODEL. A folder that holds models stands for all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+
+from oaiserve.config import Config, EngineOptions, ListenerOptions, OptionError, ServerOptions, TelemetryOptions
+from oaiserve.files.source import find_model
+
+_NAMED = re.compile(r"([\w.-]+)=(.+)")
+_OPTIONS = {"server": ServerOptions, "engine": EngineOptions, "telemetry": TelemetryOptions}
+# Settings of the one server that clients see, which a model cannot have for itself.
+_OF_THE_SERVER = {field.name for field in fields(ListenerOptions)} | {
+    *("front_ends", "api_key", "api_key_file", "guard_all", "cors_origin", "served_model_name"),
+    *("max_connections", "max_connections_per_address", "header_timeout_seconds", "idle_timeout_seconds"),
+    *("response_store", "response_store_number", "response_store_bytes", "response_store_seconds"),
+}
+
+
+def models_of(given: Iterable[str], tables: Mapping[str, Mapping[str, Any]], base: Config) -> dict[str, Config]:
+    """Return the settings of each model by its name, those of the command line first, from which `base` has the rest.
+
+    Raises OptionError and StartupError.
+    """
+    found: list[tuple[str, str, Mapping[str, Any]]] = []
+    for text in given:
+        named = None if Path(text).exists() else _NAMED.fullmatch(text)
+        found += [(named[1], named[2], {})] if named else [(name, model, {}) for name, model in _in_folder(text)]
+    for name, table in tables.items():
+        if not isinstance(table, Mapping) or not isinstance(table.get("model"), str):
+            raise OptionError(f'[models.{name}] in the config file needs a model, as in: model = "demo".')
+        found.append((name, table["model"], {key: value for key, value in table.items() if key != "model"}))
+    configs: dict[str, Config] = {}
+    for name, model, table in found:
+        if name in configs:
+            raise OptionError(f"Two models have the name '{name}'. Give one another name, as in: {name}-2={model}.")
+        if model != "demo":
+            find_model(model)
+        configs[name] = _of_model(name, model, table, base)
+    names = [name for config in configs.values() for name in (config.model_name, *config.engine.adapters)]
+    if double := next((name for name in names if names.count(name) > 1), None):
+        raise OptionError(f"Two models or adapters have the name '{double}'. Each needs a name of its own.")
+    return configs
+
+
+def holds_models(text: str) -> bool:
+    """Return whether an argument is a folder with several models in it, and no model itself."""
+    return len(_in_folder(text)) > 1
+
+
+def _in_folder(text: str) -> list[tuple[str, str]]:
+    """Return the names and places of the models that an argument stands for."""
+    folder = Path(text)
+    if not text or not folder.is_dir() or (folder / "config.json").is_file():
+        return [(text, text)]
+    inside = [path for path in sorted(folder.iterdir()) if path.suffix == ".gguf" or (path / "config.json").is_file()]
+    return [(path.stem if path.suffix == ".gguf" else path.name, str(path)) for path in inside] or [(text, text)]
+
+
+def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config) -> Config:
+    own = _parsed(name, table)
+    server = replace(
+        base.server,
+        **own["server"],
+        served_model_name=name,
+        host="127.0.0.1",
+        trusted_proxy=("127.0.0.1",),
+        # Whoever can ask the front can ask this: the front has checked names, origins and the number of connections.
+        tls_certificate=None,
+        tls_key=None,
+        allowed_host=(),
+        cors_origin=(),
+        front_ends=0,
+        max_connections_per_address=0,
+        share_prefix_cache=base.server.shares_prefix_cache,
+    )
+    telemetry = replace(base.telemetry, **own["telemetry"])
+    if (path := telemetry.record_requests) is not None:
+        telemetry = replace(telemetry, record_requests=path.with_stem(f"{path.stem}-{name.replace('/', '-')}"))
+    return Config(model, server, replace(base.engine, **own["engine"]), telemetry, file=base.file)
+
+
+def _parsed(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the values of a model's own settings, by the options that have them. Raises OptionError."""
+    given = {key.replace("-", "_"): value for key, value in table.items()}
+    if foreign := given.keys() & _OF_THE_SERVER:
+        raise OptionError(f"'{sorted(foreign)[0]}' in [models.{name}] is a setting of the server, for all models.")
+    arguments: list[str] = []
+    for key, value in table.items():
+        flag = key.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            arguments += [f"--{flag}={each}" for each in (value if isinstance(value, list) else [value])]
+    app = App(default_parameter=Parameter(negative_iterable=()))
+
+    @app.default
+    def read(
+        *,
+        server: Annotated[ServerOptions, Parameter(name="*")] = ServerOptions(),  # noqa: B008 - frozen
+        engine: Annotated[EngineOptions, Parameter(name="*")] = EngineOptions(),  # noqa: B008
+        telemetry: Annotated[TelemetryOptions, Parameter(name="*")] = TelemetryOptions(),  # noqa: B008
+    ) -> dict[str, Any]:
+        return {"server": server, "engine": engine, "telemetry": telemetry}
+
+    try:
+        options = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        raise OptionError(f"[models.{name}] in the config file is wrong: {error}") from error
+    return {
+        group: {field.name: getattr(options[group], field.name) for field in fields(kind) if field.name in given}
+        for group, kind in _OPTIONS.items()
+    }

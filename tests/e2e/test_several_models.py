@@ -1,0 +1,108 @@
+"""A server with a chat model and an embedding model, as a process: loads, unloads, and a process that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import API_KEY, LiveServer, serve_process
+from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
+from tests.models.poolers import FAMILIES as POOLERS
+from tests.models.poolers import random_pooler
+from tests.models.poolers import save as save_pooler
+
+CONFIG = """
+api-key = ["{key}"]
+dtype = "float32"
+
+[models.chat]
+model = "{chat}"
+max-running = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def two_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("several")
+    for name in ("chat", "embed"):
+        (folder / name).mkdir()
+    random_model(FAMILIES["llama"]).save_pretrained(folder / "chat")
+    byte_tokenizer().save_pretrained(folder / "chat")
+    save_pooler(folder / "embed", "modernbert", random_pooler(POOLERS["modernbert"]), pooling="cls")
+    config = folder / "models.toml"
+    config.write_text(CONFIG.format(key=API_KEY, chat=folder / "chat"))
+    embed = f"embed={folder / 'embed'}"
+    with serve_process(embed, folder / "log", "--config", str(config), "--load-on-demand") as server:
+        yield server
+        assert server.terminate() == 0
+
+
+def samples(server: LiveServer, name: str) -> dict[str, float]:
+    """Return the samples of a metric by their label `served_model`, of those without others."""
+    with server.http() as http:
+        lines = http.get("/metrics").text.splitlines()
+    start = f'{name}{{served_model="'
+    return {line[len(start) :].split('"')[0]: float(line.split()[-1]) for line in lines if line.startswith(start)}
+
+
+def test_each_model_is_loaded_when_it_is_asked_for(two_models: LiveServer) -> None:
+    assert samples(two_models, "oaiserve_model_loaded") == {"chat": 0, "embed": 0}
+    with two_models.sdk() as client:
+        assert [model.id for model in client.models.list()] == ["embed", "chat"]
+        vectors = client.embeddings.create(model="embed", input="aa cat")
+        assert samples(two_models, "oaiserve_model_loaded") == {"chat": 0, "embed": 1}
+        answer = client.completions.create(model="chat", prompt="Hello", max_tokens=4, temperature=0)
+    assert vectors.model == "embed"
+    assert (answer.model, answer.usage and answer.usage.completion_tokens) == ("chat", 4)
+    assert samples(two_models, "oaiserve_model_loaded") == {"chat": 1, "embed": 1}
+    assert all(num_bytes > 2**20 for num_bytes in samples(two_models, "oaiserve_model_memory_bytes").values())
+
+
+def test_the_account_of_the_first_request_has_the_load_of_its_model(two_models: LiveServer) -> None:
+    with two_models.http() as http:
+        first = http.get("/debug/requests", params={"model": "embed"}).json()["requests"][-1]
+        receive = first["phases"][0]
+        assert first["model_load_ns"] > 100_000_000
+        assert receive["causes_ns"]["model_load"] == first["model_load_ns"]
+        assert sum(receive["causes_ns"].values()) == receive["duration_ns"]
+        assert sum(phase["duration_ns"] for phase in first["phases"]) == first["duration_ns"]
+        assert (
+            "its model was being loaded"
+            in http.get(f"/debug/requests/{first['request_id']}", params={"model": "embed", "format": "text"}).text
+        )
+
+
+def test_a_stream_goes_on_when_the_process_of_its_model_is_killed(two_models: LiveServer) -> None:
+    body = {"model": "chat", "prompt": "Hello", "max_tokens": 400, "temperature": 1, "seed": 7, "stream": True}
+
+    def text(http: httpx.Client, *, kills: bool) -> str:
+        parts = []
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.status_code == 200
+            for line in answer.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                parts.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
+                if kills and len(parts) == 20:
+                    kill_chat(two_models)
+        return "".join(parts)
+
+    with two_models.http() as http:
+        undisturbed = text(http, kills=False)
+        loads = samples(two_models, "oaiserve_model_loads_total")["chat"]
+        assert text(http, kills=True) == undisturbed
+    assert samples(two_models, "oaiserve_model_loads_total")["chat"] == loads + 1
+
+
+def kill_chat(server: LiveServer) -> None:
+    """Kill the process of the model "chat", whose command line ends in its name."""
+    children = Path(f"/proc/{server.process.pid}/task").glob("*/children")
+    pids = [int(pid) for path in children for pid in path.read_text().split()]
+    (chat,) = (pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_text().endswith("chat\0"))
+    os.kill(chat, signal.SIGKILL)

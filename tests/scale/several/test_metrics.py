@@ -1,0 +1,36 @@
+"""The metrics of several processes as one text, read by Prometheus' own parser."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from oaiserve.config import Config
+from oaiserve.scale.several.loaded import Model
+from oaiserve.scale.several.metrics import merged
+
+OWN = "# HELP gateway_total Requests.\n# TYPE gateway_total counter\ngateway_total 3.0\n"
+TEXT = """# HELP ttft_seconds Time {to} "first" token.
+# TYPE ttft_seconds histogram
+ttft_seconds_bucket{le="+Inf",model="m{}"} 2
+ttft_seconds_count{model="m{}"} 2
+ttft_seconds_sum{model="m{}"} 0.5
+# HELP running Sequences.
+# TYPE running gauge
+running 1.0
+"""
+
+
+def test_samples_get_the_name_of_their_model_and_families_stay_in_one_piece() -> None:
+    models = [Model(name, Config("demo"), 5) for name in ("a", 'b"\\')]
+    text = merged(OWN, {"a": TEXT, 'b"\\': TEXT}, models)
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert [sample.labels for sample in families["running"].samples] == [
+        {"served_model": "a"},
+        {"served_model": 'b"\\'},
+    ]
+    assert len(families["ttft_seconds"].samples) == 6
+    assert families["ttft_seconds"].type == "histogram"
+    assert families["ttft_seconds"].samples[0].labels == {"served_model": "a", "le": "+Inf", "model": "m{}"}
+    assert families["gateway"].samples[0].labels == {}
+    assert [sample.value for sample in families["oaiserve_model_loaded"].samples] == [0, 0]
+    assert text.count("# TYPE ttft_seconds ") == 1

@@ -1,0 +1,69 @@
+"""The settings of each of several models: names, tables of the config file, and what a model cannot have for itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
+from oaiserve.scale.several.settings import holds_models, models_of
+
+BASE = Config(
+    "models",
+    ServerOptions(host="0.0.0.0", port=9, api_key=("one", "two")),
+    EngineOptions(max_running=5),
+    TelemetryOptions(record_requests=Path("load.jsonl")),
+)
+
+
+def test_models_have_the_settings_of_the_command_line_and_their_own() -> None:
+    tables = {"third": {"model": "demo", "max-running": 3, "kv-cache-memory": "1GiB", "prefix_cache": False}}
+    found = models_of(["demo", "second=demo"], tables, BASE)
+    assert [*found] == ["demo", "second", "third"]
+    assert [config.engine.max_running for config in found.values()] == [5, 5, 3]
+    third = found["third"]
+    assert (third.engine.kv_cache_memory, third.engine.prefix_cache) == (2**30, False)
+    assert (third.model, third.model_name) == ("demo", "third")
+
+
+def test_a_process_listens_for_this_machine_alone_and_has_the_keys() -> None:
+    server = models_of(["demo"], {}, BASE)["demo"].server
+    assert (server.host, server.trusted_proxy, server.api_key) == ("127.0.0.1", ("127.0.0.1",), ("one", "two"))
+    assert not server.shares_prefix_cache  # as without a further key
+
+
+def test_each_model_has_a_recording_of_its_own() -> None:
+    found = models_of(["a/b=demo", "c=demo"][1:], {}, BASE)
+    assert found["c"].telemetry.record_requests == Path("load-c.jsonl")
+
+
+def test_a_folder_stands_for_the_models_in_it(tmp_path: Path) -> None:
+    for name in ("chat", "embed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    assert holds_models(str(tmp_path))
+    assert not holds_models(str(tmp_path / "chat"))
+    assert [*models_of([str(tmp_path)], {}, BASE)] == ["chat", "embed", "small"]
+
+
+@pytest.mark.parametrize(
+    ("given", "tables", "said"),
+    [
+        (["demo", "demo"], {}, "Two models have the name 'demo'. Give one another name, as in: demo-2=demo."),
+        ([], {"x": {"modl": "demo"}}, "[models.x] in the config file needs a model"),
+        ([], {"x": 3}, "[models.x] in the config file needs a model"),
+        ([], {"x": {"model": "demo", "max-runing": 3}}, "Unknown option: --max-runing. Did you mean --max-running?"),
+        ([], {"x": {"model": "demo", "max-running": "many"}}, 'unable to convert "many" into int'),
+        ([], {"x": {"model": "demo", "max-running": 0}}, "--max-running is 0, but must be at least 1."),
+        ([], {"x": {"model": "demo", "port": 3}}, "'port' in [models.x] is a setting of the server"),
+        (["a=demo"], {"b": {"model": "demo", "lora": ["a=/x"]}}, "Two models or adapters have the name 'a'."),
+    ],
+)
+def test_mistakes_are_told(given: list[str], tables: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError) as error:
+        models_of(given, tables, BASE)
+    assert said in str(error.value)
