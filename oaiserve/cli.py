@@ -490,6 +490,8 @@ def _serve_models(
     banner = f"""
 oaiserve {__version__} serves {", ".join(configs)} at {url}/v1
 
+  Its page: {_page(server, url)}
+
 Ctrl-C stops it.
 """
     with announced(url, ", ".join(configs)):
@@ -583,17 +585,20 @@ def _banner(config: Config, port: int, task: Task) -> str:
     name = config.model_name
     key = " -H 'authorization: Bearer '$OPENAI_API_KEY" if server.needs_key else ""
     path, body = _TRIES[task]
-    page = f"{url}/" if server.shows_dashboard else "only with --open-dashboard, or with an --api-key"
     return f"""
 oaiserve {__version__} serves {name} at {url}/v1
 
-  Its page: {page}
+  Its page: {_page(server, url)}
 
   curl {url}{path}{key} -H 'content-type: application/json' \\
     -d '{{"model": "{name}", {body}}}'
 
 Ctrl-C stops it.
 """
+
+
+def _page(server: ServerOptions, url: str) -> str:
+    return f"{url}/" if server.shows_dashboard else "only with --open-dashboard, or with an --api-key"
 
 
 def _url(server: ServerOptions, port: int) -> str:

@@ -75,7 +75,7 @@ _NOT_ANSWERED = _OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-opt
 # Whoever asks for these means one replica, and would be misled by whichever answers.
 _OF_ONE_REPLICA = ("/debug", "/dashboard", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 # What one replica keeps, unless all have one store: it is asked for until one has it.
-_KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations")
+_KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations", b"/debug/requests/")
 _MODELS = "/v1/models"
 
 Result = TypeVar("Result")
