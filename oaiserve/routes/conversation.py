@@ -18,6 +18,7 @@ from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.harmony import HarmonyCalls
 from oaiserve.routes.dialects.lark import lark_of
 from oaiserve.routes.dialects.raw_call import RawCall
+from oaiserve.routes.dialects.reasoning import ThinkingParser
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.tools import Tools, forced_schema
 
@@ -130,7 +131,7 @@ class Conversation:
         calls, tools, family = None, self.tools, self._dialect.calls
         if family is not None and family.by_channels and (self.reads_reasoning or tools is not None):
             return AnswerReader(None, self._channels(), breaks_cut_calls=breaks_cut_calls)
-        thinking = self._mode.parser() if self.reads_reasoning and self._mode is not None else None
+        thinking = ThinkingParser(self._mode) if self.reads_reasoning and self._mode is not None else None
         if tools is not None and family is not None:
             parser = family.parser if tools.raw is None else RawCall
             calls = parser(tools.schemas, only_one=tools.only_one)

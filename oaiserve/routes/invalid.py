@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 from msgspec import inspect
@@ -102,6 +103,14 @@ def _cut(text: str) -> str:
 def invalid(param: str, reason: str, where: str = "") -> InvalidRequest:
     """Return the error of a parameter. `where` is the wrong place in it, such as tools[0].function.name."""
     return InvalidRequest(f"Invalid '{where or param}': {reason}.", param=param)
+
+
+def needed(where: str, holder: Any, name: str) -> Any:
+    """Return a field of a tool or an item. Raises InvalidRequest if it is missing: the type requires it."""
+    if (value := getattr(holder, name)) is None:
+        kind = holder.type or "message"
+        raise invalid(where.partition("[")[0], f"is required for the type '{kind}'", f"{where}.{name}")
+    return value
 
 
 def check_name(param: str, where: str, name: str) -> None:

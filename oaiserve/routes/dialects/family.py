@@ -10,7 +10,6 @@ import msgspec
 
 from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.lark import NUMBER, lark_of
-from oaiserve.routes.dialects.tagged_form import TaggedForm
 
 MOST_FORCED_CALLS = 16  # so that a model without an end does not call for ever
 Message = dict[str, Any]
@@ -33,11 +32,6 @@ class CallFamily:
     history: Callable[[Sequence[Message]], list[Message]] | None = None  # makes messages as its templates take them
     by_channels: bool = False  # the parser reads reasoning, too, and an answer ends with its first call
     answer_opening: str = ""  # before an answer that is no call, where it follows reasoning
-
-    @property
-    def form(self) -> TaggedForm | None:
-        """Return the family's own form of a call, beside that in JSON."""
-        return self.parser.form
 
     def written(self, calls: Iterable[tuple[str, str]]) -> str:
         """Return the text of calls (names and JSON texts of arguments) in the dialect of this family."""
@@ -64,12 +58,12 @@ class CallFamily:
         def lark(*texts: str) -> str:
             return " ".join(text if text.startswith("@") else lark_of(text, special_ids) for text in texts if text)
 
-        all_schemas = dict(schemas)
+        all_schemas, form = dict(schemas), self.parser.form
         bodies = []
         for number, (name, schema) in enumerate(schemas.items()):
             head, tail = self._around(name)
             bodies.append(lark(head, f"@schema_{number}", tail))
-            if self.form is not None and (body := self.form.body(name, schema, all_schemas, special_ids)):
+            if form is not None and (body := form.body(name, schema, all_schemas, special_ids)):
                 bodies.append(body)
         is_single = only_one or self.by_channels
         more = "" if is_single else f"({lark(self.separator)} call){{0,{MOST_FORCED_CALLS - 1}}}"
@@ -77,8 +71,8 @@ class CallFamily:
         if answer is not None:
             start = f"{lark(self.answer_opening, '@answer')} | {start}"
         rules = f"start: {start}\ncall: {lark(self.opening)} body {lark(self.closing)}\nbody: {' | '.join(bodies)}"
-        if "TEXT" in rules and self.form is not None:
-            rules += f"\n{self.form.terminals(special_ids)}"
+        if "TEXT" in rules and form is not None:
+            rules += f"\n{form.terminals(special_ids)}"
         return msgspec.json.encode({"lark": rules, "schemas": all_schemas, "answer": answer}).decode()
 
     def _around(self, name: str) -> tuple[str, str]:

@@ -23,9 +23,6 @@ class ReasoningMode:
     is_open: bool  # the answer begins within it, without the opening tag
     prompt_opening: str = ""  # put behind the prompt, to make the model reason
 
-    def parser(self) -> ThinkingParser:
-        return ThinkingParser(*self.tags, is_open=self.is_open)
-
 
 class ReasoningDialect:
     """The tags of a model's reasoning, and the template's switch: it reasons always, never, or by a variable."""
@@ -93,16 +90,15 @@ class ReasoningDialect:
 class ThinkingParser:
     """Takes the text of one answer in pieces. Whitespace next to the tags belongs to them, except before the last.
 
-    The opening tag may be missing if the prompt ends with it: then `is_open`. Otherwise an answer without it has no
-    reasoning.
+    The opening tag may be missing if the prompt ends with it: then the mode `is_open`. Otherwise an answer without it
+    has no reasoning.
     """
 
-    def __init__(self, opening: str, closing: str, *, is_open: bool) -> None:
+    def __init__(self, mode: ReasoningMode) -> None:
         self.is_over = False
         self.end = 0  # characters of the text up to the end of the reasoning, with its tags, as far as it has come
-        self._opening = opening
-        self._closing = closing
-        self._is_open = is_open
+        self._opening, self._closing = mode.tags
+        self._is_open = mode.is_open
         self._has_begun = False
         self._held = ""
         self._skips_space = True

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.invalid import invalid, needed, show
 from oaiserve.routes.objects import EarlierReasoning, EarlierText, InputItem, InputText, RefusalPart
 from oaiserve.routes.responses.offered import arguments_of
 from oaiserve.routes.tools import joined_name
@@ -27,7 +27,7 @@ def references(given: str | Sequence[InputItem]) -> list[str]:
     if isinstance(given, str):
         return []
     numbered = enumerate(given)
-    return [_needed(f"input[{i}]", item, "id") for i, item in numbered if item.type == "item_reference"]
+    return [needed(f"input[{i}]", item, "id") for i, item in numbered if item.type == "item_reference"]
 
 
 def input_items(
@@ -48,13 +48,13 @@ def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: M
 
     match item.type:
         case "function_call":
-            called = {name: _needed(where, item, name) for name in ("call_id", "name", "arguments")}
+            called = {name: needed(where, item, name) for name in ("call_id", "name", "arguments")}
             namespace = {} if item.namespace is None else {"namespace": item.namespace}
             return {**identity("fc"), **called, **namespace}
         case "custom_tool_call":
-            return {**identity("ctc"), **{name: _needed(where, item, name) for name in ("call_id", "name", "input")}}
+            return {**identity("ctc"), **{name: needed(where, item, name) for name in ("call_id", "name", "input")}}
         case "function_call_output" | "custom_tool_call_output":
-            call_id, output = _needed(where, item, "call_id"), _needed(where, item, "output")
+            call_id, output = needed(where, item, "call_id"), needed(where, item, "output")
             return {
                 **identity("fco" if item.type == "function_call_output" else "ctco"),
                 "call_id": call_id,
@@ -70,7 +70,7 @@ def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: M
                 content = [EarlierReasoning(thought)]
             return {**identity("rs"), "summary": summary, "content": _parts(content)}
         case "item_reference":
-            item_id: str = _needed(where, item, "id")
+            item_id: str = needed(where, item, "id")
             if item_id not in referred:
                 reason = f"there is no item {show(item_id)} in the stored responses. Please send the item itself"
                 raise invalid(where.partition("[")[0], reason, f"{where}.id")
@@ -83,7 +83,7 @@ def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: M
             pass
         case other:  # of a tool that runs elsewhere, or of another server: nothing in it is for this model
             return identity(other)
-    role, content = _needed(where, item, "role"), _needed(where, item, "content")
+    role, content = needed(where, item, "role"), needed(where, item, "content")
     if isinstance(content, str):
         content = [EarlierText(content) if role == "assistant" else InputText(content)]
     for number, part in enumerate(content):
@@ -105,15 +105,6 @@ def _parts(parts: Iterable[InputText | EarlierText | RefusalPart | EarlierReason
             case RefusalPart(refusal):
                 shown.append({"type": "refusal", "refusal": refusal})
     return shown
-
-
-def _needed(where: str, item: InputItem, name: str) -> Any:
-    """Return a required field of an item."""
-    if (value := getattr(item, name)) is None:
-        raise invalid(
-            where.partition("[")[0], f"is required for the type '{item.type or 'message'}'", f"{where}.{name}"
-        )
-    return value
 
 
 def since_compaction(items: Sequence[Item]) -> list[Item]:

@@ -15,8 +15,8 @@ import msgspec
 from oaiserve.engine.request import Grammar
 from oaiserve.routes.bodies import ResponseInputBody, ResponsesBody
 from oaiserve.routes.dialects.raw_call import INPUT
-from oaiserve.routes.invalid import invalid
-from oaiserve.routes.objects import Function, InputFormat, ResponseChoice, ResponseTool
+from oaiserve.routes.invalid import invalid, needed
+from oaiserve.routes.objects import Function, InputFormat, ResponseChoice
 from oaiserve.routes.tools import Tools, joined_name, requested_tools
 
 _INPUT_SCHEMA = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
@@ -42,18 +42,18 @@ def offered_tools(body: ResponsesBody | ResponseInputBody, *, refuses_hosted: bo
         where = f"tools[{number}]"
         match tool.type:
             case "function":
-                name = _needed(where, tool, "name")
+                name = needed(where, tool, "name")
                 functions.append(
                     Function(name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
                 )
             case "custom":
-                name = _needed(where, tool, "name")
+                name = needed(where, tool, "name")
                 formats[name] = tool.format
                 description = "\n".join(filter(None, (tool.description, _described(tool.format))))
                 functions.append(Function(name=name, description=description or None, parameters=_INPUT_SCHEMA))
             case "namespace":
-                namespace, about = _needed(where, tool, "name"), tool.description
-                for function in _needed(where, tool, "tools"):
+                namespace, about = needed(where, tool, "name"), tool.description
+                for function in needed(where, tool, "tools"):
                     name = joined_name(namespace, function.name)
                     namespaces[name] = namespace, function.name
                     described = "\n".join(filter(None, (about, function.description)))
@@ -96,9 +96,3 @@ def _described(form: InputFormat | None) -> str:
         return ""
     notation = "regular expression" if form.syntax == "regex" else "Lark grammar"
     return f"The input follows this {notation}:\n{form.definition}"
-
-
-def _needed(where: str, tool: ResponseTool, name: str) -> Any:
-    if (value := getattr(tool, name)) is None:
-        raise invalid("tools", f"is required for the type '{tool.type}'", f"{where}.{name}")
-    return value

@@ -12,6 +12,7 @@ from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.dialects.dialect import Dialect, dialect_of
 from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.llama import LLAMA
+from oaiserve.routes.dialects.reasoning import ThinkingParser
 from tests.routes.dialects.reading import TOOLS, read, segments_of
 from tests.routes.doubles import FakeTemplate
 
@@ -46,7 +47,7 @@ def test_declared_marks_are_read_as_transformers_reads_them() -> None:
     assert chosen.reasoning is not None
     call = {"name": "add", "arguments": {"a": 1}}
     text = f"[THINK]One and one.[/THINK]I add.<|call|>{json.dumps(call)}<|/call|><|call|>{json.dumps(call)}<|/call|>"
-    parser = AnswerReader(chosen.reasoning.of_request({}).parser(), chosen.calls.parser(TOOLS))
+    parser = AnswerReader(ThinkingParser(chosen.reasoning.of_request({})), chosen.calls.parser(TOOLS))
     result = read(segments_of(parser, text))
     message = parse_response(text, DECLARED, prefix="")
     assert (result.reasoning, result.content) == (message["thinking"], message["content"])

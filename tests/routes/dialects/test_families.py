@@ -118,11 +118,11 @@ FLAT = {
     },
     "any": {"type": "object"},
 }
-BY_VALUES = [family for family in FAMILIES if family.form is not None]
+BY_VALUES = [family for family in FAMILIES if family.parser.form is not None]
 
 
 def in_form(family: CallFamily, name: str, arguments: dict[str, str]) -> str:
-    form = family.form
+    form = family.parser.form
     assert form is not None
     texts = [form.begin.replace("{name}", name)]
     for key, value in arguments.items():

@@ -8,15 +8,13 @@ from hypothesis import strategies as st
 
 from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.dialects.hermes import HermesCalls
-from oaiserve.routes.dialects.reasoning import ThinkingParser
+from oaiserve.routes.dialects.reasoning import THINK, ReasoningMode, ThinkingParser
 from oaiserve.routes.dialects.segments import Content, Reasoning
 from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, read, segments_of
 
 
 def parser(*, is_open: bool, with_calls: bool = False) -> AnswerReader:
-    return AnswerReader(
-        ThinkingParser("<think>", "</think>", is_open=is_open), HermesCalls(TOOLS) if with_calls else None
-    )
+    return AnswerReader(ThinkingParser(ReasoningMode(THINK, is_open)), HermesCalls(TOOLS) if with_calls else None)
 
 
 @pytest.mark.parametrize(
