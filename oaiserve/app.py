@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from oaiserve import __version__
@@ -35,7 +36,7 @@ from oaiserve.files.kind import kind_of
 from oaiserve.http.connections import Connections
 from oaiserve.http.keys import Keyring
 from oaiserve.routes import chat, completions, dashboard, debug, embeddings, health, models, scores, tokens
-from oaiserve.routes.access import APIKeys, CORSHeaders, CountRefusal, Hosts, Origins
+from oaiserve.routes.access import APIKeys, CountRefusal, Hosts, Origins
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
 
 LAG_INTERVAL_SECONDS = 0.1
 KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys are looked at
+EXPOSED_HEADERS = (  # to the scripts of allowed pages
+    *("x-request-id", "x-max-tokens-cut-to", "server-timing", "traceresponse", "openai-processing-ms", "retry-after"),
+)
 TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector that does not answer
 
 
@@ -305,25 +309,26 @@ def middleware(
     count_refused: CountRefusal,
     is_sampled: Callable[[TraceContext], bool] | None,
 ) -> list[Middleware]:
-    """Return the middleware, outermost first. `Errors` is within CORS, so that web pages can read errors, too.
+    """Return the middleware, outermost first. Within CORS are `Errors` once more, so that web pages can read them.
 
     `is_sampled` is None where another process answers, which knows the trace and the time."""
-    chain = [Middleware(RequestHeaders, is_sampled=is_sampled), Middleware(TidyPath)]
-    if server.cors_origin:
-        exposed = (
-            "x-request-id",
-            "x-max-tokens-cut-to",
-            "server-timing",
-            "traceresponse",
-            "openai-processing-ms",
-            "retry-after",
-        )
-        chain.append(Middleware(CORSHeaders, origins=server.cors_origin, exposed=exposed))
-    chain += [
+    chain = [
+        Middleware(RequestHeaders, is_sampled=is_sampled),
+        Middleware(TidyPath),
         Middleware(Errors),
         Middleware(Hosts, listens_on=server.host, allowed=server.allowed_host, count=count_refused),
         Middleware(Origins, origins=server.cors_origin, count=count_refused),
     ]
+    if server.cors_origin:
+        allowed = Middleware(
+            CORSMiddleware,
+            allow_origins=server.cors_origin,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            allow_private_network=True,
+            expose_headers=EXPOSED_HEADERS,
+        )
+        chain += [allowed, Middleware(Errors)]
     if keys is not None:
         chain.append(Middleware(APIKeys, keys=keys, guard_all=server.guard_all, count=count_refused))
     return chain

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import NoReturn
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oaiserve.errors import APIError, Forbidden, InvalidRequest, Unauthorized
 from oaiserve.facts.record import AccessRefusal
@@ -83,36 +82,8 @@ class Hosts:
         return host
 
 
-class CORSHeaders:
-    """Lets the web pages of the allowed origins read all answers, errors from further inside included."""
-
-    def __init__(self, app: ASGIApp, *, origins: tuple[str, ...], exposed: tuple[str, ...]) -> None:
-        self.app = app
-        self._origins = origins
-        self._exposed = ", ".join(exposed)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origin = Headers(scope=scope).get("origin") if scope["type"] == "http" else None
-        if origin is None or not _is_among(origin, self._origins):
-            return await self.app(scope, receive, send)
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["access-control-allow-origin"] = origin
-                headers["access-control-expose-headers"] = self._exposed
-                headers.add_vary_header("origin")
-            await send(message)
-
-        await self.app(scope, receive, send_with_headers)
-
-
 class Origins:
-    """Refuses requests of web pages of origins other than this server's own and the allowed ones, and answers
-    preflights.
-
-    Browsers send a preflight before any request beyond those of an HTML form.
-    """
+    """Refuses requests of web pages of origins other than this server's own and the allowed ones."""
 
     def __init__(self, app: ASGIApp, *, origins: tuple[str, ...], count: CountRefusal) -> None:
         self.app = app
@@ -121,32 +92,20 @@ class Origins:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            if given := headers.getlist("origin"):
-                for origin in given:
-                    self._check(scope, origin)
-                if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                    # Allow the methods and headers of the server. The browser keeps a page from any other.
-                    allowed = {"access-control-allow-methods": "GET, POST, DELETE", "access-control-max-age": "600"}
-                    if (names := headers.get("access-control-request-headers")) is not None:
-                        allowed["access-control-allow-headers"] = names
-                    return await Response(status_code=204, headers=allowed)(scope, receive, send)
+            for origin in Headers(scope=scope).getlist("origin"):
+                self._check(scope, origin)
         await self.app(scope, receive, send)
 
     def _check(self, scope: Scope, origin: str) -> None:
         host: Authority | None = scope["state"]["host"]
         is_own = host is not None and is_same_origin(origin, scope["scheme"], host)
-        if is_own or _is_among(origin, self._origins):
+        if is_own or "*" in self._origins or origin in self._origins:
             return
         message = (
             f"Web pages of the origin {origin[:200]!r} may not use this server. If they shall, start it with "
             f"--cors-origin {origin[:200]}. If a proxy stands in front of it, let that pass on the header Host."
         )
         _refuse(scope, AccessRefusal.ORIGIN, Forbidden(message, code="origin_not_allowed"), self._count, origin)
-
-
-def _is_among(origin: str, origins: tuple[str, ...]) -> bool:
-    return "*" in origins or origin in origins
 
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json"})
