@@ -94,11 +94,16 @@ def to_page(where: str) -> Response:
 
 @Operation(summary="The live page.", group="Pages", answer="text/html")
 async def page(request: Request) -> Response:
+    return await whole_page(request, "index.html")
+
+
+async def whole_page(request: Request, name: str) -> Response:
+    """Answer with this page, at /dashboard without a slash at its end."""
     path = request.scope["raw_path"]  # as the client sent it: TidyPath removes slashes only from `path`
     num_slashes = len(path) - len(path.rstrip(b"/"))
     if num_slashes:  # the relative addresses in the page would resolve to something else
         return Response(status_code=308, headers={"location": f"{'../' * num_slashes}dashboard"})
-    request.path_params["name"] = "index.html"
+    request.path_params["name"] = name
     return await page_file(request)
 
 

@@ -22,6 +22,7 @@ from oaiserve.facts.record import AccessRefusal
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.routes.access import Hosts, Origins
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, json_response, render_http_exception
+from oaiserve.scale.gateway import page
 from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from oaiserve.scale.gateway.watch import USUAL, Pace, Resolve, Watch, addresses_of
@@ -84,6 +85,7 @@ def create_gateway(
             Route("/ready", ready),
             Route("/version", version),
             Route("/metrics", show_metrics),
+            *page.routes(watch, router, metrics, shows_page=options.server.shows_dashboard),
             Mount("", gateway),
         ],
         middleware=[

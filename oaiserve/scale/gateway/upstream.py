@@ -15,6 +15,8 @@ from typing import NamedTuple, cast
 
 import httptools
 
+from oaiserve.facts.report import Report
+
 CONNECT_SECONDS = 2.0
 # A peer that answers no packets is gone after eleven seconds without an answer, or ten with data on their way to it.
 KEEPALIVE = {"SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
@@ -131,6 +133,7 @@ class Upstream:
         self.num_failures = self.num_pauses = 0  # since its last answer
         self.num_ejections = self.out_until_ns = 0
         self.is_told_mute = False  # the log says that it gives no reports
+        self.report: Report | None = None  # its last one
         self.num_open = 0  # requests that have no complete answer yet; written by whoever asks
         self._tls = None if address.tls_name is None else ssl.create_default_context()
         self._idle: list[_Connection] = []

@@ -192,12 +192,13 @@ class Watch:
         if name not in self._mute:
             status, content = await upstream.get(b"/debug/report", self._headers)
             if status == 200:
-                report = msgspec.json.decode(content, type=Report)
+                upstream.report = report = msgspec.json.decode(content, type=Report)
                 if report.is_hung:
                     raise Hung("its engine hangs")
                 if not report.is_ready:
                     raise NotReady("it is not ready")
                 return report.of_replica(name)
+            upstream.report = None
             if status in (401, 403, 404):
                 self._mute.add(name)
                 if not upstream.is_told_mute:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Semaphore
 from typing import Any
 
@@ -30,6 +30,7 @@ from tests.waiting import wait_until
 QUICK = Pace(report_seconds=0.05, least_answer_seconds=5.0, resolve_seconds=0.02)
 OPTIONS = ServerOptions(drain_timeout_seconds=0)
 BEHIND_A_GATEWAY = ServerOptions(drain_timeout_seconds=0, trusted_proxy=("127.0.0.1",))
+ROUTE = RouteOptions()
 SIGNATURE, SEEN_CLIENT = "x-signature", "x-seen-client"
 
 
@@ -149,6 +150,7 @@ def fleet(
     token_of: Callable[[Sequence], int | list[int]] = next_letter,
     server: ServerOptions = BEHIND_A_GATEWAY,
     continues: ContinueStreams = "any",
+    route: RouteOptions = ROUTE,
     **options: Any,
 ) -> Iterator[Fleet]:
     """Run a gateway in front of so many replicas, with these options of their engines."""
@@ -156,7 +158,7 @@ def fleet(
         fleet = Fleet(stack, token_of=token_of, server=server)
         for _ in range(number):
             fleet.add(**options)
-        given = RouteOptions(replica=("http://replicas",), body_limit=20_000, continue_streams=continues)
+        given = replace(route, replica=("http://replicas",), body_limit=20_000, continue_streams=continues)
         app, fleet.gateway = create_gateway(given, fleet.resolve, pace)
         server_before = RunningServer(app, OPTIONS, on_drain=fleet.gateway.drain)
         url = stack.enter_context(server_before).url

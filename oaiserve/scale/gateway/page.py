@@ -1,0 +1,82 @@
+"""The gateway's page of its fleet: what became of requests, and the replicas by number, never by address."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from oaiserve import __version__
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.routes import dashboard
+from oaiserve.routes.debug import prefers
+from oaiserve.routes.middleware import json_response
+from oaiserve.routes.operation import closed
+from oaiserve.scale.gateway.metrics import GatewayMetrics, counts
+from oaiserve.scale.gateway.upstream import Upstream
+from oaiserve.scale.gateway.watch import Watch
+from oaiserve.scale.routers import Routers
+
+_CLOSED = (
+    "{path} shows the load of all replicas, so it is there only where --host is this machine alone, as in 127.0.0.1, "
+    "or with --open-dashboard."
+)
+
+
+class _Replica(msgspec.Struct):
+    """A replica as the page shows it. What only its reports tell is None without one."""
+
+    number: int
+    state: str
+    models: tuple[str, ...]
+    num_sent: int  # requests that this gateway has sent to it
+    num_open: int  # of these, those without a complete answer
+    num_running: int | None
+    num_waiting: int | None
+    kv_use: float | None
+
+
+def routes(watch: Watch, routers: Routers, metrics: GatewayMetrics, *, shows_page: bool) -> list[Route]:
+    """Return the routes of the page, and /, which sends browsers there."""
+
+    async def root(request: Request) -> Response:
+        if prefers("text/html", request.headers.get("accept", "")):
+            return dashboard.to_page("dashboard")
+        links = {"api": "v1", "models": "v1/models", "health": "health", "metrics": "metrics"}
+        return json_response(dashboard.Root("oaiserve route", links, __version__))
+
+    async def page(request: Request) -> Response:
+        return await dashboard.whole_page(request, "fleet.html")
+
+    async def fleet(request: Request) -> Response:
+        sent = counts(metrics.choices, "replica")
+        replicas = [_shown(upstream, watch, routers, sent) for upstream in watch.upstreams.values()]
+        found = {
+            "version": __version__,
+            "requests": counts(metrics.requests, "ending"),
+            "continued": counts(metrics.continued, "result"),
+            "replicas": sorted(replicas, key=lambda replica: replica.number),
+        }
+        return json_response(found, headers={"cache-control": "no-store"})
+
+    shown = [
+        Route("/dashboard", page),
+        Route("/dashboard/fleet", fleet),
+        Route("/dashboard/static/{name}", dashboard.page_file),
+    ]
+    return [Route("/", root), *(shown if shows_page else [Route("/dashboard", closed(_CLOSED))])]
+
+
+def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, int]) -> _Replica:
+    name, number, report = upstream.name, upstream.number, upstream.report
+    if name not in watch.joined:
+        state = "not reached yet"
+    elif monotonic_ns() < upstream.out_until_ns:
+        state = "left out, as its requests failed"
+    elif name in watch.silent:
+        state = "silent"
+    else:
+        state = "takes requests" if report is not None else "takes requests, gives no reports"
+    told = (None, None, None) if report is None else (report.num_running, report.num_waiting, report.kv_use)
+    return _Replica(number, state, routers.models_of(name), sent.get(str(number), 0), upstream.num_open, *told)
