@@ -39,6 +39,9 @@ def models_of(given: Iterable[str], tables: Mapping[str, Mapping[str, Any]], bas
         if not isinstance(table, Mapping) or not isinstance(table.get("model"), str):
             raise OptionError(f'[models.{name}] in the config file needs a model, as in: model = "demo".')
         found.append((name, table["model"], {key: value for key, value in table.items() if key != "model"}))
+    _refuse_what_one_has(base, len(found))
+    if (own_name := base.server.served_model_name) is not None:
+        found = [(own_name, model, table) for _, model, table in found]
     configs: dict[str, Config] = {}
     for name, model, table in found:
         if name in configs:
@@ -50,6 +53,17 @@ def models_of(given: Iterable[str], tables: Mapping[str, Mapping[str, Any]], bas
     if double := next((name for name in names if names.count(name) > 1), None):
         raise OptionError(f"Two models or adapters have the name '{double}'. Each needs a name of its own.")
     return configs
+
+
+def _refuse_what_one_has(base: Config, num_models: int) -> None:
+    """Refuse what is for a server with one model in its own process. Raises OptionError."""
+    for flag, is_set, instead in (
+        ("--front-ends", base.server.front_ends, "the process in front does their work"),
+        ("--lora-dir", base.engine.lora_dir, "name adapters by lora in a table [models.NAME] of --config"),
+        ("--served-model-name", base.server.served_model_name and num_models > 1, "give names as in NAME=MODEL"),
+    ):
+        if is_set:
+            raise OptionError(f"{flag} is not for several models: {instead}.")
 
 
 def holds_models(text: str) -> bool:

@@ -50,6 +50,22 @@ def test_a_folder_stands_for_the_models_in_it(tmp_path: Path) -> None:
     assert [*models_of([str(tmp_path)], {}, BASE)] == ["chat", "embed", "small"]
 
 
+def test_one_model_that_is_unloaded_when_idle_has_the_name_that_it_is_given() -> None:
+    base = Config("models", ServerOptions(served_model_name="mine"))
+    assert models_of(["demo"], {}, base)["mine"].model_name == "mine"
+    with pytest.raises(OptionError, match="--served-model-name is not for several models: give names as in NAME=MODEL"):
+        models_of(["demo", "b=demo"], {}, base)
+
+
+def test_what_only_one_model_in_its_own_process_has_is_refused(tmp_path: Path) -> None:
+    for base in (
+        Config("models", ServerOptions(front_ends=1)),
+        Config("models", engine=EngineOptions(lora_dir=tmp_path)),
+    ):
+        with pytest.raises(OptionError, match="is not for several models"):
+            models_of(["demo", "b=demo"], {}, base)
+
+
 @pytest.mark.parametrize(
     ("given", "tables", "said"),
     [
