@@ -28,6 +28,7 @@ class ListedModel(NamedTuple):
     name: str
     context: int  # tokens
     task: str  # generate, or one that writes no text
+    names: tuple[str, ...]  # by which it is known: its own, and that of its folder or on the hub
 
 
 class Client:
@@ -67,7 +68,12 @@ class Client:
         try:
             listed = json.loads(self.text("/v1/models", "application/json"))["data"]
             return [
-                ListedModel(each["id"], each.get("max_model_len") or CONTEXT, each.get("task", "generate"))
+                ListedModel(
+                    each["id"],
+                    each.get("max_model_len") or CONTEXT,
+                    each.get("task", "generate"),
+                    (each["id"], str(each.get("root"))),
+                )
                 for each in listed
             ]
         except (ValueError, KeyError, TypeError) as error:

@@ -1,0 +1,76 @@
+"""Starts a server for a command that needs one, and stops it when the command ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+from rich.console import Console
+from rich.text import Text
+
+from oaiserve.commands import servers
+from oaiserve.commands.client import Client, NoAnswer
+from oaiserve.errors import StartupError
+
+POLL_SECONDS = 0.05
+_PREFIX = re.compile(r"\S+ \S+ [A-Z]+ +\S+  ")  # of a line of the log
+
+
+@contextmanager
+def own_server(model: str) -> Iterator[Client]:
+    """Run `oaiserve serve MODEL` on a free port, as long as the `with` block takes. Raises StartupError if it fails."""
+    # So that the server does not stay behind where this process is told to end.
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    words = [sys.executable, "-m", "oaiserve", "serve", model, "--host", "127.0.0.1", "--port", "0"]
+    # In a session of its own, since Ctrl-C is for an answer, not for the server.
+    with subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        said: deque[str] = deque([f"Starting oaiserve serve {model} ..."], maxlen=1)
+        listener = Thread(target=_listen, args=(process, said), daemon=True)
+        listener.start()
+        try:
+            with Console(stderr=True).status("") as status:
+                while (client := _ready(process)) is None:
+                    if process.poll() is not None:
+                        listener.join()
+                        raise StartupError(said[-1].removeprefix("oaiserve: "))
+                    status.update(Text(_PREFIX.sub("", said[-1]), overflow="ellipsis", no_wrap=True))
+                    time.sleep(POLL_SECONDS)
+            yield client
+        finally:
+            process.terminate()
+            listener.join()  # to the end of what the server says
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _leave(number: int, frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def _ready(process: subprocess.Popen[bytes]) -> Client | None:
+    """Return a client of the server, once it answers."""
+    for server in servers.running():
+        if server.pid == process.pid:
+            client = Client(server.url)
+            try:
+                client.text("/health")
+            except NoAnswer:  # it does not listen yet
+                return None
+            return client
+    return None
+
+
+def _listen(process: subprocess.Popen[bytes], said: deque[str]) -> None:
+    """Keep the last line that the server says: it must not wait for a reader."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        said.extend(filter(None, [line.decode(errors="replace").strip()]))

@@ -1,0 +1,65 @@
+"""A program in a terminal of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.waiting import LIMIT_SECONDS
+
+_UNSEEN = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])|\r| +(?=\r?\n)")
+INTERRUPT, END = "\x03", "\x04"  # Ctrl-C, Ctrl-D
+
+
+class Terminal:
+    """What a program shows, and what is typed."""
+
+    def __init__(self, master: int, process: subprocess.Popen[bytes]) -> None:
+        self.process, self._master, self._new = process, master, ""
+
+    def types(self, text: str) -> None:
+        self._new = ""
+        os.write(self._master, text.encode())
+
+    def shows(self, pattern: str) -> None:
+        """Read until the pattern matches what was shown since something was typed."""
+        while not re.search(pattern, _UNSEEN.sub("", self._new)):
+            has_more, _, _ = select.select([self._master], [], [], LIMIT_SECONDS)
+            try:
+                piece = os.read(self._master, 65536) if has_more else b""
+            except OSError:  # the program has ended
+                piece = b""
+            assert piece, f"{pattern!r} is not shown: {self._new[-800:]!r}"
+            self._new += piece.decode(errors="replace")
+
+
+@contextmanager
+def terminal(*arguments: str, **env: str) -> Iterator[Terminal]:
+    """Run `oaiserve` with the arguments, and kill it where it outlasts the `with` block."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    # The first program makes the terminal the one that Ctrl-C comes from.
+    take = (
+        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", take, sys.executable, "-m", "oaiserve", *arguments]
+    environment = {**os.environ, "TERM": "xterm", **env}
+    with subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment
+    ) as process:
+        os.close(slave)
+        try:
+            yield Terminal(master, process)
+            process.wait(LIMIT_SECONDS)
+        finally:
+            process.kill()
+            os.close(master)
