@@ -68,9 +68,16 @@ def mutated(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return values.flatmap(change)
 
 
+_referred: dict[tuple[int, str], st.SearchStrategy[Any]] = {}  # by the definitions, and the name in them
+
+
 def _value(schema: Schema, definitions: Schema) -> st.SearchStrategy[Any]:
     if "$ref" in schema:
-        return _value(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+        name = schema["$ref"].rpartition("/")[2]
+        if (id(definitions), name) not in _referred:
+            # Later, because it may refer to itself.
+            _referred[id(definitions), name] = st.deferred(lambda: _value(definitions[name], definitions))
+        return _referred[id(definitions), name]
     if "anyOf" in schema:
         return st.one_of(*(_value(each, definitions) for each in schema["anyOf"]))
     if "enum" in schema:
