@@ -56,7 +56,7 @@ def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[di
             if attack.ends_server or result.state != "alive" or result.rss_growth_mib > MOST_RSS_GROWTH_MIB:
                 running = None  # the next attack begins with a server that this one has not harmed
             results.append(as_json(attack, result))
-            print(line(results[-1]), file=sys.stderr, flush=True)
+            print(f"{attack.name}: {verdict(results[-1]['failures'][:MOST_SHOWN])}", file=sys.stderr, flush=True)
             write_json(arguments.json, report(results, arguments))  # what is found so far: a run takes long
     return results
 
@@ -97,21 +97,6 @@ def chosen(only: Sequence[str]) -> list[Attack]:
     found = [attack for attack in ATTACKS if not only or attack.name in only or attack.family in only]
     kinds = list(dict.fromkeys(attack.server for attack in found))
     return sorted(found, key=lambda attack: kinds.index(attack.server))  # few starts
-
-
-def line(found: dict[str, Any]) -> str:
-    """Return what people read of one attack of the JSON file while others run."""
-    came_back = ", ".join(f"{outcome} x {times}" for outcome, times in found["answers"].items())
-    memory = "/".join(f"{found[f'rss_{when}_mib']:,.0f}" for when in ("before", "peak", "after"))
-    itl = "no tokens"
-    if found["itl_ratio"] is not None:
-        quiet, attacked = (number(1000 * found[name]["p99"]) for name in ("itl_quiet", "itl_attack"))
-        itl = f"{quiet} / {attacked} ({found['itl_ratio']:.2f})"
-    return (
-        f"{found['name']} | {found['sends']} ({found['num_sent']:,}) | {came_back or 'nothing'} | "
-        f"{number(found['cpu_seconds'])} s of CPU | {memory} MiB | ITL p99 {itl} ms | {found['state']} | "
-        f"{verdict(found['failures'][:MOST_SHOWN])}"
-    )
 
 
 def markdown(attacks: Sequence[dict[str, Any]]) -> str:

