@@ -1,66 +1,51 @@
-"""CPU time and memory of a process and all below it, from /proc. Linux."""
+"""CPU time and memory of a process and all below it. Linux."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+import psutil
 
 
 def peak_rss_mib(pid: int) -> float:
     """Return the sum of the peaks of all processes of the tree that are alive."""
-    return sum(_status_kib(each, "VmHWM:") for each in tree(pid)) / 1024
+    return _sum(pid, lambda process: _peak_kib(process.pid)) / 1024
 
 
 def rss_mib(pid: int) -> float:
     """Return the memory that all processes of the tree hold now."""
-    return sum(_status_kib(each, "VmRSS:") for each in tree(pid)) / 1024
+    return _sum(pid, lambda process: process.memory_info().rss) / 2**20
 
 
 def reset_peak_rss(pid: int) -> None:
     """Let the peaks of the processes of the tree begin anew, at what they hold now."""
-    for each in tree(pid):
-        Path(f"/proc/{each}/clear_refs").write_text("5")
+    _sum(pid, lambda process: Path(f"/proc/{process.pid}/clear_refs").write_text("5"))
 
 
 def cpu_seconds(pid: int) -> float:
     """Return the CPU time of the tree, with that of children that have ended and were waited for."""
-    return sum(sum(map(int, _stat(each)[11:15])) for each in tree(pid)) / _TICKS_PER_SECOND
+    return _sum(pid, lambda process: sum(process.cpu_times()[:4]))
 
 
 def machine_cpu_seconds() -> float:
     """Return the CPU time of all processes of the machine since it started."""
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
-        int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-    )
-    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_SECOND
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)
 
 
-def tree(pid: int) -> list[int]:
-    """Return the ids of the process and of all below it."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, left = [], [pid]
-    while left:
-        found.append(left.pop())
-        left += children.get(found[-1], [])
-    return found
+def _sum(pid: int, of: Callable[[psutil.Process], float]) -> float:
+    """Return the sum over a process and all below it. What has ended meanwhile counts nothing."""
+    total = 0.0
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess, FileNotFoundError):
+                total += of(each)
+    return total
 
 
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name, the state first; none for a process that has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def _status_kib(pid: int, name: str) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:  # it has ended
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
+def _peak_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)

@@ -7,23 +7,18 @@ second. Prompts are random token ids and differ from request to request, so that
 
 from __future__ import annotations
 
-import random
 import statistics
 import sys
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
-
-from oaiserve.files import demo
 from tools import machine
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import ServerSpec, oaiserve
+from tools.load import run_bench
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
 from tools.server_process import ServerProcess, exit_on_sigterm
 
@@ -88,9 +83,10 @@ def measure_turns(models: Mapping[str, Path], peer: Callable[..., ServerSpec], a
                 servers = {ours.name: our_server, theirs.name: their_server}
                 seconds = {name: {load.title: [] for load in loads} for name in servers}
                 for turn in range(asked.turns):
-                    for load in loads:
+                    for number, load in enumerate(loads):
+                        seed = 10_000 * round_number + 100 * turn + number
                         for name, server in list(servers.items())[:: -1 if turn % 2 else 1]:
-                            seconds[name][load.title].append(asked_seconds(server, load, f"{round_number} {turn}"))
+                            seconds[name][load.title].append(asked_seconds(server, load, seed))
                 for name, server in servers.items():
                     rates = {load.title: asked.turns * load.tokens / sum(seconds[name][load.title]) for load in loads}
                     known = {"start": server.start_seconds, "MiB": peak_rss_mib(server.process.pid)}
@@ -98,21 +94,13 @@ def measure_turns(models: Mapping[str, Path], peer: Callable[..., ServerSpec], a
     return {"created": date.today().isoformat(), "machine": machine.sentence(), "runs": runs}
 
 
-def asked_seconds(server: ServerProcess, load: Load, seed: str) -> float:
+def asked_seconds(server: ServerProcess, load: Load, seed: int) -> float:
     """Return how long the server takes to answer a load."""
-    rng = random.Random(f"{seed} {load.title}")
-    prompts = [[rng.randrange(100, 40_000) for _ in range(load.input_len)] for _ in range(load.num_requests)]
-    asked = {"model": demo.NAME, "max_tokens": load.output_len, "temperature": 0, "ignore_eos": True}
-
-    def ask(prompt: list[int]) -> None:
-        answer = client.post("/v1/completions", json=asked | {"prompt": prompt}).raise_for_status()
-        if (found := answer.json()["usage"]["completion_tokens"]) != load.output_len:
-            sys.exit(f"{server.url} answered with {found} tokens in place of {load.output_len}.")
-
-    with httpx.Client(base_url=server.url, timeout=600) as client, ThreadPoolExecutor(load.at_once) as clients:
-        started = time.monotonic()  # making the client takes a while
-        list(clients.map(ask, prompts))
-        return time.monotonic() - started
+    sizes = {"--num-requests": load.num_requests, "--input-len": load.input_len, "--max-new-tokens": load.output_len}
+    asked = sizes | {"--concurrency": load.at_once, "--seed": seed, "--warmup": 0}
+    point = run_bench(server.url, asked, "--no-stop-on-eos")
+    seconds: float = point["runs"][0]["metrics"]["window_seconds"]
+    return seconds
 
 
 def report(results: dict[str, Any], loads: Sequence[Load]) -> str:
