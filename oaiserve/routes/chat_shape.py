@@ -149,6 +149,7 @@ class ChatShape(ChoicesShape):
         super().__init__(kind, head, wanted)  # which renders a usage already
         self._num_begun: Counter[int] = Counter()  # by choice: calls of which the client of a stream knows
         self._messages: dict[int, ChatMessage] = {}  # of a whole answer, by choice
+        super().__init__(kind, head, wanted)  # which renders a chunk with usage
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
         """Render the role of each choice once, in the order of the choices, because the SDK concatenates roles."""

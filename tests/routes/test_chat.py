@@ -86,6 +86,13 @@ def test_a_token_without_text_makes_no_chunk(served: Served) -> None:
     assert [choice["delta"].get("content") for choice in choices] == ["", None]
 
 
+def test_usage_can_be_in_every_chunk(served: Served) -> None:
+    chunks = stream_of(served, CHAT, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    usages = [(chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]) for chunk in chunks]
+    assert usages == [(3, 0), (3, 2), (3, 2), (3, 2)]
+    assert {chunk["usage"]["prompt_tokens_details"]["cached_tokens"] for chunk in chunks} == {2}
+
+
 def test_chunks_have_the_documented_shape(served: Served) -> None:
     _, chunk, *_ = stream_of(served, CHAT)
     assert chunk["object"] == "chat.completion.chunk"

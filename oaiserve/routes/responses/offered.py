@@ -66,7 +66,9 @@ def offered_tools(body: ResponsesBody | ResponseInputBody, *, refuses_hosted: bo
                     )
                 left_out.append(hosted)
     choice = body.tool_choice
-    if not functions and left_out and not isinstance(choice, ResponseChoice) and choice != "required":
+    if not functions and left_out:
+        if isinstance(choice, ResponseChoice) or choice == "required":
+            raise invalid("tool_choice", "forces a call, but all tools of the request run on OpenAI's servers")
         return OfferedTools(None, namespaces, frozenset(), tuple(left_out))
     tools = requested_tools(body, functions)
     if tools is not None and tools.is_forced and len(tools.schemas) == 1:

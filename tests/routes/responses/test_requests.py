@@ -279,7 +279,7 @@ def chosen(choice: Any) -> dict[str, Any]:
         ({"tools": [{"type": "unheard_of"}]}, "tools", "'unheard_of'"),
         ({"tools": [{"type": "custom"}]}, "tools", "'tools[0].name'"),
         ({"tools": [{"type": "namespace", "name": "n"}]}, "tools", "'tools[0].tools'"),
-        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "only allowed with 'tools'"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "forces a call, but"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "'tools[0].name'"),
         ({"tools": [{"type": "function"}]}, "tools", "'tools[0].name'"),
         (tool(name="a b"), "tools", "'tools[0].name'"),
