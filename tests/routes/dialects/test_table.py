@@ -12,6 +12,8 @@ from oaiserve.routes.dialects.dialect import FAMILIES, family_of
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.harmony import HARMONY, HarmonyCalls, one_call_each
 from oaiserve.routes.dialects.kimi import with_counted_ids
+from oaiserve.routes.dialects.llama import LLAMA, LLAMA4
+from oaiserve.routes.dialects.reasoning import THINK, ThinkingParser
 from oaiserve.routes.dialects.segments import Segment
 from tests.routes.dialects.reading import Read, read, segments_of
 
@@ -134,6 +136,52 @@ def test_calls_are_read_whole_and_cut_at_every_character(
 def test_each_dialect_has_a_case() -> None:
     tried = {name for name, *_ in CASES} | {"openai", "llama3_json"}
     assert tried == {family.name for family in FAMILIES}
+
+
+def own_form(family: CallFamily, name: str, given: Given) -> str:
+    """Return a call as the models write it, where that is not the JSON that is forced."""
+    if family.form is not None:
+        parts = [family.form.begin.replace("{name}", name)]
+        for key, value in given.items():
+            text = family.form.key.replace("{key}", key).replace("{is_string}", str(isinstance(value, str)).lower())
+            parts += [text, value if isinstance(value, str) else json.dumps(value), family.form.value_end]
+        return "".join([family.opening, *parts, family.form.end, family.closing])
+    return family.written([(name, json.dumps(given))])
+
+
+HARD: Given = {
+    "city": 'a "b" {c} [d]\n\\ é',
+    "nights": 2,
+    "price": None,
+    "guests": ["x", ""],
+    "more": {"k": [True, {}]},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_each_dialect_does_the_same_in_each_case(family: CallFamily) -> None:
+    def outcome(text: str, *, is_cut: bool = False, thinks: bool = False) -> tuple[str, str, list[tuple[str, str]]]:
+        def reader() -> AnswerReader:
+            return AnswerReader(ThinkingParser(*THINK, is_open=False) if thinks else None, family.parser(TOOLS))
+
+        found = read(segments_of(reader(), [text], is_cut=is_cut))
+        assert found == read(segments_of(reader(), text, is_cut=is_cut))  # by the character
+        return found.reasoning, found.content, found.calls
+
+    call, hard = family.written([("book", json.dumps(ROME))]), json.dumps(HARD)
+    called = [("book", json.dumps(ROME))]
+    two = family.written([("book", hard), ("get-time", "{}")])
+    assert outcome(two) == ("", "", [("book", hard), ("get-time", "{}")])
+    assert [json.loads(given) for _, given in outcome(own_form(family, "book", HARD))[2]] == [HARD]
+    has_tags = family not in (LLAMA, LLAMA4)  # without one, text before a call makes it a text
+    assert outcome(f"Sure. {call}") == ("", "Sure. " if has_tags else f"Sure. {call}", called if has_tags else [])
+    assert outcome(f"{call}\nDone.") == ("", "\nDone.", called)
+    unknown = family.written([("unknown", "{}")])
+    assert outcome(unknown) == ("", unknown, [])
+    for end in range(1, call.index("Rome") + 2):  # nothing is lost
+        assert outcome(call[:end]) == ("", call[:end], [])
+    assert outcome(call[:end], is_cut=True) == ("", "", [("book", '{"city": "R')])
+    assert outcome(f"<think>{call}</think>Yes.", thinks=True) == (call, "Yes.", [])
 
 
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|>"
