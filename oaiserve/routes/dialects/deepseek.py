@@ -70,10 +70,5 @@ DEEPSEEK_V4 = CallFamily(
     signs=("｜DSML｜", "tool_calls>"),
 )
 DEEPSEEK_V32 = CallFamily(
-    "deepseek_v32",
-    DSMLCalls,
-    "<｜DSML｜function_calls>\n",
-    "\n</｜DSML｜function_calls>",
-    "\n",
-    signs=("｜DSML｜",),
+    "deepseek_v32", DSMLCalls, "<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>", "\n", signs=("｜DSML｜",)
 )

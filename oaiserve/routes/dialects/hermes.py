@@ -29,11 +29,5 @@ def without_line_ends(messages: Sequence[Message]) -> list[Message]:
 
 
 HERMES = CallFamily(
-    "hermes",
-    HermesCalls,
-    "<tool_call>\n",
-    "\n</tool_call>",
-    "\n",
-    signs=("<tool_call>",),
-    history=without_line_ends,
+    "hermes", HermesCalls, "<tool_call>\n", "\n</tool_call>", "\n", signs=("<tool_call>",), history=without_line_ends
 )

@@ -23,7 +23,9 @@ _LITERALS = {"True": "true", "False": "false", "None": "null"}  # as Python writ
 
 
 class TaggedCalls(JsonCallParser):
-    """By the tool's schema, or by an attribute of the tag, some values are strings, which have no quotes."""
+    """By the tool's schema, or by an attribute of the tag, some values are strings, which have no quotes.
+
+    Where the attribute says so of a value that is no string by the schema, that decides."""
 
     form: ClassVar[TaggedForm]
     _separator: str  # before the next argument, in JSON
@@ -65,8 +67,11 @@ class TaggedCalls(JsonCallParser):
         key = match["key"]
         segments.append(Arguments(f"{self._separator}{msgspec.json.encode(key).decode()}: "))
         self._separator = ", "
-        said = match.groupdict().get("is_string")
-        self._types = types_of(self._schema.get(key)) if said is None else {"string"} if said == "true" else set()
+        said, self._types = match.groupdict().get("is_string"), types_of(self._schema.get(key))
+        if said == "false":
+            self._types = set()
+        elif said and (not self._types or "string" in self._types):
+            self._types = {"string"}
         self._is_string = self._types == {"string"}
         if self._is_string:
             segments.append(Arguments('"'))

@@ -89,6 +89,9 @@ CASES: list[tuple[str, str, str, list[tuple[str, Given]]]] = [
      "string=\"true\">5</｜DSML｜parameter>\n"
      "<｜DSML｜parameter name=\"nights\" string=\"false\">5</｜DSML｜parameter>\n"
      "</｜DSML｜invoke>\n</｜DSML｜function_calls>", "3 < 5. ", [("book", {"city": "5", "nights": 5})]),
+    ("deepseek_v32", "<｜DSML｜invoke name=\"book\"><｜DSML｜parameter name=\"nights\" string=\"true\">42"
+     "</｜DSML｜parameter><｜DSML｜parameter name=\"x\" string=\"true\">42</｜DSML｜parameter></｜DSML｜invoke>", "",
+     [("book", {"nights": 42, "x": "42"})]),
     ("deepseek_v4", "<｜DSML｜invoke name=\"book\"><｜DSML｜parameter name=\"city\" string=\"true\">Rome"
      "</｜DSML｜parameter>"
      "</｜DSML｜invoke>", "", [("book", ROME)]),
