@@ -181,15 +181,6 @@ def test_a_request_gets_a_place_from_one_of_its_client_that_has_several_and_keep
     memory.run_out()
 
 
-def test_a_short_prompt_passes_long_ones_of_its_client() -> None:
-    memory = memory_of(kv_blocks=64, policy=fair)
-    memory.add(*(sequence(f"long{number}", 40, client_name="only") for number in range(2)))
-    assert memory.run() == [("long0", 8)]
-    memory.add(sequence("short", 5, 1, client_name="only"))
-    assert memory.run() == [("short", 5), ("long0", 3)]
-    assert memory.run() == [("long0", 8)]
-
-
 def test_where_decodes_take_all_the_time_only_requests_without_a_place_get_one() -> None:
     memory, cost = memory_of(kv_blocks=64, max_running=8, policy=fair), StepCost(tuple(1e6 * knot for knot in KNOTS))
     memory.scheduler.step_time = StepTime(lambda: cost, 0.002, 8)
@@ -265,18 +256,6 @@ def test_a_single_place_is_never_taken_away() -> None:
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
-
-
-def test_clients_that_came_once_are_forgotten() -> None:
-    memory = memory_of(max_running=4, kv_blocks=64, policy=fair)
-    for number in range(5 * MOST_ABSENT):
-        one = sequence(str(number), [1, 2], 1, client_name=str(number))
-        memory.add(one)
-        step = memory.scheduler.schedule()
-        memory.scheduler.advance(step)
-    memory.settle()
-    assert len(memory.scheduler._waiting._clients) <= 2 * MOST_ABSENT
-    memory.scheduler.check_integrity()
 
 
 def test_a_client_that_is_ahead_is_not_forgotten_while_others_wait() -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
 import pytest
 
-from oaiserve import errors
 from oaiserve.engine.loop import Abort, Stop
 from oaiserve.engine.request import Aborted, Failed, Finished, Request
-from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest, ModelNotFound
 from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Inbox, make_engine
 from tests.engine.front_end import BLOCKED, described, requests
 
@@ -57,24 +54,3 @@ def test_a_request_that_is_encoded_when_the_engine_ends_is_in_that_phase(reason:
     assert ended.times.ended().phases()[-1].name == "tokenize"
     tokenizer.release.set()
     engine.stop()
-
-
-def all_errors(kind: type[APIError] = APIError) -> list[type[APIError]]:
-    return [kind, *(each for sub in kind.__subclasses__() for each in all_errors(sub))]
-
-
-SPECIAL: dict[type[APIError], APIError] = {
-    ContextLengthExceeded: ContextLengthExceeded(10, 12, None, param="messages"),
-    ModelNotFound: ModelNotFound("this", "that"),
-}
-
-
-@pytest.mark.parametrize("kind", [kind for kind in all_errors() if kind.__module__ == errors.__name__])
-def test_each_error_is_the_same_after_pickle(kind: type[APIError]) -> None:
-    error = SPECIAL.get(kind) or kind("A message.", param="n", code="odd", retry_after_seconds=3)
-    copy = pickle.loads(pickle.dumps(error))
-    assert type(copy) is kind
-    assert (str(copy), copy.args, vars(copy)) == (str(error), error.args, vars(error))
-    ids: dict[str, Any] = {"request_id": "r", "trace_id": "t"}
-    assert (copy.body(**ids), copy.headers()) == (error.body(**ids), error.headers())
-    assert isinstance(copy, InvalidRequest) == isinstance(error, InvalidRequest)

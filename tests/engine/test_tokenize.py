@@ -225,14 +225,6 @@ def test_a_worker_survives_a_panic_of_the_encoder(caplog: pytest.LogCaptureFixtu
     assert "a panic in the encoder" in caplog.text
 
 
-def test_aborting_a_request_that_does_not_wait_changes_nothing() -> None:
-    with running() as stage:
-        stage.stage.abort("r")
-        assert stage.is_accepted(TextPrompt("abc"))
-        stage.stage.abort("r")
-        assert stage.stage.num_waiting == 0
-
-
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_stop_ends_the_threads_and_posts_every_request_once(num_workers: int) -> None:
     before = threading.active_count()

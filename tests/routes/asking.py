@@ -39,10 +39,11 @@ def refused(
 
 
 def stream_of(served: Served, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:
-    """Return the chunks of a stream, and check that it ends with [DONE]."""
+    """Return the chunks of a stream. Check that it ends with [DONE], and that no character of a text ends a line."""
     default = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": HI}
     response = served.post(path, **{**default, "stream": True, **body})
     assert response.status_code == 200, response.text
+    assert len(response.text.splitlines()) == response.text.count("\n")
     events = response.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]

@@ -121,13 +121,6 @@ def test_logprobs_alone_have_no_alternatives(served: Served) -> None:
     assert [entry["top_logprobs"] for entry in content] == [[], []]
 
 
-def test_streamed_logprobs_add_up_to_the_whole_ones(served: Served) -> None:
-    body = {"logprobs": True, "top_logprobs": 2}
-    whole = served.chat(**body).json()["choices"][0]["logprobs"]["content"]
-    parts = [chunk["choices"][0]["logprobs"] for chunk in stream_of(served, CHAT, **body)]
-    assert [entry for part in parts if part for entry in part["content"]] == whole
-
-
 @pytest.mark.parametrize("template", [None, "<think>"])
 def test_the_token_that_ends_an_answer_has_no_entry_in_its_logprobs(serve: Serve, template: str | None) -> None:
     served = serve(template=template)

@@ -182,7 +182,7 @@ def test_the_chunks_of_a_stream_share_id_and_created(served: Served) -> None:
     assert not any("usage" in chunk for chunk in chunks)
 
 
-@pytest.mark.parametrize("text", ['"quoted"\n', "naïve 🎉", "\u2028", "\x00\x1f", "<|end|>", "a\\b"])
+@pytest.mark.parametrize("text", ['"quoted"\n', "naïve 🎉", "a\u2028b\x85\u2029\x1c", "\x00\x1f", "<|end|>", "a\\b"])
 def test_a_streamed_text_is_the_whole_text(served: Served, text: str) -> None:
     served.engine.script = says(text, text)
     assert "".join(chunk["choices"][0]["text"] for chunk in stream_of(served)) == text * 2

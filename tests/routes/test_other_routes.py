@@ -26,11 +26,6 @@ def test_a_model_with_a_slash_is_found(served: Served, name: str) -> None:
     assert served.http.get(f"/v1/models/{name}").json()["id"] == "org/demo"
 
 
-def test_the_sdk_lists_and_retrieves_the_model(served: Served) -> None:
-    with served.sdk() as client:
-        assert [client.models.retrieve(model.id).id for model in client.models.list()] == ["org/demo"]
-
-
 def test_a_model_may_be_served_under_another_name(serve: Serve) -> None:
     served = serve(served_model_name="mine")
     assert served.complete(model="mine").json()["model"] == "mine"

@@ -12,7 +12,6 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from opentelemetry import trace as otel
 from starlette.requests import ClientDisconnect, Request
@@ -74,14 +73,6 @@ def test_a_stream_asks_proxies_not_to_buffer_it(served: Served) -> None:
     assert headers["content-type"] == "text/event-stream; charset=utf-8"
     assert headers["cache-control"] == "no-cache"
     assert headers["x-accel-buffering"] == "no"
-
-
-def test_no_character_of_an_answer_ends_a_line_of_its_stream(served: Served) -> None:
-    served.engine.script = says("a\u2028b", "\x85\u2029é\n\x1c")
-    lines = [line.removeprefix("data: ") for line in served.complete(stream=True).iter_lines() if line]
-    assert lines.pop() == "[DONE]"
-    text = "".join(json.loads(line)["choices"][0]["text"] for line in lines)
-    assert text == "a\u2028b\x85\u2029é\n\x1c"
 
 
 def test_two_requests_with_the_same_id_get_different_answer_ids(served: Served) -> None:
@@ -186,12 +177,6 @@ def test_a_500_asks_the_sdk_not_to_retry(served: Served) -> None:
     assert served.telemetry.next_record().outcome == Outcome.FAILED
 
 
-def test_the_sdk_raises_on_a_failure_within_a_stream(served: Served) -> None:
-    served.engine.script = fails(InternalError("The step failed."), "Hel")
-    with served.sdk() as client, pytest.raises(openai.APIError, match="The step failed."):
-        list(client.completions.create(model="org/demo", prompt="Hi", stream=True))
-
-
 def test_an_unexpected_error_is_logged_and_not_shown(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     def broken(request: object) -> Iterator[list[object]]:
         raise ZeroDivisionError("a secret")
@@ -219,9 +204,6 @@ def test_a_body_over_the_limit_is_not_read_to_its_end(serve: Serve) -> None:
     response = served.http.post("/v1/completions", content=parts, headers={"content-type": "application/json"})
     assert response.status_code == 413
     assert served.telemetry.next_record().http_status == 413
-
-
-# Clients that leave.
 
 
 # Clients that read slowly. tests/e2e/test_slow_readers.py has the tests with a real socket.

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.grammars.json_validity import error_of
 from tests.engine.grammars.keywords import OBEYED, REFUSED, Obeyed, RefusedRow, Vocabulary, failures, table
 from tests.engine.text.tokenizers_for_tests import byte_level
 
@@ -28,25 +27,3 @@ def test_a_row_that_does_not_hold_is_found() -> None:
 
 def test_the_table_is_that_of_the_documentation() -> None:
     assert table() in (ROOT / "docs" / "structured-outputs.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("text", "schema", "says"),
-    [
-        ('"x"', {"type": "integer"}, "is not of type"),
-        ("{", {}, "Expecting"),
-        ("NaN", {}, "no JSON"),
-        ("19.99", {"multipleOf": 0.01}, ""),
-        ("19.995", {"multipleOf": 0.01}, "not a multiple"),
-        ('"2024-02-30"', {"format": "date"}, "is not a 'date'"),
-        ('"P1Y1D"', {"format": "duration"}, "is not a 'duration'"),
-        ('"a..b"', {"format": "hostname"}, "is not a 'hostname'"),
-        ('"123e4567-e89b-12d3-a456-426614174000"', {"format": "uuid4"}, "is not a 'uuid4'"),
-        ('"_-8="', {"format": "base64"}, "is not a 'base64'"),
-        ("2.5", {"format": "date"}, ""),
-    ],
-)
-def test_the_reference_says_what_is_wrong(text: str, schema: object, says: str) -> None:
-    error = error_of(text, schema)
-    assert says in error
-    assert bool(error) == bool(says)

@@ -134,7 +134,7 @@ def test_a_trigger_at_the_end_of_the_input_makes_the_response_a_compaction(serve
 
 
 def test_a_summary_that_is_cut_is_complete_for_whoever_waits_for_it(served: Served) -> None:
-    served.engine.finish_reason = FinishReason.LENGTH
+    served.engine.script = says("It is", finish=FinishReason.LENGTH)
     assert streamed(served, input=[USER, TRIGGER])[-1]["type"] == "response.completed"
 
 
