@@ -62,17 +62,6 @@ def test_the_tokens_of_chat_logprobs_join_to_the_text_and_are_streamed_as_they_a
     assert [row.token for row in streamed] == [token.token for token in shown]
 
 
-def test_the_tokens_of_completion_logprobs_join_to_the_text(sdk: openai.OpenAI) -> None:
-    (choice,) = sdk.completions.create(**COMPLETION, logprobs=2).choices
-    rows = choice.logprobs
-    assert "".join(rows.tokens) == choice.text
-    for token, offset, logprob, top in zip(
-        rows.tokens, rows.text_offset, rows.token_logprobs, rows.top_logprobs, strict=True
-    ):
-        assert choice.text[offset : offset + len(token)] == token
-        assert logprob == top[token] == max(top.values())  # greedy
-
-
 @pytest.mark.parametrize(
     ("tool_choice", "temperature", "reason"), [("required", 1.5, "tool_calls"), (NAMED, 0, "stop")]
 )

@@ -12,8 +12,7 @@ import pytest
 from oaiserve.engine.blocks import hash_block
 from oaiserve.engine.request import Aborted, Failed, Finished, Terminal, TokenChunk
 from oaiserve.engine.request import Event as RequestEvent
-from oaiserve.engine.scheduler import Scheduler
-from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Masks, Step, StepResult
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import StepRecord
@@ -31,47 +30,7 @@ from tests.engine.doubles import (
     request,
     third_step_fails,
 )
-from tests.engine.memory import Memory, launched, make, sequence
-
-# -- the scheduler: tokens that are not known yet ---------------------------------------------------------------------
-
-
-def launch(scheduler: Scheduler) -> list[tuple[str, int]]:
-    """Launch a step whose results never come, and return its chunks."""
-    return [(chunk.sequence.request_id, chunk.num_tokens) for chunk in launched(scheduler).chunks]
-
-
-def test_a_sequence_is_scheduled_before_the_id_of_its_newest_token_is_known() -> None:
-    scheduler, one = make(), sequence("a", 4, max_tokens=3)
-    scheduler.add(one)
-    first = launched(scheduler)
-    assert (one.token_ids[4:], one.num_pending, one.num_tokens, one.num_generated) == ([], 1, 5, 0)
-    assert launch(scheduler) == [("a", 1)]
-    scheduler.commit(first.chunks[0], [7])
-    assert (one.token_ids[4:], one.num_pending, one.num_tokens, one.num_generated) == ([7], 1, 6, 1)
-    assert launch(scheduler) == [("a", 1)]
-    assert scheduler.schedule() is None  # its third token is its last, whatever it is
-
-
-@pytest.mark.parametrize("max_tokens", [0, 1])
-def test_a_sequence_that_needs_no_other_step_frees_its_place_at_launch(max_tokens: int) -> None:
-    scheduler = make(kv_blocks=1, max_running=1)
-    scheduler.add(sequence("a", 3, max_tokens))
-    scheduler.add(sequence("b", 3, max_tokens))
-    assert launch(scheduler) == [("a", 3)]
-    assert scheduler.pool.num_used == 0
-    assert launch(scheduler) == [("b", 3)]
-
-
-def test_sequences_that_share_a_prompt_do_not_wait_for_the_results_of_its_step() -> None:
-    scheduler = make(max_step_tokens=16)
-    prompt = list(range(8))
-    leader, sibling = sequence("leader", prompt), sequence("sibling", prompt)
-    scheduler.add(leader)
-    scheduler.add(sibling, leader)
-    scheduler.add(sequence("same prefix", [*prompt, 8]))
-    assert launch(scheduler) == [("leader", 8)]
-    assert launch(scheduler) == [("same prefix", 1), ("sibling", 1), ("leader", 1)]
+from tests.engine.memory import launched, make, sequence
 
 
 def test_a_block_is_published_when_all_its_ids_are_known() -> None:
@@ -84,21 +43,6 @@ def test_a_block_is_published_when_all_its_ids_are_known() -> None:
     assert scheduler.pool.num_cached == 0  # who knows whether the answer goes on
     scheduler.commit(decode.chunks[0], [8])
     assert scheduler.pool.find(hash_block(None, [*one.token_ids[:3], 7])) == one.blocks[0]
-
-
-def test_the_last_token_of_an_answer_is_not_in_the_prefix_cache() -> None:
-    scheduler, one = make(), sequence("a", [1, 2, 3], max_tokens=8)
-    memory = Memory(scheduler, last_token=9)
-    memory.overlap = True
-    memory.add(one)
-    memory.run(next_token=9)
-    memory.run()
-    memory.settle()
-    assert (one.generated_ids, one.place, scheduler.pool.num_used) == ([9], Place.NOWHERE, 0)
-    assert scheduler.pool.num_cached == 0
-
-
-# -- the engine loop --------------------------------------------------------------------------------------------------
 
 
 class TimedDevice(ScriptedRunner):

@@ -59,7 +59,7 @@ def named(served: Served, host: str) -> httpx.Response:
     "host",
     [
         *("localhost", "LOCALHOST:1", "localhost.", "a.b.localhost:8000"),
-        *("127.0.0.1", "127.9.9.9:80", "[::1]:8000", "[::1]"),
+        *("127.0.0.1", "127.9.9.9:80", "[::1]:8000", "[::1]", "[::ffff:127.0.0.1]"),
     ],
 )
 def test_a_local_server_answers_to_every_loopback_name(served: Served, host: str) -> None:
@@ -70,7 +70,7 @@ def test_a_local_server_answers_to_every_loopback_name(served: Served, host: str
     "host",
     [
         *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "xlocalhost"),
-        *("0.0.0.0:8000", "192.168.0.7", "[2001:db8::1]:8000", "2130706433", "0x7f.1"),
+        *("0.0.0.0:8000", "192.168.0.7", "128.0.0.1", "local", "[2001:db8::1]:8000", "2130706433", "0x7f.1"),
     ],
 )
 def test_a_local_server_refuses_any_other_name_and_says_what_allows_it(served: Served, host: str) -> None:

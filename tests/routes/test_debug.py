@@ -5,13 +5,11 @@ from __future__ import annotations
 import base64
 import struct
 from array import array
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.facts.prefix_keys import prompt_of
 from oaiserve.facts.record import Cause, EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
 from oaiserve.facts.times import PHASES
 from oaiserve.routes.debug import prefers
@@ -242,22 +240,3 @@ def test_the_report_has_its_keys_in_64_bits_each(served: Served) -> None:
         "step_seconds": 0.0,
         "is_hung": False,
     }
-
-
-def test_requests_have_the_prefix_keys_of_their_prompt_once_a_report_has_been_asked_for(served: Served) -> None:
-    text = "It was a dark and stormy night. " * 30
-    body = {"prompt": text, "max_tokens": 3}
-
-    def prefix_keys(body: dict[str, Any]) -> tuple[tuple[int, float], ...]:
-        assert served.http.post("/v1/completions", json=body).status_code == 200
-        return served.engine.submitted.get(timeout=60).prefix_keys
-
-    served.engine.reset()
-    assert prefix_keys(body) == ()
-    served.http.get("/debug/report")
-    keys = [key for key, _ in prefix_keys(body)]
-    assert keys == prompt_of(body).keys
-    assert [key for key, _ in prefix_keys(body | {"prompt": text + "It rained."})] == keys
-    assert not {*keys} & {key for key, _ in prefix_keys(body | {"cache_salt": "other"})}
-    assert prefix_keys(body | {"prompt": [text, text]}) == ()
-    served.engine.reset()

@@ -132,16 +132,6 @@ def obeying(letters: str) -> Callable[[Sequence], int]:
 
 
 @in_both_ways
-@pytest.mark.parametrize("params", [{}, {"ignore_eos": True}, {"min_tokens": 9}, {"max_tokens": 2}], ids=str)
-def test_a_choice_whose_grammar_is_complete_ends_without_an_end_of_sequence(params: dict[str, object]) -> None:
-    asked = request(**{"max_tokens": 20, "grammar": Grammar("choice", '["ab", "cd"]'), "logprobs": 0, **params})
-    text, chunks, end = events_of(ScriptedRunner(obeying("abx")), asked)
-    assert isinstance(end, Finished)
-    assert (text, chunks[-1].finish_reason, chunks[-1].stop_reason) == ("ab", "stop", None)
-    assert end.usage.completion_tokens == 2
-
-
-@in_both_ways
 def test_a_stop_string_goes_before_the_end_of_a_grammar() -> None:
     asked = request(max_tokens=20, grammar=Grammar("choice", '["abc"]'), stop=("bc",), logprobs=0)
     text, chunks, _ = events_of(ScriptedRunner(obeying("abc")), asked)

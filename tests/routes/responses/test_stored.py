@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from oaiserve.app import create_app
-from oaiserve.config import Config, ServerOptions
+from oaiserve.config import Config
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.errors import Unavailable
 from oaiserve.facts.record import Outcome
 from tests.routes.asking import CALL, HYBRID, ZONE, refused
-from tests.routes.conftest import Serve, Served, run_server, serving
+from tests.routes.conftest import Serve, Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
 from tests.routes.responses.asking import RESPONSES, TOOLS, ask, events_of, streamed
 
@@ -185,15 +184,6 @@ def test_a_conversation_may_not_be_larger_than_a_body(serve: Serve) -> None:
     second = ask(served, input="Hi", previous_response_id=first["id"])
     third = served.post(RESPONSES, input="Hi", previous_response_id=second["id"])
     refused(third, "previous_response_id", "more than 2000 bytes")
-
-
-def test_a_file_keeps_responses_over_a_restart(tmp_path: Path) -> None:
-    config = Config("org/demo", ServerOptions(response_store=tmp_path / "responses.db"))
-    with serving(config) as first:
-        answer = ask(first)
-    with serving(config) as second:
-        assert stored(second, answer["id"]).json() == answer
-        assert ask(second, input="More", previous_response_id=answer["id"])
 
 
 class BrokenStore:
