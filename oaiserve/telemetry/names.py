@@ -264,7 +264,7 @@ ENGINE_FEATURE = _gauge(
     "oaiserve_engine_feature",
     "1 for a faster way to compute that is on, 0 for one that is off, because it was not asked for or failed its "
     "check at the start. On a GPU. feature: attention, sampling (by kernels of their own), packed_weights, "
-    "fp8_products, packed_experts, fused_layers, adapters, decode_graphs or prompt_graphs.",
+    "packed_experts, fused_layers, adapters, decode_graphs or prompt_graphs.",
     "feature",
 )
 

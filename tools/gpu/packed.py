@@ -16,8 +16,6 @@ from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExper
 from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix, expanded_product, of_integers
 from oaiserve.engine.model.gpu.triton_experts import compute
 from oaiserve.engine.model.gpu.triton_matrices import multiply
-from oaiserve.engine.model.gpu.triton_scaled import ways
-from oaiserve.engine.start.gpu.products import ROUNDED_EXPERTS_TOLERANCE, ROUNDED_TOLERANCE
 from oaiserve.engine.start.load import load_model
 from tests.engine.model.gpu.packed_matrices import Gating, floats_in_blocks, integers
 from tests.models.decoders import generate, random_model
@@ -44,7 +42,6 @@ def layers(target: Target) -> Iterator[dict[str, Any]]:
     yield {"operations": list(check_operations(target))}
     yield {"rotation": list(check_rotation(target))}
     yield {"matrices": list(check_matrices(target))}
-    yield {"products of 8 bits": list(check_scaled(target))}
     features = ("packed_weights", "fused_layers")
     for name, packing in PACKINGS.items():
         save = partial(write_checkpoint, packing=packing)
@@ -84,39 +81,15 @@ def check_matrices(target: Target) -> Iterator[dict[str, Any]]:
             yield compared(name, got, expanded_product(x, matrix, None), rows=rows)
 
 
-@torch.inference_mode()
-def check_scaled(target: Target) -> Iterator[dict[str, Any]]:
-    """Compare products of 8 bits, whose inputs are rounded: those of torch, where it has them, and ours."""
-    torch.manual_seed(0)
-    n, columns = (64, 256) if target.quick else (6144, 4096)
-    made = matrices(n, columns, target.device)
-    for name, kind in {"rows": "FP8 in rows", "blocks": "FP8"}.items():
-        what, matrix = f"in 8 bits, {name}", made[kind]
-        for rows in (20, 70 if target.quick else 300):
-            x = torch.randn(rows, columns, device=target.device).bfloat16()
-            for way in ways(matrix):
-                about = {"rows": rows, "way": way.__name__}
-                try:
-                    got = way(x, matrix, None)
-                except (NotImplementedError, RuntimeError, ValueError) as error:
-                    yield {"what": what, **about, "left_out": str(error)[:200]}
-                else:
-                    yield compared(what, got, expanded_product(x, matrix, None), ROUNDED_TOLERANCE, **about)
-
-
 # Experts, how many of them a row has, the width of the model, and what is between the layers of an expert.
 SHAPES: dict[str, tuple[Kind, int, int, int, int]] = {
     "gpt-oss-20b, MXFP4": ("mxfp4", 32, 4, 2880, 2880),
     "Qwen3-30B-A3B, 4 bits": ("int4", 128, 8, 2048, 768),
     "Qwen3-30B-A3B, FP8": ("float8", 128, 8, 2048, 768),
-    "Qwen3-30B-A3B, 16 bits": ("plain", 128, 8, 2048, 768),
 }
 
 
 def random_matrices(kind: Kind, number: int, n: int, columns: int, device: torch.device) -> ExpertMatrices:
-    if kind == "plain":
-        weights = torch.randn(number, n, columns, dtype=torch.bfloat16, device=device) / columns**0.5
-        return ExpertMatrices(kind, weights, torch.ones(number, 1, n, device=device), None, None)
     group = 32 if kind == "mxfp4" else min(128, columns & -columns)
     scales = torch.rand(number, columns // group, n, device=device)
     if kind == "float8":
@@ -145,9 +118,6 @@ def check_experts(target: Target) -> Iterator[dict[str, Any]]:
             given = (x, chosen, weights.softmax(-1).bfloat16())
             want = plain_experts(packed, *given)
             yield compared(name, compute(packed, *given), want, rows=rows)
-            if kind == "float8":
-                got = compute(packed, *given, is_rounded=True)
-                yield compared(f"{name}, in 8 bits", got, want, ROUNDED_EXPERTS_TOLERANCE, rows=rows)
 
 
 def save_mixture(folder: Path, model: PreTrainedModel) -> None:

@@ -1,4 +1,4 @@
-"""Experts that stay on a GPU as a checkpoint has them: MXFP4, integers of 4 or 8 bits, or floats of 8 or 16 bits.
+"""Experts that stay on a GPU as a checkpoint has them: MXFP4, integers of 4 or 8 bits, or floats of 8 bits.
 
 The module of a layer's experts keeps its place in transformers' model. Its outputs are computed in plain torch, expert
 by expert, until `compute_by` sets kernels that multiply the rows of all experts in one launch.
@@ -16,7 +16,7 @@ from torch.nn import Module
 from torch.nn.functional import linear
 
 from oaiserve.engine.model.cpu.description import ClampedGate
-from oaiserve.engine.model.gpu.device_matrices import LEAST_COLUMNS, MXFP4_TILE, PackedMatrix
+from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, PackedMatrix
 from oaiserve.engine.model.layer_operations import combination
 
 # Hidden states [T, width], experts [T, top_k] and their weights [T, top_k] to the sum [T, width].
@@ -76,38 +76,6 @@ def keep_experts(module: Any, gate_up: ExpertMatrices, down: ExpertMatrices) -> 
     unread(gate_up.codes.device)
     module._apply = apply
     module.forward = packed.__call__
-
-
-def plain_experts_of(module: Any) -> PackedExperts | None:
-    """Return experts with a module's matrices as they are; None if they do not lie so that kernels read them."""
-    gate_up, down = (module._parameters.get(name) for name in ("gate_up_proj", "down_proj"))
-    is_known = gate_up is not None and down is not None and gate_up.dim() == 3 and hasattr(module, "_apply_gate")
-    if not is_known or getattr(module, "is_transposed", True) or gate_up.shape[2] % LEAST_COLUMNS:
-        return None
-    if down.shape[2] % LEAST_COLUMNS or not gate_up.is_contiguous() or not down.is_contiguous():
-        return None
-    one = torch.ones(1, 1, 1, device=gate_up.device)
-    matrices = (
-        ExpertMatrices("plain", weights.data, one.expand(len(weights), 1, weights.shape[1]), None, bias=bias)
-        for weights, bias in (
-            (gate_up, getattr(module, "gate_up_proj_bias", None)),
-            (down, getattr(module, "down_proj_bias", None)),
-        )
-    )
-    return PackedExperts(module, *matrices)
-
-
-def compute_few_rows_by(module: Any, experts: PackedExperts, most_rows: int) -> None:
-    """Let a module compute with its experts' `compute` where these have up to so many rows on average, and as before
-    with more."""
-    of_many = module.forward
-
-    def forward(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        if chosen.numel() > most_rows * experts.num_experts:
-            return of_many(x, chosen, weights)  # type: ignore[no-any-return]
-        return experts(x, chosen, weights)
-
-    module.forward = forward
 
 
 def packed_experts(model: Module) -> list[PackedExperts]:

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from oaiserve.engine.model.checkpoints.integer_layouts import Floats, Integers
 
 Multiply = Callable[[Tensor, "PackedMatrix", Tensor | None], Tensor]
-Kind = Literal["int4", "int8", "float8", "mxfp4", "plain"]  # the last two for experts alone
+Kind = Literal["int4", "int8", "float8", "mxfp4"]  # the last one for experts alone
 TILE_COLUMNS = 128  # the most columns that are unpacked at a time
 LEAST_COLUMNS = 32
 MXFP4_TILE = 64  # columns, of two groups

@@ -12,10 +12,8 @@ from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExper
 from oaiserve.engine.model.gpu.triton_expert_kernels import expert_kernel, plan_experts_kernel
 from oaiserve.engine.model.gpu.triton_layers import activate
 from oaiserve.engine.model.gpu.triton_matrices import MatrixTiles, counters, num_splits, tiles_for
-from oaiserve.engine.model.gpu.triton_scaled import rounded_rows
 
 PAIRS_AT_A_TIME = 1024
-LEAST_ROUNDED_ROWS = 128  # of an expert, on average: from fewer on, its arithmetic takes longer than reading it
 LARGEST = MatrixTiles(64, 128, num_warps=8, num_stages=3)  # with more rows, each at a place of its own, it spills
 
 
@@ -29,15 +27,11 @@ class Plan(NamedTuple):
     tiles: MatrixTiles
 
 
-def compute(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Tensor, *, is_rounded: bool = False) -> Tensor:
-    """Compute `plain_experts` in five launches. Sums of a product are in float32.
-
-    With `is_rounded`, for experts in floats of 8 bits, inputs are rounded to such floats in two more launches, and the
-    products are those of 8 bits.
-    """
+def compute(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Compute `plain_experts` in five launches. Sums of a product are in float32."""
     num_rows, top_k = chosen.shape
     plan = planned(chosen, experts.num_experts)
-    both = _product(x, experts.gate_up, plan, pairs_of_row=top_k, factors=None, is_rounded=is_rounded)
+    both = _product(x, experts.gate_up, plan, pairs_of_row=top_k, factors=None)
     if experts.activation is None:
         inner = experts.combine(both)
     else:
@@ -49,14 +43,8 @@ def compute(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Tensor, 
             alpha=experts.alpha,
             limit=experts.limit,
         )
-    outs = _product(inner, experts.down, plan, pairs_of_row=1, factors=weights, is_rounded=is_rounded)
+    outs = _product(inner, experts.down, plan, pairs_of_row=1, factors=weights)
     return outs.view(num_rows, top_k, -1).sum(1)
-
-
-def compute_rounding_many(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Compute experts in floats of 8 bits: as `compute`, rounded if they have many rows."""
-    is_rounded = chosen.numel() >= LEAST_ROUNDED_ROWS * experts.num_experts
-    return compute(experts, x, chosen, weights, is_rounded=is_rounded)
 
 
 def planned(chosen: Tensor, num_experts: int) -> Plan:
@@ -79,19 +67,10 @@ def planned(chosen: Tensor, num_experts: int) -> Plan:
     return Plan(order, tile_expert, tile_first, tile_end, tiles)
 
 
-def _product(
-    x: Tensor,
-    matrices: ExpertMatrices,
-    plan: Plan,
-    *,
-    pairs_of_row: int,
-    factors: Tensor | None,
-    is_rounded: bool = False,
-) -> Tensor:
+def _product(x: Tensor, matrices: ExpertMatrices, plan: Plan, *, pairs_of_row: int, factors: Tensor | None) -> Tensor:
     """Return the products [pairs, n] of rows with the matrices of their experts, in the order of the pairs."""
     (n, columns), tile = matrices.shape, matrices.tile_columns
     tiles, out = plan.tiles, x.new_empty(len(plan.order), n)
-    x, row_scales = rounded_rows(x, tile) if is_rounded else (x, None)
     grid, num_tiles = (-(-n // tiles.n), len(plan.tile_expert)), columns // tile
     splits = num_splits(grid[0] * grid[1], num_tiles, x.device)
     partial = torch.empty(splits, *out.shape, dtype=torch.float32, device=x.device) if splits > 1 else out
@@ -100,7 +79,6 @@ def _product(
     strides = x.stride(0), *matrices.codes.stride()[:2], *matrices.scales.stride()[:2]
     expert_kernel[(*grid, splits)](
         *tensors,
-        out if row_scales is None else row_scales,
         out if factors is None else factors.contiguous(),
         *(plan.order, plan.tile_expert, plan.tile_first, plan.tile_end),
         out,
@@ -108,11 +86,9 @@ def _product(
         counters(x.device),
         *(len(plan.order), n, columns, -(-num_tiles // splits), matrices.group_columns, pairs_of_row),
         *strides,
-        0 if row_scales is None else row_scales.stride(0),
         KIND=matrices.kind,
         HAS_ZEROS=matrices.zeros is not None,
         HAS_BIAS=matrices.bias is not None,
-        IS_ROUNDED=is_rounded,
         HAS_FACTORS=factors is not None,
         SPLITS=splits,
         TILE_COLUMNS=tile,

@@ -31,20 +31,9 @@ def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
     """Return the product of `x` [..., columns] with the matrix. Sums are in float32."""
     if matrix.order is not None:
         x = x.index_select(-1, matrix.order)
-    rows = x.reshape(-1, x.shape[-1])
-    out = rows.new_empty(len(rows), matrix.shape[0])
-    multiply_into(out, rows, matrix, bias)
-    return out.view(*x.shape[:-1], -1)
-
-
-def multiply_into(
-    out: Tensor, rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, row_scales: Tensor | None = None
-) -> None:
-    """Write the product of `rows` [rows, columns] with the matrix into `out` [rows, n].
-
-    Rows in floats of 8 bits, like the matrix, have scales float32 [tiles of columns, rows or more].
-    """
-    (n, columns), num_rows = matrix.shape, len(rows)
+    rows, (n, columns) = x.reshape(-1, x.shape[-1]), matrix.shape
+    num_rows = len(rows)
+    out = rows.new_empty(num_rows, n)
     tiles = tiles_for(num_rows)
     grid = -(-n // tiles.n), -(-num_rows // tiles.rows)
     num_tiles = columns // matrix.tile_columns
@@ -55,22 +44,20 @@ def multiply_into(
     strides = rows.stride(0), matrix.codes.stride(0), matrix.scales.stride(0)
     matrix_kernel[(*grid, splits)](
         *tensors,
-        partial if row_scales is None else row_scales,
         out,
         partial,
         counters(rows.device),
         *(num_rows, n, columns, matrix.group_columns),
         *strides,
-        0 if row_scales is None else row_scales.stride(0),
         -(-num_tiles // splits),
         KIND=matrix.kind,
         HAS_ZEROS=matrix.zeros is not None,
         HAS_BIAS=bias is not None,
-        IS_ROUNDED=row_scales is not None,
         SPLITS=splits,
         TILE_COLUMNS=matrix.tile_columns,
         **tiles.constants(),
     )
+    return out.view(*x.shape[:-1], -1)
 
 
 def tiles_for(num_rows: int) -> MatrixTiles:

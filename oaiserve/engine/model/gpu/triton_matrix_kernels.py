@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from oaiserve.engine.model.gpu.triton_tiles import dot, to_float8
+from oaiserve.engine.model.gpu.triton_tiles import dot
 
 
 @triton.jit
@@ -39,15 +39,12 @@ def product_of_tiles(
     scales,  # [TILE_N], those of the first group
     zeros,
     is_output,
-    x_scales,  # [TILE_ROWS], those of the first tile of columns
     first,
     last,
     group_columns,
     groups_stride,
-    x_scales_stride,  # from one tile of columns to the next
     KIND: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
-    IS_ROUNDED: tl.constexpr,  # x is in floats of 8 bits, as W is, with a scale for each row and tile of columns
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
@@ -68,9 +65,6 @@ def product_of_tiles(
             exponent = tl.load(scales + group + groups_stride, mask=is_output, other=127)[:, None]
             high = _float4(packed >> 4, exponent, x.dtype.element_ty)
             acc = dot(high, _inputs(x, row_offset, is_row, begin + HALF + half), acc)
-        elif KIND == "plain":
-            weight = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
-            acc = dot(weight, _inputs(x, row_offset, is_row, begin + column), acc)
         else:
             group = begin // group_columns * groups_stride
             scale = tl.load(scales + group, mask=is_output, other=0.0).to(tl.float32)
@@ -89,9 +83,6 @@ def product_of_tiles(
                 code = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
                 weight = _less(code, zero, x.dtype.element_ty) if KIND == "int8" else code.to(x.dtype.element_ty)
                 product = dot(weight, _inputs(x, row_offset, is_row, begin + column), nothing)
-            if IS_ROUNDED:
-                place = begin // TILE_COLUMNS * x_scales_stride
-                product *= tl.load(x_scales + place, mask=is_row, other=0.0)[None, :]
             acc += product * scale[:, None]
     return acc
 
@@ -130,7 +121,6 @@ def matrix_kernel(
     scales,
     zeros,
     bias,
-    x_scales,  # float32 [tiles of columns, rows]
     out,  # [rows, n]
     partial,  # float32 [splits, rows, n]
     num_done,  # int32 [tiles], zeros, which each launch leaves as it finds them
@@ -141,12 +131,10 @@ def matrix_kernel(
     x_stride,
     codes_stride,
     groups_stride,  # of scales and zeros, whose numbers of a group are side by side
-    x_scales_stride,
     tiles_each,  # of columns, for each split
     KIND: tl.constexpr,  # "int4", "int8" or "float8"
     HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    IS_ROUNDED: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
@@ -173,15 +161,12 @@ def matrix_kernel(
         scales + output,
         zeros + output,
         is_output,
-        x_scales + row_offset,
         first,
         tl.minimum(first + tiles_each * TILE_COLUMNS, columns),
         group_columns,
         groups_stride,
-        x_scales_stride,
         KIND,
         HAS_ZEROS,
-        IS_ROUNDED,
         TILE_ROWS,
         TILE_N,
         TILE_COLUMNS,
@@ -197,27 +182,3 @@ def matrix_kernel(
         if HAS_BIAS:
             acc += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
         tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_number)
-
-
-@triton.jit
-def round_rows_kernel(
-    x,  # [rows, columns]
-    out,  # float8 [rows, columns]
-    scales,  # float32 [groups, rows]
-    columns,
-    group_columns,
-    stride,
-    scales_stride,
-    TILE_GROUPS: tl.constexpr,
-    TILE: tl.constexpr,  # at least the columns of a group
-):
-    """Round each group of a row to scaled floats of 8 bits. The program is (row, tile of groups)."""
-    row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1) * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
-    inside = tl.arange(0, TILE)
-    column = group[:, None] * group_columns + inside[None, :]
-    is_inside = (inside < group_columns)[None, :] & (column < columns)
-    numbers = tl.load(x + row * stride + column, mask=is_inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(numbers), 1), 1e-12) / 448.0
-    tl.store(scales + group.to(tl.int64) * scales_stride + row, scale, mask=group * group_columns < columns)
-    tl.store(out + row * columns + column, to_float8(numbers / scale[:, None], out.dtype.element_ty), mask=is_inside)

@@ -21,13 +21,7 @@ from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu.kernels import attention_problem, sampling_problem
 from oaiserve.engine.start.gpu.layers import fuse_layers
-from oaiserve.engine.start.gpu.products import (
-    compute_experts_checked,
-    compute_plain_experts_checked,
-    multiply_checked,
-    round_experts_checked,
-    scale_checked,
-)
+from oaiserve.engine.start.gpu.products import compute_experts_checked, multiply_checked
 from oaiserve.engine.start.gpu.usable import is_usable
 
 # The names under which /metrics says what is on.
@@ -35,7 +29,6 @@ Feature = Literal[
     "attention",
     "sampling",
     "packed_weights",
-    "fp8_products",
     "packed_experts",
     "fused_layers",
     "adapters",
@@ -64,16 +57,11 @@ def find_fast_paths(loaded: LoadedModel, options: EngineOptions) -> FastPaths:
     """Try all fast paths."""
     backend, sample_ids, apply_masks = _attention_and_sampling(loaded, options)
     is_packed = multiply_checked(loaded, lambda: _kernels("triton_matrices").multiply)
-    is_scaled = scale_checked(loaded, lambda: _kernels("triton_scaled"))
     has_experts = compute_experts_checked(loaded, lambda: _kernels("triton_experts").compute)
-    if has_experts:
-        is_scaled |= round_experts_checked(loaded, lambda: _kernels("triton_experts"))
-    has_experts |= compute_plain_experts_checked(loaded, lambda: _kernels("triton_experts").compute)
     features: dict[Feature, bool] = {
         "attention": backend is not ReferenceAttention,
         "sampling": sample_ids is not None,
         "packed_weights": is_packed,
-        "fp8_products": is_scaled,
         "packed_experts": has_experts,
     }
     may_fuse = options.compile and not options.has_adapters and not loaded.state_shapes

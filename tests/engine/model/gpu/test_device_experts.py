@@ -26,13 +26,8 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start import load
 from oaiserve.engine.start.gpu import products
 from oaiserve.engine.start.gpu.layers import described
-from oaiserve.engine.start.gpu.products import (
-    compute_experts_checked,
-    compute_plain_experts_checked,
-    round_experts_checked,
-)
+from oaiserve.engine.start.gpu.products import compute_experts_checked
 from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
 from tests.engine.model.gpu.packed_matrices import Gating, floats_in_blocks, integers, numbers, relative
 from tests.engine.model.steps import BLOCK_SIZE, logits_of
@@ -85,34 +80,6 @@ def test_experts_of_the_kernels_are_those_of_plain_torch(kind: str) -> None:
         want = plain_experts(experts, x.float(), chosen, weights.float())
         found = triton_experts.compute(experts, x, chosen, weights).float()
         assert relative(found, want) < (1e-5 if dtype == torch.float32 else 2e-2)
-
-
-def test_experts_with_many_rows_are_rounded_to_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    experts = PackedExperts(Gating("float8"), packed("float8", 2 * INNER, WIDTH, 1), packed("float8", WIDTH, INNER, 2))
-    monkeypatch.setattr(triton_experts, "LEAST_ROUNDED_ROWS", 8)
-    for num_rows, is_rounded in ((3, False), (23, True)):
-        generator = torch.Generator().manual_seed(num_rows)
-        chosen = torch.stack([torch.randperm(NUM_EXPERTS, generator=generator)[:2] for _ in range(num_rows)])
-        given = torch.randn(num_rows, WIDTH, generator=generator), chosen, torch.rand(num_rows, 2, generator=generator)
-        want, found = plain_experts(experts, *given), triton_experts.compute_rounding_many(experts, *given)
-        difference = relative(found, want)
-        assert 0.02 < difference < 0.06 if is_rounded else difference < 1e-5
-
-
-@torch.inference_mode()
-def test_rounded_experts_are_checked(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    matrices = packed("float8", 2 * INNER, WIDTH, 1), packed("float8", WIDTH, INNER, 2)
-    module, experts = torch.nn.Module(), PackedExperts(Gating("float8"), *matrices)
-    module.packed_experts = experts
-    loaded: Any = SimpleNamespace(model=module, dtype=torch.float32)
-    monkeypatch.setattr(products, "ROUNDED_EXPERT_ROWS", 20)
-    assert round_experts_checked(loaded, lambda: triton_experts)
-    assert experts.compute == triton_experts.compute_rounding_many
-    wrong: Any = SimpleNamespace(compute=lambda *given, is_rounded: doubled(*given))
-    assert not round_experts_checked(loaded, lambda: wrong)
-    assert "Experts in 8 bits: off" in caplog.text
-    experts.down = packed("int8", WIDTH, INNER, 2)
-    assert not round_experts_checked(loaded, lambda: wrong)
 
 
 def test_columns_of_experts_are_split_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,30 +175,6 @@ def test_experts_of_a_checkpoint_stay_packed(family: str, tmp_path: Path, monkey
         torch.testing.assert_close(found, other, rtol=1e-3, atol=1e-3)
     loaded.model.to("meta")
     assert layers[0].down.codes.device.type == "meta"
-
-
-@torch.inference_mode()
-def test_experts_in_16_bits_are_computed_by_kernels_if_they_have_few_rows(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = prepare(make_model(config("qwen3_moe", **MIXTURES["qwen3_moe"])))
-    want = logits(loaded)
-    monkeypatch.setattr(products, "PRODUCT_ROWS", (1, 3))
-
-    assert not compute_plain_experts_checked(loaded, lambda: doubled)
-    assert "Experts in 16 bits by kernels: off" in caplog.text
-    numbers_of_rows = []
-
-    def counted(experts: PackedExperts, x: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
-        numbers_of_rows.append(len(x))
-        return triton_experts.compute(experts, x, *given)
-
-    monkeypatch.setattr(products, "FEW_EXPERT_ROWS", 4)
-    assert compute_plain_experts_checked(loaded, lambda: counted)
-    numbers_of_rows.clear()
-    for one, other in zip(logits(loaded), want, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    assert numbers_of_rows == [2, 2]  # of decodes, and not of prompts
 
 
 @torch.inference_mode()

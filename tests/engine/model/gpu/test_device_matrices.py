@@ -22,7 +22,7 @@ from oaiserve.engine.model.gpu.device_matrices import (
 from oaiserve.engine.model.gpu.fused_layers import _product
 from oaiserve.engine.model.gpu.joined_product import joined_product
 from oaiserve.engine.model.gpu.keep_packed import keep_packed_matrices
-from oaiserve.engine.start.gpu.products import multiply_checked, scale_checked
+from oaiserve.engine.start.gpu.products import multiply_checked
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import config, make_model
@@ -39,7 +39,7 @@ from tests.models.packed import Fp8Layout, Packing, write_checkpoint, write_fp8
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
-from oaiserve.engine.model.gpu import triton_matrices, triton_scaled
+from oaiserve.engine.model.gpu import triton_matrices
 
 pytestmark = pytest.mark.kernels
 
@@ -203,102 +203,3 @@ def test_fused_layers_multiply_with_packed_matrices(awq: tuple[Path, torch.Tenso
     x = numbers(3, 64)
     want = torch.cat([loaded.model.get_submodule(name)(x) for name in names], dim=-1)
     torch.testing.assert_close(product(x), want)
-
-
-# -- products of 8 bits -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("dtype", "group"), [(torch.bfloat16, 96), (torch.float32, 32)])
-def test_rows_are_rounded_to_floats_of_8_bits(dtype: torch.dtype, group: int) -> None:
-    rows = numbers(5, 96, seed=3).to(dtype)
-    rows[2] = 0
-    rounded, scales = triton_scaled.rounded_rows(rows, group)
-    groups = rows.float().view(5, -1, group)
-    assert len(rounded) == scales.shape[1] == 16  # as torch asks for
-    torch.testing.assert_close(scales[:, :5].T, groups.abs().amax(2).div(448).clamp(min=1e-12 / 448), rtol=1e-5, atol=0)
-    found = rounded[:5].float().view(5, -1, group) * scales[:, :5].T[..., None]
-    torch.testing.assert_close(found, groups, rtol=0.07, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", ["FP8 by row", "FP8 in blocks"])
-def test_products_of_8_bits_are_those_of_the_rounded_rows(name: str) -> None:
-    matrix = of_integers(MATRICES[name])
-    x, bias = numbers(70, matrix.shape[1], seed=1).bfloat16(), numbers(70, seed=2)
-    codes, scales = triton_scaled.rounded_rows(x, 128)
-    rounded = (codes[:70].float().view(70, -1, 128) * scales[:, :70].T[..., None]).flatten(1)
-    want = expanded_product(rounded, matrix, bias)
-    found = triton_scaled.by_triton(x, matrix, bias.bfloat16()).float()
-    assert relative(found, want) < 5e-3
-
-
-def scaled_as_on_a_device(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
-) -> torch.Tensor:
-    """Return what torch does on Hopper, which accepts these shapes and strides."""
-    (rows, columns), n, groups = a.shape, b.shape[1], scale_b.shape[0]
-    assert b.stride() == (1, columns)
-    assert groups in (1, columns // 128)
-    assert (scale_a.shape, scale_b.shape) == ((rows, groups), (groups, n))
-    assert scale_b.stride(1) == 1
-    assert groups == 1 or (scale_a.stride(), scale_b.stride(0)) == ((1, rows), n)
-    assert rows % 16 == n % 16 == 0
-    both = (
-        a.float().view(rows, groups, -1) * scale_a[..., None],
-        b.T.float().reshape(n, groups, -1) * scale_b.T[..., None],
-    )
-    return (both[0].flatten(1) @ both[1].flatten(1).T).to(out_dtype)
-
-
-@pytest.mark.parametrize("block", [None, (64, 128)])
-def test_products_of_8_bits_are_asked_of_torch_as_it_knows_them(
-    block: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = of_integers(floats_in_blocks(96, 256, block))
-    monkeypatch.setattr(torch, "_scaled_mm", scaled_as_on_a_device)
-    for matrix in (whole, whole.rows(32, 80)):
-        x = numbers(21, 256, seed=1).bfloat16()
-        assert triton_scaled.ways(matrix) == [triton_scaled.by_torch, triton_scaled.by_triton]
-        found, want = triton_scaled.by_torch(x, matrix, None).float(), expanded_product(x.float(), matrix, None)
-        assert 0.01 < relative(found, want) < 0.04
-
-
-def test_other_groups_are_not_asked_of_torch() -> None:
-    for matrix, expected in (
-        (floats_in_blocks(64, 128, (64, 64)), [triton_scaled.by_triton]),
-        (floats_in_blocks(70, 128, None), [triton_scaled.by_triton]),
-        (integers(8, 64, 128, 128, zeros=False), []),
-    ):
-        packed = of_integers(matrix)
-        assert triton_scaled.ways(packed) == expected
-
-
-@pytest.mark.parametrize(("layout", "way"), [("fbgemm", triton_scaled.by_torch), ("blocks", triton_scaled.by_triton)])
-@torch.inference_mode()
-def test_prompts_are_multiplied_in_8_bits_and_decodes_are_not(
-    layout: Fp8Layout, way: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_fp8(tmp_path, make_model(config("llama", **SIZES)), layout)
-    loaded = load_model(tmp_path, device="cpu", dtype="bfloat16")
-    assert keep_packed_matrices(loaded.model, weights_in(tmp_path)) == 2 * 7
-    monkeypatch.setattr(triton_scaled, "LEAST_ROWS", 16)
-    assert scale_checked(loaded, lambda: triton_scaled)
-    layer = packed_linears(loaded.model)[0]
-    few, many = numbers(3, 64).bfloat16(), numbers(triton_scaled.LEAST_ROWS, 64).bfloat16()
-    assert torch.equal(layer(few), expanded_product(few, layer.matrix, None))
-    assert torch.equal(layer(many), way(many, layer.matrix, None))
-    found, want = layer(many).float(), expanded_product(many, layer.matrix, None).float()
-    assert 0.01 < relative(found, want) < 0.04
-
-    def doubled(*arguments: Any) -> torch.Tensor:
-        return 2 * expanded_product(*arguments)
-
-    def not_supported(*_: Any) -> torch.Tensor:
-        raise NotImplementedError("only supported in CUDA for SM90")
-
-    monkeypatch.setattr(triton_scaled, "ways", lambda matrix: [not_supported, way])
-    with caplog.at_level(logging.INFO):
-        assert scale_checked(loaded, lambda: triton_scaled)
-    assert "not torch's, NotImplementedError: only supported in CUDA for SM90" in caplog.text
-    monkeypatch.setattr(triton_scaled, "ways", lambda matrix: [doubled])
-    assert not scale_checked(loaded, lambda: triton_scaled)
-    assert "Products in 8 bits: off" in caplog.text

@@ -29,14 +29,12 @@ def test_all_kernels_compile_for_hopper_without_spilling_registers() -> None:
         *("write_kernel", "prefill_kernel", "plan_kernel", "decode_kernel"),
         *("best_of_chunk_kernel", "best_kernel", "weights_kernel"),
         *("shrink_kernel", "expand_kernel", "add_and_norm_kernel", "activate_kernel", "matrix_kernel"),
-        *("plan_experts_kernel", "expert_kernel", "round_rows_kernel"),
+        *("plan_experts_kernel", "expert_kernel"),
         *("narrow_kernel", "candidates_kernel", "cut_kernel", "scores_kernel", "mask_kernel"),
     }
     for kernel in found:
         assert kernel["stack_bytes"] == 0, kernel
         assert kernel["shared_bytes"] <= SHARED_BYTES, kernel
-        if kernel["is_rounded"]:  # products of 8 bits
-            assert {"QGMMA", "LDGSTS"} <= set(kernel["instructions"]), kernel
         if kernel["dtype"] in ("torch.bfloat16", "torch.float16"):
             # These instructions use tensor cores, and load asynchronously.
             matrices = {"shrink_kernel": {"HMMA"}, "expand_kernel": {"HMMA"}, "matrix_kernel": {"HGMMA"}}

@@ -25,7 +25,7 @@ from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.description import Norm
-from oaiserve.engine.model.gpu import triton_adapters, triton_experts, triton_layers, triton_matrices, triton_scaled
+from oaiserve.engine.model.gpu import triton_adapters, triton_experts, triton_layers, triton_matrices
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts
 from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
@@ -70,7 +70,6 @@ class CompileOnly:
             {
                 "kernel": name,
                 "dtype": str(arguments[0].dtype),
-                "is_rounded": constants.get("IS_ROUNDED", False),
                 "constants": {name: value for name, value in constants.items() if not name.startswith("TILE")},
                 "stack_bytes": int(re.search(r"STACK:(\d+)", code)[1]),  # spilled registers
                 "shared_bytes": compiled.metadata.shared,
@@ -157,10 +156,7 @@ def multiply(columns: int, n: int, rows: int) -> None:
 
 
 def expert_matrices(kind: Kind, num_experts: int, n: int, columns: int) -> ExpertMatrices:
-    """Return experts in 16 bits, or in 4: in MXFP4 with biases, or in integers with zeros."""
-    if kind == "plain":
-        weights = torch.empty(num_experts, n, columns, dtype=torch.bfloat16)
-        return ExpertMatrices(kind, weights, torch.ones(num_experts, 1, n), None, None)
+    """Return experts in 4 bits: in MXFP4 with biases, or in integers with zeros."""
     codes = torch.empty(num_experts, n, columns // 2, dtype=torch.uint8)
     if kind == "mxfp4":
         scales = torch.empty(num_experts, columns // 32, n, dtype=torch.uint8)
@@ -185,22 +181,10 @@ def multiply_many_rows(kind: Kind) -> None:
     triton_experts._product(x, expert_matrices(kind, 8, 2048, 2048), plan, pairs_of_row=1, factors=weights)
 
 
-def multiply_in_8_bits() -> None:
-    """Multiply many rows with matrices in floats of 8 bits, and with those of their experts, rounded to such floats."""
-    scales, x = torch.empty(32, 6144), torch.empty(2048, 4096, dtype=torch.bfloat16)
-    matrix = PackedMatrix("float8", torch.empty(6144, 4096, dtype=FP8), scales, None)
-    triton_scaled.by_triton(x, matrix, None)
-    triton_scaled.rounded_rows(torch.empty(256, 14336, dtype=torch.bfloat16), 14336)
-    experts = ExpertMatrices("float8", torch.empty(8, 6144, 4096, dtype=FP8), scales.expand(8, -1, -1), None, None)
-    plan = triton_experts.Plan(*torch.zeros(4, 2048, dtype=torch.int32), triton_experts.LARGEST)
-    weights = torch.empty(2048, dtype=torch.bfloat16)
-    triton_experts._product(x, experts, plan, pairs_of_row=1, factors=weights, is_rounded=True)
-
-
 def main() -> None:
     driver.set_active(NoDevice())
     found: list[dict[str, Any]] = []
-    of_layers = triton_adapters, triton_experts, triton_layers, triton_matrices, triton_scaled
+    of_layers = triton_adapters, triton_experts, triton_layers, triton_matrices
     for module in (backend, triton_sampling, *of_layers):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, CompileOnly(getattr(module, name), found))
@@ -218,10 +202,8 @@ def main() -> None:
     operate(4096, 14336, 64)
     for rows in (1, 2048):  # the smallest and the largest tiles
         multiply(4096, 6144, rows)
-    multiply_in_8_bits()
     compute_experts("mxfp4", 32, 2880, 2880)
-    compute_experts("plain", 128, 2048, 768)
-    for kind in ("mxfp4", "int4", "plain"):
+    for kind in ("mxfp4", "int4"):
         multiply_many_rows(kind)
     logits = torch.empty(64, 128256, dtype=torch.bfloat16)
     out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as for captured steps
