@@ -18,12 +18,7 @@ from oaiserve.engine.grammars.refusal import Refused
 MOST_CHARACTERS = 2**18  # of the JSON
 MOST_FORMATS = 500
 MOST_DEPTH = 30  # formats within each other
-# The field that each kind must have.
-_NEEDED = {
-    "const_string": "value", "json_schema": "json_schema", "grammar": "grammar", "regex": "pattern", "any_text": "type",
-    "sequence": "elements", "or": "elements", "optional": "content", "plus": "content", "star": "content",
-    "repeat": "content", "tag": "content", "triggered_tags": "tags", "tags_with_separator": "tags",
-}  # fmt: skip
+_TIMES = {"optional": "?", "plus": "+", "star": "*"}
 
 
 class Format(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -79,46 +74,45 @@ class Writer:
         if depth > MOST_DEPTH or self._num_formats > MOST_FORMATS:
             limits = f"{MOST_FORMATS} formats, or {MOST_DEPTH} within each other"
             raise Refused(f"the structural tag has more than {limits}")
-        kind, inner = part.type, depth + 1
         if part.schema is not None:
             part = msgspec.structs.replace(part, content=Format(type="json_schema", json_schema=part.schema))
-        if getattr(part, needed := _NEEDED[kind]) in (None, []):
-            raise Refused(f"the structural tag has a format of the type '{kind}' without '{needed}'")
-        if kind in ("any_text", "triggered_tags"):
-            if not (end or is_last):
-                reason = "where nothing shows its end: it may come last, or in a tag, before its end"
-                raise Refused(f"the structural tag has a format of the type '{kind}' {reason}")
-            return self._free(part, inner, end)
-        if kind == "sequence":
-            most = [self._with_end(each, inner) for each in part.elements[:-1]]
-            return " ".join([*most, self._with_end(part.elements[-1], inner, end, is_last=is_last)])
-        if kind == "or":
-            return _either(self._with_end(each, inner, end, is_last=is_last) for each in part.elements)
-        if kind == "tag" and part.content is not None:
-            ends = [*filter(None, [part.end] if isinstance(part.end, str) else part.end)]
-            own = self._named(_either(map(_quoted, ends)), "END") if ends else ""
-            content = self._with_end(part.content, inner, own or end, is_last=is_last and not own)
-            return f"{_quoted(part.begin)} {content} {end if own else ''}"
-        return f"{self._bounded(part, inner)} {end}"
-
-    def _bounded(self, part: Format, depth: int) -> str:
-        if part.value is not None:
-            return _quoted(part.value)
-        if part.json_schema is not None:
-            self.schemas.append(part.json_schema)
-            return f"@schema_{len(self.schemas) - 1}"
-        if part.grammar is not None:
-            self.grammars.append(gbnf.as_lark(part.grammar))
-            return f"@grammar_{len(self.grammars) - 1}"
-        if part.pattern is not None:
-            return f"/{regexes.full_match(part.pattern).text}/"
-        if part.content is not None:
-            most = "" if part.max == -1 else part.max
-            times = {"optional": "?", "plus": "+", "star": "*"}.get(part.type) or gbnf.repeat(f"{{{part.min},{most}}}")
-            return f"({self._with_end(part.content, depth)}){times}"
-        tag = self._named(_either(self._with_end(each, depth) for each in part.tags))
-        more = "" if part.stop_after_first else f"({_quoted(part.separator)} {tag})*"
-        return f"{tag} {more}" if part.at_least_one else f"({tag} {more})?"
+        of_type, inner = f"the structural tag has a format of the type '{part.type}'", depth + 1
+        match part:
+            case Format(type="any_text") | Format(type="triggered_tags", tags=[_, *_]):
+                if end or is_last:
+                    return self._free(part, inner, end)
+                raise Refused(f"{of_type} where nothing shows its end: it may come last, or in a tag, before its end")
+            case Format(type="sequence", elements=[*first, last]):
+                most = [self._with_end(each, inner) for each in first]
+                return " ".join([*most, self._with_end(last, inner, end, is_last=is_last)])
+            case Format(type="or", elements=[_, *_]):
+                return _either(self._with_end(each, inner, end, is_last=is_last) for each in part.elements)
+            case Format(type="tag", content=Format() as content):
+                ends = [*filter(None, [part.end] if isinstance(part.end, str) else part.end)]
+                own = self._named(_either(map(_quoted, ends)), "END") if ends else ""
+                inside = self._with_end(content, inner, own or end, is_last=is_last and not own)
+                return f"{_quoted(part.begin)} {inside} {end if own else ''}"
+            case Format(type="tags_with_separator", tags=[_, *_]):
+                tag = self._named(_either(self._with_end(each, inner) for each in part.tags))
+                more = "" if part.stop_after_first else f"({_quoted(part.separator)} {tag})*"
+                written = f"{tag} {more}" if part.at_least_one else f"({tag} {more})?"
+            case Format(type="optional" | "plus" | "star" | "repeat" as kind, content=Format() as content):
+                most_times = "" if part.max == -1 else part.max
+                times = _TIMES.get(kind) or gbnf.repeat(f"{{{part.min},{most_times}}}")
+                written = f"({self._with_end(content, inner)}){times}"
+            case Format(type="const_string", value=str(text)):
+                written = _quoted(text)
+            case Format(type="json_schema", json_schema=dict(schema)):
+                written = f"@schema_{len(self.schemas)}"
+                self.schemas.append(schema)
+            case Format(type="grammar", grammar=str(text)):
+                written = f"@grammar_{len(self.grammars)}"
+                self.grammars.append(gbnf.as_lark(text))
+            case Format(type="regex", pattern=str(text)):
+                written = f"/{regexes.full_match(text).text}/"
+            case _:
+                raise Refused(f"{of_type} without the field that it is about")
+        return f"{written} {end}"
 
     def _free(self, part: Format, depth: int, end: str) -> str:
         """Return any text, with tags in it, up to the end; without one, it is the rest of the answer."""
