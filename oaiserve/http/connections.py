@@ -9,20 +9,17 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 
 from oaiserve.config import ServerOptions
 from oaiserve.errors import StartupError
-from oaiserve.facts.times import monotonic_ns
 
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 8192  # by default: an idle one takes 11 KiB, one with an incomplete head up to 75 KiB
 SPARE_FILES = 64  # files that the server may open while it serves, as for collectors
 FEWEST_CONNECTIONS = 8
-NS_BETWEEN_LOG_LINES = 5_000_000_000
 # The ASGI extensions by which the server and its routes speak about a request's connection. The first is a mapping of
 # functions: `cut()` ends the connection, whatever waits in it; `awaits_body()` returns whether the body of the request
 # that is being answered has not come to its end. The second is present once the server has cut the connection for that.
@@ -46,27 +43,26 @@ class Connections:
     the methods; any thread may read `num_open` and `refused`.
     """
 
-    def __init__(self, most: int, most_per_address: int, now_ns: Callable[[], int] = monotonic_ns) -> None:
+    def __init__(self, most: int, most_per_address: int) -> None:
         self.num_open = 0
         self.refused: dict[str, int] = dict.fromkeys(
             Refusal, 0
         )  # all reasons from the start, so that its size never changes
         self._most, self._most_per_address = most, most_per_address
         self._by_client: dict[bytes, int] = {}
-        self._now_ns = now_ns
-        self._logged_ns = -NS_BETWEEN_LOG_LINES
-        self._num_unlogged = 0
 
     def admit(self, address: str) -> Refusal | None:
         """Count a connection from the address as open and return None, or refuse it and return why."""
         client = _client_of(address)
         of_client = self._by_client.get(client, 0)
         if self.num_open >= self._most:
-            self._refuse(Refusal.ALL, f"all {self._most} connections of --max-connections are open")
+            log.warning("Refused a connection: all %d of --max-connections are open", self._most)
+            self.count(Refusal.ALL)
             return Refusal.ALL
         if self._most_per_address and of_client >= self._most_per_address:
-            limit = f"--max-connections-per-address ({self._most_per_address})"
-            self._refuse(Refusal.ADDRESS, f"{address} has as many open as {limit} allows")
+            text = "Refused a connection: %s has the %d of --max-connections-per-address open"
+            log.warning(text, address, self._most_per_address)
+            self.count(Refusal.ADDRESS)
             return Refusal.ADDRESS
         self.num_open += 1
         self._by_client[client] = of_client + 1
@@ -82,15 +78,6 @@ class Connections:
 
     def count(self, refusal: Refusal) -> None:
         self.refused[refusal] += 1
-
-    def _refuse(self, refusal: Refusal, why: str) -> None:
-        """Count the refusal, and log how many there were since the last line, as often as people can read."""
-        self.count(refusal)
-        self._num_unlogged += 1
-        now_ns = self._now_ns()
-        if now_ns - self._logged_ns >= NS_BETWEEN_LOG_LINES:
-            log.warning("Connections refused: %d. The last one, because %s", self._num_unlogged, why)
-            self._logged_ns, self._num_unlogged = now_ns, 0
 
 
 def _client_of(address: str) -> bytes:

@@ -82,7 +82,7 @@ async def read_parsed(
     """Read and parse the body of the request, and return it with its number of bytes. Raises as `protocol.parse`."""
     serving = serving_of(request)
     content = await read_body(request, serving)
-    parsing = protocol.parse(kind, content, serving.unknown_names, check_given)
+    parsing = protocol.parse(kind, content, check_given)
     return await in_turns_if_large(request, parsing, len(content)), len(content)
 
 

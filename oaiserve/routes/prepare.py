@@ -181,7 +181,7 @@ async def prepare(
         raise InvalidRequest(f"This is no request of a gateway: {error}.") from None
 
     def parse() -> Generator[None, None, Made]:
-        body = yield from protocol.parse(kind, content, serving.unknown_names, check_given)
+        body = yield from protocol.parse(kind, content, check_given)
         exchange.is_streaming = bool(getattr(body, "stream", None))  # vectors and scores are never streamed
         exchange.adapter = serving.check_model(getattr(body, "model", None))
         serving.check_task(*tasks)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -51,20 +51,13 @@ IGNORED = frozenset(
 )  # fmt: skip
 
 
-class UnknownNames:
-    """Logs the names of unknown parameters, each once while there are few: clients choose them."""
+MOST_TOLD = 10  # unknown parameters of a body
 
-    MOST_KEPT = 256
 
-    def __init__(self) -> None:
-        self._logged: set[str] = set()
-
-    def ignore(self, names: set[str]) -> None:
-        """Bodies are checked on the event loop and in worker threads, which replace the set as a whole."""
-        if new := sorted(islice(names - self._logged, 10)):
-            logger.warning("Clients sent unknown parameters, which are ignored: %s", ", ".join(map(show, new)))
-            kept = self._logged if len(self._logged) < self.MOST_KEPT else set()
-            self._logged = kept | {name for name in new if len(name) <= 60}
+@lru_cache(256)
+def _tell_of(name: str) -> None:
+    """Log an unknown parameter, each once while there are few: clients choose their names."""
+    logger.warning("Clients sent an unknown parameter, which is ignored: %s", show(name))
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -79,7 +72,6 @@ def decoder_of(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
 def parse(
     kind: type[Body],
     body: bytes | bytearray,
-    unknown: UnknownNames,
     check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
 ) -> Generator[None, None, Body]:
     """Decode a JSON body of this kind and check its types, and yield after each long part. The route checks the ranges.
@@ -117,7 +109,9 @@ def parse(
                 param=name,
                 code="unsupported_parameter",
             )
-    unknown.ignore(given.keys() - set(parsed.__struct_fields__) - UNSUPPORTED.keys() - IGNORED)
+    unknown = given.keys() - set(parsed.__struct_fields__) - UNSUPPORTED.keys() - IGNORED
+    for name in islice(unknown, MOST_TOLD):
+        _tell_of(name[:61])  # of which 60 characters are shown
     return parsed
 
 

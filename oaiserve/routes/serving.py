@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -18,7 +18,6 @@ from oaiserve.engine.streams import LoopStreams
 from oaiserve.errors import InvalidRequest, ModelNotFound
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.feed import Feed
-from oaiserve.routes.protocol import UnknownNames
 from oaiserve.routes.responses.runs import Runs
 from oaiserve.routes.responses.store import ResponseDatabase
 
@@ -61,7 +60,6 @@ class Serving:
     runs: Runs
     received_bytes: SharedLimit  # of the bodies that are being received: a client may send many slowly
     dialect: Dialect  # of calls and reasoning in the model's answers
-    unknown_names: UnknownNames = field(default_factory=UnknownNames)
 
     @property
     def task(self) -> Task:

@@ -121,7 +121,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
         assert server.terminate() == 0
         unusual = [line for line in server.log() if line["level"] != "INFO"]
-        expected = ("Clients sent unknown parameters", "Refused a request with")  # an unknown key, or none
+        expected = ("Clients sent an unknown parameter", "Refused a request with")  # an unknown key, or none
         assert [line for line in unusual if not line["message"].startswith(expected)] == []
 
 

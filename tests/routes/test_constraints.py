@@ -12,7 +12,7 @@ from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import ChatBody, CompletionBody
 from oaiserve.routes.constraints import grammar
-from oaiserve.routes.protocol import UnknownNames, parse
+from oaiserve.routes.protocol import parse
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["ä", 1.5, None]}}}
 SCHEMA_TEXT = json.dumps(SCHEMA, ensure_ascii=False, separators=(",", ":"))
@@ -21,7 +21,7 @@ GBNF, LARK = 'root ::= "a" | b\nb ::= [0-9]+', 'start: "a" | "::="'
 
 def constraint(**fields: Any) -> Grammar | None:
     body = json.dumps({"prompt": "Hi", **fields}).encode()
-    return grammar(at_once(parse(CompletionBody, body, UnknownNames())))
+    return grammar(at_once(parse(CompletionBody, body)))
 
 
 def named(**fields: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def test_no_constraint(fields: dict[str, Any]) -> None:
 
 def test_chat_takes_the_same_constraints() -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "response_format": named()}).encode()
-    assert grammar(at_once(parse(ChatBody, body, UnknownNames()))) == constraint(response_format=named())
+    assert grammar(at_once(parse(ChatBody, body))) == constraint(response_format=named())
 
 
 @pytest.mark.parametrize(

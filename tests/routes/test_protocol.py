@@ -19,7 +19,7 @@ from oaiserve.routes.bodies import ChatBody, CompletionBody
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.logprobs import CompletionLogprobs, completion_logprobs_in_parts
 from oaiserve.routes.parameters import sampling_params, traced_prompts
-from oaiserve.routes.protocol import UnknownNames, num_ids, parse
+from oaiserve.routes.protocol import MOST_TOLD, num_ids, parse
 from tests.engine.logprobs_for_tests import token_logprobs
 
 json_values = st.recursive(
@@ -31,7 +31,7 @@ json_values = st.recursive(
 
 def refusal(body: bytes) -> InvalidRequest | None:
     try:
-        parsed = at_once(parse(CompletionBody, body, UnknownNames()))
+        parsed = at_once(parse(CompletionBody, body))
         sampling_params(parsed, SamplingParams(max_tokens=16, grammar=grammar(parsed)), {})
     except InvalidRequest as error:
         return error
@@ -61,27 +61,18 @@ def test_what_is_no_list_has_no_ids(value: msgspec.Raw | None) -> None:
     assert num_ids(value) == 0
 
 
-def test_an_unknown_name_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    unknown = UnknownNames()
-    for _ in range(3):
-        at_once(parse(CompletionBody, b'{"prompt": "Hi", "temprature": 1, "user": "me"}', unknown))
-    assert [record.getMessage() for record in caplog.records] == [
-        "Clients sent unknown parameters, which are ignored: 'temprature'"
-    ]
+def test_an_unknown_name_is_logged_once_and_shown_short_and_escaped(caplog: pytest.LogCaptureFixture) -> None:
+    strange = json.dumps({"prompt": "Hi", "a\n\x1b[2Jb": 1, "c" * 1000: 1}).encode()
+    for body in (b'{"prompt": "Hi", "temprature": 1, "user": "me"}', strange) * 2:
+        at_once(parse(CompletionBody, body))
+    told = "Clients sent an unknown parameter, which is ignored: "
+    shown = ("'temprature'", "'a\\n\\x1b[2Jb'", f"'{'c' * 59}...")
+    assert sorted(caplog.messages) == sorted(told + name for name in shown)
 
 
-def test_the_number_and_length_of_logged_names_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    unknown = UnknownNames()
-    unknown.ignore({letter * 1000 for letter in "abcdefghijkl"})
-    assert len(caplog.records[0].getMessage()) < 1000
-    for number in range(1000):
-        unknown.ignore({f"x{number}"})
-    assert len(unknown._logged) <= UnknownNames.MOST_KEPT
-
-
-def test_a_name_that_is_no_text_for_a_terminal_is_shown_escaped(caplog: pytest.LogCaptureFixture) -> None:
-    UnknownNames().ignore({"a\n\x1b[2Jb"})
-    assert "'a\\n\\x1b[2Jb'" in caplog.text
+def test_of_many_unknown_names_few_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    at_once(parse(CompletionBody, json.dumps({"prompt": "Hi"} | {f"x{number}": 1 for number in range(1000)}).encode()))
+    assert len(caplog.messages) == MOST_TOLD
 
 
 def test_the_two_bodies_share_every_sampling_field() -> None:

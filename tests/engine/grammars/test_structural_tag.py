@@ -13,7 +13,7 @@ from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import CompletionBody
 from oaiserve.routes.constraints import grammar
-from oaiserve.routes.protocol import UnknownNames, parse
+from oaiserve.routes.protocol import parse
 from tests.engine.text.tokenizers_for_tests import byte_level
 
 Given = dict[str, Any]
@@ -46,7 +46,7 @@ OLD = {
 
 def constraint(**tag: Any) -> Grammar:
     body = {"prompt": "Hi", "response_format": {"type": "structural_tag", **tag}}
-    found = grammar(at_once(parse(CompletionBody, json.dumps(body).encode(), UnknownNames())))
+    found = grammar(at_once(parse(CompletionBody, json.dumps(body).encode())))
     assert found is not None
     return found
 
@@ -133,7 +133,7 @@ def test_the_form_of_structured_outputs_is_the_same_as_json_or_as_an_object() ->
     given = {"type": "structural_tag", "format": TRIGGERED}
     for value in (given, json.dumps(given)):
         body = {"prompt": "Hi", "structured_outputs": {"structural_tag": value}}
-        found = grammar(at_once(parse(CompletionBody, json.dumps(body).encode(), UnknownNames())))
+        found = grammar(at_once(parse(CompletionBody, json.dumps(body).encode())))
         assert found is not None
         assert (found.kind, found.text) == ("structural_tag", constraint(format=TRIGGERED).text)
 
