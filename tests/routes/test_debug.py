@@ -239,4 +239,5 @@ def test_the_report_has_its_keys_in_64_bits_each(served: Served) -> None:
         "is_ready": True,
         "step_seconds": 0.0,
         "is_hung": False,
+        "models": ["org/demo"],
     }

@@ -13,7 +13,7 @@ from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.harmony import HARMONY, HarmonyCalls, one_call_each
 from oaiserve.routes.dialects.kimi import with_counted_ids
 from oaiserve.routes.dialects.llama import LLAMA, LLAMA4
-from oaiserve.routes.dialects.reasoning import THINK, ThinkingParser
+from oaiserve.routes.dialects.reasoning import THINK, ReasoningMode, ThinkingParser
 from oaiserve.routes.dialects.segments import Segment
 from tests.routes.dialects.reading import Read, read, segments_of
 
@@ -143,12 +143,12 @@ def test_each_dialect_has_a_case() -> None:
 
 def own_form(family: CallFamily, name: str, given: Given) -> str:
     """Return a call as the models write it, where that is not the JSON that is forced."""
-    if family.form is not None:
-        parts = [family.form.begin.replace("{name}", name)]
+    if (form := family.parser.form) is not None:
+        parts = [form.begin.replace("{name}", name)]
         for key, value in given.items():
-            text = family.form.key.replace("{key}", key).replace("{is_string}", str(isinstance(value, str)).lower())
-            parts += [text, value if isinstance(value, str) else json.dumps(value), family.form.value_end]
-        return "".join([family.opening, *parts, family.form.end, family.closing])
+            text = form.key.replace("{key}", key).replace("{is_string}", str(isinstance(value, str)).lower())
+            parts += [text, value if isinstance(value, str) else json.dumps(value), form.value_end]
+        return "".join([family.opening, *parts, form.end, family.closing])
     return family.written([(name, json.dumps(given))])
 
 
@@ -165,7 +165,8 @@ HARD: Given = {
 def test_each_dialect_does_the_same_in_each_case(family: CallFamily) -> None:
     def outcome(text: str, *, is_cut: bool = False, thinks: bool = False) -> tuple[str, str, list[tuple[str, str]]]:
         def reader() -> AnswerReader:
-            return AnswerReader(ThinkingParser(*THINK, is_open=False) if thinks else None, family.parser(TOOLS))
+            mode = ReasoningMode(THINK, is_open=False)
+            return AnswerReader(ThinkingParser(mode) if thinks else None, family.parser(TOOLS))
 
         found = read(segments_of(reader(), [text], is_cut=is_cut))
         assert found == read(segments_of(reader(), text, is_cut=is_cut))  # by the character
