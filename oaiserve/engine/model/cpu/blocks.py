@@ -40,12 +40,11 @@ FORMATS = {
     # Of no file: integers from which a zero, an integer too, is subtracted before they are scaled.
     1004: Format("4 bits with zeros", 32, 19),
     1008: Format("8 bits with zeros", 32, 35),
-    # The same, with a scale for 128 numbers. Eight bits have no zeros.
+    # The same, with a scale for 128 numbers.
     1104: Format("4 bits, scales of 128", 256, 134),
-    1108: Format("8 bits, scales of 128", 256, 260),
 }
 MXFP4 = 39
-_Q4_0, _Q8_0, _Q4_Z, _Q8_Z, _Q4_128, _Q8_128 = 2, 8, 1004, 1008, 1104, 1108
+_Q4_0, _Q8_0, _Q4_Z, _Q8_Z, _Q4_128 = 2, 8, 1004, 1008, 1104
 _WITH_ZEROS, _LONG = (_Q4_Z, _Q8_Z, _Q4_128), 128
 _EXPANDED_AT_ONCE = 2**18  # numbers, in float32, for which L2 has room
 _CONVERTED_AT_ONCE = 2**15  # torch has two threads convert more, which then wait for each other
@@ -169,7 +168,7 @@ def one_behind_the_other(parts: list[Blocks]) -> Blocks:
 
 def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
     """Return the weights of rows of any format in float32. Raises NotImplementedError for one that is not known."""
-    if kind in (_Q4_Z, _Q8_Z, _Q4_128, _Q8_128):
+    if kind in _WITH_ZEROS:
         return _expand_integers(data, kind)
     if kind in EXPANDERS:
         num_bytes, expander = EXPANDERS[kind]
@@ -187,8 +186,8 @@ def _expand_integers(data: NDArray[np.uint8], kind: int) -> Tensor:
     if _bits(kind) == 4:
         codes, half = torch.cat([values & 15, values >> 4], dim=-1), 8
     integers = codes.int() - half
-    if zeros is not None:
-        integers = integers - zeros.view(torch.int8)[..., None, None].int()
+    assert zeros is not None
+    integers = integers - zeros.view(torch.int8)[..., None, None].int()
     return (integers.float() * scales.contiguous().view(torch.float16)[..., None].float()).flatten(1)
 
 
@@ -226,9 +225,9 @@ def of_integers(
     """Return the weights (codes - zeros) * scales as blocks, which keep codes and zeros as they are.
 
     `codes` are uint8 [n, k] of 4 or 8 `bits`. `scales` [n, groups] are each for k / groups neighbours, and so are
-    `zeros` uint8; None: they are half of the range. `columns` are those of the Blocks. With `is_long`, the
-    format is one of those with a scale for 128 numbers if the groups allow it. Returns None where blocks cannot hold
-    this: a group is no multiple of 32, or a scale does not fit into 16 bits.
+    `zeros` uint8; None: they are half of the range. `columns` are those of the Blocks. With `is_long`, 4 bits
+    have a scale for 128 numbers if the groups allow it. Returns None where blocks cannot hold this: a group is no
+    multiple of 32, or a scale does not fit into 16 bits.
     """
     (n, k), groups = codes.shape, scales.shape[1]
     if k % groups or k // groups % 32:
@@ -240,8 +239,8 @@ def of_integers(
     if zeros is not None and bool((zeros == half).all()):
         zeros = None
     fits = k // groups % _LONG == 0 and k % FORMATS[_Q4_128].weights == 0
-    if is_long and fits and (bits == 4 or zeros is None):
-        kind = _Q4_128 if bits == 4 else _Q8_128
+    if is_long and fits and bits == 4:
+        kind = _Q4_128
     else:
         kind = {(4, False): _Q4_0, (8, False): _Q8_0, (4, True): _Q4_Z, (8, True): _Q8_Z}[bits, zeros is not None]
     blocks = new_blocks(kind, n, k, columns)

@@ -2,8 +2,8 @@
 //
 // A weight is (code - offset) * scale + minimum, where the code has some bits of its own, and neighbours share scale and
 // minimum. Formats differ in how a file arranges these; `read_group` says it for each. In memory all have one
-// arrangement (blocks.h), which a few numbers describe: `Layout`. Four more formats, of no file, are for the checkpoints
-// whose weights are (code - zero) * scale with an integer zero: a minimum in 16 bits would round it. Two of them are for
+// arrangement (blocks.h), which a few numbers describe: `Layout`. Three more formats, of no file, are for the checkpoints
+// whose weights are (code - zero) * scale with an integer zero: a minimum in 16 bits would round it. One of them is for
 // scales that 128 neighbours share, or a multiple of that.
 #pragma once
 
@@ -35,7 +35,6 @@ enum class Format : int32_t {
   Q4_Z = 1004,
   Q8_Z = 1008,
   Q4_128 = 1104,
-  Q8_128 = 1108,
 };
 
 // The codes of some formats are places in a table.
@@ -85,7 +84,6 @@ constexpr Layout layout_of(Format format) {
     case Format::Q4_Z: return {.bytes = 19, .low_bits = 4, .offset = 8, .run = 32, .has_min = true, .has_zero = true};
     case Format::Q8_Z: return {.bytes = 35, .low_bits = 8, .offset = 128, .run = 32, .has_min = true, .has_zero = true};
     case Format::Q4_128: return {.bytes = 134, .low_bits = 4, .offset = 8, .run = 128, .has_zero = true};
-    case Format::Q8_128: return {.bytes = 260, .low_bits = 8, .offset = 128, .run = 128};
   }
   return {};
 }
@@ -93,7 +91,7 @@ constexpr Layout layout_of(Format format) {
 constexpr Format FORMATS[] = {
     Format::Q4_0,  Format::Q4_1, Format::Q5_0, Format::Q5_1,   Format::Q8_0,   Format::Q2_K,
     Format::Q3_K,  Format::Q4_K, Format::Q5_K, Format::Q6_K,   Format::IQ4_NL, Format::IQ4_XS,
-    Format::MXFP4, Format::Q4_Z, Format::Q8_Z, Format::Q4_128, Format::Q8_128,
+    Format::MXFP4, Format::Q4_Z, Format::Q8_Z, Format::Q4_128,
 };
 
 // Calls body.operator()<FORMAT>() for a format that is known when the program runs.
@@ -240,9 +238,6 @@ void read_group(const uint8_t* block, long group, Group& out) {
     out.scale = half_at(block + 2 * scale);
     out.mins[0] = int8_t(block[4 + scale]);
     read_nibbles(block + 6 + group * 16, out.codes);
-  } else if constexpr (FORMAT == Format::Q8_128) {
-    out.scale = half_at(block + 2 * layout_of(FORMAT).scale_of(group));
-    std::memcpy(out.codes, block + 4 + group * BLOCK_GROUP, sizeof(out.codes));
   }
 }
 

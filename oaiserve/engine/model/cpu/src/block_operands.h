@@ -209,8 +209,7 @@ Vector add_super(Vector sum, Integers products, Vector mins, float x_scale, cons
 template <Format FORMAT>
 Integers load_zeros(const uint8_t* chunk, long scale, long column) {
   using P = Places<FORMAT>;
-  if constexpr (P::L.has_zero) return load_integers(chunk + P::MINS + scale * PANEL + column) + P::L.offset;
-  return summed_offset(P::L) - Integers{};
+  return load_integers(chunk + P::MINS + scale * PANEL + column) + P::L.offset;
 }
 
 // How products of 128 numbers become what 256 numbers of x and of weights make. Zeros are in the products.

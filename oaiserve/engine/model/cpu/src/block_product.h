@@ -161,7 +161,7 @@ Ahead long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
   constexpr long SCALES = 2, GROUPS_EACH = P::GROUPS / SCALES;
-  static_assert(L.scales() == SCALES);
+  static_assert(L.scales() == SCALES && L.is_small());
   const QuantizedLong* rows[ROWS];
   for (int r = 0; r < ROWS; r++) {
     rows[r] = longs_in(x + r * x_stride, k);
@@ -174,9 +174,6 @@ Ahead long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
 #pragma GCC unroll 2
       for (long scale = 0; scale < SCALES; scale++) {
         const auto dot = dots[scale];
-        // Small codes are multiplied with both levels for one sum. Others have a sum for the high level.
-        constexpr bool IS_SMALL = L.is_small();
-        Integers high[ROWS][2] = {};
         for (int v = 0; v < 2; v++) {
           const Integers zeros = load_zeros<FORMAT>(chunk, scale, v * LANES + column);
 #pragma GCC unroll 8
@@ -200,20 +197,13 @@ Ahead long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
             for (int r = 0; r < ROWS; r++) {
               const QuadOfX of_high = splat_quad(rows[r][c].high + place), of_low = splat_quad(rows[r][c].low + place);
               for (int v = 0; v < 2; v++) {
-                dot[r][v] = dot_quads<IS_SMALL>(dot[r][v], codes[v], of_low);
-                if constexpr (IS_SMALL)
-                  dot[r][v] = dot_quads<IS_SMALL>(dot[r][v], codes[v] * HIGH_LEVEL, of_high);
-                else
-                  high[r][v] = dot_quads<IS_SMALL>(high[r][v], codes[v], of_high);
+                dot[r][v] = dot_quads<true>(dot[r][v], codes[v], of_low);
+                dot[r][v] = dot_quads<true>(dot[r][v], codes[v] * HIGH_LEVEL, of_high);
               }
             }
           });
 #endif
         }
-        if constexpr (!IS_SMALL)
-#pragma GCC unroll 8
-          for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < 2; v++) dot[r][v] += high[r][v] * HIGH_LEVEL;
       }
       for (int v = 0; v < 2; v++) {
         const long at = v * LANES + column;

@@ -32,7 +32,7 @@ struct Places {
   static constexpr long codes(long group) { return HEAD + group * (LOW + HIGH); }
 };
 static_assert(Places<Format::Q4_K>::CHUNK % PLANE == 0 && Places<Format::IQ4_XS>::CHUNK % PLANE == 0);
-static_assert(Places<Format::Q4_128>::HEAD % PLANE == 0 && Places<Format::Q8_128>::HEAD % PLANE == 0);
+static_assert(Places<Format::Q4_128>::HEAD % PLANE == 0);
 
 inline long block_panel_bytes(Format format, long k) {
   return for_format(format, [k]<Format FORMAT>() { return k / layout_of(FORMAT).chunk() * Places<FORMAT>::CHUNK; });

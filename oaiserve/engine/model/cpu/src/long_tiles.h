@@ -4,11 +4,11 @@
 // sign. Tiles sum the products of 128 numbers, without error; then these are scaled and added, as long_tile of block_product.h does it,
 // so a row gets the same numbers from both.
 //
-// Weights of four bits are expanded a second time, times what the high level of x counts: they still fit into eight bits,
-// and one tile sums the products of both levels. With eight bits, each level has a tile.
+// Weights have four bits, and are expanded a second time, times what the high level of x counts: they still fit into
+// eight bits, and one tile sums the products of both levels.
 //
 // With 16 rows and 32 columns, a chunk takes sixteen instructions of 16 cycles, and 32 times five vectors to scale and add
-// what they sum; with eight bits, 32 times nine.
+// what they sum.
 #pragma once
 
 #include "chunk_tiles.h"
@@ -23,26 +23,24 @@ constexpr int LONG_RUNS = 2;     // of 128, in a chunk
 constexpr int RUN_DEPTH = 2;     // tiles along k of a run
 static_assert(LONG_RUNS * RUN_DEPTH == QUARTERS);
 
-// Configures the tiles for up to 16 rows: 0 to 3 have sums, 4 and 5 the levels of rows of x, and 6 and 7 weights.
+// Configures the tiles for up to 16 rows: 0 to 3 have sums, 4 a level of rows of x, and 6 and 7 weights.
 inline void configure_for_longs(long rows) {
   if (tile_rows == OF_LONGS + rows) return;
   alignas(64) TileConfig config;
-  for (const int tile : {0, 1, 2, 3, 4, 5}) config.set(tile, rows);
+  for (const int tile : {0, 1, 2, 3, 4}) config.set(tile, rows);
   for (const int tile : {6, 7}) config.set(tile, TILE_HEIGHT);
   load_config(config);
   tile_rows = OF_LONGS + rows;
 }
 
-// A chunk of a panel, as tiles take it, for each level of x. A half has the left or the right 16 columns.
-template <bool IS_SMALL>
+// A chunk of a panel, as tiles take it, for the high and the low level of x. A half has the left or right 16 columns.
 struct alignas(64) LongChunk {
-  static constexpr int LEVELS = IS_SMALL ? 2 : 1;  // high and low, if they differ
-  int8_t weights[LEVELS][2][SUPER / 4][PLANE];
+  int8_t weights[2][2][SUPER / 4][PLANE];
 };
 
 // Expands a group of a chunk.
-template <Format FORMAT, bool IS_SMALL>
-void subtract_zeros(const uint8_t* chunk, long group, LongChunk<IS_SMALL>& out) {
+template <Format FORMAT>
+void subtract_zeros(const uint8_t* chunk, long group, LongChunk& out) {
   using P = Places<FORMAT>;
   typedef uint8_t Bytes __attribute__((vector_size(PLANE)));
   Bytes zeros[2];
@@ -54,25 +52,22 @@ void subtract_zeros(const uint8_t* chunk, long group, LongChunk<IS_SMALL>& out) 
     load_codes<P::L>(chunk + P::codes(group), P::LOW, step, codes[0], codes[1]);
     for (int half = 0; half < 2; half++) {
       const Bytes weights = (Bytes)codes[half] - zeros[half];
-      std::memcpy(out.weights[out.LEVELS - 1][half][group * STEPS + step], &weights, sizeof(weights));
-      if constexpr (IS_SMALL) {
-        const VectorBits times = ((VectorBits)weights & in_each_byte(0xff / HIGH_LEVEL)) * HIGH_LEVEL;
-        std::memcpy(out.weights[0][half][group * STEPS + step], &times, sizeof(times));
-      }
+      const VectorBits times = ((VectorBits)weights & in_each_byte(0xff / HIGH_LEVEL)) * HIGH_LEVEL;
+      std::memcpy(out.weights[0][half][group * STEPS + step], &times, sizeof(times));
+      std::memcpy(out.weights[1][half][group * STEPS + step], &weights, sizeof(weights));
     }
   }
 }
 
-// What tiles of rows and 16 columns sum, by run of 128 and, with weights of eight bits, by level.
+// What tiles of rows and 16 columns sum, by run of 128.
 struct alignas(64) LongSums {
-  int32_t products[LONG_RUNS][2][TILE_HEIGHT][LANES];
+  int32_t products[LONG_RUNS][TILE_HEIGHT][LANES];
 };
 
-// out [2] = up to 16 rows of x, which are `x_bytes` apart, times both halves of a chunk of small weights. Calls
-// between(quarter) after each quarter of the products, with work for the rest of the core.
+// out [2] = up to 16 rows of x, which are `x_bytes` apart, times both halves of a chunk. Calls between(quarter) after
+// each quarter of the products, with work for the rest of the core.
 template <class Between>
-void multiply_chunk(const QuantizedLong& x, long x_bytes, const LongChunk<true>& chunk, LongSums* out,
-                    Between&& between) {
+void multiply_chunk(const QuantizedLong& x, long x_bytes, const LongChunk& chunk, LongSums* out, Between&& between) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -96,39 +91,10 @@ void multiply_chunk(const QuantizedLong& x, long x_bytes, const LongChunk<true>&
     }
     between(depth);
   }
-  _tile_stored(0, out[0].products[0][0], TILE_BYTES);
-  _tile_stored(1, out[0].products[1][0], TILE_BYTES);
-  _tile_stored(2, out[1].products[0][0], TILE_BYTES);
-  _tile_stored(3, out[1].products[1][0], TILE_BYTES);
-}
-
-// The same with weights of eight bits.
-template <class Between>
-void multiply_chunk(const QuantizedLong& x, long x_bytes, const LongChunk<false>& chunk, LongSums* out,
-                    Between&& between) {
-#pragma GCC unroll 2
-  for (int run = 0; run < LONG_RUNS; run++) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-#pragma GCC unroll 2
-    for (int depth = run * RUN_DEPTH; depth < (run + 1) * RUN_DEPTH; depth++) {
-      LOAD_TILE(4, x.high + depth * TILE_BYTES, x_bytes);
-      LOAD_TILE(6, chunk.weights[0][0][depth * TILE_HEIGHT], PLANE);
-      _tile_dpbssd(0, 4, 6);
-      LOAD_TILE(7, chunk.weights[0][1][depth * TILE_HEIGHT], PLANE);
-      _tile_dpbssd(2, 4, 7);
-      LOAD_TILE(5, x.low + depth * TILE_BYTES, x_bytes);
-      _tile_dpbssd(1, 5, 6);
-      _tile_dpbssd(3, 5, 7);
-      between(depth);
-    }
-    _tile_stored(0, out[0].products[run][0], TILE_BYTES);
-    _tile_stored(1, out[0].products[run][1], TILE_BYTES);
-    _tile_stored(2, out[1].products[run][0], TILE_BYTES);
-    _tile_stored(3, out[1].products[run][1], TILE_BYTES);
-  }
+  _tile_stored(0, out[0].products[0], TILE_BYTES);
+  _tile_stored(1, out[0].products[1], TILE_BYTES);
+  _tile_stored(2, out[1].products[0], TILE_BYTES);
+  _tile_stored(3, out[1].products[1], TILE_BYTES);
 }
 
 // What multiply_chunks_in_tiles calls.
@@ -136,8 +102,7 @@ template <Format FORMAT>
 struct LongTiles {
   using P = Places<FORMAT>;
   static_assert(P::L.scales() == LONG_RUNS);
-  static constexpr bool IS_SMALL = P::L.code_bits() == 4;
-  using Expanded = LongChunk<IS_SMALL>;
+  using Expanded = LongChunk;
   using Sums = LongSums;
   using Part = TiledPart<QuantizedLong, LongSums>;
 
@@ -154,11 +119,7 @@ struct LongTiles {
     const long begin = std::min(part.first + quarter * each, part.end);
     for (int half = 0; half < 2; half++) {
       const LongScaling scaling(part.chunk, half * LANES);
-      const auto total = [&](int run, long r) {
-        const auto& levels = part.found[half].products[run];
-        const Integers high = load_vector<Integers>(levels[0][r]);  // or both
-        return IS_SMALL ? high : high * HIGH_LEVEL + load_vector<Integers>(levels[1][r]);
-      };
+      const auto total = [&](int run, long r) { return load_vector<Integers>(part.found[half].products[run][r]); };
 #pragma GCC unroll 4
       for (long r = begin; r < std::min(begin + each, part.end); r++) {
         float x_scale, *const to = part.sums + r * PANEL + half * LANES;
