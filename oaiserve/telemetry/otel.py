@@ -1,14 +1,12 @@
-"""OpenTelemetry's variables that choose the exporter of traces, and exports by it.
+"""OpenTelemetry's variables that choose the exporter of traces.
 
-The SDK's exporters read the other variables themselves: endpoints, headers, timeouts, compression, certificates. They
-log a warning for each attempt to send. While a collector is down, that would fill the log.
+The SDK's exporters read the other variables themselves: endpoints, headers, timeouts, compression, certificates.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from oaiserve.errors import StartupError
 from oaiserve.telemetry import names
@@ -69,33 +67,3 @@ def _value(environ: Mapping[str, str], *variables: str) -> tuple[str, str]:
     """Return name and value of the first variable with a value; an empty one counts as none."""
     found = ((name, environ[name].strip()) for name in variables if environ.get(name, "").strip())
     return next(found, (variables[0], ""))
-
-
-class Exporter:
-    """An exporter of the SDK, whose own warnings stay out of the log until `close`."""
-
-    def __init__(self, exporter: Any) -> None:
-        self._exporter = exporter
-        self._first_warning = ""  # of the last export
-        self._logger = logging.getLogger(type(exporter).__module__)
-        self._logger.addFilter(self._filter)
-
-    def export(self, data: object) -> str | None:
-        """Export the data, or return why that failed."""
-        self._first_warning = ""
-        try:
-            is_exported = self._exporter.export(data).name == "SUCCESS"
-        except Exception as error:  # an exporter may raise anything, and the thread must survive it
-            return repr(error)
-        return None if is_exported else self._first_warning.rstrip(".") or "the exporter gave no reason"
-
-    def close(self, *, has_ended: bool) -> None:
-        """Shut the exporter down, which also interrupts its wait before a retry."""
-        self._exporter.shutdown()
-        if has_ended:
-            self._logger.removeFilter(self._filter)
-
-    def _filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.WARNING:
-            self._first_warning = self._first_warning or record.getMessage()
-        return record.levelno < logging.WARNING

@@ -1,7 +1,8 @@
 """`SpanExport` queues spans and exports them to the collector in batches, on a thread of its own.
 
-A collector that is down, slow or full costs only spans, which are counted. The SDK's BatchSpanProcessor has the same
-purpose, but does not report how many spans it dropped, and may drop a part of a trace.
+A collector that is down, slow or full costs only spans, which are counted. The warnings of the SDK's exporters, one for
+each attempt to send, stay out of the log. The SDK's BatchSpanProcessor has the same purpose, but does not report how
+many spans it dropped, and may drop a part of a trace.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 
 from oaiserve.errors import StartupError
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.telemetry.otel import Exporter, positive_integer
+from oaiserve.telemetry.otel import positive_integer
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,10 @@ class SpanExport:
         limits: BatchLimits | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
-        self._exporter = Exporter(exporter)
+        self._exporter = exporter
+        self._first_warning = ""  # of the exporter, in the last export
+        self._exporters_logger = logging.getLogger(type(exporter).__module__)
+        self._exporters_logger.addFilter(self._filter)
         self._count_spans = count_spans
         self._limits = limits or BatchLimits.from_environment()
         self._clock_ns = clock_ns
@@ -112,7 +116,9 @@ class SpanExport:
                 timeout_seconds,
                 num_left,
             )
-        self._exporter.close(has_ended=has_ended)
+        self._exporter.shutdown()  # which also interrupts its wait before a retry
+        if has_ended:
+            self._exporters_logger.removeFilter(self._filter)
         return has_ended
 
     def _run(self) -> None:
@@ -127,12 +133,26 @@ class SpanExport:
                 if not batch and self._is_closing:
                     return
             if batch:
-                failure = self._exporter.export(batch)
+                failure = self._failure(batch)
                 if failure is None:
                     self._count_spans("exported", len(batch))
                     self._recover()
                 else:
                     self._lose("failed", len(batch), failure)
+
+    def _failure(self, batch: list[ReadableSpan]) -> str | None:
+        """Export spans, or return why that failed."""
+        self._first_warning = ""
+        try:
+            is_exported = self._exporter.export(batch).name == "SUCCESS"
+        except Exception as error:  # an exporter may raise anything, and the thread must survive it
+            return repr(error)
+        return None if is_exported else self._first_warning.rstrip(".") or "the exporter gave no reason"
+
+    def _filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            self._first_warning = self._first_warning or record.getMessage()
+        return record.levelno < logging.WARNING
 
     def _take(self) -> Sequence[ReadableSpan]:
         spans = self._queue.popleft()

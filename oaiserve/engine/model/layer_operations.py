@@ -30,9 +30,9 @@ def add_and_norm(
     """Return hidden + scale * out_norm(the sum of `added`), maybe in its place, and the norm of that, if any."""
     if added:
         total = sum((one.float() for one in added[1:]), added[0].float())
-        total = total if out_norm is None else normed(total, out_norm)
+        total = total if out_norm is None else out_norm(total)
         hidden = (hidden.float() + scale * total).to(hidden.dtype)
-    return hidden, hidden if norm is None else normed(hidden.float(), norm).to(hidden.dtype)
+    return hidden, hidden if norm is None else norm(hidden.float()).to(hidden.dtype)
 
 
 def activate(products: Tensor, activation: str, *, is_gated: bool) -> Tensor:
@@ -41,14 +41,6 @@ def activate(products: Tensor, activation: str, *, is_gated: bool) -> Tensor:
         return ACTIVATIONS[activation](products.float()).to(products.dtype)
     gate, up = products.float().chunk(2, dim=-1)
     return (ACTIVATIONS[activation](gate) * up).to(products.dtype)
-
-
-def normed(x: Tensor, norm: Norm) -> Tensor:
-    """Return the norm of rows, float32."""
-    if norm.subtracts_mean:
-        return torch.nn.functional.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.epsilon)
-    out = torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, norm.epsilon)
-    return out if norm.bias is None else out + norm.bias
 
 
 def combination(experts: Any) -> str | ClampedGate | None:

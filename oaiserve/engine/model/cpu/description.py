@@ -24,9 +24,10 @@ class Norm:
     subtracts_mean: bool
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Return the norm of rows, float32."""
         if self.subtracts_mean:
-            x = x - x.mean(-1, keepdim=True)
-        x = x / (x.square().mean(-1, keepdim=True) + self.epsilon).sqrt() * self.weight
+            return torch.nn.functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+        x = torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
         return x if self.bias is None else x + self.bias
 
 

@@ -20,7 +20,6 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.description import MLP, Attention, Decoder, Layer, Matrix, Norm, NotKnown
 from oaiserve.engine.model.gpu.joined_product import Product, joined_product
 from oaiserve.engine.model.kv_cache import copy_blocks
-from oaiserve.engine.model.layer_operations import normed
 from oaiserve.engine.model.spec import LoadedModel, base_of
 
 
@@ -144,7 +143,7 @@ class _FusedLayer:
         for heads, norm in ((query, self._attention.query_norm), (key, self._attention.key_norm)):
             if norm is not None:
                 rows = heads if len(norm.weight) == heads.shape[2] else heads.flatten(1)
-                heads = normed(rows.float(), norm).to(heads.dtype).view(heads.shape)
+                heads = norm(rows.float()).to(heads.dtype).view(heads.shape)
             found.append(heads)
         return found[0], found[1]
 

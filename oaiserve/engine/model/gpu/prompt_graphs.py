@@ -7,14 +7,13 @@ written into the cache. Larger steps are launched operation by operation.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Callable
 
 import torch
 
 from oaiserve.engine.model.attention.tiles import StaticTiles
-from oaiserve.engine.model.batch import Batch, aligned_size
+from oaiserve.engine.model.batch import Batch, aligned_size, build_batch
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
 from oaiserve.engine.model.padded_head import aligned
@@ -24,6 +23,7 @@ from oaiserve.engine.step import Step
 
 MOST_PROMPTS = 16  # in a step that is replayed, and rows of logits that it computes
 _PADDING = (0, 0, -1)  # of a token: its id, position and slot
+_HOST = torch.device("cpu")
 
 
 class PromptGraphs:
@@ -88,34 +88,21 @@ class PromptGraphs:
 
     def _upload(self, step: Step, table_rows: list[int], size: int) -> list[int]:
         """Copy the inputs to the device, and return which chunks draw."""
-        input_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        query_start, logits_rows, sample_chunks = [0], [], []
-        block_size = self._block_size
-        for index, (sequence, start, num_tokens, max_draws, _, _) in enumerate(step.chunks):
-            end, blocks = start + num_tokens, sequence.blocks
-            input_ids += sequence.token_ids[start:end]
-            positions += range(start, end)
-            slots += [blocks[p // block_size] * block_size + p % block_size for p in range(start, end)]
-            query_start.append(len(input_ids))
-            if max_draws:
-                sample_chunks.append(index)
-                logits_rows.append(len(input_ids) - 1)
-        context_lens = [chunk.end for chunk in step.chunks]
-        words = array("q")
-        for column, filler in zip((input_ids, positions, slots), _PADDING, strict=True):
-            words.extend(column)
-            words.extend([filler] * (aligned_size(size) - len(column)))
-        end_of_all = [len(input_ids)] * (MOST_PROMPTS + 1 - len(query_start))
-        for column in (table_rows, query_start + end_of_all, context_lens, logits_rows):
-            words.extend(column)
-            words.extend([0] * (aligned_size(MOST_PROMPTS + 1) - len(column)))
-        self._words[: len(words)].copy_(
-            pinned(torch.frombuffer(words, dtype=torch.int64), self._device), non_blocking=True
+        packed = build_batch(step, self._block_size, _HOST, tables=(self._tables.on_device, table_rows))
+        ends = packed.query_start[-1:].expand(
+            MOST_PROMPTS + 1 - len(packed.query_start)
+        )  # of prompts that are not there
+        of_tokens = zip((packed.input_ids, packed.positions, packed.slots), _PADDING, strict=True)
+        of_prompts = (packed.table_rows, torch.cat([packed.query_start, ends]), packed.seq_lens, packed.logits_rows)
+        words = torch.cat(
+            [
+                *(_padded(column, aligned_size(size), filler) for column, filler in of_tokens),
+                *(_padded(column, aligned_size(MOST_PROMPTS + 1)) for column in of_prompts),
+            ]
         )
-        self._tiles[size].update([chunk.num_tokens for chunk in step.chunks], context_lens)
-        return sample_chunks
+        self._words[: len(words)].copy_(pinned(words, self._device), non_blocking=True)
+        self._tiles[size].update(packed.query_lens, packed.context_lens)
+        return packed.sample_chunks
 
     def _capture(self, size: int, capture: Capture) -> Run:
         num_words = len(_PADDING) * aligned_size(size)
@@ -145,3 +132,7 @@ class PromptGraphs:
             self._logits.copy_(self._forward(batch))
 
         return capture(forward)
+
+
+def _padded(column: torch.Tensor, width: int, filler: int = 0) -> torch.Tensor:
+    return torch.nn.functional.pad(column, (0, width - len(column)), value=filler)
