@@ -517,9 +517,10 @@ def _route(options: RouteOptions, sock: socket.socket) -> int:
     server = options.server
     app, gateway = create_gateway(options)
     url = _url(server, sock.getsockname()[1])
+    page = f"\n  Its page: {url}/\n" if server.shows_dashboard else ""
     banner = f"""
 oaiserve {__version__} routes to {", ".join(options.replica)} at {url}/v1
-
+{page}
 Ctrl-C stops it.
 """
     with announced(url, f"those of {len(options.replica)} servers"):

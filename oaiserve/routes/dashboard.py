@@ -77,19 +77,23 @@ class Root(msgspec.Struct):
 
 @Operation(summary="Sends browsers to the page; others learn what this is.", group="Pages", answer=Root)
 async def root(request: Request) -> Response:
-    if prefers("text/html", request.headers.get("accept", "")):
-        return to_page("dashboard#chat")
     serving = serving_of(request)
     server = serving.config.server
-    links = {"api": "v1", "models": "v1/models", "schema": "openapi.json", "health": "health", "metrics": "metrics"}
-    if server.shows_dashboard:
-        links["page"] = "dashboard"
-    return json_response(Root("oaiserve", links, UNSET if server.guard_all else serving.version))
+    page = "dashboard" if server.shows_dashboard else None
+    return answer_root(request, "dashboard#chat", page, serving.version, guard_all=server.guard_all, has_schema=True)
 
 
-def to_page(where: str) -> Response:
-    """Send a browser on from /, which nothing may keep: other clients get something else there."""
-    return Response(status_code=307, headers={"location": where, "vary": "accept", "cache-control": "no-store"})
+def answer_root(
+    request: Request, to: str, page: str | None, version: str, *, guard_all: bool = False, has_schema: bool = False
+) -> Response:
+    """Send a browser on, and tell other clients what this is. Nothing may keep that."""
+    headers = {"vary": "accept", "cache-control": "no-store"}
+    if prefers("text/html", request.headers.get("accept", "")):
+        return Response(status_code=307, headers={"location": to, **headers})
+    links = {"api": "v1", "models": "v1/models", "health": "health", "metrics": "metrics"}
+    links |= {"schema": "openapi.json"} if has_schema else {}
+    links |= {} if page is None else {"page": page}
+    return json_response(Root("oaiserve", links, UNSET if guard_all else version), headers=headers)
 
 
 @Operation(summary="The live page.", group="Pages", answer="text/html")

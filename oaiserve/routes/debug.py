@@ -31,6 +31,7 @@ _LIST_QUERY = (
     Parameter("outcome", "Only those that ended so.", tuple(Outcome)),
     Parameter("id", "Only those whose request id begins so."),
     Parameter("limit", "Most requests.", is_integer=True),
+    Parameter("model", "Of a server with several models: the one whose process is asked."),
 )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.e2e.browser import OpenPage
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 from tests.models.poolers import FAMILIES as POOLERS
@@ -33,7 +34,9 @@ def two_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]
     for name in ("chat", "embed"):
         (folder / name).mkdir()
     random_model(FAMILIES["llama"]).save_pretrained(folder / "chat")
-    byte_tokenizer().save_pretrained(folder / "chat")
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer.save_pretrained(folder / "chat")
     save_pooler(folder / "embed", "modernbert", random_pooler(POOLERS["modernbert"]), pooling="cls")
     config = folder / "models.toml"
     config.write_text(CONFIG.format(key=API_KEY, chat=folder / "chat"))
@@ -62,6 +65,28 @@ def test_each_model_is_loaded_when_it_is_asked_for(two_models: LiveServer) -> No
     assert (answer.model, answer.usage and answer.usage.completion_tokens) == ("chat", 4)
     assert samples(two_models, "oaiserve_model_loaded") == {"chat": 1, "embed": 1}
     assert all(num_bytes > 2**20 for num_bytes in samples(two_models, "oaiserve_model_memory_bytes").values())
+
+
+@pytest.mark.browser
+def test_the_page_talks_to_all_models_and_watches_the_one_that_is_chosen(
+    two_models: LiveServer, open_page: OpenPage
+) -> None:
+    page = open_page(f"{two_models.url}/", may_log=True)  # that a key is missing
+    page.fill("#key", API_KEY)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#status[data-state=live]")
+    assert page.locator("#models input").count() == 1  # the other one writes no text
+    page.fill("#prompt", "Hi")
+    page.click("#settings summary")
+    page.fill("[name=max_completion_tokens]", "5")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#turns:not(.busy) .answered")
+    assert page.locator(".answered .error").all_inner_texts() == []
+    page.wait_for_selector(".answered .note p:has-text('generated')")
+    page.click("#tab-live")
+    for name in ("chat", "embed"):
+        page.select_option("#watched", name)
+        page.wait_for_selector(f"#model:has-text('{name} · ')")
 
 
 def test_the_account_of_the_first_request_has_the_load_of_its_model(two_models: LiveServer) -> None:

@@ -92,7 +92,7 @@ def test_the_list_can_be_filtered_sorted_and_cut(some: Served) -> None:
         ("?limit=1.5", "limit", "must be an integer >= 1"),
         ("?limit=-1", "limit", "must be an integer >= 1"),
         ("?limit=" + "9" * 5000, "limit", "must be an integer >= 1"),
-        ("?outcom=failed", "outcom", "this route takes slowest, outcome, id, limit"),
+        ("?outcom=failed", "outcom", "this route takes slowest, outcome, id, limit, model"),
         ("/req-1?format=html", "format", "must be one of json, text, got 'html'"),
         ("/req-1?limit=1", "limit", "this route takes format"),
     ],

@@ -2,7 +2,7 @@
 
 import { Chat } from "./chat.js";
 import { Charts } from "./charts.js";
-import { byId, showProblem } from "./show.js";
+import { byId, element, showProblem } from "./show.js";
 import { events, hasKey, keepKey, Refused, request } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
 import { Window } from "./window.js";
@@ -30,11 +30,34 @@ function askForKey(message) {
   byId("key").focus();
 }
 
-async function readFeed(signal) {
-  const response = await request("dashboard/feed", { signal });
-  showProblem("");
+// Learns of the models, and returns the feed of the one to watch; null if it is not loaded.
+async function openFeed(signal) {
+  const { data } = await (await request("v1/models", { signal })).json();
   byId("key-form").hidden = true;
   byId("main").hidden = false;
+  chat.offer(data);
+  const processes = data.filter((model) => model.is_loaded !== undefined); // of several models, each has its own
+  offer(processes);
+  const watched = processes.find(({ id }) => id === byId("watched").value);
+  if (watched && !watched.is_loaded) return null;
+  return request(`dashboard/feed${watched ? `?model=${encodeURIComponent(watched.id)}` : ""}`, { signal });
+}
+
+// Offers the models to watch. Unless the user has chosen another one, it is the first that is loaded.
+function offer(models) {
+  const box = byId("watched");
+  const ids = models.map(({ id }) => id);
+  if (ids.join("\n") !== [...box.options].map(({ value }) => value).join("\n")) {
+    box.replaceChildren(...ids.map((id) => element("option", {}, id)));
+  }
+  box.value = box.dataset.chosen ?? models.find((model) => model.is_loaded)?.id ?? ids[0] ?? "";
+  box.parentElement.hidden = models.length === 0;
+}
+
+async function readFeed(signal) {
+  const response = await openFeed(signal);
+  showProblem("");
+  if (response === null) return setStatus("waiting", `${byId("watched").value} is not loaded`);
   let points = null;
   for await (const { event, data } of events(response)) {
     const message = JSON.parse(data);
@@ -42,7 +65,6 @@ async function readFeed(signal) {
       byId("model").textContent = `${message.model} · ${message.version}`;
       document.title = `oaiserve: ${message.model}`;
       points = new Window(message.boundaries_seconds);
-      chat.connected();
     }
     if (points.add(message.samples)) charts.show(points);
     waterfall.show(message.requests);
@@ -56,7 +78,7 @@ async function follow() {
   let waitMs = RETRY_MS;
   try {
     await readFeed(mine.signal);
-    setStatus("lost", "The server closed the feed; trying again");
+    if (byId("status").dataset.state === "live") setStatus("lost", "The server closed the feed; trying again");
   } catch (error) {
     if (error.name === "AbortError" || error.needsKey) return;
     setStatus("lost", "No connection; trying again");
@@ -75,6 +97,11 @@ function stopReading() {
   reading = null;
 }
 
+byId("watched").addEventListener("change", ({ target }) => {
+  target.dataset.chosen = target.value;
+  stopReading();
+  follow();
+});
 document.addEventListener("visibilitychange", () => (document.hidden ? stopReading() : follow()));
 document.addEventListener("needs-key", (event) => askForKey(event.detail));
 byId("key-form").addEventListener("submit", (event) => {

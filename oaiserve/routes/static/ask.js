@@ -41,7 +41,7 @@ export async function ask(step, body, signal) {
   }
   step.isOpen = false;
   step.tookMs = performance.now() - step.sentMs;
-  if (step.requestId) await explain(step).catch((error) => (step.why = [`Its account cannot be read: ${error.message}`]));
+  if (step.requestId) await explain(step, body.model).catch((error) => (step.why = [`Its account cannot be read: ${error.message}`]));
 }
 
 function take(step, chunk, decoder) {
@@ -73,10 +73,10 @@ function take(step, chunk, decoder) {
 }
 
 // Waits for the account of a request that has ended, which says why it took so long.
-async function explain(step) {
+async function explain(step, model) {
   const id = encodeURIComponent(step.requestId);
   for (let left = TRIES; left; left--) {
-    const { requests } = await (await request(`debug/requests?id=${id}&limit=1`)).json();
+    const { requests } = await (await request(`debug/requests?id=${id}&limit=1&model=${encodeURIComponent(model)}`)).json();
     if (requests.length) break;
     await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
   }

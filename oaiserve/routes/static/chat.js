@@ -51,9 +51,9 @@ export class Chat {
     this.#show(newConversation());
   }
 
-  // Learns which models there are, as soon as the server answers.
-  connected() {
-    return this.#settings.offerModels().catch((error) => error.needsKey || showProblem(error.message));
+  // Offers the models of the server.
+  offer(models) {
+    this.#settings.offer(models);
   }
 
   // -- what is shown -------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 // The settings of a conversation: models, parameters, and the form of its answers. What is not JSON is told at its box.
 
 import { byId, element } from "./show.js";
-import { request } from "./sse.js";
 
 const NUMBERS = ["temperature", "top_p", "max_completion_tokens", "seed"];
 
@@ -15,11 +14,13 @@ export class Settings {
     this.#show();
   }
 
-  // Asks for the models that write text, and offers them. One is chosen at least.
-  async offerModels() {
-    const { data } = await (await request("v1/models")).json();
+  // Offers the models that write text. One is chosen at least.
+  offer(models) {
     const chosen = this.models();
-    const writing = data.filter(({ task }) => task === undefined || task === "generate");
+    const writing = models.filter(({ task }) => task === undefined || task === "generate");
+    const shown = [...byId("models").querySelectorAll("input")].map(({ value }) => value);
+    byId("no-model").hidden = writing.length > 0;
+    if (writing.map(({ id }) => id).join("\n") === shown.join("\n")) return; // what has the focus keeps it
     const boxes = writing.map(({ id }, place) => {
       const box = element("input", { type: "checkbox", name: "model", value: id });
       box.checked = chosen.length ? chosen.includes(id) : place === 0;
@@ -27,7 +28,6 @@ export class Settings {
     });
     byId("models").replaceChildren(element("legend", {}, "Models, side by side"), ...boxes);
     byId("models").hidden = boxes.length < 2;
-    byId("no-model").hidden = boxes.length > 0;
     this.#show();
   }
 

@@ -10,7 +10,6 @@ from starlette.routing import Route
 from oaiserve import __version__
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.routes import dashboard
-from oaiserve.routes.debug import prefers
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import closed
 from oaiserve.scale.gateway.metrics import GatewayMetrics, counts
@@ -41,10 +40,7 @@ def routes(watch: Watch, routers: Routers, metrics: GatewayMetrics, *, shows_pag
     """Return the routes of the page, and /, which sends browsers there."""
 
     async def root(request: Request) -> Response:
-        if prefers("text/html", request.headers.get("accept", "")):
-            return dashboard.to_page("dashboard")
-        links = {"api": "v1", "models": "v1/models", "health": "health", "metrics": "metrics"}
-        return json_response(dashboard.Root("oaiserve route", links, __version__))
+        return dashboard.answer_root(request, "dashboard", "dashboard" if shows_page else None, __version__)
 
     async def page(request: Request) -> Response:
         return await dashboard.whole_page(request, "fleet.html")

@@ -33,7 +33,7 @@ from oaiserve.files import demo
 from oaiserve.files.private import cache_folder
 from oaiserve.files.source import find_model
 from oaiserve.http.keys import Keyring
-from oaiserve.routes import debug
+from oaiserve.routes import dashboard, debug
 from oaiserve.routes.middleware import json_response, render_http_exception
 from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.metrics import CONTENT_TYPE, GatewayMetrics
@@ -137,7 +137,13 @@ def create_app(
             await asyncio.gather(*tasks, return_exceptions=True)
             shutil.rmtree(folder)
 
-    closed = () if server.shows_dashboard else ("/dashboard", "/debug/requests", "/debug/requests/{request_id}")
+    async def root(request: Request) -> Response:
+        page = "dashboard" if server.shows_dashboard else None
+        return dashboard.answer_root(request, "dashboard#chat", page, __version__, guard_all=server.guard_all)
+
+    closed = ("/dashboard", "/dashboard/{rest:path}", "/debug/{rest:path}")
+    # The page is there when no model is loaded, too. Its feed, and the rest of /debug, are those of one process.
+    page = [Route("/dashboard", dashboard.page), Route("/dashboard/static/{name}", dashboard.page_file)]
     app = Starlette(
         routes=[
             Route("/health", health),
@@ -146,7 +152,8 @@ def create_app(
             Route("/metrics", show_metrics),
             Route("/v1/models", list_models),
             Route("/v1/models/{model_id:path}", retrieve_model),
-            *(Route(path, debug.closed_route) for path in closed),
+            Route("/", root),
+            *(page if server.shows_dashboard else [Route(path, debug.closed_route) for path in closed]),
             Mount("", gateway),
         ],
         middleware=middleware(server, keys, count_refused, None),

@@ -34,7 +34,7 @@ def test_the_page_tells_numbers_and_states_of_replicas_and_no_addresses() -> Non
             assert not [name for name in running.replicas if name in running.http.get(path).text]
         html = {"accept": "text/html,*/*;q=0.8"}
         assert running.http.get("/", headers=html).headers["location"] == "dashboard"
-        assert running.http.get("/").json()["name"] == "oaiserve route"
+        assert running.http.get("/").json()["links"]["page"] == "dashboard"
         assert running.http.get("/dashboard/feed").status_code == 404
 
 
