@@ -139,8 +139,7 @@ def _detokenize(serving: Serving, tokens: Sequence[Integer]) -> Generator[None, 
         if max(part) >= size:
             raise invalid("tokens", f"a token id must be < {size}, got {show(max(part))}")
         ids += part
-    text = yield from serving.engine.tokenizer.decode_in_pieces(ids)
-    return msgspec.json.encode(Detokenized(text))
+    return msgspec.json.encode(Detokenized(serving.engine.tokenizer.decode(ids)))
 
 
 def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -> Generator[None, None, bytes]:

@@ -92,8 +92,7 @@ class FakeTokenizer:
             raise TooManyTokens(len(token_ids), is_exact=False)
         return token_ids
 
-    def decode_in_pieces(self, token_ids: Sequence[int]) -> Generator[None, None, str]:
-        yield
+    def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids))
 
     def token_text(self, token_id: int) -> str:

@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 UNCUT_CHARACTERS = 2**16  # encoded within some 30 milliseconds
 MARKED_PIECES = 256  # short ones, which are encoded in one turn
-DECODE_TOKENS = 2**12  # decoded at once, where their texts can be told apart
 
 
 class Tokenizer:
@@ -293,32 +292,8 @@ class Tokenizer:
                 f"Invalid '{param}': the model's tokenizer cannot encode it: {error}", param=param
             ) from error
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-    def decode_in_pieces(self, token_ids: Sequence[int]) -> Generator[None, None, str]:
-        """Return the text of token ids, with its special tokens. The generator stops after each piece of a long list.
-
-        A byte-level tokenizer has pieces. Others decode the whole list at once, as their first tokens are different.
-        """
-        texts, start = [], 0
-        while len(token_ids) - start > DECODE_TOKENS and (end := self._end_of_decoding(token_ids, start)) is not None:
-            texts.append(self._decode(token_ids[start:end]))
-            start = end
-            yield
-        texts.append(self._decode(token_ids[start:]))
-        return "".join(texts)
-
-    def _end_of_decoding(self, token_ids: Sequence[int], start: int) -> int | None:
-        """Return the end of the next piece to decode: after a token with ASCII at its end, so no character is cut."""
-        if not self._table.is_byte_level:
-            return None
-        for end in range(start + DECODE_TOKENS, len(token_ids)):
-            if (data := self._table.bytes_of(token_ids[end - 1])) and data[-1] < 0x80:
-                return end
-        return None
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, with its special tokens."""
         return self.backend.decode_batch([list(token_ids)], skip_special_tokens=False)[0]  # releases the GIL
 
     def token_text(self, token_id: int) -> str:
