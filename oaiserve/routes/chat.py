@@ -101,8 +101,7 @@ def _message(where: str, message: Message) -> dict[str, Any]:
                 reason = "is required for the role 'assistant' if it calls no tools and has no reasoning"
                 raise invalid("messages", reason, f"{where}.content")
             answered = (message.refusal or "") if message.content is None else _content(message.content)
-            # Templates know it by one name or the other.
-            thought = {} if reasoning is None else {"reasoning": reasoning, "reasoning_content": reasoning}
+            thought = {} if reasoning is None else {"reasoning": reasoning}
             return {"role": "assistant", "content": answered, **name, **thought, **_calls(message)}
         case ToolMessage():
             return {"role": "tool", "content": _content(message.content), **name, "tool_call_id": message.tool_call_id}

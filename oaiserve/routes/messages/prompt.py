@@ -117,9 +117,7 @@ def _texts(content: str | Sequence[TextPart]) -> list[str]:
 def _add_thoughts_and_calls(message: Message, blocks: Iterable[object]) -> None:
     for block in blocks:
         if isinstance(block, ThinkingBlock):
-            thought = "\n".join(filter(None, (message.get("reasoning"), block.thinking)))
-            # Templates know it by one name or the other.
-            message["reasoning"] = message["reasoning_content"] = thought
+            message["reasoning"] = "\n".join(filter(None, (message.get("reasoning"), block.thinking)))
         elif isinstance(block, ToolUseBlock):
             function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
             call = {"id": block.id, "type": "function", "function": function}

@@ -158,8 +158,7 @@ def chat_messages(earlier: Iterable[Item], new: Sequence[Item]) -> list[dict[str
 
 
 def _message(item: Mapping[str, Any], reasoning: str) -> dict[str, Any]:
-    # Templates know it by one name or the other.
-    thought = {"reasoning": reasoning, "reasoning_content": reasoning} if reasoning else {}
+    thought = {"reasoning": reasoning} if reasoning else {}
     return {"role": item["role"], "content": _chat_content(item["content"]), **thought}
 
 
