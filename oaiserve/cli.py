@@ -220,9 +220,8 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
                 return _serve_models(server, configs, models, sock)
         settings = Config(first, server, engine, telemetry, file=config)
         # Checks come before the import of torch, which takes seconds.
-        for flag, name in (("MODEL", first), ("--draft-model", engine.draft_model)):
-            if name not in (None, "demo"):
-                find_model(name, flag)
+        if first != "demo":
+            find_model(first)
         _check_files(server, engine, telemetry)
         with _bind(server.host, server.port) as sock:
             return serve_app(settings, sock)

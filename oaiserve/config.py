@@ -443,12 +443,6 @@ class EngineOptions:
     they came before, in prompt or answer. Answers that repeat themselves come faster. auto: lookup with the native step
     of a CPU, where no answer changes, not in the last bit; else off. On a GPU, drafts turn --overlap off."""
 
-    draft_model: str | None = None
-    """A smaller model with the same vocabulary, which guesses tokens for drafts: a folder, a hub id, "demo" or a GGUF
-    file. Answers stay the same, and come faster where the two models agree. It takes part where that is worth its time,
-    as measured, beside what --drafts finds. On a CPU, for models with a native step. --dtype and --quantize are for
-    both."""
-
     cpu_threads: int | None = field(default=None, metadata=FREQUENT)
     """Threads that run the model on a CPU. Default: one for each core that this process may use; with 4 cores or more,
     one core is left to connections and tokenizing."""
@@ -628,22 +622,12 @@ class EngineOptions:
                 f"--quantize {self.quantize}",
                 ("--device cuda", on_gpu, "it is for a CPU"),
                 ("--dtype float16", self.dtype == "float16", "the native step computes in bfloat16 or float32"),
-                ("--draft-model", self.draft_model is not None, "a draft model needs a model with whole weights"),
-            )
-        if self.draft_model is not None:
-            _refuse(
-                f"--draft-model {self.draft_model}",
-                ("--drafts off", self.drafts == "off", "its guesses are drafts"),
-                ("--device cuda", on_gpu, "it is for a CPU"),
-                ("--no-compile", in_eager, "it needs the native step"),
-                (f"--task {self.task}", self.task not in ("auto", "generate"), "it is for models that generate text"),
             )
         if self.prefix_cache_dir is not None:
             _refuse(
                 "--prefix-cache-dir",
                 ("--no-prefix-cache", not self.prefix_cache, "it is for the blocks of that cache"),
                 ("--no-compile", in_eager, "it needs the native step"),
-                ("--draft-model", self.draft_model is not None, "the draft model has a cache of its own"),
             )
 
     def step_tokens(self, default: int) -> int:

@@ -27,7 +27,6 @@ OUR_FLAGS = {
     "--max-running-requests": "--max-running",
     "--mem-fraction-static": "--gpu-memory-utilization",
     "--model": _MODEL,
-    "--model-draft": "--draft-model",
     "--model-path": _MODEL,
     "--n-predict": "--default-max-tokens",
     "--no-enable-prefix-caching": "--no-prefix-cache",

@@ -244,7 +244,6 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
             ["serve", ""],
             "MODEL is empty. It must be a folder, a .gguf file, a hub id (of GGUF files ID:Q4_K_M), or demo.",
         ),
-        (["serve", "demo", "--draft-model", "./none"], "--draft-model is './none', which does not exist."),
         (
             ["serve", "demo", "--record-requests", "/"],
             "--record-requests is '/', which is a folder, and must be a file.",

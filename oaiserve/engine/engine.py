@@ -142,9 +142,7 @@ class Engine:
             give_back_later=lambda: self._tokenize.give_back_later(),
             # What a draft follows must be known before the step is launched.
             overlap=options.overlap and model.runner.is_asynchronous and not has_drafts,
-            drafts=Drafts(only_if_exact=options.drafts == "auto", model=model.draft_model)
-            if has_drafts and model.pooling is None
-            else None,
+            drafts=Drafts(only_if_exact=options.drafts == "auto") if has_drafts and model.pooling is None else None,
             itl_target_seconds=options.itl_target_seconds,
             step_target_seconds=options.step_target_seconds,
             machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,

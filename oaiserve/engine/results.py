@@ -89,9 +89,6 @@ class Results:
             for counted in (self._numbers, opened.account):
                 counted.num_draft_tokens += len(chunk.draft)
                 counted.num_accepted_tokens += num_accepted
-                if sequence.draft_is_models:
-                    counted.num_model_draft_tokens += len(chunk.draft)
-                    counted.num_accepted_model_tokens += num_accepted
         if self._scheduler.commit(chunk, token_ids):
             notes.preempted(sequence, now_ns)
         if (token_chunk := output.take()) is not None:

@@ -109,7 +109,6 @@ class Sequence:
     last_token_ns: int | None = None
     # written by Drafts
     draft: list[int] = field(default_factory=list)  # a guess at its next tokens, all allowed by its grammar
-    draft_is_models: bool = False  # the draft model has made it, or is about to
     lookup: Lookup | None = None  # in its own text
     # written by the sampler, if there is a penalty
     token_counts: TokenCounts | None = None

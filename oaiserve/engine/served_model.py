@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.disk_tier import KeptBlocks
-from oaiserve.engine.drafting.draft_model import DraftModel
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.step import Runner
@@ -30,7 +29,6 @@ class ServedModel:
     default_params: Mapping[str, float | int] = field(default_factory=dict)  # the model's own sampling parameters
     pooling: Pooling | None = None  # None: the model generates text
     adapters: AdapterTable = field(default_factory=AdapterTable)
-    draft_model: DraftModel | None = None
     kept_blocks: KeptBlocks | None = None  # on disk, by --prefix-cache-dir
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
     # for telemetry

@@ -45,7 +45,6 @@ class _Launched:
     step: Step
     handle: Any  # what the runner has returned
     at_ns: int
-    draft_ns: int  # that the draft model took for it, from then on
     newcomers: list[OpenRequest]  # the requests whose first step it is
 
 
@@ -123,13 +122,7 @@ class Stepper:
         newcomers = self._requests.scheduled(step, now_ns)
         if any(opened.progress_ns is not None for opened in newcomers):
             self._hand_over()  # now: this step may take long
-        began_ns = None
-        if self._drafts is not None and (model := self._drafts.model) is not None and model.is_asked:
-            began_ns = self._host.enter(HostPart.DRAFT, step)
-            model.write(step)
-        launched_ns = self._host.enter(HostPart.LAUNCH, step)
-        at_ns = launched_ns if began_ns is None else began_ns
-        draft_ns = launched_ns - at_ns
+        at_ns = self._host.enter(HostPart.LAUNCH, step)
         if step.copies and not self._copy_blocks(step, now_ns):
             return None
         if self._shortage.allows(step) or self._scheduler.states is not None:
@@ -143,8 +136,8 @@ class Stepper:
                     return None
             else:
                 self._scheduler.advance(step)
-                return _Launched(step, handle, at_ns, draft_ns, newcomers)
-        self._compute_in_parts(step, at_ns, draft_ns, newcomers)
+                return _Launched(step, handle, at_ns, newcomers)
+        self._compute_in_parts(step, at_ns, newcomers)
         return None
 
     def _copy_blocks(self, step: Step, now_ns: int) -> bool:
@@ -162,7 +155,7 @@ class Stepper:
                 return False
         return True
 
-    def _compute_in_parts(self, step: Step, at_ns: int, draft_ns: int, newcomers: list[OpenRequest]) -> None:
+    def _compute_in_parts(self, step: Step, at_ns: int, newcomers: list[OpenRequest]) -> None:
         """Compute a step too large for the device's memory. Afterwards it has ended, and none is in flight."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
@@ -189,7 +182,7 @@ class Stepper:
         if computed:
             step = Step([chunk for chunk, _ in computed])
             self._scheduler.advance(step)
-            launched = _Launched(step, None, at_ns, draft_ns, newcomers)
+            launched = _Launched(step, None, at_ns, newcomers)
             self._end(launched, StepResult([result for _, result in computed]))
 
     def _compute(self, part: Step) -> list[ChunkResult]:
@@ -237,7 +230,7 @@ class Stepper:
             opened.notes.first_step_ended(self._account.numbers)
         step_ns = self._account.step_ended(step, result, launched.at_ns, ended_ns)
         if self._drafts is not None:
-            self._drafts.verified(step, result.chunks, step_ns - launched.draft_ns, launched.draft_ns)
+            self._drafts.verified(step, result.chunks, step_ns)
         self._results.take(step, result.chunks, ended_ns)
         self._hand_over()
 

@@ -122,8 +122,6 @@ class EngineNumbers:
     )
     num_draft_tokens: int = fact("Tokens of drafts that were verified.")
     num_accepted_tokens: int = fact("Tokens of drafts that came true.")
-    num_model_draft_tokens: int = fact("Tokens of drafts of the draft model.")
-    num_accepted_model_tokens: int = fact("Tokens of drafts of the draft model that came true.")
     num_steps: int = fact("Steps of the engine.", metric="oaiserve_engine_steps_total")
     num_step_sequences: int = fact("Sequences in steps, added up.")
     num_step_tokens: int = fact("Tokens computed in steps, added up.")

@@ -198,8 +198,6 @@ class EngineAccount:
         span="oaiserve.draft.accepted_tokens",
         when="num_draft_tokens",
     )
-    num_model_draft_tokens: int = fact("Tokens of drafts of the draft model.", json=True)
-    num_accepted_model_tokens: int = fact("Tokens of drafts of the draft model that came true.", json=True)
 
     @property
     def steps(self) -> range:
@@ -353,7 +351,6 @@ class HostPart(StrEnum):
     IDLE = "idle"  # it has nothing to compute, and waits for a command
     COMMANDS = "commands"  # it takes new requests, aborts and deadlines
     SCHEDULE = "schedule"  # it chooses what the next step computes
-    DRAFT = "draft"  # the draft model guesses tokens for the next step, or computes what it is behind
     LAUNCH = "launch"  # it launches the step on the device; on a CPU, this computes the step
     MASKS = "masks"  # it looks up which tokens grammars let come next; on a GPU, while that computes
     WAIT = "wait"  # it waits for the results of a step
@@ -367,7 +364,7 @@ class StepRecord:
 
     kind: StepKind = fact("The kind of the step.", ..., span="oaiserve.step.kind")
     started_ns: int = fact("The time at which it began.", ...)
-    duration_ns: int = fact("Time of the model, with sampling, and of the draft model before.", ...)
+    duration_ns: int = fact("Time of the model, with sampling.", ...)
     idle_ns: int = fact(
         "Time before the step while there was work: host work, and waits for a core.", ..., span="oaiserve.step.idle_ns"
     )

@@ -40,9 +40,6 @@ def _head(entry: Entry) -> Iterable[str]:
     if (drafted := entry["num_draft_tokens"]) > 0:
         accepted = entry["num_accepted_tokens"]
         yield f"drafts      {drafted} tokens: {accepted} accepted, {drafted - accepted} rejected"
-    if (drafted := entry["num_model_draft_tokens"]) > 0:
-        accepted = entry["num_accepted_model_tokens"]
-        yield f"            of the draft model {drafted}: {accepted} accepted, {drafted - accepted} rejected"
     if (grammar := entry["grammar"]) is not None:
         took = "not compiled"
         if grammar["compile_ns"] is not None:

@@ -172,16 +172,8 @@ def _adapter_requests(now: EngineNumbers) -> Numbers:
 
 
 def _draft_tokens(now: EngineNumbers) -> Numbers:
-    drafted, accepted = now.num_model_draft_tokens, now.num_accepted_model_tokens
-    by_source = {
-        "lookup": (now.num_draft_tokens - drafted, now.num_accepted_tokens - accepted),
-        "model": (drafted, accepted),
-    }
-    return {
-        (source, outcome): number
-        for source, (drafted, accepted) in by_source.items()
-        for outcome, number in (("accepted", accepted), ("rejected", drafted - accepted))
-    }
+    accepted = now.num_accepted_tokens
+    return {("accepted",): accepted, ("rejected",): now.num_draft_tokens - accepted}
 
 
 def _blocks(now: EngineNumbers) -> Numbers:

@@ -235,9 +235,8 @@ KV_BLOCKS = _gauge(
 )
 DRAFT_TOKENS = _counter(
     "oaiserve_draft_tokens_total",
-    "Tokens of drafts. lookup: they were found in the sequence's own text. model: the draft model guessed them. "
-    "accepted: they came true, so the answer has them. rejected: they were computed in vain.",
-    "source outcome",
+    "Tokens of drafts. accepted: they came true, so the answer has them. rejected: they were computed in vain.",
+    "outcome",
 )
 ENGINE_STEP_SECONDS = _histogram(
     "oaiserve_engine_step_seconds",
@@ -256,7 +255,7 @@ STEP_COST_ERROR = _histogram(
 )
 ENGINE_HOST_SECONDS = _counter(
     "oaiserve_engine_host_seconds_total",
-    "Time of the engine thread by what it did: idle, commands, schedule, draft, launch, masks, wait, process or "
+    "Time of the engine thread by what it did: idle, commands, schedule, launch, masks, wait, process or "
     "hand_over. The parts add up to all of its time.",
     "part",
 )

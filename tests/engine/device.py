@@ -141,7 +141,7 @@ class Guesses:
             if sequence.constraint is not None:
                 sequence.draft = sequence.constraint.possible(sequence.draft)
 
-    def verified(self, step: Step, results: list[ChunkResult], step_ns: int, draft_ns: int) -> None:
+    def verified(self, step: Step, results: list[ChunkResult], step_ns: int) -> None:
         for chunk, result in zip(step.chunks, results, strict=True):
             self.num_verified += len(chunk.draft)
             self.num_accepted += chunk.num_accepted(result.token_ids)

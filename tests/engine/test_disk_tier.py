@@ -97,7 +97,6 @@ def test_beneath_a_small_cache_answers_stay_the_same_whatever_is_read_and_writte
     ("options", "reason"),
     [
         ({"compile": False}, "needs the native step"),
-        ({"draft_model": "demo"}, "a cache of its own"),
         ({"prefix_cache": False}, "blocks of that cache"),
     ],
 )

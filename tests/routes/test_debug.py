@@ -38,8 +38,6 @@ def full_record() -> RequestRecord:
         num_forced_tokens=1,
         num_draft_tokens=7,
         num_accepted_tokens=2,
-        num_model_draft_tokens=4,
-        num_accepted_model_tokens=1,
         num_prefill_steps=3,
         prefill_causes_ns={Cause.ALONE: 30 * MS, Cause.HOST: 20 * MS},
         decode_causes_ns={Cause.ALONE: 40 * MS, Cause.NEIGHBOUR_PROMPTS: 100 * MS, Cause.MACHINE: 10 * MS},
@@ -111,7 +109,6 @@ received    1970-01-01 00:00:01.000 UTC
 duration    400.000 ms, first token after 160.000 ms
 tokens      4 prompt (2 cached), 4 generated
 drafts      7 tokens: 2 accepted, 5 rejected
-            of the draft model 4: 1 accepted, 3 rejected
 grammar     json_schema, compiled in 3.000 ms (miss)
             masked draws 3, forced tokens 1
 tool calls  1 called, 2 unparsed
@@ -203,7 +200,6 @@ TIMES = st.lists(st.integers(0, 10**10), min_size=2, max_size=8).map(sorted)
         grammar_compile_ns=st.none() | st.integers(0, 10**13),
         num_masked_draws=st.integers(0, 10**12),
         num_draft_tokens=st.integers(0, 10**12),
-        num_model_draft_tokens=st.integers(0, 10**12),
     ),
     st.lists(st.integers(0, 10**13), max_size=4),
 )

@@ -124,8 +124,6 @@ def snapshot() -> EngineNumbers:
             "host_ns": {part: 1_000_000_001 * number for number, part in enumerate(HostPart)},
             "num_draft_tokens": 90,
             "num_accepted_tokens": 70,
-            "num_model_draft_tokens": 30,
-            "num_accepted_model_tokens": 25,
         }
     )
 

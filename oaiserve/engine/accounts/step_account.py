@@ -121,7 +121,7 @@ class StepAccount:
 
         Steps run one after the other, so a step begins with its launch, or with the end of the step before. The host
         notices that end when it takes the results, which may be late. The times of a device with a clock of its own are
-        used instead. The work of the draft model for a step is the begin of the step.
+        used instead.
         """
         last_ns, since_ns = self._last_ended_ns, self.work_since_ns
         began_ns = launched_ns if launched_ns > last_ns else last_ns

@@ -82,18 +82,15 @@ def kv_blocks(
     use: MemoryUse | None = None,
     least_tokens: int = 1,
     *,
-    draft: ModelSpec | None = None,
     state_bytes: int = 0,
 ) -> int:
     """Return the number of blocks of the KV cache.
 
     The options give that number, or the memory of the blocks. Otherwise the cache gets as many blocks as fit, but not
-    more than all running sequences can use. `use` is given for a model on a GPU. A draft model has as many blocks, and
-    their memory counts. `state_bytes` go to states. Raises StartupError if the options demand more than there is, or if
-    `least_tokens` do not fit on a GPU.
+    more than all running sequences can use. `use` is given for a model on a GPU. `state_bytes` go to states. Raises
+    StartupError if the options demand more than there is, or if `least_tokens` do not fit on a GPU.
     """
-    bytes_per_token = spec.kv_bytes_per_token + (0 if draft is None else draft.kv_bytes_per_token)
-    block_bytes = bytes_per_token * options.block_size
+    block_bytes = spec.kv_bytes_per_token * options.block_size
     if not block_bytes:  # no layer has attention: blocks only count tokens, and take no memory
         return options.kv_blocks or options.max_running * -(-max_model_len // options.block_size)
     if use is not None:
@@ -120,11 +117,11 @@ def kv_blocks(
     return num_blocks
 
 
-def cpu_sizes(spec: ModelSpec, options: EngineOptions, draft: ModelSpec | None = None) -> tuple[int, int]:
+def cpu_sizes(spec: ModelSpec, options: EngineOptions) -> tuple[int, int]:
     """Return the numbers of blocks of the KV cache and of states on a CPU: those of `kv_blocks` and `num_states`."""
     most_states = num_states(spec, options)
     state_bytes = most_states * spec.state_bytes
-    return kv_blocks(spec, options, spec.max_model_len, draft=draft, state_bytes=state_bytes), most_states
+    return kv_blocks(spec, options, spec.max_model_len, state_bytes=state_bytes), most_states
 
 
 def longest_request(spec: ModelSpec, capacity: int) -> int:

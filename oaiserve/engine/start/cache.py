@@ -83,8 +83,7 @@ def cache_key(model: Path, options: EngineOptions) -> Subject | None:
 
 def keeps_blocks(options: EngineOptions) -> bool:
     """Decide whether the options leave the weights of a GGUF file as they are, if its family is known."""
-    is_as_stored = options.quantize == "none" and options.draft_model is None
-    return is_native(options) and is_as_stored and options.dtype in BLOCK_DTYPES
+    return is_native(options) and options.quantize == "none" and options.dtype in BLOCK_DTYPES
 
 
 def block_dtype(model: Path, options: EngineOptions) -> torch.dtype | None:

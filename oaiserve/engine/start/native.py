@@ -47,8 +47,6 @@ def refuse_unless_possible(loaded: LoadedModel, options: EngineOptions) -> None:
     if options.kv_cache_dtype != "auto" and (options.kv_cache_dtype == "int8") != on_cpu:
         setting, device = f"--kv-cache-dtype {options.kv_cache_dtype}", "cuda" if on_cpu else "cpu"
         raise StartupError(f"{setting} is for --device {device}; the model is on {loaded.device}.")
-    if options.draft_model is not None and not on_cpu:
-        raise StartupError(f"--draft-model is for --device cpu; the model is on {loaded.device}.")
     if options.has_adapters and loaded.state_shapes:
         flag = "--lora" if options.lora else "--lora-dir"
         raise StartupError(f"{flag} is not for '{loaded.name}', which has layers that keep a state.")
@@ -150,9 +148,7 @@ def _needing_native(options: EngineOptions) -> str | None:
     """Return the flag that only the native step obeys, or None."""
     if options.kv_cache_dtype != "auto":
         return f"--kv-cache-dtype {options.kv_cache_dtype}"
-    if options.prefix_cache_dir is not None:
-        return "--prefix-cache-dir"
-    return None if options.draft_model is None else "--draft-model"
+    return None if options.prefix_cache_dir is None else "--prefix-cache-dir"
 
 
 def _hand_over(eager: EagerExecutor, native: NativeDecoder | NativeAttention) -> Callable[[], None]:

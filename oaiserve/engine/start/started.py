@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -23,10 +23,6 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.adapters import BadAdapter, read_adapter
-
-if TYPE_CHECKING:
-    from oaiserve.engine.drafting.draft_model import DraftModel
-    from oaiserve.engine.start.draft import DraftWeights
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +44,6 @@ class Started(NamedTuple):
     num_blocks: int
     max_model_len: int  # in tokens: the model's, or what the KV cache holds if that is less
     max_step_tokens_default: int
-    draft_model: DraftModel | None = None
     num_states: int = 0  # of sequences; 0 if no layer keeps one
     warm_up: Callable[[], None] = lambda: None  # to be called by the thread that runs the steps, before the first one
     features: Mapping[str, bool] = MappingProxyType({})  # of `fast_paths`, which are on; empty on a CPU
@@ -62,9 +57,8 @@ def started_on_cpu(
     *,
     num_blocks: int,
     num_states: int,
-    draft: DraftWeights | None = None,
 ) -> Started:
-    """Make the runner of a model on a CPU, and that of its draft model."""
+    """Make the runner of a model on a CPU."""
     device = torch.device("cpu")
     states = States(spec.state_shapes, num_states, device) if num_states else None
     return Started(
@@ -74,7 +68,6 @@ def started_on_cpu(
         num_blocks,
         longest_request(spec, num_blocks * options.block_size),
         CPU_STEP_TOKENS,
-        draft_model=None if draft is None else draft.start(options, num_blocks=num_blocks, vocab_size=spec.vocab_size),
         num_states=num_states,
     )
 

@@ -28,7 +28,6 @@ function account(entry) {
       ["Finish", entry.finish_reasons.join(", ") || "–"],
       ["Tokens", `${entry.prompt_tokens} prompt (${entry.cached_tokens} cached), ${entry.completion_tokens} generated`],
       ...drafts("Drafts", entry.num_draft_tokens, entry.num_accepted_tokens),
-      ...drafts("Of the draft model", entry.num_model_draft_tokens, entry.num_accepted_model_tokens),
       ["Duration", `${duration(entry.duration_ns / 1e9)}, first token after ${duration(nanoseconds(entry.time_to_first_token_ns))}`],
       ["Between events", gaps(entry.token_gaps)],
       ["Tokens per event", entry.mean_event_tokens?.toFixed(1) ?? "–"],

@@ -17,7 +17,6 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.draft import DraftWeights, load_draft
 from oaiserve.engine.start.load import load_with
 from oaiserve.engine.start.native import native_step, refuse_unless_possible, start_native, with_native_cache
 from oaiserve.engine.start.request import StartRequest
@@ -37,25 +36,23 @@ class Expanded:
     def start(self, request: StartRequest) -> ServedModel:
         options = request.options
         loaded = request.load("weights", partial(load_with, options, request.source.path))
-        loaded, draft = with_native_cache(loaded, options), load_draft(request)
+        loaded = with_native_cache(loaded, options)
         key = None if request.source.gguf_file is not None else request.key  # expanded weights are in no file
         with request.times.part("native step"):
-            return assemble(start_on_cpu(loaded, options, key, draft), request.tokenizer, options)
+            return assemble(start_on_cpu(loaded, options, key), request.tokenizer, options)
 
 
-def start_on_cpu(
-    loaded: LoadedModel, options: EngineOptions, key: Subject | None = None, draft: DraftWeights | None = None
-) -> Started:
+def start_on_cpu(loaded: LoadedModel, options: EngineOptions, key: Subject | None = None) -> Started:
     """Start a model with transformers' code, and replace that by native code, if the options and the model allow it.
 
     For `key`, the native step is remembered when it has been compared. Raises StartupError where the options need the
     native step and it cannot be used, or where memory is too small.
     """
     refuse_unless_possible(loaded, options)
-    num_threads, of_draft = options.cpu_threads or default_threads(), None if draft is None else draft.spec
+    num_threads = options.cpu_threads or default_threads()
     problem: Exception | None = None
     if loaded.has_latent_cache:
-        num_blocks, num_states = cpu_sizes(loaded, options, of_draft)
+        num_blocks, num_states = cpu_sizes(loaded, options)
         try:
             native = native_step(loaded, options, key, num_blocks=num_blocks, num_threads=num_threads)
         except StartupError:
@@ -65,12 +62,12 @@ def start_on_cpu(
         else:
             torch.set_num_threads(native.torch_threads)
             sizes = {"num_blocks": num_blocks, "num_states": num_states}
-            return started_on_cpu(native, loaded, options, adaptable(loaded.model), draft=draft, **sizes)
-    num_blocks, num_states = cpu_sizes(loaded, options, of_draft)
+            return started_on_cpu(native, loaded, options, adaptable(loaded.model), **sizes)
+    num_blocks, num_states = cpu_sizes(loaded, options)
     backend = select_backend(loaded.device, options.attention)
     eager = EagerExecutor.with_cache(loaded, backend=backend, num_blocks=num_blocks, block_size=options.block_size)
     sizes = {"num_blocks": num_blocks, "num_states": num_states}
-    started = started_on_cpu(eager, loaded, options, adaptable(loaded.model), draft=draft, **sizes)
+    started = started_on_cpu(eager, loaded, options, adaptable(loaded.model), **sizes)
     if options.compile:
         sizes = {"num_blocks": num_blocks, "num_threads": num_threads}
         start_native(started.runner, eager, loaded, options, key, problem=problem, **sizes)

@@ -65,10 +65,6 @@ class ToPool:
         if options.has_adapters:
             flag = "--lora" if options.lora else "--lora-dir"
             raise StartupError(f"{flag} is for models that generate text, and '{source.path}' is for --task {task}.")
-        if options.draft_model is not None:
-            raise StartupError(
-                f"--draft-model is for models that generate text; the task of '{source.path}' is {task}."
-            )
         pooler = request.load("weights", partial(load_pooler, source.path, task, options))
         dtype = str(pooler.dtype).removeprefix("torch.")
         log.info(

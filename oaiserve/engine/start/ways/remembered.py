@@ -9,7 +9,6 @@ from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.cache import CheckedModel, recall_model, start_checked
-from oaiserve.engine.start.draft import load_draft
 from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.files.start_cache import NotRemembered
@@ -37,18 +36,17 @@ class Remembered:
 
     def start(self, request: StartRequest) -> ServedModel:
         options, checked = request.options, self._checked
-        draft = load_draft(request)
 
         def start() -> Started:
             adaptable = checked.decoder.adaptable()
             refuse_unless_they_fit(options.adapters, adaptable)
-            num_blocks, num_states = cpu_sizes(checked.spec, options, None if draft is None else draft.spec)
+            num_blocks, num_states = cpu_sizes(checked.spec, options)
             num_threads = options.cpu_threads or default_threads()
             native = start_checked(
                 checked, options, num_blocks=num_blocks, num_threads=num_threads, reserved=request.reserved
             )
             sizes = {"num_blocks": num_blocks, "num_states": num_states}
-            return started_on_cpu(native, checked.spec, options, adaptable, draft=draft, **sizes)
+            return started_on_cpu(native, checked.spec, options, adaptable, **sizes)
 
         try:
             served = assemble(request.load("weights and check", start), request.tokenizer, options)
