@@ -112,13 +112,15 @@ class ModuleReader:
         epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if "Norm" in type(norm).__name__ and isinstance(epsilon, float):
             weight = self.parameter(norm, "weight").float()
+            if weight.dim() > 1:  # each head has its own
+                raise NotKnown(f"it has norms of type {type(norm).__name__}")
             # Some families store the weight minus 1, and some norms subtract the mean. The outputs show which it is.
             plain = Norm(weight, None, epsilon, subtracts_mean=False)
-            x = torch.linspace(-1, 2, weight.shape[-1])
+            x = torch.linspace(-1, 2, len(weight))
             outputs = norm(x.to(self.loaded.dtype)).float()
             kinds = (plain, replace(plain, weight=weight + 1), replace(plain, subtracts_mean=True))
             difference, kind = min((float((kind(x) - outputs).norm()), i) for i, kind in enumerate(kinds))
-            if weight.dim() == 1 and difference <= 0.02 * float(outputs.norm()):
+            if difference <= 0.02 * float(outputs.norm()):
                 return kinds[kind]
         raise NotKnown(f"it has norms of type {type(norm).__name__}")
 
