@@ -30,7 +30,9 @@ def _load(url: str) -> tuple[str, str, str]:
         metrics = Client(url).text("/metrics")
     except NoAnswer:
         return "no answer", "-", "-"
-    found = {name: float(value) for name, value in re.findall(r"^(\w+) (\S+)$", metrics, re.MULTILINE)}
+    found: dict[str, float] = {}  # of several models, the sums over their processes
+    for name, value in re.findall(r'^(\w+)(?:\{served_model="[^"]*"\})? (\S+)$', metrics, re.MULTILINE):
+        found[name] = found.get(name, 0.0) + float(value)
     running, waiting = (found.get(f"oaiserve_requests_{state}") for state in ("running", "waiting"))
     memory = found.get("process_resident_memory_bytes")
     return _count(running), _count(waiting), "-" if memory is None else size(memory)

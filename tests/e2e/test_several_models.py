@@ -7,10 +7,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from oaiserve import cli
 from tests.e2e.browser import OpenPage
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
@@ -131,3 +133,12 @@ def kill_chat(server: LiveServer) -> None:
     pids = [int(pid) for path in children for pid in path.read_text().split()]
     (chat,) = (pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_text().endswith("chat\0"))
     os.kill(chat, signal.SIGKILL)
+
+
+def test_ps_adds_up_the_processes(two_models: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
+    assert cli.main(["ps"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if two_models.url in line)
+    models, *_, num_running, num_waiting, size, unit, pid = line.split()[1:]
+    assert (models, num_running, num_waiting, int(pid)) == ("embed,", "0", "0", two_models.process.pid)
+    assert unit == "GB" or float(size) > 200  # more than the front has
