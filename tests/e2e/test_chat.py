@@ -312,6 +312,16 @@ def test_tools_are_called_and_their_results_go_back(page: Page) -> None:
     assert call.locator("pre").all_inner_texts()[1] == "21 °C"
 
 
+def test_without_a_chosen_model_nothing_is_sent_and_the_page_says_so(page: Page) -> None:
+    sent = bodies(page)
+    settings(page)
+    page.uncheck("#models [value=small]")
+    page.fill("#prompt", "Hi")
+    page.click("#send")
+    assert page.inner_text("#problem").startswith("No model is chosen.")
+    assert (sent, page.input_value("#prompt")) == ([], "Hi")
+
+
 def test_each_tool_can_be_chosen_by_its_name(page: Page) -> None:
     parameters = {"properties": {"level": {"enum": [1, 2]}}, "required": ["level"]}
     tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("dim", "glow")]

@@ -144,7 +144,7 @@ export class Chat {
 
   #send() {
     const text = byId("prompt").value.trim();
-    if (!text || this.#isBusy || !this.#settings.models().length) return;
+    if (!text || this.#isBusy) return;
     const body = this.#settings.body();
     if (body === null) return;
     const { turns } = this.#open;

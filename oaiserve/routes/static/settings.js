@@ -1,6 +1,6 @@
 // The settings of a conversation: models, parameters, and the form of its answers. What is not JSON is told at its box.
 
-import { byId, element } from "./show.js";
+import { byId, element, showProblem } from "./show.js";
 
 const NUMBERS = ["temperature", "top_p", "max_completion_tokens", "seed"];
 
@@ -55,9 +55,11 @@ export class Settings {
   }
 
   // Returns the fields of a request, but for model and messages. If a box has something wrong, it returns null, and the
-  // box gets the focus.
+  // box gets the focus. It does so, too, if no model is chosen.
   body() {
     const value = this.value();
+    showProblem(value.models.length ? "" : "No model is chosen. The settings list those that write text.");
+    if (!value.models.length) return null;
     const numbers = NUMBERS.filter((name) => value[name] !== "").map((name) => [name, Number(value[name])]);
     const effort = value.reasoning_effort ? { reasoning_effort: value.reasoning_effort } : {};
     const form = this.#formOfAnswer(value);
