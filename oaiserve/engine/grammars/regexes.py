@@ -16,7 +16,6 @@ from oaiserve.engine.grammars.refusal import Refused
 
 MOST_CHARACTERS = 2**14
 MOST_DEPTH = 50  # groups within groups
-MOST_PLACES = 2**17  # for characters: one that is repeated has as many places as it may be repeated
 MOST_FORCED = 2**14  # characters of the shortest match
 
 ANYTHING = "(?s:.*)"
@@ -62,8 +61,6 @@ def _translated(pattern: str, unwritable: frozenset[str], around: str) -> Regex:
     if len(pattern) > MOST_CHARACTERS:
         raise Refused(f"has more than {MOST_CHARACTERS} characters")
     group = _RegexParser(pattern, unwritable).parse()
-    if group.num_places > MOST_PLACES:
-        raise Refused(f"is too large: its repetitions come to more than {MOST_PLACES} characters")
     if group.least > MOST_FORCED:
         raise Refused(f"matches only texts with more than {MOST_FORCED} characters")
     return Regex(_emit(group, around, around), group.least)
@@ -85,17 +82,12 @@ class _Branch:
     is_start: bool = False  # it has "^" in front
     items: list[str | _RegexGroup] = field(default_factory=list)
     is_end: bool = False  # it has "$" at the end
-    num_places: int = 0
     least: int = 0
 
 
 @dataclass(slots=True)
 class _RegexGroup:
     branches: list[_Branch]
-
-    @property
-    def num_places(self) -> int:
-        return sum(branch.num_places for branch in self.branches)
 
     @property
     def least(self) -> int:
@@ -176,24 +168,23 @@ class _RegexParser:
                 branch.is_end = True
             else:
                 item = self._atom(character)
-                places, least = (item.num_places, item.least) if isinstance(item, _RegexGroup) else (1, 1)
+                least = item.least if isinstance(item, _RegexGroup) else 1
                 if (quantifier := self._quantifier()) is not None:
                     if self._quantifier() is not None:
                         raise Refused("has two quantifiers in a row")
-                    text, low, high = quantifier
+                    text, low = quantifier
                     item = (_emit(item, None, None) if isinstance(item, _RegexGroup) else item) + text
-                    places, least = places * max(1, high), least * low
+                    least *= low
                 branch.items.append(item)
-                branch.num_places += places
                 branch.least += least
         return _RegexGroup(branches)
 
-    def _quantifier(self) -> tuple[str, int, int] | None:
-        """Read a quantifier, and return it with its lowest and its highest count, which for no end is the lowest."""
+    def _quantifier(self) -> tuple[str, int] | None:
+        """Read a quantifier, and return it with its lowest count."""
         match self._peek():
             case "*" | "+" | "?" as sign:
                 self._at += 1
-                text, least, most = str(sign), int(sign == "+"), 1
+                text, least = str(sign), int(sign == "+")
             case "{":
                 found = _COUNT.match(self._text, self._at)
                 if found is None:
@@ -203,13 +194,13 @@ class _RegexParser:
                 low, high = found[1], found[3]
                 if max(len(low), len(high or "")) > 9 or (high and int(high) < int(low)):
                     raise Refused(f"has the count {found[0][:40]}, which is no range")
-                text, least, most = found[0], int(low), int(high or low)
+                text, least = found[0], int(low)
                 self._at = found.end()
             case _:
                 return None
         if self._peek() == "?":  # lazy: it matches the same texts
             self._at += 1
-        return text, least, most
+        return text, least
 
     def _atom(self, character: str) -> str | _RegexGroup:
         """Read what a quantifier may follow: a character, a class or a group, which begins with this character."""
