@@ -332,6 +332,8 @@ def test_each_tool_can_be_chosen_by_its_name(page: Page) -> None:
     send(page)
     assert page.locator(f"{LAST} .call h4 code").all_inner_texts() == ["glow"]
     assert json.loads(page.text_content(f"{LAST} .call pre") or "") in ({"level": 1}, {"level": 2})
+    send(page, "More")
+    assert [page.locator(f"#turns > li:nth-child({turn}) .results").count() for turn in (1, 2)] == [0, 1]
     page.fill("#tools", json.dumps(tools[:1]))
     page.locator("#tools").blur()
     assert page.input_value("#tool_choice") == '"required"'  # the one that was chosen is gone

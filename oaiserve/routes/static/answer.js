@@ -13,7 +13,7 @@ export class Answer {
   #steps = []; // the elements of each step
 
   // `beside` are the answers of its turn, with the first of which it is compared. `page` has the `view`, which is "text"
-  // or one of tokens, and `goOn(answer, body)`, which sends results of tools.
+  // or one of tokens, and `goOn(answer, body)`, which sends results of tools if it `mayGoOn(answer)`.
   constructor(answer, beside, page) {
     this.answer = answer;
     this.beside = beside;
@@ -61,7 +61,7 @@ export class Answer {
     else if (isText) showMarkdown(parts.text, content);
     else parts.tokens.replaceChildren(...shown(step, this.page.view, found?.at ?? null));
     if (!parts.form) parts.calls.replaceChildren(...calls.map((call) => this.#call(step, call)));
-    if (isLast && !step.isOpen && calls.length && !parts.form) this.#askForResults(step, parts);
+    if (isLast && this.page.mayGoOn(this.answer) && calls.length && !parts.form) this.#askForResults(step, parts);
     parts.end.replaceChildren(...ends(step));
     const isCompared = found !== undefined && this.beside[0] !== this.answer;
     const sentences = step.why.slice(0, 1).concat(isCompared ? partingSentence(found) : [], counts(step));
@@ -87,7 +87,7 @@ export class Answer {
 
   #askForResults(step, parts) {
     const boxes = step.message.calls.map(() => element("textarea", { rows: "2", required: "" }));
-    const labels = step.message.calls.map(({ name }, place) => element("label", {}, `Result of ${name}`, boxes[place]));
+    const labels = step.message.calls.map(({ name }, place) => element("label", {}, `Result of ${name}${boxes.length > 1 ? `, call ${place + 1}` : ""}`, boxes[place]));
     const send = (event) => {
       event.preventDefault();
       const body = this.page.bodyNow();

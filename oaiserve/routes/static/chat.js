@@ -173,6 +173,11 @@ export class Chat {
     return this.#isBusy ? null : this.#settings.body();
   }
 
+  // Returns whether results of tools may be sent: the answer is complete, and no turn follows it.
+  mayGoOn(answer) {
+    return !answer.steps.at(-1).isOpen && this.#open.turns.at(-1).answers.includes(answer);
+  }
+
   // Sends the results of tools that the last step of the answer has got.
   goOn(answer, body) {
     this.#ask(answer, body.tools ? { ...body, tool_choice: "auto" } : body);
