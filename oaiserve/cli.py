@@ -422,21 +422,16 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
         connections = allowed_connections(config.server)
         responses = response_store(config.server)
         if children:
+            from oaiserve.scale.front_ends.front_end import Shared
             from oaiserve.scale.front_ends.supervisor import FrontEnds, Supervisor
 
             front_ends = FrontEnds(engine)
-            supervisor = Supervisor(
-                front_ends,
-                children,
-                partial(start_child, config, SWITCH_SECONDS),
-                config.server,
-                telemetry=server_telemetry(
-                    config, engine, connections, responses, log_limit, front_ends.snapshot, front_ends.measured()
-                ),
-                responses=responses,
-                connections=connections,
-                log_limit=log_limit,
+            telemetry = server_telemetry(
+                config, engine, connections, responses, log_limit, front_ends.snapshot, front_ends.measured()
             )
+            shared = Shared(engine, telemetry, responses, connections, log_limit, front_ends.tell)
+            start = partial(start_child, config, SWITCH_SECONDS)
+            supervisor = Supervisor(front_ends, children, start, config.server, shared)
         else:
             telemetry = server_telemetry(config, engine, connections, responses, log_limit)
             app = create_app(config, engine, telemetry, responses)

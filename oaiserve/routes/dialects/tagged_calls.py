@@ -8,7 +8,7 @@ import msgspec
 
 from oaiserve.routes.dialects.json_calls import JsonCallParser, in_quotes
 from oaiserve.routes.dialects.segments import Arguments, Segment, unfinished_tag
-from oaiserve.routes.dialects.tagged_form import TaggedForm, types_of
+from oaiserve.routes.dialects.tagged_form import TaggedForm, pattern_of, types_of
 
 _KINDS = {
     dict: "object",
@@ -41,7 +41,7 @@ class TaggedCalls(JsonCallParser):
             return False
         if at and self._text[at] == "{":
             return self._head_of_object(segments, at)
-        match = self._match(form.pattern(form.begin), at)
+        match = self._match(pattern_of(form.begin), at)
         if match is None:
             return False
         self._begin(segments, match["name"])
@@ -59,7 +59,7 @@ class TaggedCalls(JsonCallParser):
             self._take(at + len(end))
             segments.append(Arguments("{}" if self._separator == "{" else "}"))
             return self._end(segments)
-        match = form.pattern(form.key).match(self._text, at, partial=True)
+        match = pattern_of(form.key).match(self._text, at, partial=True)
         if match is None or match.partial:
             is_unfinished = match is not None or end.startswith(self._text[at:])
             return False if is_unfinished else self._break(segments)

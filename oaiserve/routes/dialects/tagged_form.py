@@ -40,10 +40,6 @@ class TaggedForm:
         """Return the tag behind a value."""
         return self.value_end.strip()
 
-    def pattern(self, text: str) -> regex.Pattern[str]:
-        """Return the pattern of one of the texts, with groups for what stands in it."""
-        return _pattern(text)
-
     def body(
         self, name: str, schema: Mapping[str, Any], schemas: dict[str, Any], special_ids: Mapping[str, int]
     ) -> str | None:
@@ -63,7 +59,7 @@ class TaggedForm:
         if not properties and schema.get("additionalProperties") is not False:
             parts.append(f"({self._before(KEY, special_ids, is_string=False)} {text})*")
         for key, value in properties.items():
-            if not self.pattern("{key}").fullmatch(key):
+            if not pattern_of("{key}").fullmatch(key):
                 return None
             ends = lark_of(self.value_end, special_ids)
             if is_text := types_of(value) == {"string"}:
@@ -99,7 +95,8 @@ class TaggedForm:
 
 
 @cache
-def _pattern(text: str) -> regex.Pattern[str]:
+def pattern_of(text: str) -> regex.Pattern[str]:
+    """Return the pattern of one of a form's texts, with groups for what stands in it."""
     inner, breaks = text.rstrip("\n"), text.endswith("\n")
     for name in _PATTERNS:
         inner = inner.replace(f"{{{name}}}", f"\0{name}\0")

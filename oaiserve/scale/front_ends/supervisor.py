@@ -23,16 +23,13 @@ import uvloop
 from oaiserve.config import ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.http.connections import Connections
 from oaiserve.http.listener import Listener
 from oaiserve.http.server import too_many_connections
-from oaiserve.routes.responses.store import ResponseDatabase
 from oaiserve.scale.front_ends.child import Child
 from oaiserve.scale.front_ends.front_end import FrontEnd, Shared
 from oaiserve.scale.front_ends.link import Link, hand_over
 from oaiserve.scale.front_ends.messages import Message, Model, Shutdown, State, pickled
-from oaiserve.telemetry import Telemetry, names
-from oaiserve.telemetry.log_limit import LogLimit
+from oaiserve.telemetry import names
 from oaiserve.telemetry.metrics import Numbers, numbers_of
 from oaiserve.telemetry.names import Metric
 
@@ -99,11 +96,7 @@ class Supervisor:
         children: Sequence[Child],
         start: Callable[[], Child],
         options: ServerOptions,
-        *,
-        telemetry: Telemetry,
-        responses: ResponseDatabase,
-        connections: Connections,
-        log_limit: LogLimit | None = None,
+        shared: Shared,
         most_silent: int = MOST_SILENT,
     ) -> None:
         """Take over the first children. `start` starts another one, and may block."""
@@ -112,7 +105,7 @@ class Supervisor:
         self._children = children
         self._start = start
         self._engine = engine = front_ends.engine
-        self._shared = Shared(engine, telemetry, responses, connections, log_limit, front_ends.tell)
+        self._shared = shared
         self._model = Model(
             tokenizer=pickle.dumps(engine.tokenizer.stored, pickle.HIGHEST_PROTOCOL),
             max_model_len=engine.max_model_len,
@@ -122,7 +115,7 @@ class Supervisor:
             state=State.of(engine),
             is_on_cpu=engine.model_info["device"] == "cpu",
             started_unix_seconds=time.time(),
-            live_boundaries_seconds=telemetry.live.boundaries_seconds,
+            live_boundaries_seconds=shared.telemetry.live.boundaries_seconds,
         )
         self._refusal = None if options.tls_certificate else too_many_connections
         self._drain_timeout_seconds = options.drain_timeout_seconds

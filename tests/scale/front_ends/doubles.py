@@ -20,6 +20,7 @@ from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.engine import Engine
 from oaiserve.http.connections import Connections
 from oaiserve.scale.front_ends.child import Child
+from oaiserve.scale.front_ends.front_end import Shared
 from oaiserve.scale.front_ends.messages import Call, framed, packed
 from oaiserve.scale.front_ends.process import received, serve
 from oaiserve.scale.front_ends.supervisor import MOST_SILENT, FrontEnds, Supervisor
@@ -164,10 +165,8 @@ def serving(
         [(first or start)() for _ in range(number)],
         start,
         options,
-        telemetry=telemetry,
-        responses=responses,
-        connections=connections,
-        most_silent=most_silent,
+        Shared(engine, telemetry, responses, connections, None, front_ends.tell),
+        most_silent,
     )
     has_ended = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
