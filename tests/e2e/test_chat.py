@@ -81,13 +81,9 @@ def account(server: LiveServer, number: int = 0) -> Any:
 # -- an answer -------------------------------------------------------------------------------------------------------
 
 
-def test_the_root_opens_the_chat(server: LiveServer, open_page: OpenPage) -> None:
-    page = open_page(f"{server.url}/")
-    page.wait_for_selector("#chat:visible")
-    assert page.url == f"{server.url}/dashboard#chat"
-
-
-def test_below_an_answer_are_its_phases_and_a_sentence_on_its_causes(server: LiveServer, page: Page) -> None:
+def test_an_answer_is_told_and_below_it_are_its_phases_and_a_sentence_on_its_causes(
+    server: LiveServer, page: Page
+) -> None:
     settings(page, max_completion_tokens="60")
     send(page)
     entry = account(server)
@@ -98,6 +94,8 @@ def test_below_an_answer_are_its_phases_and_a_sentence_on_its_causes(server: Liv
     notes = page.locator(f"{LAST} .note p").all_inner_texts()
     assert notes[0] == entry["explanation"][0]
     assert notes[1].startswith(f"{entry['prompt_tokens']} prompt tokens ({entry['cached_tokens']} cached), ")
+    content = page.evaluate(KEPT)[0]["turns"][0]["answers"][0]["steps"][0]["message"]["content"]
+    assert page.text_content("#said[role=status]") == f"small: {content}"  # for those who hear it, once it is whole
     page.click(f"{LAST} >> text=Everything about this request")
     page.wait_for_selector("dialog[open] tr[data-phase=decode]")
     assert page.text_content("#detail-title") == entry["request_id"]
@@ -159,15 +157,6 @@ def parts(number: int, within: str) -> list[str]:
     return [f"{LAST} >> nth={place} >> {within}" for place in range(number)]
 
 
-def test_the_chat_says_what_happens_to_those_who_hear_it(page: Page) -> None:
-    settings(page, max_completion_tokens="10")
-    send(page)
-    assert page.get_attribute("#said", "role") == "status"
-    content = page.evaluate(KEPT)[0]["turns"][0]["answers"][0]["steps"][0]["message"]["content"]
-    assert page.text_content("#said") == f"small: {content}"
-    assert page.locator("#turns [aria-live]").count() == 0  # what grows would be read again and again
-
-
 def test_a_refusal_has_the_message_and_the_parameter_of_the_server(server: LiveServer, open_page: OpenPage) -> None:
     page = ready(open_page(f"{server.url}/dashboard#chat", may_log=True))
     settings(page, kind="schema", schema='{"not": {}}')
@@ -214,10 +203,6 @@ def test_a_message_can_be_edited_and_what_followed_it_is_gone(page: Page) -> Non
     settings(page, max_completion_tokens="4")
     for text in ("One", "Two", "Three"):
         send(page, text)
-    page.click("#turns > li:nth-child(2) >> text=Edit")
-    assert page.input_value("#prompt") == "Two"
-    page.keyboard.press("Escape")
-    assert (page.input_value("#prompt"), page.is_visible("#editing")) == ("", False)
     page.click("#turns > li:nth-child(2) >> text=Edit")
     send(page, "Zwei")
     assert page.locator(".asked .text").all_inner_texts() == ["One", "Zwei"]
@@ -457,6 +442,7 @@ def test_a_conversation_needs_no_mouse(page: Page) -> None:
     page.keyboard.press("Enter")
     assert page.input_value("#prompt") == "One\nTwo"
     page.keyboard.press("Escape")
+    assert (page.input_value("#prompt"), page.is_visible("#editing")) == ("", False)
     walk_to("#views [value=cost]", "Shift+Tab")
     page.keyboard.press("Space")
     assert page.get_attribute("#views [value=cost]", "aria-pressed") == "true"

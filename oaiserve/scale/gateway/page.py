@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
+from operator import itemgetter
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -23,19 +25,6 @@ _CLOSED = (
 )
 
 
-class _Replica(msgspec.Struct):
-    """A replica as the page shows it. What only its reports tell is None without one."""
-
-    number: int
-    state: str
-    models: tuple[str, ...]
-    num_sent: int  # requests that this gateway has sent to it
-    num_open: int  # of these, those without a complete answer
-    num_running: int | None
-    num_waiting: int | None
-    kv_use: float | None
-
-
 def routes(watch: Watch, routers: Routers, metrics: GatewayMetrics, *, shows_page: bool) -> list[Route]:
     """Return the routes of the page, and /, which sends browsers there."""
 
@@ -52,7 +41,7 @@ def routes(watch: Watch, routers: Routers, metrics: GatewayMetrics, *, shows_pag
             "version": __version__,
             "requests": counts(metrics.requests, "ending"),
             "continued": counts(metrics.continued, "result"),
-            "replicas": sorted(replicas, key=lambda replica: replica.number),
+            "replicas": sorted(replicas, key=itemgetter("number")),
         }
         return json_response(found, headers={"cache-control": "no-store"})
 
@@ -64,7 +53,8 @@ def routes(watch: Watch, routers: Routers, metrics: GatewayMetrics, *, shows_pag
     return [Route("/", root), *(shown if shows_page else [Route("/dashboard", closed(_CLOSED))])]
 
 
-def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, int]) -> _Replica:
+def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, int]) -> dict[str, Any]:
+    """Return a replica as the page shows it. What only its reports tell is null without one."""
     name, number, report = upstream.name, upstream.number, upstream.report
     if name not in watch.joined:
         state = "not reached yet"
@@ -74,5 +64,6 @@ def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, i
         state = "silent"
     else:
         state = "takes requests" if report is not None else "takes requests, gives no reports"
-    told = (None, None, None) if report is None else (report.num_running, report.num_waiting, report.kv_use)
-    return _Replica(number, state, routers.models_of(name), sent.get(str(number), 0), upstream.num_open, *told)
+    shown = {"number": number, "state": state, "models": routers.models_of(name)}
+    shown |= {"num_sent": sent.get(str(number), 0), "num_open": upstream.num_open}
+    return shown | {told: getattr(report, told, None) for told in ("num_running", "num_waiting", "kv_use")}
