@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from operator import add
 from time import monotonic_ns
 from typing import TypeVar
 
@@ -22,12 +23,7 @@ class Progress:
     num_events: int = 0
 
     def __add__(self, other: Progress) -> Progress:
-        return Progress(
-            self.num_sent + other.num_sent,
-            self.num_ended + other.num_ended,
-            self.num_failed + other.num_failed,
-            self.num_events + other.num_events,
-        )
+        return Progress(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def write_between(page: Path, name: str, text: str) -> None:
 
 
 def write_json(path: Path | None, results: dict[str, Any]) -> None:
-    """Write the results where there is a path, with the name and the command that found them, machine and version."""
+    """Write the results where there is a path, with the day and the command that found them, machine and version."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(_about() | results, indent=1) + "\n")
@@ -46,7 +47,8 @@ def _about() -> dict[str, str]:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).stem
     command = " ".join(["python -m", name, *sys.argv[1:]])
-    return {"name": name, "command": command, "machine": machine.sentence(), "version": machine.version()}
+    of_now = {"created": date.today().isoformat(), "machine": machine.sentence(), "version": machine.version()}
+    return {"name": name, "command": command, **of_now}
 
 
 def add_publishing(parser: ArgumentParser, markers: str, *, after: str = "") -> None:
@@ -57,9 +59,9 @@ def add_publishing(parser: ArgumentParser, markers: str, *, after: str = "") -> 
 
 
 def results_of(arguments: Namespace, measure: Callable[[Namespace], dict[str, Any]]) -> dict[str, Any]:
-    """Return the results in the file of --show, or what is measured now."""
+    """Return the results in the file of --show, or what is measured now, with what `write_json` adds."""
     if arguments.show is None:
-        return measure(arguments)
+        return _about() | measure(arguments)
     found: dict[str, Any] = json.loads(arguments.show.read_text())
     return found
 

@@ -253,7 +253,7 @@ def test_an_unknown_route_is_answered_with_the_nearest_one(served: Served, path:
     assert message.endswith("GET /openapi.json shows it.")
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/api/generate", "/" + "v1/completions" * 100])
+@pytest.mark.parametrize("path", ["/v1", "/api/generate", "/" + "v1/completions" * 100])
 def test_an_unknown_route_that_is_like_none_is_answered_with_those_of_the_api(served: Served, path: str) -> None:
     message = served.post(path).json()["error"]["message"]
     assert "Did you mean" not in message

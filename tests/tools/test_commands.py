@@ -38,6 +38,6 @@ def test_results_are_written_with_what_they_are_of(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sys, "argv", ["x", "--quick"])
     write_json(tmp_path / "a/results.json", {"rows": [1], "machine": "another"})
     found = json.loads((tmp_path / "a/results.json").read_text())
-    assert found.keys() == {"name", "command", "machine", "version", "rows"}
+    assert found.keys() == {"name", "command", "created", "machine", "version", "rows"}
     assert (found["machine"], found["rows"]) == ("another", [1])
     assert found["command"].endswith(" --quick")

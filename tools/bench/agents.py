@@ -16,12 +16,10 @@ import statistics
 import sys
 import textwrap
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tools import machine
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import OURS, ServerSpec, llama_cpp, oaiserve, vllm
 from tools.load import run_bench
@@ -110,7 +108,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
                     found = {title: scale * of(metrics) for title, (scale, of) in FIGURES.items()}
                     runs.append({"server": name, "users": users, "MiB": peak_rss_mib(running.process.pid)} | found)
                     print(runs[-1], file=sys.stderr, flush=True)
-    return {"created": date.today().isoformat(), "machine": machine.sentence(), "runs": runs}
+    return {"runs": runs}
 
 
 def report(results: dict[str, Any]) -> str:

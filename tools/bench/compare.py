@@ -11,10 +11,8 @@ import argparse
 import shutil
 import sys
 import time
-from datetime import date
 from typing import Any
 
-from tools import machine
 from tools.bench import client, table
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import OURS, PEERS, ServerSpec, oaiserve
@@ -46,8 +44,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     servers = [oaiserve(), *(PEERS[name]() for name in arguments.peers)]
     workloads = [WORKLOADS[name].short() if arguments.quick else WORKLOADS[name] for name in arguments.only]
     results: dict[str, Any] = {
-        "created": date.today().isoformat(),
-        "machine": machine.sentence(),
         "client": "`oaiserve bench run`",
         "is_short": arguments.quick,
         "servers": {

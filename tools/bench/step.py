@@ -11,7 +11,6 @@ import random
 import statistics
 import time
 from dataclasses import asdict, dataclass
-from datetime import date
 from typing import Any, get_args
 
 import torch
@@ -28,7 +27,6 @@ from oaiserve.engine.start.native import native_step
 from oaiserve.engine.system_memory import available_bytes
 from oaiserve.facts.record import StepKind
 from oaiserve.files import demo
-from tools import machine
 from tools.bench import floor
 from tools.engine_load import complete, random_step
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
@@ -85,8 +83,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     shape = floor.DecoderShape.of(loaded)
     bench = StepBench(loaded, native, arguments.seconds)
     results = {
-        "created": date.today().isoformat(),
-        "machine": machine.sentence(),
         "threads": num_threads,
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "kv_cache_dtype": arguments.kv_cache_dtype,

@@ -11,11 +11,9 @@ import statistics
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tools import machine
 from tools.bench.process_usage import peak_rss_mib
 from tools.bench.servers import ServerSpec, oaiserve
 from tools.load import run_bench
@@ -91,7 +89,7 @@ def measure_turns(models: Mapping[str, Path], peer: Callable[..., ServerSpec], a
                     rates = {load.title: asked.turns * load.tokens / sum(seconds[name][load.title]) for load in loads}
                     known = {"start": server.start_seconds, "MiB": peak_rss_mib(server.process.pid)}
                     runs.append({"model": title, "server": name} | rates | known)
-    return {"created": date.today().isoformat(), "machine": machine.sentence(), "runs": runs}
+    return {"runs": runs}
 
 
 def asked_seconds(server: ServerProcess, load: Load, seed: int) -> float:
