@@ -12,9 +12,14 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from oaiserve.commands.chat import HELP, Chat
+from oaiserve.commands.conversation import Chat
 from oaiserve.errors import StartupError
 
+HELP = """\
+/time           where the time of the last answer went
+/system TEXT    what the model is told before all else; without a text, nothing
+/new            forget what has been said
+/quit           leave, as Ctrl-D does. Ctrl-C stops an answer."""
 _FENCED = re.compile(r"^ *(```+|~~~+).*?(^ *\1[^\S\n]*$|\Z)", re.MULTILINE | re.DOTALL)
 _NEXT_BLOCK = re.compile(r"\n\s*\n(?=\S)")
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from oaiserve import cli
-from oaiserve.commands.chat import Chat
 from oaiserve.commands.client import Client, NoAnswer
+from oaiserve.commands.conversation import Chat
 from oaiserve.commands.servers import announced
 from oaiserve.commands.terminal import Answer
 from tests.agents.scripted import ScriptedServer
