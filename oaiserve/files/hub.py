@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -20,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import SHARD
 from oaiserve.files.load_errors import reported
+from oaiserve.files.progress import Progress
 from oaiserve.files.source import ModelSource, find_model
 
 log = logging.getLogger(__name__)
@@ -48,10 +48,7 @@ def local_source(model: str | Path) -> ModelSource:
 def fetched(source: ModelSource) -> ModelSource:
     """Return the place of a model of the hub on this machine, see `local_source`."""
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
 
-    if not sys.stderr.isatty():
-        disable_progress_bars()
     for client in ("httpx", "httpx2"):  # whichever the hub's client has: a line for each of its requests
         logging.getLogger(client).setLevel(logging.WARNING)
     repository, _, named = source.location.partition(":")
@@ -76,7 +73,9 @@ def fetched(source: ModelSource) -> ModelSource:
         raise
     log.info("'%s' is read from the hub's cache%s", repository, ", for the hub does not answer" if offline else "")
     with _reported(f"The files of '{repository}' could not be fetched"):
-        folder = Path(snapshot_download(repository, allow_patterns=wanted, local_files_only=offline))
+        folder = Path(
+            snapshot_download(repository, allow_patterns=wanted, local_files_only=offline, tqdm_class=Progress)
+        )
     if not named:
         return ModelSource(str(folder), None, is_local=True)
     path = folder / wanted[0]

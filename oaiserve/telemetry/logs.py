@@ -94,6 +94,7 @@ def configure(
         uvicorn_logger.propagate = True
     # The server's own lines tell of its start and its end, as uvicorn's would.
     least = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger("oaiserve.files.progress").setLevel(logging.ERROR if form == "json" else least)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING if least == logging.INFO else least)
     # The line of `log_request` has more than uvicorn's access line, and is written when the answer has ended.
     logging.getLogger("uvicorn.access").disabled = True

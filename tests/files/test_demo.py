@@ -101,7 +101,7 @@ def test_the_hub_is_asked_for_one_revision_and_its_files_are_compared(
 ) -> None:
     asked: dict[str, object] = {}
 
-    def download(repository: str, *, revision: str, local_dir: Path, allow_patterns: list[str]) -> None:
+    def download(repository: str, *, local_dir: Path, allow_patterns: list[str], revision: str, **_: object) -> None:
         asked.update(repository=repository, revision=revision, files=sorted(allow_patterns))
         local_dir.mkdir()
         for name in allow_patterns:

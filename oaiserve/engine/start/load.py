@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import io
 import logging
-import sys
 from collections.abc import Container
-from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +52,7 @@ from oaiserve.errors import StartupError
 from oaiserve.files.gguf import shard_paths
 from oaiserve.files.hub import local_source
 from oaiserve.files.load_errors import reported, tensors_named
+from oaiserve.files.progress import counted, show_transformers_progress
 from oaiserve.files.quantization import Quantization
 from oaiserve.files.source import ModelSource
 
@@ -101,8 +100,7 @@ def load_model(
     """
     source = local_source(model)
     target = select_device(device)
-    if not sys.stderr.isatty():
-        transformers.utils.logging.disable_progress_bar()
+    show_transformers_progress()
     if target.type == "cpu":  # transformers would ask for packages that have kernels for GPUs
         logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     limit_compiled_shapes()
@@ -159,11 +157,9 @@ def _load_weights(
     if is_mxfp4(config) and _keeps_packed(target):
         in_mxfp4 = experts_in_mxfp4(folder)
     packed: PackedWeights | None = None
-    # The progress bars of the GGUF conversion cannot be switched off.
-    quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
     failure = f"The weights of '{checkpoint.name}' could not be loaded"
     family = family_of(config.model_type)
-    with reported(failure), quiet, tensors_named(allows_unread=is_wrapped):
+    with reported(failure), tensors_named(allows_unread=is_wrapped):
         if quantization is not None:
             packed = PackedWeights(folder, quantization, of_wrapper=is_wrapped)
             loaded, found = _load_expanded(config, packed, dtype, generation_defaults(folder))
@@ -222,7 +218,7 @@ def _load_expanded(
     for key in ("quantization_config", "compression_config"):
         plain.__dict__.pop(key, None)
     tensors = {}
-    for name in weights.names():
+    for name in counted("Expanding weights", weights.names(), lambda name: dtype.itemsize * prod(weights.shape(name))):
         tensor = torch.zeros(1, dtype=dtype).expand(weights.shape(name)) if name in kept else weights.tensor(name)
         tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

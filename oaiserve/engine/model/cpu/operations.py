@@ -30,6 +30,7 @@ from oaiserve.engine.model.cpu.library import AttentionOptions, CacheMemory, Lib
 from oaiserve.engine.model.cpu.mixer_operations import MixerOperations
 from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
 from oaiserve.engine.model.cpu.pack_weights import PANEL
+from oaiserve.files.progress import Progress
 
 
 class Operations:
@@ -104,7 +105,7 @@ class Operations:
         self._embed(decoder.embedding, self._hidden, decoder.embedding_scale, decoder.position_embedding)
         if decoder.layer_inputs is not None:
             self._inputs_of_layers(decoder.layer_inputs, len(decoder.layers))
-        for index, layer in enumerate(decoder.layers):
+        for index, layer in enumerate(Progress(decoder.layers, desc="Packing weights", unit=" layers")):
             self._layer(index, layer, decoder.residual_scale)
         last = operations.elements(self._width)
         operations.add("norm", "norm", self._hidden, last, Normalize.of(decoder.final_norm), True)

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
@@ -35,6 +33,7 @@ from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS
 from oaiserve.errors import StartupError
 from oaiserve.files.hub import local_source
 from oaiserve.files.load_errors import reported, tensors_named
+from oaiserve.files.progress import show_transformers_progress
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +92,7 @@ class ToPool:
 
 def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> LoadedPooler:
     """Load a model for `embed` or `score`. Raises StartupError with a message for the user."""
-    if not sys.stderr.isatty():
-        transformers.utils.logging.disable_progress_bar()
+    show_transformers_progress()
     _refuse_unless_possible(task, options)
     source, device = local_source(model), select_device(options.device)
     limit_compiled_shapes()

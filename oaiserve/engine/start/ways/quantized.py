@@ -60,6 +60,7 @@ from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.errors import StartupError
 from oaiserve.files.load_errors import reported
 from oaiserve.files.private import NotPrivate
+from oaiserve.files.progress import counted
 from oaiserve.files.source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -260,7 +261,8 @@ def load_quantized(
     def of_all(found: Mapping[int, T]) -> dict[int, T]:
         return {layer: found[place] for layer, place in enumerate(places) if place in found}
 
-    blocks = {parameter: found for parameter in weights.names() if (found := blocks_of(parameter)) is not None}
+    names = counted("Packing weights", weights.names(), lambda name: dtype.itemsize * math.prod(weights.shape(name)))
+    blocks = {parameter: found for parameter in names if (found := blocks_of(parameter)) is not None}
     others = {parameter: weights.tensor(parameter) for parameter in weights.names() if parameter not in blocks}
     # The native step has norms and biases in float32.
     _fill(model, {parameter: t.to(dtype) if t.dim() > 1 else t.float() for parameter, t in others.items()})
