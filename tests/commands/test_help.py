@@ -99,6 +99,5 @@ def test_bash_completes_commands_flags_and_choices(
 
 @pytest.mark.parametrize(("shell", "flag"), [("zsh", "--max-running"), ("fish", "-l max-running")])
 def test_scripts_for_other_shells_have_the_flags(tmp_path: Path, shell: str, flag: str) -> None:
-    script = tmp_path / "script"
-    assert cli.main(["--install-completion", "--shell", shell, "--output", str(script)]) == 0
-    assert flag in script.read_text()
+    assert cli.main(["--install-completion", "--shell", shell, "--output", str(tmp_path / "script")]) == 0
+    assert flag in (tmp_path / "script").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -140,32 +140,22 @@ def test_a_repository_that_is_not_there(hub: tuple[Path, list[str]], monkeypatch
         local_source("someone/other")
 
 
-@pytest.mark.parametrize("fails", ["nothing answers", "no such model", "a file is missing"])
+@pytest.mark.parametrize("fails", ["nothing answers", "no such model", "no file can be read"])
 def test_a_download_that_fails_names_what_may_help(
     fails: str, hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(hub[0], MODEL)
     if fails == "nothing answers":
         away(monkeypatch)
-    if fails == "a file is missing":
-        monkeypatch.setattr("oaiserve.files.hub.files_of_model", lambda *_: ["config.json"])
-        monkeypatch.setattr(Hub, "do_GET", breaks_off(Hub.do_GET))
+    if fails == "no file can be read":
+        template = "http://127.0.0.1:1/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr("huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
     with pytest.raises(StartupError) as raised:
         local_source("someone/other" if fails == "no such model" else REPOSITORY)
     said = str(raised.value)
     assert all(word in said for word in ("HTTPS_PROXY", "HF_ENDPOINT", "HF_TOKEN", "a folder", "oaiserve serve demo"))
     assert ".." not in said
-
-
-def breaks_off(answer: Callable[..., None]) -> Callable[..., None]:
-    """Return a hub's way to answer that has no files, although it lists them."""
-
-    def do_GET(self: Hub, **options: bool) -> None:
-        if "/resolve/" in self.path:
-            self.path = "/gone"
-        answer(self, **options)
-
-    return do_GET
 
 
 @pytest.mark.parametrize(
