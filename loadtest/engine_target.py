@@ -131,7 +131,7 @@ def run_engine(
     """Load the model, warm up, run --repeat-runs times, and return the only entry of the report's `points`."""
     arrivals = submit_arrivals(arrivals, options)
     label = f"{options.mode}, {arrivals.arrival}"
-    runs, all_samples = [], []
+    runs = []
     with load_engine(model or "demo", options) as engine:
         target = EngineTarget(engine, workload, options)
         for number in range(-options.warmup_runs, options.repeat_runs):
@@ -146,9 +146,8 @@ def run_engine(
             submits = [(sample.sent_ns, sample.sent_ns + (sample.submit_ns or 0)) for sample in samples]
             run["submit_wall_seconds"] = (submits[-1][1] - submits[0][0]) / 1e9
             runs.append(run)
-            all_samples.append(samples)
             on_samples(title, samples)
-    return make_point(label, arrivals, runs, all_samples)
+    return make_point(label, arrivals, runs)
 
 
 class EngineTarget:

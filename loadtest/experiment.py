@@ -23,8 +23,8 @@ from loadtest.drive import Progress
 from loadtest.errors import UsageError
 from loadtest.gauges import GaugeWatch
 from loadtest.http_target import HttpOptions
-from loadtest.intervals import bootstrap_intervals, mean_interval
-from loadtest.measure import QUANTILES, Slos, measure, oversaturation, series, steady_state
+from loadtest.intervals import mean_interval
+from loadtest.measure import QUANTILES, Slos, measure, oversaturation, steady_state
 from loadtest.prompts import Call, Workload, make_calls
 from loadtest.sample import Sample
 from loadtest.workers import Job, Workers
@@ -98,14 +98,13 @@ class HttpExperiment:
         on_samples: OnSamples = lambda label, samples: None,
     ) -> dict[str, Any]:
         """Run one point as often as `num_repeats`, and return it as an entry of the report's `points`."""
-        runs, all_samples = [], []
+        runs = []
         for repeat in range(num_repeats):
             title = f"{label}, {repeat + 1} of {num_repeats}" if num_repeats > 1 else label
             run, samples = self._run(arrivals, title, on_progress)
             on_samples(title, samples)
             runs.append(run)
-            all_samples.append(samples)
-        return make_point(label, arrivals, runs, all_samples)
+        return make_point(label, arrivals, runs)
 
     def _run(self, arrivals: Arrivals, title: str, on_progress: OnProgress) -> tuple[dict[str, Any], list[Sample]]:
         seed = self.workload.seed + 1000 * self._num_runs
@@ -215,22 +214,19 @@ def describe_run(
     }
 
 
-def make_point(
-    label: str, arrivals: Arrivals, runs: list[dict[str, Any]], samples: Sequence[Sequence[Sample]]
-) -> dict[str, Any]:
+def make_point(label: str, arrivals: Arrivals, runs: list[dict[str, Any]]) -> dict[str, Any]:
     verdicts = [run["client"]["verdict"] for run in runs]
     return {
         "label": label,
         "arrivals": asdict(arrivals),
         "runs": runs,
-        "summary": summarize(runs, samples),
+        "summary": summarize(runs),
         "verdict": max(verdicts, key=VERDICTS.index),
     }
 
 
-def summarize(runs: Sequence[dict[str, Any]], samples: Sequence[Sequence[Sample]]) -> dict[str, Any]:
-    """Return the mean of each metric over the runs, with a 95 % interval over the repeats. For a single run, intervals
-    of the percentiles of times are over its requests."""
+def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the mean of each metric over the runs, with a 95 % interval over the repeats."""
     summary: dict[str, Any] = {}
     for name in (*_RATES, *(["sessions_per_hour"] if runs[0]["metrics"]["sessions_per_hour"] else [])):
         summary[name] = _summary_entry([run["metrics"][name] for run in runs])
@@ -238,21 +234,13 @@ def summarize(runs: Sequence[dict[str, Any]], samples: Sequence[Sequence[Sample]
         steady = [run["metrics"]["steady"]["completion_tokens_per_second"] for run in runs]
         summary["steady_completion_tokens_per_second"] = _summary_entry(steady)
     summary["slo_attainment"] = _summary_entry([run["metrics"]["slo_attainment"]["all"] for run in runs])
-    within = series(samples[0]) if len(runs) == 1 else {}
     for name in _TIMES:
         found = [run["metrics"]["distributions"][name] for run in runs]
         found = [distribution for distribution in found if distribution is not None]
         if not found:
             continue
-        intervals = {}
-        if within and name != "itl":  # the gaps of one answer are correlated, so drawing single gaps would mislead
-            intervals = dict(zip(QUANTILES, bootstrap_intervals(within[name], QUANTILES), strict=True))
         for key in ("mean", *(f"p{q}" for q in QUANTILES), "max"):
-            entry = _summary_entry([distribution[key] for distribution in found])
-            if intervals and key.startswith("p"):
-                low, high = intervals[int(key[1:])]
-                entry |= {"low": low, "high": high, "interval_over": "requests"}
-            summary[f"{name}_{key}"] = entry
+            summary[f"{name}_{key}"] = _summary_entry([distribution[key] for distribution in found])
     for name in runs[0]["metrics"]["phases"]:
         found = [run["metrics"]["phases"][name] for run in runs if name in run["metrics"]["phases"]]
         for key in found[0].keys() - {"n"}:
@@ -263,9 +251,8 @@ def summarize(runs: Sequence[dict[str, Any]], samples: Sequence[Sequence[Sample]
 def _summary_entry(values: list[float]) -> dict[str, Any]:
     interval = mean_interval(values)
     entry: dict[str, Any] = {"mean": sum(values) / len(values), "values": values, "low": None, "high": None}
-    entry["interval_over"] = None
     if interval is not None:
-        entry |= {"low": max(0.0, interval[0]), "high": interval[1], "interval_over": "repeats"}
+        entry |= {"low": max(0.0, interval[0]), "high": interval[1]}
     return entry
 
 

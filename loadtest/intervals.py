@@ -1,15 +1,12 @@
-"""Percentiles, and confidence intervals of means, quantiles and shares, in plain Python. Pure functions."""
+"""Percentiles, and confidence intervals of means and shares, in plain Python. Pure functions."""
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Sequence
 
 from oaiserve.explain.intervals import t_quantile
-
-_BOOTSTRAPS = 200
 
 Interval = tuple[float, float]
 
@@ -45,14 +42,6 @@ def ratio_interval(a: Sequence[float], b: Sequence[float]) -> Interval | None:
     degrees = total**2 / sum(v**2 / (len(values) - 1) for v, values in zip(variances, logs, strict=True))
     half = t_quantile(degrees) * math.sqrt(total)
     return math.exp(ratio - half), math.exp(ratio + half)
-
-
-def bootstrap_intervals(values: Sequence[float], quantiles: Sequence[float]) -> list[Interval]:
-    """Return a bootstrapped 95 % interval for each quantile (0 to 100): how far chance within one run may move it."""
-    rng = random.Random(0)
-    draws = [sorted(rng.choices(values, k=len(values))) for _ in range(_BOOTSTRAPS)]
-    columns = [sorted(percentile(draw, q) for draw in draws) for q in quantiles]
-    return [(percentile(column, 2.5), percentile(column, 97.5)) for column in columns]
 
 
 def wilson_interval(successes: int, trials: int) -> Interval:

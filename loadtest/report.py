@@ -82,9 +82,7 @@ def _metrics(point: dict[str, Any]) -> str:
     head = ("", "mean", "95 %" if len(runs) > 1 else "")
     lines += ["", table(head, rows), "", _times(summary), *_steady(first["steady"])]
     lines.append(
-        "95 %: intervals over the repeats"
-        if len(runs) > 1
-        else "95 %: intervals over the requests of this run; use --repeats for intervals over runs"
+        "95 %: intervals over the repeats" if len(runs) > 1 else "one run has no intervals: use --repeats for some"
     )
     return "\n".join(lines)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.intervals import bootstrap_intervals, mean_interval, percentile, ratio_interval, wilson_interval
+from loadtest.intervals import mean_interval, percentile, ratio_interval, wilson_interval
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 100))
@@ -29,16 +29,6 @@ def test_about_95_of_100_intervals_contain_the_true_mean() -> None:
         low, high = mean_interval([rng.gauss(5, 2) for _ in range(4)]) or (0, 0)
         hits += low <= 5 <= high
     assert hits == pytest.approx(950, abs=25)
-
-
-def test_a_bootstrap_interval_contains_its_quantile_and_shrinks_with_more_values() -> None:
-    rng = random.Random(0)
-    few, many = [[rng.random() for _ in range(count)] for count in (50, 5000)]
-    (low, high), (p95_low, p95_high) = bootstrap_intervals(many, (50, 95))
-    assert low <= 0.5 <= high
-    assert p95_low <= 0.95 <= p95_high
-    wide = bootstrap_intervals(few, (50,))[0]
-    assert wide[1] - wide[0] > 3 * (high - low)
 
 
 def test_the_interval_of_a_ratio_needs_repeats_and_excludes_1_only_for_a_real_difference() -> None:

@@ -36,15 +36,13 @@ GAUGES = {
 def make(*, ttft_ms: float = 100, labels: tuple[str, ...] = ("1 users",), num_runs: int = 2, **settings: Any) -> Any:
     points = []
     for label in labels:
-        samples, runs = [], []
+        runs = []
         for run in range(num_runs):
             ttft = ttft_ms + run
-            samples.append(
-                [sample([ttft, ttft + 20, ttft + 40], at=50 * i, phases_ns=dict(PHASES_NS)) for i in range(10)]
-                + [sample([], error="http_503", error_message="full")]
-            )
+            samples = [sample([ttft, ttft + 20, ttft + 40], at=50 * i, phases_ns=dict(PHASES_NS)) for i in range(10)]
+            samples.append(sample([], error="http_503", error_message="full"))
             health = ProcessHealth(wall_ns=10**9, cpu_ns=10**7, loop_lag_ns=[10**5])
-            runs.append(describe_run(samples[-1], [health], Arrivals(), None, parse_slos("ttft:1s"), None))
+            runs.append(describe_run(samples, [health], Arrivals(), None, parse_slos("ttft:1s"), None))
             runs[-1]["server"] = {
                 "dialect": "oaiserve",
                 "means": {"queue": 0.01, "ttft": 0.08},
@@ -52,7 +50,7 @@ def make(*, ttft_ms: float = 100, labels: tuple[str, ...] = ("1 users",), num_ru
                 "check": {"status": "disagree", "reason": "the clock"},
                 "gauges": GAUGES,
             }
-        points.append(make_point(label, Arrivals(), runs, samples))
+        points.append(make_point(label, Arrivals(), runs))
     return make_report("http", points, http={"url": "http://test"}, workload={"seed": 0}, **settings)
 
 
@@ -102,13 +100,12 @@ def test_the_text_has_the_figures_the_clients_health_and_the_errors() -> None:
     assert re.search(r"^prefill +70\.0", text, re.MULTILINE)
 
 
-def test_intervals_are_over_the_repeats_or_over_the_requests_of_a_single_run() -> None:
+def test_intervals_are_over_the_repeats() -> None:
     entry = make()["points"][0]["summary"]["ttft_p50"]
-    assert (entry["interval_over"], entry["values"]) == ("repeats", [pytest.approx(0.100), pytest.approx(0.101)])
+    assert entry["values"] == [pytest.approx(0.100), pytest.approx(0.101)]
     assert entry["low"] < 0.1005 < entry["high"]
     single = make(num_runs=1)["points"][0]["summary"]
-    assert single["ttft_p50"]["interval_over"] == "requests"
-    assert single["requests_per_second"]["interval_over"] is None
+    assert single["ttft_p50"]["low"] is None
 
 
 def test_the_arguments_in_a_report_have_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +135,7 @@ def test_the_html_page_is_well_formed_and_loads_nothing(labels: tuple[str, ...])
 def test_a_report_without_any_answer_gives_a_well_formed_page() -> None:
     failed = [sample([], error="connect")]
     run = describe_run(failed, [ProcessHealth()], Arrivals(), None, {}, None)
-    report = make_report("http", [make_point("x", Arrivals(), [run], [failed])], http={"url": "u"})
+    report = make_report("http", [make_point("x", Arrivals(), [run])], http={"url": "u"})
     assert Page(render_html(report)).open == []
     assert report["points"][0]["verdict"] == "invalid"
 
