@@ -17,9 +17,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     installer = ThreadPoolExecutor(INSTALLS_AT_ONCE)
     commands = {name: installer.submit(environments.command, name, CLIENTS[name]) for name in names}
-    with closing_without_the_rest(installer), running_servers() as servers:
+    with ExitStack() as end:
+        end.callback(installer.shutdown, cancel_futures=True)  # so that Ctrl-C does not wait for what has not begun
+        servers = end.enter_context(running_servers())
         for name in names:
             client = CLIENTS[name]
             print(f"{client.title} ...", file=sys.stderr, flush=True)
@@ -89,15 +91,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         for feature, sentence in result["problems"].items():
             print(f"{name}, {feature}: {sentence}", file=sys.stderr)
     return 1 if any(result["problems"] for result in results.values()) else 0
-
-
-@contextmanager
-def closing_without_the_rest(installer: ThreadPoolExecutor) -> Iterator[None]:
-    """End the installer with the block: what has not begun is left out, so that Ctrl-C does not wait for all of it."""
-    try:
-        yield
-    finally:
-        installer.shutdown(cancel_futures=True)
 
 
 def run(
