@@ -84,6 +84,7 @@ OTHER_COMMANDS = {
 # Each is a file of its name in `oaiserve.commands`.
 SMALL_COMMANDS = {
     "chat": "Chat with a model in the terminal.",
+    "doctor": "Say what this machine means for serving.",
     "launch": "Start a coding tool, such as codex or claude, that asks your server.",
     "list": "List the models on this disk.",
     "ps": "List your servers on this machine.",

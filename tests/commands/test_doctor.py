@@ -1,0 +1,64 @@
+"""What a machine means for serving is said in sentences, and the exit code says whether it can serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oaiserve import cli
+from oaiserve.commands import doctor
+from oaiserve.files import hub
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "is_reachable", lambda: False)
+    monkeypatch.setattr(doctor, "container_bytes", lambda: None)
+    monkeypatch.setattr(doctor, "available_bytes", lambda: 30_000_000_000)
+
+
+def test_each_part_has_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for part in ("machine", "instructions", "memory 30 GB", "open files", "versions oaiserve", "compiler", "GPU"):
+        assert f" {part} " in f" {shown} "
+    assert "The Hugging Face hub does not answer" in shown
+    assert shown.endswith("This machine can serve.")
+
+
+def test_a_machine_on_which_serving_fails_has_exit_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "available_bytes", lambda: 1_000_000_000)
+    monkeypatch.setattr(doctor, "PACKAGES", ("torch", "no-such-package"))
+    assert cli.main(["doctor"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Even the demo needs 1.5 GB." in shown
+    assert "There is no no-such-package: pip install" in shown
+    assert shown.endswith("Serving would fail: see memory, versions.")
+
+
+def test_a_cgroup_counts_where_it_leaves_less() -> None:
+    assert doctor.memory(30_000_000_000, 3_000_000_000).sentences.startswith(
+        "3 GB are free, since the memory cgroup leaves no more of 30 GB: room for about 1 billion"
+    )
+    assert doctor.memory(3_000_000_000, 30_000_000_000).sentences.startswith("3 GB are free: ")
+
+
+def test_the_limit_of_a_cgroup_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert doctor.container_bytes(tmp_path) is None
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert doctor.container_bytes(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert doctor.container_bytes(tmp_path) == 700
+
+
+@pytest.mark.parametrize(
+    ("features", "said"),
+    [({"avx512f", "amx_bf16"}, "AMX:"), ({"avx2", "avx512f"}, "AVX-512:"), ({"avx2"}, "AVX2,"), (set(), "no AVX2")],
+)
+def test_instruction_sets_say_how_fast_it_will_be(features: set[str], said: str) -> None:
+    assert said in doctor.instruction_sets("x86_64", frozenset(features)).sentences
