@@ -14,7 +14,7 @@ from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import Prompt, PromptDone, SamplingParams, TextPrompt, TokenChunk, TokenPrompt, Usage
 from oaiserve.errors import ContextLengthExceeded
 from oaiserve.routes import constraints, parameters, protocol
-from oaiserve.routes.bodies import CompletionBody
+from oaiserve.routes.bodies import MAX_CHOICES_PER_REQUEST, CompletionBody
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.logprobs import (
     CompletionLogprobs,
@@ -109,10 +109,12 @@ def build_prompts(body: CompletionBody) -> tuple[Prompt, ...]:
         raise invalid("prompt", "must not be an empty list")
     entries: list[Any] = prompt
     kinds = types_of(entries)
-    if kinds == {str}:
-        return tuple(TextPrompt(text, special) for text in entries)
     if kinds <= {int, float}:
         return (TokenPrompt(prompt_ids("prompt", entries)),)
+    if len(entries) > MAX_CHOICES_PER_REQUEST:  # before a million of them are made
+        raise invalid("prompt", f"prompts times n must be <= {MAX_CHOICES_PER_REQUEST}, got {len(entries)} prompts")
+    if kinds == {str}:
+        return tuple(TextPrompt(text, special) for text in entries)
     if kinds == {list}:
         return tuple(TokenPrompt(prompt_ids("prompt", ids)) for ids in entries)
     raise invalid("prompt", "must be a string, a list of strings, a list of token ids, or a list of lists of token ids")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -76,14 +77,17 @@ def test_a_block_whose_parent_is_missing_is_not_written(folder: Path) -> None:
     assert not write(files, 2, 1), "it is there already"
 
 
-@pytest.mark.parametrize("place", [0, 4, 20, 31, 32, 50, FILE_BYTES - 1])
-def test_a_file_with_one_other_byte_is_missing_from_then_on(folder: Path, place: int) -> None:
-    files = files_in(folder)
+@pytest.mark.parametrize("seed", range(500))
+def test_a_file_that_lies_is_missing_from_then_on(folder: Path, seed: int) -> None:
+    """Bytes are changed, cut off, put in or put behind."""
+    rng, files = random.Random(seed), files_in(folder)
     write(files, 1)
     (path,) = (folder / "kind").iterdir()
-    changed = bytearray(path.read_bytes())
-    changed[place] ^= 4
-    path.write_bytes(changed)
+    lies = bytearray(path.read_bytes())
+    while lies == path.read_bytes():
+        place, number = rng.randrange(len(lies)), rng.randrange(1, 9)
+        lies[place : place + rng.choice((0, number))] = rng.randbytes(rng.choice((0, number)))
+    path.write_bytes(lies)
     assert read(files, 1) is None
     assert (name_of(1) in files, path.exists(), files.num_failures) == (False, False, 1)
 

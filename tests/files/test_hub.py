@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -36,6 +38,7 @@ class Hub(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     folder: ClassVar[Path]
     sent: ClassVar[list[str]]  # the names of the files
+    hostile: ClassVar[list[str]] = []  # further names, of files that it sends, too
 
     def log_message(self, *_: object) -> None:
         pass
@@ -49,7 +52,7 @@ class Hub(BaseHTTPRequestHandler):
             str(file.relative_to(self.folder)): hashlib.sha1(file.read_bytes()).hexdigest()
             for file in sorted(self.folder.rglob("*"))
             if file.is_file()
-        }
+        } | dict.fromkeys(self.hostile, "0" * 40)
         if path.startswith(f"/api/models/{REPOSITORY}/tree/"):
             tree = [{"type": "file", "path": name, "size": 1, "oid": digest} for name, digest in digests.items()]
             data = json.dumps(tree).encode()
@@ -58,7 +61,7 @@ class Hub(BaseHTTPRequestHandler):
             data = json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode()
         elif (name := path.removeprefix(f"/{REPOSITORY}/resolve/{COMMIT}/")) in digests:
             self.sent += [name] * has_body
-            data = (self.folder / name).read_bytes()
+            data = b"{}" if name in self.hostile else (self.folder / name).read_bytes()
             headers = {"ETag": f'"{digests[name]}"', "X-Repo-Commit": COMMIT}
         elif path != "/":
             status, data, headers = 404, b"{}", {"X-Error-Code": "RepoNotFound"}
@@ -130,6 +133,22 @@ def test_the_gguf_file_that_is_named_is_fetched(hub: tuple[Path, list[str]], mon
         StartupError, match=r"not answer\. In its cache, .* no GGUF file of the name 'IQ4_XS': it has Q8_0"
     ):
         local_source(f"{REPOSITORY}:IQ4_XS")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_name_in_a_repository_leads_out_of_the_cache(
+    hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int
+) -> None:
+    rng, (folder, _) = random.Random(seed), hub
+    put(folder, MODEL)
+    parts = ("..", "../..", "../../../..", "x", str(tmp_path)[1:], "..\\..", "%2e%2e", ".", "")
+    ways = ["/".join(rng.choices(parts, k=rng.randint(1, 6))) for _ in range(10)]
+    monkeypatch.setattr(Hub, "hostile", [f"{way}/{rng.choice(('evil.json', 'config.json'))}" for way in ways])
+    before = {path for path in tmp_path.parent.rglob("*") if path.is_file()}
+    with suppress(StartupError, ValueError, OSError):
+        local_source(REPOSITORY)
+    new = {path for path in tmp_path.parent.rglob("*") if path.is_file()} - before
+    assert all(path.is_relative_to(tmp_path / "cache") for path in new)
 
 
 def test_a_repository_that_is_not_there(hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,7 @@ BAD_REQUESTS = [
     completion("bools in tokens", "'prompt[0][1]': must be an integer, got a boolean", "prompt", prompt=[[5, True]]),
     completion("negative token", "must be >= 0, got -1", "prompt", prompt=[5, -1]),
     completion("too many choices", "prompts times n must be <= 2048", "prompt", prompt=["Hi"] * 17, n=128),
+    completion("too many prompts", "prompts times n must be <= 2048, got 2049", "prompt", prompt=[""] * 2049),
     by_engine("empty prompt", "it has no tokens", "prompt", prompt=""),
     by_engine("empty prompt in a list", "it has no tokens", "prompt", prompt=["Hi", ""]),
     by_engine("token outside", "vocabulary", "prompt", prompt=[5, OUTSIDE]),

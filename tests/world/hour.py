@@ -22,6 +22,7 @@ from tests.world.servers import GATEWAY_IP, GatewayHost, Replica, put_in_place
 SETTLE_SECONDS = 75.0  # after which the gateway sends requests to all servers again
 QUIET_SECONDS = 150.0
 MOST_FAILED = 12  # answers of 500 from a server that fails all of them, until it is left out often enough
+MOST_TRIES = 10  # of servers for a request, on average
 SHARED_MEMORY = Path("/dev/shm")
 # Lines of errors that faults make. Any other is a fault of the product.
 EXPECTED_ERRORS = ("The engine hangs", "The engine has stopped", "The response store does not work")
@@ -235,9 +236,13 @@ class Life:
         gateway, watch = self.gateway.gateway, self.gateway.watch
         endings = [s.value for m in gateway._metrics.requests.collect() for s in m.samples]
         upstreams = watch.upstreams.values()
+        num_tries = sum(
+            s.value for m in gateway._metrics.choices.collect() for s in m.samples if s.name.endswith("_total")
+        )
         self._must_be_zero(
             "the gateway",
             received_bytes=gateway._received.total,
+            tries=max(0, num_tries - MOST_TRIES * sum(endings)),
             open_requests=sum(upstream.num_open for upstream in upstreams),
             silent=len(watch.silent) + len(self.replicas) - len(watch.joined),
             connections=sum(max(0, len(upstream._all) - 1) for upstream in upstreams),

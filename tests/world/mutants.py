@@ -108,6 +108,7 @@ def _tried(given: tuple[Mutant, range, float]) -> tuple[Mutant, int, str]:
     sys.meta_path.insert(0, _Planted(mutant))
 
     def stop(*_: object) -> None:
+        signal.alarm(1)  # what it meets may catch the error
         raise TimeoutError("the seed takes too long")
 
     signal.signal(signal.SIGALRM, stop)

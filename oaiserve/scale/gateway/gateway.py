@@ -368,6 +368,7 @@ class Gateway:
             text = "Streams of replica %s end with it, unless its --trusted-proxy has the address of this gateway"
             log.warning(text, begun.upstream.shown)
         signs: asyncio.Task[None] | None = None  # of life, in the pause of a stream that was cut off
+        num_sent, num_cuts, give_up_ns = -1, 0, 0  # pieces at the last cut, and cuts since there was a further piece
         while True:
             ending = Ending.ANSWERED
             try:
@@ -378,9 +379,12 @@ class Gateway:
                 begun.attempt.end(monotonic_ns(), "cut off")
                 self._watch.exclude(begun.upstream.name, f"it has cut off an answer: {error}")
                 self._watch.failed(begun.upstream, f"an answer cut off: {error}")
+                num_cuts += 1
+                if len(asked.sent) > num_sent:
+                    num_sent, num_cuts, give_up_ns = len(asked.sent), 0, monotonic_ns() + int(GO_ON_SECONDS * 1e9)
                 if may_go_on and (signs is None or signs.done()):
                     signs = asyncio.create_task(_show_signs_of_life(send_part, left))
-                if may_go_on and (again := await self._go_on(asked, begun, kind, left)) is not None:
+                if may_go_on and (again := await self._go_on(asked, begun, kind, left, num_cuts, give_up_ns)):
                     begun = again
                     if not kind or begun.kind != kind:
                         await send_part({"type": "http.response.body", "body": UNLIKE, "more_body": True})
@@ -432,10 +436,13 @@ class Gateway:
             begun.upstream.num_open -= 1
             answer.close()
 
-    async def _go_on(self, asked: _Asked, cut: _Begun, kind: bytes, left: asyncio.Task[None]) -> _Begun | None:
-        """Have another replica go on with a stream. Return None if none does. Raises ClientDisconnect."""
-        give_up_ns = monotonic_ns() + int(GO_ON_SECONDS * 1e9)
+    async def _go_on(
+        self, asked: _Asked, cut: _Begun, kind: bytes, left: asyncio.Task[None], num_cuts: int, give_up_ns: int
+    ) -> _Begun | None:
+        """Have another replica go on with a stream. Return None if none does in time. Raises ClientDisconnect."""
         with suppress(asyncio.CancelledError):  # of the shutdown: then the stream ends with an error
+            if num_cuts:  # replicas cut it off one after the other, for example because no response can be stored
+                await _unless_left(asyncio.sleep(PAUSE_SECONDS * 2 ** min(num_cuts, 5)), left)
             while monotonic_ns() < give_up_ns and not self.is_draining:
                 with suppress(NoReplica, BadGateway):
                     begun = await self._ask(asked, left, [cut.decision.replica])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -34,6 +36,7 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest, ModelNotFound, Overloaded
+from oaiserve.facts.continuation import split_at_marks, take_sent
 from oaiserve.facts.record import Cause, EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
@@ -226,6 +229,33 @@ def test_any_method_that_is_offered_can_be_called_and_no_other_one() -> None:
 def test_what_is_no_call_of_a_front_end_is_refused(data: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         FrontEnd._take(cast(FrontEnd, SimpleNamespace()), data)
+
+
+def test_what_a_spoiled_message_says_is_data_of_its_type_or_refused() -> None:
+    """10,000 messages of front ends with other bytes, and as many of a server to a gateway and back."""
+    rng, num_read = random.Random(0), 0
+    sent = [body(Call("submit", packed((Submit.of(request, 9),)), 0)) for request in requests()]
+    marks = b'data: {"a": 1}\n\n: tokens [0,[7,8]]\n\n: tokens [1,[]]\n\n'
+
+    def spoiled(content: bytes) -> bytes:
+        changed = bytearray(content)
+        for _ in range(rng.randint(1, 4)):
+            place = rng.randrange(len(changed))
+            changed[place : place + rng.randint(0, 2)] = rng.randbytes(rng.randint(0, 2))
+        return bytes(changed)
+
+    for _ in range(10_000):
+        data = spoiled(rng.choice(sent))
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, KeyError):
+            call = of_front_end(data)
+            OFFERED[call.method].arguments.decode(call.arguments)
+            num_read += 1
+        with suppress(msgspec.DecodeError):
+            _, pieces, _ = split_at_marks(spoiled(marks))
+            assert all(type(number) is int for piece in pieces for number in (piece.choice, *piece.token_ids))
+        with suppress(ValueError):
+            take_sent(bytearray(spoiled(b"[[0,[7,8]]]")), f"{rng.randint(-1, 20)}")
+    assert 100 < num_read < 9000
 
 
 def test_calls_are_no_messages_to_front_ends() -> None:

@@ -32,6 +32,7 @@ OPTIONS = ServerOptions(drain_timeout_seconds=0)
 BEHIND_A_GATEWAY = ServerOptions(drain_timeout_seconds=0, trusted_proxy=("127.0.0.1",))
 ROUTE = RouteOptions()
 SIGNATURE, SEEN_CLIENT = "x-signature", "x-seen-client"
+SEEN_PATHS: list[str] = []  # of requests that the gateway passed on
 
 
 def address_of(server: RunningServer) -> Address:
@@ -45,6 +46,9 @@ class Signed:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if any(name == b"x-request-id" for name, _ in scope.get("headers", ())):
+            SEEN_PATHS.append(scope["path"])
+
         async def signed_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 host, port = scope["server"]

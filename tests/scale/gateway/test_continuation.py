@@ -18,7 +18,9 @@ from oaiserve.config import ContinueStreams, EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.sequence import Sequence
+from oaiserve.errors import Unavailable
 from oaiserve.facts.continuation import Piece
+from oaiserve.routes.responses.store import ResponseDatabase
 from oaiserve.scale.gateway.gateway import SIGN_OF_LIFE
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, request
 from tests.engine.model.cpu.small_models import config, make_model
@@ -188,6 +190,22 @@ def test_a_client_has_signs_of_life_until_its_stream_goes_on(monkeypatch: pytest
         running_alone = run_stream(running, path, body, None, 0)
     assert found.count(SIGN_OF_LIFE) > 0
     assert shown(found.replace(SIGN_OF_LIFE, b"")) == shown(running_alone)
+
+
+def test_a_stream_that_no_server_can_end_ends_with_an_error_after_a_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(store: ResponseDatabase, owner: str, stored: object) -> None:
+        raise Unavailable("The disk is full.")
+
+    monkeypatch.setattr(ResponseDatabase, "put", full)
+    monkeypatch.setattr("oaiserve.scale.gateway.gateway.GO_ON_SECONDS", 0.5)
+    monkeypatch.setattr("oaiserve.scale.gateway.gateway.PAUSE_SECONDS", 0.02)
+    path, body = CASES["response"]
+    with fleet(2) as running:
+        answer = running.http.post(path, json=body | {"stream": True}).content
+        continued = running.metric("oaiserve_gateway_continued_total", result="alike")
+    assert answer.count(b"response.output_text.delta") == 2 * 16
+    assert b"event: error" in answer
+    assert 0 < continued <= 5  # after 0, 40, 80, 160 and 320 ms
 
 
 @pytest.mark.parametrize("is_told", [False, True], ids=["no reports", "its watchdog"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import random
 import re
 import socket
 import time
@@ -32,7 +33,17 @@ from oaiserve.telemetry import tracing
 from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, wait_until_idle
 from tests.routes.conftest import RunningServer
-from tests.scale.gateway.doubles import OPTIONS, QUICK, SEEN_CLIENT, SIGNATURE, Fleet, Replica, address_of, fleet
+from tests.scale.gateway.doubles import (
+    OPTIONS,
+    QUICK,
+    SEEN_CLIENT,
+    SEEN_PATHS,
+    SIGNATURE,
+    Fleet,
+    Replica,
+    address_of,
+    fleet,
+)
 from tests.waiting import wait_until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -129,11 +140,21 @@ def test_what_the_gateway_refuses_itself_is_an_error_in_openais_form(four: Fleet
         assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
 
 
-@pytest.mark.parametrize(
-    "path", ["//debug/requests", "/%2fdebug/requests", "/debug//requests/", "/v1/../debug/requests"]
-)
-def test_a_path_is_judged_as_a_replica_reads_it(four: Fleet, path: str) -> None:
-    assert raw_answer(four, path)[0] == 404
+PARTS = ("", "", ".", "..", "%2e%2e", "debug", "%64ebug", "requests", "dashboard", "feed", "v1", "models", "metrics",
+         "unload_lora_adapter", "%2f", "%252f", "%5c", ";a", "%00", "?a", "%c0%ae")  # fmt: skip
+
+
+def test_no_spelling_of_a_path_reaches_what_is_about_one_replica(four: Fleet) -> None:
+    """A replica must read each path as the gateway has judged it: 500 of them."""
+    rng, known = random.Random(0), len(SEEN_PATHS)
+    paths = ["//debug/requests", "/%2fdebug/requests", "/debug//requests/", "/v1/../debug/requests"]
+    paths += ["/" + "/".join(rng.choices(PARTS, k=rng.randint(1, 5))) for _ in range(500)]
+    found = [raw_answer(four, path) for path in paths]
+    seen = [re.sub("/+", "/", path) for path in SEEN_PATHS[known:]]
+    assert len(seen) > 50
+    assert not [path for path in seen if path.startswith(("/debug", "/dashboard", "/v1/unload")) or "/../" in path]
+    assert {status for status, _ in found} <= {200, 400, 404, 405}
+    assert [status for status, _ in found[:4]] == [404] * 4
 
 
 def test_slashes_too_many_lead_to_the_gateways_own_routes(four: Fleet) -> None:

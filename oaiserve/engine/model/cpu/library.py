@@ -17,6 +17,7 @@ from torch import Tensor
 
 from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.description import Norm, Router
+from oaiserve.engine.model.cpu.kv_layout import LANES
 
 # The order is that of `enum class Activation` in src/activation.h.
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
@@ -40,7 +41,13 @@ class Normalize:
         """Return a norm of the description. Without one, `width` numbers are copied."""
         if norm is None:
             return cls(None, None, width, 0.0, False)
-        return cls(norm.weight, norm.bias, len(norm.weight), norm.epsilon, norm.subtracts_mean)
+        bias = None if norm.bias is None else _whole(norm.bias)
+        return cls(_whole(norm.weight), bias, len(norm.weight), norm.epsilon, norm.subtracts_mean)
+
+
+def _whole(numbers: Tensor) -> Tensor:
+    """Return the numbers with zeros behind them, as native code reads LANES at a time."""
+    return torch.nn.functional.pad(numbers, (0, rest)) if (rest := -len(numbers) % LANES) else numbers
 
 
 @dataclass(frozen=True, slots=True)
