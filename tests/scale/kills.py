@@ -1,0 +1,197 @@
+"""Kills and stops servers in mid-stream, and compares each stream with an undisturbed one: python -m tests.scale.kills
+
+Each round, the server with the most of the streams gets a SIGKILL, or a SIGSTOP. What it prints is of all rounds in the
+file. A pause is the longest time without bytes of a stream that went on elsewhere, as its client saw it; what it takes
+to compute its prompt again is part of it. The exit code is 1 if a stream was broken or has other bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+
+from tools.engine_load import percentile
+from tools.server_process import exit_on_sigterm, free_port, running_process
+
+SERVERS, STREAMS, TOKENS = 3, 8, 150
+FLAGS = ("--kv-cache-memory", "64MiB", "--cpu-threads", "1", "--trusted-proxy", "127.0.0.1", "--log-level", "warning")
+# What a server imports, so that it starts in a moment.
+PRELOADED = [*(f"oaiserve.{name}" for name in ("cli", "app", "engine.engine", "engine.start.ways.expanded")),
+             "transformers.models.llama.modeling_llama"]  # fmt: skip
+MANY = {"type": "array", "items": {"type": "integer"}, "minItems": 200}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": MANY}}
+CHAT, ASKED = "/v1/chat/completions", {"messages": [{"role": "user", "content": "Tell me of the old river. " * 8}]}
+CASES: tuple[tuple[str, dict[str, Any]], ...] = (
+    (CHAT, ASKED | {"temperature": 0}),
+    (CHAT, ASKED | {"presence_penalty": 0.4, "repetition_penalty": 1.1, "logprobs": True, "top_logprobs": 2}),
+    (CHAT, ASKED | {"n": 2, "temperature": 0.8, "stream_options": {"include_usage": True}}),
+    (CHAT, ASKED | {"response_format": SCHEMA}),
+    ("/v1/completions", {"prompt": "Once upon a time. " * 20, "return_token_ids": True, "logprobs": 2}),
+    ("/v1/responses", {"input": "Tell me of seven hills. " * 8, "store": False}),
+    ("/v1/messages", ASKED),
+)
+TEXTS = ("text", "content", "delta")  # whose pieces are joined: tokens that wait for a reader come in one event
+BY_TIME_OR_CACHE = ("created", "created_at", "completed_at", "sequence_number", "cached_tokens", "input_tokens",
+                    "cache_read_input_tokens")  # fmt: skip
+
+
+def make_model(folder: Path) -> None:
+    from tests.engine.remembered import save
+    from tests.models.decoders import random_model
+    from tests.models.small_configs import config_of
+
+    save(random_model(config_of("llama", vocab_size=2048, max_position_embeddings=2048)), folder, 2048)
+
+
+def serve(model: Path, port: int) -> None:
+    from oaiserve import cli
+
+    sys.exit(cli.main(["serve", str(model), "--port", str(port), *FLAGS]))
+
+
+def stream(http: httpx.Client, case: int, seed: int, came: list[float]) -> bytes:
+    """Return the bytes of a stream, and note when each piece came."""
+    path, body = CASES[case]
+    limit = {"max_output_tokens" if "input" in body else "max_tokens": TOKENS, "seed": seed, "ignore_eos": True}
+    found = b""
+    with http.stream("POST", path, json=body | limit | {"stream": True}) as answer:
+        for part in answer.iter_raw():
+            came.append(time.monotonic())
+            found += part
+    return found
+
+
+def meaning(content: bytes) -> dict[tuple[str, ...], Any]:
+    """Return what a stream says, whatever the borders of its events, and without its ids and times."""
+    found: dict[tuple[str, ...], Any] = {}
+
+    def note(path: tuple[str, ...], value: Any) -> None:
+        if isinstance(value, dict):
+            for name, each in value.items():
+                note((*path, f"{value.get('index')}", name), each)
+        elif isinstance(value, list) and path[-1] == "choices":
+            for each in value:
+                note(path, each)
+        elif isinstance(value, list) or (isinstance(value, str) and path[-1] in TEXTS):
+            found[path] = found.get(path, type(value)()) + value
+        elif path[-1] not in BY_TIME_OR_CACHE:
+            found.setdefault(path, set()).add(value)
+
+    for text in re.findall(rb"^data: (\{.*)$", re.sub(rb"[0-9a-f]{32}", b"ID", content), re.MULTILINE):
+        event = json.loads(text)
+        note((event.get("type", ""),), event)
+    return found
+
+
+class Fleet:
+    """Some servers, a gateway before them, and the meanings of undisturbed streams."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOADED)
+        self._model = Path(stack.enter_context(TemporaryDirectory()))
+        make = self._context.Process(target=make_model, args=(self._model,))
+        make.start()
+        make.join()
+        self._ports = sorted(free_port() for _ in range(SERVERS))  # the gateway numbers them so
+        self._servers = [self._started(port) for port in self._ports]
+        stack.callback(lambda: [server.kill() for server in self._servers])
+        replicas = [word for port in self._ports for word in ("--replica", f"http://127.0.0.1:{port}")]
+        command = [sys.executable, "-m", "oaiserve", "route", *replicas, "--port", f"{(port := free_port())}"]
+        url = stack.enter_context(running_process(command, port)).url
+        self._http = stack.enter_context(httpx.Client(base_url=url, timeout=120, trust_env=False, verify=False))
+        self._alone: dict[tuple[int, int], Any] = {}
+        self._wait_until_up()
+
+    def _started(self, port: int) -> Any:
+        server = self._context.Process(target=serve, args=(self._model, port))
+        server.start()
+        return server
+
+    def _metric(self, name: str) -> list[float]:
+        text = self._http.get("/metrics").text
+        return [float(value) for value in re.findall(rf"^oaiserve_gateway_{name}\{{.*\}} (\S+)", text, re.MULTILINE)]
+
+    def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + 120
+        while sum(self._metric("replica_up")) < SERVERS:
+            assert time.monotonic() < deadline, "a server does not come back"
+            time.sleep(0.1)
+
+    def round(self, rng: random.Random, is_kill: bool) -> dict[str, Any]:
+        """Disturb a server in mid-stream, and return what became of the streams."""
+        asked = [(rng.randrange(len(CASES)), rng.randrange(4)) for _ in range(STREAMS)]
+        for each in asked:
+            if each not in self._alone:
+                self._alone[each] = meaning(stream(self._http, *each, []))
+        came: list[list[float]] = [[] for _ in asked]
+        before, most = sum(self._metric("continued_total")), STREAMS * rng.randint(1, 40)
+        with ThreadPoolExecutor(STREAMS) as threads:
+            reading = [threads.submit(stream, self._http, *each, own) for each, own in zip(asked, came, strict=True)]
+            while sum(map(len, came)) < most and not all(each.done() for each in reading):
+                time.sleep(0.001)
+            opened = self._metric("open_requests")
+            number = opened.index(max(opened))
+            os.kill(self._servers[number].pid, signal.SIGKILL if is_kill else signal.SIGSTOP)
+            answers = [each.result() for each in reading]
+        num_lost = int(sum(self._metric("continued_total")) - before)
+        if is_kill:
+            self._servers[number].join()
+            self._servers[number] = self._started(self._ports[number])
+        else:
+            os.kill(self._servers[number].pid, signal.SIGCONT)
+        self._wait_until_up()
+        pauses = sorted(max(b - a for a, b in pairwise(own)) for own in came)[STREAMS - num_lost :]
+        wrong = [(*each, one.decode()) for each, one in zip(asked, answers, strict=True)
+                 if meaning(one) != self._alone[each]]  # fmt: skip
+        broken = sum(b'"error":{' in one for one in answers)
+        return {"is_kill": is_kill, "lost": num_lost, "broken": broken, "differing": wrong, "pauses": pauses}
+
+
+def summary(name: str, rounds: list[dict[str, Any]]) -> str:
+    pauses = [pause for one in rounds for pause in one["pauses"]] or [0.0]
+    broken, wrong = sum(one["broken"] for one in rounds), sum(len(one["differing"]) for one in rounds)
+    shown = ", ".join(f"{percentile(pauses, share):.2f}" for share in (0.5, 0.99, 1))
+    return (
+        f"{len(rounds):,} {name}: {STREAMS * len(rounds):,} streams, {len(pauses):,} went on elsewhere, "
+        f"{broken} broken, {wrong} with other bytes; pauses p50, p99 and longest: {shown} s"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--stops", type=int, default=0)
+    parser.add_argument("--rounds", type=Path, required=True, help="a line for each round is added to this file")
+    given = parser.parse_args()
+    exit_on_sigterm()
+    rng, kinds = random.Random(given.seed), [True] * given.kills + [False] * given.stops
+    rng.shuffle(kinds)
+    with ExitStack() as stack, given.rounds.open("a") as file:
+        fleet = Fleet(stack)
+        for is_kill in kinds:
+            print(json.dumps(fleet.round(rng, is_kill)), file=file, flush=True)
+    rounds = [json.loads(line) for line in given.rounds.read_text().splitlines()]
+    for name, is_kill in (("kills", True), ("stops", False)):
+        print(summary(name, [one for one in rounds if one["is_kill"] == is_kill]))
+    return int(any(one["broken"] or one["differing"] for one in rounds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
