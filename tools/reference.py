@@ -44,6 +44,7 @@ def tables() -> dict[tuple[str, str], str]:
         ("flags.md", "flags"): flags(),
         **{("api.md", name): parameters(bodies) for name, bodies in BODIES.items()},
         ("metrics.md", "metrics"): metrics(names.METRICS),
+        ("metrics.md", "genai-metrics"): metrics(names.GEN_AI_METRICS),
         ("metrics.md", "vllm-metrics"): metrics(vllm_names.METRICS),
     }
 

@@ -60,7 +60,11 @@ class Metrics:
         self._now = EngineNumbers()  # those of the page that is being rendered
         self._observed = observed = Observations(measured.model, epoch_offset_ns)
         self.live = Live(observed, epoch_offset_ns)
-        self._constants = {"model_name": measured.model, "engine": vllm_names.ENGINE_INDEX}
+        self._constants = {
+            "model_name": measured.model,
+            "engine": vllm_names.ENGINE_INDEX,
+            "gen_ai_provider_name": names.SERVICE_NAME,
+        }
         build = {"version": measured.version, "python": platform.python_version(), "model": measured.model}
         cache_config = measured.model, vllm_names.ENGINE_INDEX, measured.model_info.get("block_size", "")
         self._elsewhere: dict[Metric, Callable[[], Numbers]] = {
@@ -78,7 +82,7 @@ class Metrics:
             names.FRONT_ENDS_ENDED: lambda: {(): 0},
             **measured.elsewhere,
         }
-        self._families = [self._family(metric) for metric in names.METRICS]
+        self._families = [self._family(metric) for metric in (*names.METRICS, *names.GEN_AI_METRICS)]
         aliases = [self._family(metric) for metric in vllm_names.METRICS] if vllm else []
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)

@@ -20,7 +20,7 @@ PHASE_BUCKETS = (
     *(0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0),
 )  # fmt: skip
-# The next two contain every boundary of vLLM's histograms, or continue beyond these.
+# The next two contain every boundary of OpenTelemetry's gen_ai.server histograms, and continue beyond these.
 TIME_TO_FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0),
@@ -409,7 +409,50 @@ GEN_AI_REQUEST_PARAMS = {
     "dimensions": "gen_ai.embeddings.dimension.count",
 }
 
-# -- metrics under other names ----------------------------------------------------------------------------------------
-# vLLM's show the series above. Where a label has another name, too:
-RENAMED = {"model_name": "model", "finished_reason": "reason"}
+# -- OpenTelemetry's metrics ------------------------------------------------------------------------------------------
+# These show the series above under other names, and so do vLLM's. Where a label has another name, too:
+RENAMED = {
+    "model_name": "model",
+    "finished_reason": "reason",
+    "gen_ai_operation_name": "operation",
+    "gen_ai_request_model": "model",
+    "gen_ai_response_model": "model",
+}
 FINISHED = (("outcome", str(Outcome.FINISHED)),)  # only finished requests
+
+_GEN_AI_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "gen_ai_response_model")
+
+
+def _gen_ai(
+    name: str,
+    of: Metric,
+    help: str,
+    buckets: tuple[float, ...],
+    *more: str,
+    where: tuple[tuple[str, str], ...] = FINISHED,
+) -> Metric:
+    return Metric(name, "histogram", help, "seconds", (*_GEN_AI_LABELS, *more), buckets, of=of, where=where)
+
+
+# Those of the conventions for a GenAI server, with the boundaries of the conventions.
+GEN_AI_REQUEST_DURATION = _gen_ai(
+    "gen_ai_server_request_duration_seconds",
+    DURATION_SECONDS,
+    "Time from the first byte of a request to the last byte of its answer.",
+    (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+    "error_type",
+    where=(),
+)
+GEN_AI_TIME_TO_FIRST_TOKEN = _gen_ai(
+    "gen_ai_server_time_to_first_token_seconds",
+    TIME_TO_FIRST_TOKEN_SECONDS,
+    "Time from the first byte of a finished request to its first token.",
+    (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+GEN_AI_TIME_PER_OUTPUT_TOKEN = _gen_ai(
+    "gen_ai_server_time_per_output_token_seconds",
+    TIME_PER_OUTPUT_TOKEN_SECONDS,
+    "Mean time between the tokens of a choice, one value per finished request with at least two tokens per choice.",
+    (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+)
+GEN_AI_METRICS = (GEN_AI_REQUEST_DURATION, GEN_AI_TIME_TO_FIRST_TOKEN, GEN_AI_TIME_PER_OUTPUT_TOKEN)

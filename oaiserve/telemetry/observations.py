@@ -30,6 +30,8 @@ OTHER = "other"
 MOST_ADAPTERS = 512  # that have series of their own
 EXPLAINED = ("prefill", "decode")  # the phases that have causes
 PER_RATIO = 1_000_000  # ratios are counted in millionths, as integers
+# Labels of a series that only another metric shows.
+_MORE_LABELS: dict[Metric, tuple[str, ...]] = {names.DURATION_SECONDS: ("error_type",)}
 # Prometheus keeps exemplar times in milliseconds, and warns of a second exemplar that has the same bucket and time.
 # The second millisecond is for times that are rounded down.
 EXEMPLAR_SPACING_NS = 2_000_000
@@ -47,13 +49,13 @@ class Observations:
         self._error_types = frozenset(kinds_of(APIError))
 
         own = (*names.METRICS, names.INFERENCE_SECONDS, names.STEP_GAP_SECONDS)
-        every = (*own, *vllm_names.METRICS)
+        every = (*own, *names.GEN_AI_METRICS, *vllm_names.METRICS)
         self.counters = {
             metric: Counter(*metric.labels, per_unit=_per_unit(metric)) for metric in own if metric.type == "counter"
         }
         self.distributions = {
             metric: Distribution(
-                *metric.labels,
+                *(*metric.labels, *_MORE_LABELS.get(metric, ())),
                 shown_as=[shown for shown in every if metric in (shown, shown.of)],
                 per_unit=_per_unit(metric),
             )
@@ -101,7 +103,7 @@ class Observations:
 
         for phase in phases:
             self.add(names.PHASE_SECONDS, (phase.name, *labels), phase.duration_ns, origin)
-        self.add(names.DURATION_SECONDS, labels, times.duration_ns, origin)
+        self.add(names.DURATION_SECONDS, (*labels, error_type), times.duration_ns, origin)
         if times.scheduled is not None and times.last_token is not None:
             self.add(names.INFERENCE_SECONDS, labels, times.last_token - times.scheduled, origin)
         if account.num_preemptions:

@@ -12,14 +12,8 @@ from oaiserve.telemetry.names import ENGINE, FINISHED, Metric
 ENGINE_INDEX = "0"  # of the only engine
 MOST_ADAPTERS = 256  # in one step: all that can be loaded
 
-_TIME_TO_FIRST_TOKEN_BUCKETS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)  # fmt: skip
-_INTER_TOKEN_BUCKETS = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
-    *(5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)  # fmt: skip
+_TIME_TO_FIRST_TOKEN_BUCKETS = (*names.GEN_AI_TIME_TO_FIRST_TOKEN.buckets, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+_INTER_TOKEN_BUCKETS = (*names.GEN_AI_TIME_PER_OUTPUT_TOKEN.buckets, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _REQUEST_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),

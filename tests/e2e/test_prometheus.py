@@ -57,7 +57,7 @@ QUERIES += [
     for target in panel.get("targets", [])
     if "oaiserve_adapter_requests" not in target["expr"]  # the server has no adapters
 ]
-METRICS = (*names.METRICS, *vllm_names.METRICS)
+METRICS = (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)
 # The load fills the KV cache on purpose; the lag of the event loop, and causes, depend on what else the machine does.
 MAY_FIRE = {"OaiserveKvCacheFull", "OaiserveEventLoopLag", "OaiserveSlowCause"}
 
@@ -147,7 +147,7 @@ def test_prometheus_has_every_value_of_the_page(watched: Watched) -> None:
     host_seconds = names.ENGINE_HOST_SECONDS.name.removesuffix("_total")
     moving = f"{names.EVENT_LOOP_LAG_SECONDS.name}|{names.SCRAPE_DURATION_SECONDS.name}|{host_seconds}"
     moving = f"({moving})_.*|{names.CONNECTIONS.name}"
-    selector = f'{{job="oaiserve", __name__=~"(oaiserve_|vllm:).*", __name__!~"{moving}"}}'
+    selector = f'{{job="oaiserve", __name__=~"(oaiserve_|gen_ai_|vllm:).*", __name__!~"{moving}"}}'
     found = {
         frozenset((label, value) for label, value in labels if label not in ("job", "instance")): number
         # The last values, because on a busy machine a scrape may fail, after which Prometheus shows none for a moment.
@@ -158,7 +158,7 @@ def test_prometheus_has_every_value_of_the_page(watched: Watched) -> None:
         frozenset({("__name__", sample.name), *(label for label in sample.labels.items() if label[1])}): sample.value
         for family in families(watched.page(OPENMETRICS), OPENMETRICS)
         for sample in family.samples
-        if re.fullmatch("(oaiserve_|vllm:).*", sample.name) and not re.fullmatch(moving, sample.name)
+        if re.fullmatch("(oaiserve_|gen_ai_|vllm:).*", sample.name) and not re.fullmatch(moving, sample.name)
     }
     assert len(on_page) > 500
     assert found == on_page

@@ -113,7 +113,7 @@ def expected(records: Iterable[RequestRecord]) -> dict[Key, float]:
     """Return every sample that the records make, by name and labels. Counters that are 0 are left out."""
     histograms: defaultdict[tuple[str, frozenset[tuple[str, str]]], list[Value]] = defaultdict(list)
     counters: Counter[Key] = Counter()
-    by_name = {metric.name: metric for metric in (*names.METRICS, *vllm_names.METRICS)}
+    by_name = {metric.name: metric for metric in (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)}
     for record in records:
         for metric, labels, value in histogram_values(record):
             assert set(labels) == set(metric.labels)
@@ -140,6 +140,12 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
     is_finished = record.outcome is Outcome.FINISHED
     own = {"outcome": str(record.outcome), "operation": record.operation, "model": MODEL}
     vllm = {"model_name": MODEL, "engine": "0"}
+    gen_ai = {
+        "gen_ai_operation_name": record.operation,
+        "gen_ai_provider_name": "oaiserve",
+        "gen_ai_request_model": MODEL,
+        "gen_ai_response_model": MODEL,
+    }
     vllm_phases = {"queue": vllm_names.QUEUE, "prefill": vllm_names.PREFILL, "decode": vllm_names.DECODE}
     for phase in times.phases():
         yield n.PHASE_SECONDS, own | {"phase": phase.name}, seconds(phase.duration_ns)
@@ -147,6 +153,7 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
             yield vllm_phases[phase.name], vllm, seconds(phase.duration_ns)
     duration = seconds(times.responded - times.received)
     yield n.DURATION_SECONDS, own, duration
+    yield n.GEN_AI_REQUEST_DURATION, gen_ai | {"error_type": record.error_type or ""}, duration
     if is_finished:
         yield vllm_names.DURATION, vllm, duration
     if is_finished and times.last_token is not None:
@@ -166,12 +173,15 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
         ttft = seconds(times.first_token - times.received)
         yield n.TIME_TO_FIRST_TOKEN_SECONDS, own, ttft
         yield vllm_names.TIME_TO_FIRST_TOKEN, vllm, ttft
+        if is_finished:
+            yield n.GEN_AI_TIME_TO_FIRST_TOKEN, gen_ai, ttft
     per_choice = record.completion_tokens // max(1, record.account.num_choices)
     if times.last_token is not None and per_choice > 1:
         tpot = Fraction((times.last_token - times.first_token) / (per_choice - 1)) / 10**9
         yield n.TIME_PER_OUTPUT_TOKEN_SECONDS, own, tpot
         if is_finished:
             yield vllm_names.TIME_PER_OUTPUT_TOKEN, vllm, tpot
+            yield n.GEN_AI_TIME_PER_OUTPUT_TOKEN, gen_ai, tpot
     for gap_ns in record.event_gaps_ns:
         yield n.INTER_TOKEN_LATENCY_SECONDS, own, seconds(gap_ns)
     for tokens in record.event_tokens:

@@ -26,7 +26,7 @@ from tests.telemetry.reported import PROCESS_METRICS
 
 LABELS = {"outcome": "finished", "operation": "chat", "model": "demo"}
 VLLM = {"model_name": "demo", "engine": "0"}
-ALL = (*names.METRICS, *vllm_names.METRICS)
+ALL = (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def of_records(page: dict[Key, float]) -> dict[Key, float]:
     return {
         (name, labels): value
         for (name, labels), value in page.items()
-        if name.startswith(("oaiserve_", "vllm:"))
+        if name.startswith(("oaiserve_", "gen_ai_", "vllm:"))
         and not name.startswith(others)
         and name not in gauges
         and (value or name not in counters)
