@@ -1,25 +1,45 @@
-"""The front of several models: its page, and what it lacks where others reach it and there is no key."""
+"""The front of several models: what it shows to whom, without a process behind it."""
 
 from __future__ import annotations
 
-import httpx
 import pytest
+from starlette.testclient import TestClient
 
 from oaiserve.config import Config, ModelsOptions, ServerOptions
 from oaiserve.scale.several.app import create_app
-from tests.routes.conftest import RunningServer
+from oaiserve.scale.several.settings import models_of
+
+INSIDE = (
+    *("/dashboard", "/dashboard/feed", "/dashboard/static/app.js", "/debug/requests", "/debug/requests/x"),
+    *("/debug/report", "//debug/report", "/%2fdebug/report", "/debug/requests?model=demo"),
+)
 
 
-@pytest.mark.parametrize(("is_open", "status"), [(False, 404), (True, 200)])
-def test_nothing_of_the_page_is_passed_on_where_the_page_is_closed(is_open: bool, status: int) -> None:
-    options = ServerOptions(host="0.0.0.0", open_dashboard=is_open, drain_timeout_seconds=0)
-    configs = {name: Config("demo", options) for name in ("one", "two")}
-    app, _, _ = create_app(options, configs, ModelsOptions(load_on_demand=True))  # so that nothing is loaded
-    with RunningServer(app, options) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        for path in ("/dashboard", "/dashboard/static/app.js"):
-            assert http.get(path).status_code == status
-        for path in ("/dashboard/feed", "/debug/requests", "/debug/report", "/debug/requests/x"):
-            answer = http.get(path)
-            assert answer.status_code == (503 if is_open else 404)
-            assert ("--open-dashboard" in answer.text) != is_open
-        assert ("page" in http.get("/").json()["links"]) == is_open
+def front(server: ServerOptions) -> TestClient:
+    configs = models_of(["demo"], {}, Config("models", server))
+    app, _, _ = create_app(server, configs, ModelsOptions(load_on_demand=True))
+    return TestClient(app, base_url="http://127.0.0.1", headers={"host": "127.0.0.1"}, raise_server_exceptions=False)
+
+
+@pytest.mark.parametrize("path", INSIDE)
+def test_a_public_front_without_keys_shows_nobody_the_inside(path: str) -> None:
+    with front(ServerOptions(host="0.0.0.0")) as client:
+        answer = client.get(path)
+    assert answer.status_code == 404
+    assert "shows other people's requests" in answer.json()["error"]["message"]
+
+
+def test_a_front_with_keys_asks_for_one() -> None:
+    with front(ServerOptions(host="0.0.0.0", api_key=("mine",))) as client:
+        for path in ("/v1/models", *INSIDE[3:]):
+            assert client.get(path).status_code == 401, path
+        listed = client.get("/v1/models", headers={"authorization": "Bearer mine"})
+        assert [(model["id"], model["is_loaded"]) for model in listed.json()["data"]] == [("demo", False)]
+        assert client.get("/v1/models/none", headers={"authorization": "Bearer mine"}).status_code == 404
+
+
+def test_a_model_that_no_process_has_is_told_to_be_unknown() -> None:
+    with front(ServerOptions()) as client:
+        answer = client.post("/v1/completions", json={"model": "other", "prompt": "Hello"})
+    assert answer.status_code == 404
+    assert "'other' does not exist. This server serves 'demo'" in answer.json()["error"]["message"]
