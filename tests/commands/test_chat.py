@@ -121,7 +121,7 @@ def test_of_an_answer_longer_than_the_screen_the_end_is_shown() -> None:
 
 def test_a_chat_in_a_terminal(server: ScriptedServer) -> None:
     with terminal("chat", "--url", server.url) as screen:
-        screen.shows(rf"demo at {server.url}\..*\n\n> $")
+        screen.shows(rf"(?s)demo at {server.url}\..*\n\n> $")
         screen.types("Hello\r")
         screen.shows(r"You said Hello after 0\.\n\n> $")  # without the asterisks
         screen.types("/new\r")

@@ -70,14 +70,12 @@ def test_kernels_equal_the_reference() -> None:
 def test_kernels_of_layers_and_packed_checkpoints_are_compared() -> None:
     rows = [*islice(kernels.check_operations(CPU), 6), *islice(kernels.check_rotation(CPU), 3, 5)]
     rows += [*islice(packed.check_matrices(CPU), 2)]
-    # torch has no product with scales of blocks on a CPU.
-    rows += [row for row in packed.check_scaled(CPU) if "left_out" not in row]
-    assert len(rows) == 16
+    assert len(rows) == 10
     assert all(row["equal"] for row in rows), rows
     experts, mixture = packed.experts(CPU), {}
     while "gpt_oss" not in mixture:
         mixture |= next(experts)
-    assert len(mixture["experts"]) == 10
+    assert len(mixture["experts"]) == 6
     assert all(row["equal"] for row in [*mixture["experts"], mixture["gpt_oss"]]), mixture
 
 
