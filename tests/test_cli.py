@@ -233,7 +233,6 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
         (["serve", "demo", "--max-running", "x"], 'Invalid value for --max-running: unable to convert "x" into int.'),
         (["serve", "demo", "--api-key", ""], "--api-key is not usable"),
         (["serve", "demo", "--max-running", "0"], "--max-running is 0, but must be at least 1."),
-        (["serve", "demo", "--port", "65536"], "--port is 65536, but must be between 0 and 65535."),
         (["serve", "demo", "--device", "tpu"], 'Choose from: "auto", "cpu", "cuda".'),
         (["serve", "demo", "--body-limit", "8MB"], "--body-limit is wrong: '8MB' is not a size."),
         (["serve", "demo", "--host", "a" * 64], "which is not an address of this machine: not a valid name."),

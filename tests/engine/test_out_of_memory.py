@@ -11,7 +11,7 @@ import pytest
 from oaiserve.engine.request import TERMINAL, Aborted, Event, Failed, Finished, Request
 from oaiserve.engine.step import Step
 from tests.engine.device import Device, answers, check_answers, some_requests
-from tests.engine.doubles import EOS, LETTERS, TIMEOUT_SECONDS, Clock, Inbox, device_is_gone, make_engine, request
+from tests.engine.doubles import TIMEOUT_SECONDS, Clock, Inbox, device_is_gone, make_engine, request
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -104,16 +104,6 @@ def test_decodes_that_did_not_fit_in_one_step_are_not_tried_in_one_step_again() 
     found = answers(device, requests, clock_ns=Clock(), max_running=40, max_step_tokens=80, kv_blocks=400)
     assert all(event.usage.completion_tokens == 20 for event in found.ended.values())
     assert sum(not fits for _, fits in device.tried) < 6
-
-
-def test_a_sequence_that_the_step_before_has_ended_is_not_in_the_parts_of_the_next() -> None:
-    """With overlap, the next step had a chunk of the sequence already."""
-    device = Device()
-    device.has_room = lambda step: all(chunk.num_tokens > 1 for chunk in step.chunks) or len(step.chunks) == 1
-    stops = (*LETTERS, EOS)  # its first token is its last
-    short = request("short", max_tokens=9, stop_token_ids=stops, ignore_eos=True)
-    ended = answers(device, [short, request("long", max_tokens=5, ignore_eos=True)]).ended
-    assert (ended["short"].usage.completion_tokens, ended["long"].usage.completion_tokens) == (1, 5)
 
 
 def test_any_other_error_in_a_part_fails_the_engine() -> None:

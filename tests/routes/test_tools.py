@@ -249,12 +249,6 @@ def test_a_call_in_a_stream(serve: Serve) -> None:
     assert (end, reason) == ({}, "tool_calls")
 
 
-def test_text_before_a_call_stays_in_the_content(serve: Serve) -> None:
-    served = serve(template=CHATML)
-    served.engine.script = says("I look.\n", *PIECES)
-    assert choice_of(served)["message"]["content"] == "I look.\n"
-
-
 def test_an_answer_without_a_call_has_no_key_for_calls(serve: Serve) -> None:
     served = serve(template=CHATML)
     choice = choice_of(served)

@@ -37,7 +37,6 @@ ROME: Given = {"city": "Rome"}
 # of the cases in the tests of vLLM, SGLang and llama.cpp.
 CASES: list[tuple[str, str, str, list[tuple[str, Given]]]] = [
     ("hermes", 'Sure. <tool_call>\n{"name": "get-time", "arguments": {}}\n</tool_call>', "Sure. ", [("get-time", {})]),
-    ("granite", '<|tool_call|>[{"name": "book", "arguments": {"city": "Rome"}}]', "", [("book", ROME)]),
     ("granite", '<|tool_call|>[{"name": "get-time", "arguments": {}}, {"name": "book", "arguments": {"nights": 2}}]',
      "", [("get-time", {}), ("book", {"nights": 2})]),
     ("phi4_mini_json", '<|tool_call|>{"name": "book", "arguments": {"city": "Rome"}}<|/tool_call|>', "",
