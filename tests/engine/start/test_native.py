@@ -69,7 +69,7 @@ def test_requests_are_answered_while_the_library_is_compiled(
     monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path))
     runner = started_runner(loaded)
     expected = answer(loaded, runner)
-    assert lines(caplog, logging.INFO) == []
+    assert not any(line.startswith(logged) for line in lines(caplog, logging.INFO))
     gate.write_text("go on\n")
     join_compile_thread()
     assert lines(caplog, logging.INFO)[-1].startswith(logged)
