@@ -234,7 +234,7 @@ def test_what_is_no_call_of_a_front_end_is_refused(data: bytes, error: type[Exce
 def test_what_a_spoiled_message_says_is_data_of_its_type_or_refused() -> None:
     """10,000 messages of front ends with other bytes, and as many of a server to a gateway and back."""
     rng, num_read = random.Random(0), 0
-    sent = [body(Call("submit", packed((Submit.of(request, 9),)), 0)) for request in requests()]
+    sent = [body(Call("FrontEnd.submit", packed((Submit.of(request, 9),)), 0)) for request in requests()]
     marks = b'data: {"a": 1}\n\n: tokens [0,[7,8]]\n\n: tokens [1,[]]\n\n'
 
     def spoiled(content: bytes) -> bytes:
