@@ -1,4 +1,4 @@
-"""Kills and stops servers in mid-stream, and compares each stream with an undisturbed one: python -m tests.scale.kills
+"""Kills and stops servers in mid-stream, and compares each stream with an undisturbed one: python -m tools.kills
 
 Each round, the server with the most of the streams gets a SIGKILL, or a SIGSTOP. What it prints is of all rounds in the
 file. A pause is the longest time without bytes of a stream that went on elsewhere, as its client saw it; what it takes
