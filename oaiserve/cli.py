@@ -390,9 +390,8 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
     log_limit = logs.configure(
         config.server.log_level, config.server.log_format, model=None if ready is None else config.model_name
     )
-    for path in _files_with_keys(config) if ready is None else ():
-        if (warning := exposure(path)) is not None:
-            logger.warning("%s", warning)
+    if ready is None:
+        _warn_of_exposed_keys(config)
     logger.info("Loading %s ...", config.model)
     if config.model == "demo":
         demo.fetched()  # as long as Ctrl-C removes a half fetched model
@@ -468,6 +467,12 @@ def _files_with_keys(config: Config) -> list[Path]:
     return found
 
 
+def _warn_of_exposed_keys(config: Config) -> None:
+    for path in _files_with_keys(config):
+        if (warning := exposure(path)) is not None:
+            logger.warning("%s", warning)
+
+
 def _serve_models(
     server: ServerOptions, configs: Mapping[str, Config], options: ModelsOptions, sock: socket.socket
 ) -> int:
@@ -476,9 +481,7 @@ def _serve_models(
     from oaiserve.telemetry import logs
 
     logs.configure(server.log_level, server.log_format)
-    for path in server.api_key_file:
-        if (warning := exposure(path)) is not None:
-            logger.warning("%s", warning)
+    _warn_of_exposed_keys(next(iter(configs.values())))  # all have the same files
     if any(config.model == "demo" for config in configs.values()):
         demo.fetched()
     app, gateway, models = create_app(server, configs, options)

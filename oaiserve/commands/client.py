@@ -56,7 +56,7 @@ class Client:
         return answer
 
     def text(self, path: str, accept: str = "text/plain") -> str:
-        """Return what the server answers at once. Raises NoAnswer."""
+        """Return the text at a path, which the server has at once. Raises NoAnswer."""
         try:
             with self.open(path, accept=accept, seconds=SHORT_SECONDS) as answer:
                 return answer.read().decode(errors="replace")

@@ -26,7 +26,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_h
 
 
 class Finding(NamedTuple):
-    """What was found of a part of this machine, and what that means for serving."""
+    """A part of this machine, as it was found, and its meaning for serving."""
 
     part: str
     sentences: str

@@ -1,4 +1,4 @@
-"""How --help looks: no flag is broken within, and `serve --help` has the flags that most people use."""
+"""The form of --help: no flag is broken within, and `serve --help` has the flags that most people use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class HelpFormatter(DefaultFormatter):
     """Prints flags in a column that is as wide as the longest of their words."""
 
     def __init__(self, only: AbstractSet[str] | None = None) -> None:
-        """With `only`, show these flags alone, each with the first sentence of its text."""
+        """Show the flags in `only` alone, each with the first sentence of its text. None: show all, whole."""
         super().__init__()
         self._only = only
 

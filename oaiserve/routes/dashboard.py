@@ -68,7 +68,7 @@ def page_files() -> Mapping[str, File]:
 
 
 class Root(msgspec.Struct):
-    """What this is, and where to go from here. The links are relative, because a proxy may put a path before them."""
+    """The name of the server, and links to go on from here: relative ones, as a proxy may put a path before them."""
 
     name: str
     links: dict[str, str]

@@ -32,6 +32,14 @@ from oaiserve.telemetry import make_tracing
 CLOSE_SECONDS = 5.0  # the longest wait for a collector that does not answer
 
 
+async def health(request: Request) -> Response:
+    return Response()
+
+
+async def version(request: Request) -> Response:
+    return json_response({"version": __version__})
+
+
 def create_gateway(
     options: RouteOptions, resolve: Resolve = addresses_of, pace: Pace = USUAL
 ) -> tuple[Starlette, Gateway]:
@@ -50,16 +58,10 @@ def create_gateway(
         raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
     gateway = Gateway(router, watch, metrics, options, tracing)
 
-    async def health(request: Request) -> Response:
-        return Response()
-
     async def ready(request: Request) -> Response:
         if not gateway.is_ready:
             raise Unavailable("No replica is ready for requests.", retry_after_seconds=5)
         return Response()
-
-    async def version(request: Request) -> Response:
-        return json_response({"version": __version__})
 
     async def show_metrics(request: Request) -> Response:
         return Response(await run_in_threadpool(metrics.render), headers={"content-type": CONTENT_TYPE})

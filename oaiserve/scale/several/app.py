@@ -35,6 +35,7 @@ from oaiserve.files.source import find_model
 from oaiserve.http.keys import Keyring
 from oaiserve.routes import dashboard, debug
 from oaiserve.routes.middleware import json_response, render_http_exception
+from oaiserve.scale.gateway.app import health, version
 from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from oaiserve.scale.gateway.models import all_models
@@ -98,12 +99,6 @@ def create_app(
                 return json_response(model)
         raise ModelNotFound(name, *models.names)
 
-    async def health(request: Request) -> Response:
-        return Response()
-
-    async def version(request: Request) -> Response:
-        return json_response({"version": __version__})
-
     async def show_metrics(request: Request) -> Response:
         texts = {}
         for model in models.models.values():
@@ -112,8 +107,7 @@ def create_app(
                     upstream = watch.upstreams[model.process.address.name]
                     _, content = await upstream.get(b"/metrics", _authorization(own_key))
                     texts[model.name] = content.decode()
-        own = metrics.render().decode()
-        text = await run_in_threadpool(merged, own, texts, [*models.models.values()])
+        text = await run_in_threadpool(lambda: merged(metrics.render().decode(), texts, [*models.models.values()]))
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     def count_refused(reason: AccessRefusal) -> None:

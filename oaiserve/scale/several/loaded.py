@@ -10,36 +10,17 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from oaiserve.config import Config, ModelsOptions
 from oaiserve.errors import ModelNotFound, StartupError, Unavailable
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.scale.gateway.upstream import Address
+from oaiserve.scale.several.process import ModelProcess
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # between two looks at what is idle
 LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 60.0  # after a model could not be loaded, before it is tried again
-
-
-class Process(Protocol):
-    """The process of a model, as `ModelProcess` is one."""
-
-    @property
-    def address(self) -> Address: ...
-
-    @property
-    def how_ended(self) -> str: ...
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    async def ready(self) -> None: ...
-
-    async def ended(self) -> None: ...
-
-    async def end(self, limit_seconds: float, /) -> None: ...
 
 
 @dataclass(slots=True)
@@ -49,7 +30,7 @@ class Model:
     name: str
     config: Config
     num_bytes: int  # of memory when it is loaded: of its files, until it has been
-    process: Process | None = None  # which takes requests
+    process: ModelProcess | None = None  # which takes requests
     loading: asyncio.Task[None] | None = None
     num_users: int = 0  # requests for it that have not ended
     used_ns: int = 0  # when one ended last
@@ -68,7 +49,7 @@ class LoadedModels:
         self,
         models: Mapping[str, tuple[Config, int]],
         options: ModelsOptions,
-        start: Callable[[Config], Awaitable[Process]],
+        start: Callable[[Config], Awaitable[ModelProcess]],
         changed: Callable[[], Awaitable[None]],
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
@@ -244,7 +225,7 @@ class LoadedModels:
             log.info("The model %s is unloaded: %s", model.name, why)
         await process.end(model.config.server.drain_timeout_seconds)
 
-    async def _see_end(self, model: Model, process: Process) -> None:
+    async def _see_end(self, model: Model, process: ModelProcess) -> None:
         """Load a model again whose process ends while it should not, if a request of it is under way."""
         await process.ended()
         if model.process is not process or self._is_closed:

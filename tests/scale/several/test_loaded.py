@@ -50,7 +50,8 @@ class Machine:
         self.gate = asyncio.Event()
         self.gate.set()
         models = {name: (Config(name), SIZE) for name in names}
-        self.models = LoadedModels(models, ModelsOptions(**options), self.start, self.changed, lambda: self.now_ns)
+        start: Any = self.start
+        self.models = LoadedModels(models, ModelsOptions(**options), start, self.changed, lambda: self.now_ns)
 
     async def start(self, config: Config) -> Process:
         await self.gate.wait()
