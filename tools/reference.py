@@ -6,7 +6,7 @@ metrics. Each table stands between two markers of its page.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ def flags() -> str:
     """Return a table for each group of flags."""
     app = command_line(lambda config, sock: 0)
     lines: list[str] = []
+    before: list[list[str]] = []  # rows of tables above
     for command, group, title in (
         ("serve", "Parameters", "Settings in a file"),
         ("serve", "Server", "Server"),
@@ -64,11 +65,16 @@ def flags() -> str:
         arguments = app[command].assemble_argument_collection(
             default_parameter=app.default_parameter, parse_docstring=True
         )
-        table = [["flag", "default", "what it sets"]]
-        for argument in arguments:
-            if argument.names[0].startswith("--") and argument.parameter.group[0].name == group:
-                table.append(_flag(argument))
-        lines += [f"## {title}", "", *as_markdown(table), ""]
+        rows = [
+            _flag(argument)
+            for argument in arguments
+            if argument.names[0].startswith("--") and argument.parameter.group[0].name == group
+        ]
+        lines += [f"## {title}", ""]
+        if again := [row[0] for row in rows if row in before]:
+            lines += [f"As of the server: {', '.join(again)}.", ""]
+        lines += [*as_markdown([["flag", "default", "what it sets"], *(row for row in rows if row not in before)]), ""]
+        before += rows
     return "\n".join(lines)
 
 
@@ -76,29 +82,32 @@ def _flag(argument: Any) -> list[str]:
     default = argument.field_info.default
     text = " ".join(argument.parameter.help.split())
     text = text.replace("|", "\\|")  # which means something in a table
-    if choices := argument.get_choices():
+    choices = argument.get_choices() or ()
+    if not all(f"{choice}:" in text for choice in choices):  # the text does not explain each
         text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
     if isinstance(default, bool):
         default = "on" if default else "off"
     shown = "" if default in ((), None) else f"`{default}`"
-    return [", ".join(f"`{name}`" for name in argument.names), shown, text]
+    return [f"`{argument.names[0]}`", shown, text]
 
 
 def parameters(bodies: dict[str, type[msgspec.Struct]]) -> str:
-    """Return a table of the fields of these structs, with the types that JSON has for them."""
-    columns = {}
+    """Return a table of the fields of these structs, by the bodies that have them and by JSON's types."""
+    types: dict[str, dict[str, str]] = {}  # of each field, in each body that has it
     for head, body in bodies.items():
         _, schemas = msgspec.json.schema_components([body])
-        columns[head] = schemas[body.__name__]["properties"]
-        if body is MessagesBody:  # the others mean what they mean on /v1/chat/completions
-            usual = set(SamplingBody.__struct_fields__) - {"model", "max_tokens", "stream"}
-            columns[head] = {name: field for name, field in columns[head].items() if name not in usual}
-    fields = dict.fromkeys(name for properties in columns.values() for name in properties)
-    table = [["parameter" if len(bodies) > 1 else "field", *bodies]]
-    for name in fields:
-        kinds = (" or ".join(_types(properties[name])) if name in properties else "" for properties in columns.values())
-        table.append([f"`{name}`", *kinds])
-    return "\n".join(as_markdown(table))
+        for name, field in schemas[body.__name__]["properties"].items():
+            # What generates text has what chat has, and means the same by it.
+            if body not in (ResponsesBody, MessagesBody) or name not in SamplingBody.__struct_fields__:
+                types.setdefault(name, {})[head] = " or ".join(_types(field))
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, kinds in types.items():
+        for kind in dict.fromkeys(kinds.values()):
+            where = [head for head in kinds if kinds[head] == kind]
+            rows.setdefault(("all" if len(where) == len(bodies) else ", ".join(where), kind), []).append(f"`{name}`")
+    table = [["in", "type", "fields"], *([where, kind, ", ".join(names)] for (where, kind), names in rows.items())]
+    several = len(bodies) > 1
+    return "\n".join(as_markdown([row if several else row[1:] for row in table]))
 
 
 def _types(schema: dict[str, Any]) -> Iterator[str]:
@@ -122,11 +131,14 @@ def _type(option: dict[str, Any]) -> Iterator[str]:
         yield option.get("type", "string")  # an enum has no type, and all of ours are of strings
 
 
-def metrics(rows: Iterable[names.Metric]) -> str:
-    table = [["metric", "type", "labels", "what"]]
+def metrics(rows: Sequence[names.Metric]) -> str:
+    everywhere = [label for label in rows[0].labels if all(label in metric.labels for metric in rows)]
+    table = [["metric", "type", "further labels" if everywhere else "labels", "what"]]
     for metric in rows:
-        table.append([f"`{metric.name}`", metric.type, ", ".join(f"`{label}`" for label in metric.labels), metric.help])
-    return "\n".join(as_markdown(table))
+        labels = ", ".join(f"`{label}`" for label in metric.labels if label not in everywhere)
+        table.append([f"`{metric.name}`", metric.type, labels, metric.help])
+    head = [f"Labels of all: {', '.join(f'`{label}`' for label in everywhere)}.", ""] if everywhere else []
+    return "\n".join(head + as_markdown(table))
 
 
 def main() -> None:
