@@ -33,10 +33,10 @@ from tools.markdown import add_publishing, as_markdown, number, publish, results
 
 BLOCK_SIZE = 16
 CONTEXT = 192  # tokens of a short prompt and half of its answer
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-BATCHES_BY_CONTEXT = (1, 8, 64)
-CONTEXTS = (128, 512, 2048, 8192)
-PROMPTS = (64, 128, 256, 512, 1024, 2048)
+BATCHES = (1, 4, 16, 64, 256)
+BATCHES_BY_CONTEXT = (1, 64)
+CONTEXTS = (512, 2048, 8192)
+PROMPTS = (128, 512, 2048)
 MEMORY_SHARE = 0.7  # of the available memory, for the KV cache
 LEAST_STEPS = 5
 ENGINE_TOKENS, ENGINE_BLOCKS = 40, 2048  # of each answer, and of them all, when the engine's own time is measured
