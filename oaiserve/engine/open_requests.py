@@ -228,7 +228,7 @@ class OpenRequests:
         opened = self._find(request)
         if opened is None:
             return
-        opened.times.tokenized = tokenized.at_ns
+        opened.times.tokenized, opened.account.forecast = tokenized.at_ns, tokenized.forecast
         if not self._waiting_tokens.take(request.client, tokenized.num_prompt_tokens):
             message = f"{self.num_waiting_tokens} prompt tokens are waiting already; try again later."
             self._fail(opened, Overloaded(message, retry_after_seconds=self._retry_after_seconds()))

@@ -18,6 +18,7 @@ from oaiserve.engine.request import Grammar, PairPrompt, Prompt, Request, TooMan
 from oaiserve.engine.turn_workers import Task, TurnWorkers
 from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest
 from oaiserve.facts.continuation import SENT_HEADER
+from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.times import monotonic_ns
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Tokenized:
     closing_ids: list[int] = field(default_factory=list)  # of the reasoning, if it has a budget
     grammar: CompiledGrammar | None = None
     at_ns: int | None = None  # None: it was not encoded
+    forecast: Forecast = NO_FORECAST  # given to it on the way to the engine thread
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from oaiserve.facts.fact import fact
+from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 
@@ -121,6 +122,7 @@ class EngineAccount:
     # The token ids of each prompt, for hashes of them: nothing may keep these. Empty if they were never known.
     prompts: list[list[int]] = field(default_factory=list)
     cache_salt: str = ""
+    forecast: Forecast = NO_FORECAST  # made when it was tokenized; its rows are there
     num_choices: int = fact("Choices that the request asked for, over all its prompts.")
     longest_choice_tokens: int = fact("Generated tokens of the longest choice.")
     num_preemptions: int = fact(

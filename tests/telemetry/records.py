@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
+from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.record import (
     Cause,
     EngineAccount,
@@ -79,6 +80,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         num_forced_tokens=draw(TOKENS),
         num_draft_tokens=num_drafted,
         num_accepted_tokens=draw(st.integers(0, num_drafted)),
+        forecast=draw(st.sampled_from([NO_FORECAST, Forecast(True, *range(10**7, 7 * 10**7, 10**7))])),
         **draw(causes(times)),
     )
     return RequestRecord(

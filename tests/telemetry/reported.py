@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oaiserve.facts.fact import facts_of
+from oaiserve.facts.forecast import Forecast
 from oaiserve.facts.record import EngineAccount, RequestRecord, StepRecord
 from oaiserve.telemetry import names
 
@@ -19,6 +20,7 @@ _BY_VALUE = (
     *(names.STEP_HOST_NS, names.NUM_TOOL_CALLS, names.QUEUE_WAITS_NS, names.CAUSES_NS),
     names.GEN_AI_REQUEST_PARAMS,
 )
+_RECORDS = (RequestRecord, EngineAccount, Forecast, StepRecord)
 # NAME stands for a parameter that has no standard name.
 ATTRIBUTES = frozenset(
     (
@@ -27,6 +29,6 @@ ATTRIBUTES = frozenset(
         names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK,
         *(names.EVENT_PREFIX + detail for detail in EVENT_DETAILS),
         *(name for by_value in _BY_VALUE for name in by_value.values()),
-        *(row.span or row.server_span for kind in (RequestRecord, EngineAccount, StepRecord) for row in facts_of(kind)),
+        *(row.span or row.server_span for kind in _RECORDS for row in facts_of(kind)),
     )
 ) - {""}

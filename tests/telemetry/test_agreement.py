@@ -82,11 +82,12 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
     assert entry["trace_id"] == line["trace_id"]
     server, inner, *spans = spans_of(record)
     in_json = entry | {f"grammar.{name}": value for name, value in (entry["grammar"] or {}).items()}
-    for facts in (record, record.account):
+    in_json |= {f"forecast.{name}": value for name, value in entry["forecast"].items()}
+    for facts in (record, record.account, record.account.forecast):
         for row in facts_of(type(facts)):
             value = getattr(facts, row.name)
             in_log = round(value / 1e6, 3) if row.name.endswith("_ns") and value is not None else value
-            if row.json and (entry["grammar"] is not None or "." not in row.json):
+            if row.json and (row.json in in_json or "." not in row.json):
                 assert in_json[row.json] == json.loads(json.dumps(value))
             if row.log:
                 is_left_out = row.log_when and not getattr(facts, row.log_when)
@@ -95,6 +96,7 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
                 is_left_out = row.span_when and not getattr(facts, row.span_when)
                 assert not name or span.attributes.get(name) == (None if is_left_out else value)
     assert (entry["grammar"] is None) == (record.account.grammar_kind is None)
+    assert ("end_ns" in entry["forecast"]) == record.account.forecast.is_calibrated
     for outcome in ToolCallOutcome:
         number = record.tool_calls.get(outcome)
         assert entry["tool_calls"].get(outcome) == line.get(f"tool_calls_{outcome}") == number

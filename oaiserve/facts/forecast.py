@@ -1,0 +1,80 @@
+"""`Forecast` is the promise to a request at its admission: when its first token comes, and its last. Stdlib only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from statistics import NormalDist
+
+from oaiserve.facts.fact import fact
+
+LOW, HIGH = 0.05, 0.95  # the shares of requests that come before the interval's begin and its end
+_NORMAL = NormalDist()
+_HIGH_DEVIATION = _NORMAL.inv_cdf(HIGH)  # from the median, in standard deviations
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The times of a request's first and last token, each as an interval that holds nine in ten, and as its median.
+
+    They count from the stamp `received`. While nothing is promised, all of them are 0.
+    """
+
+    is_calibrated: bool = fact(
+        "Whether enough answers were compared with their forecasts. Before, nothing is promised.",
+        False,
+        json="forecast.is_calibrated",
+    )
+    first_token_low_ns: int = fact(
+        "One request in twenty has its first token earlier.", json="forecast.first_token_low_ns"
+    )
+    first_token_ns: int = fact(
+        "The forecast time to first token: half of the requests have it earlier.",
+        json="forecast.first_token_ns",
+        log="forecast_first_token_ms",
+        span="oaiserve.forecast.first_token_ns",
+        when="is_calibrated",
+    )
+    first_token_high_ns: int = fact(
+        "One request in twenty has its first token later.",
+        json="forecast.first_token_high_ns",
+        span="oaiserve.forecast.first_token_high_ns",
+        when="is_calibrated",
+    )
+    end_low_ns: int = fact("One request in twenty has its last token earlier.", json="forecast.end_low_ns")
+    end_ns: int = fact(
+        "The forecast time to the last token: half of the requests have it earlier.",
+        json="forecast.end_ns",
+        log="forecast_end_ms",
+        span="oaiserve.forecast.end_ns",
+        when="is_calibrated",
+    )
+    end_high_ns: int = fact(
+        "One request in twenty has its last token later.",
+        json="forecast.end_high_ns",
+        span="oaiserve.forecast.end_high_ns",
+        when="is_calibrated",
+    )
+
+    def first_token_after(self, limit_ns: int) -> float | None:
+        """Return the probability that the first token comes later than that; None while nothing is promised."""
+        return self._after(limit_ns, self.first_token_low_ns, self.first_token_ns, self.first_token_high_ns)
+
+    def end_after(self, limit_ns: int) -> float | None:
+        """Return the probability that the last token comes later than that; None while nothing is promised."""
+        return self._after(limit_ns, self.end_low_ns, self.end_ns, self.end_high_ns)
+
+    def _after(self, limit_ns: int, low_ns: int, median_ns: int, high_ns: int) -> float | None:
+        if not self.is_calibrated:
+            return None
+        if limit_ns <= 0:
+            return 1.0
+        # On a scale of logarithms, each side of the median is taken for half of a normal distribution.
+        width = log(high_ns / median_ns) if limit_ns > median_ns else log(median_ns / low_ns)
+        distance = log(limit_ns / median_ns)
+        if not width:
+            return 0.5 if not distance else float(distance < 0)
+        return 1 - _NORMAL.cdf(distance / width * _HIGH_DEVIATION)
+
+
+NO_FORECAST = Forecast()

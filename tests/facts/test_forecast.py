@@ -1,0 +1,34 @@
+"""A forecast tells how probable it is that a deadline is missed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.facts.forecast import NO_FORECAST, Forecast
+
+QUARTER = Forecast(True, 50, 100, 400, 1000, 2000, 3000)
+
+
+@pytest.mark.parametrize(("limit_ns", "probability"), [(0, 1.0), (50, 0.95), (100, 0.5), (400, 0.05)])
+def test_a_forecast_has_the_probabilities_of_its_interval_and_its_median(limit_ns: int, probability: float) -> None:
+    assert QUARTER.first_token_after(limit_ns) == pytest.approx(probability)
+    assert QUARTER.end_after(20 * limit_ns if limit_ns == 100 else 0) == pytest.approx(0.5 if limit_ns == 100 else 1)
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=3, max_size=3), st.integers(1, 10**13), st.integers(0, 10**12))
+def test_a_later_deadline_is_never_missed_more_probably(times: list[int], limit_ns: int, more_ns: int) -> None:
+    forecast = Forecast(True, *sorted(times), *sorted(times))
+    sooner, later = forecast.end_after(limit_ns), forecast.end_after(limit_ns + more_ns)
+    assert sooner is not None
+    assert later is not None
+    assert 0 <= later <= sooner <= 1
+
+
+def test_nothing_is_promised_before_forecasts_are_calibrated() -> None:
+    assert (NO_FORECAST.is_calibrated, NO_FORECAST.first_token_after(1), NO_FORECAST.end_after(1)) == (
+        False,
+        None,
+        None,
+    )
