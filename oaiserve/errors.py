@@ -169,6 +169,15 @@ class RequestTimeout(ClientError):
     status = 408
 
 
+class DeadlineMissed(RequestTimeout):
+    """The request has not kept a deadline of its own, so that nobody waits for its answer any more."""
+
+    code = "deadline_missed"
+
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}  # the SDK would only send the same too late again
+
+
 class SlowReader(ClientError):
     """The client fell too far behind its stream. Its answer has begun, so it may get the error only as an event."""
 

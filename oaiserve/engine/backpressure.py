@@ -6,12 +6,14 @@ The engine thread owns the last two. Only `retry_after_seconds` of them may be c
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from heapq import heapify, heappop, heappush
 from threading import Lock
 
 MEASURE_NS = 500_000_000
 WEIGHT = 0.3  # of the newest measurement, so that the rate forgets in some seconds
+LEAST_DEADLINES = 4096  # that are kept before any is forgotten
 MOST_RETRY_SECONDS = 30  # the longest wait of OpenAI's SDK is in this range
 
 
@@ -78,23 +80,35 @@ class DrainRate:
         return max(1, min(MOST_RETRY_SECONDS, math.ceil(num_waiting / self.per_second)))
 
 
+class Limit(StrEnum):
+    """The limits on the time of a request: two of the server, and two of its own."""
+
+    QUEUE = "queue"  # until it enters a step
+    REQUEST = "request"
+    FIRST_TOKEN = "first_token"
+    END = "end"
+
+
 class Deadlines:
-    """The deadlines of requests with a common limit, so they expire in the order of their beginnings."""
+    """The deadlines of requests. Some of these may have ended before theirs, and are forgotten now and then."""
 
-    def __init__(self, limit_seconds: float) -> None:
-        """Start without requests. With a limit of 0 no deadline ever expires."""
-        self._limit_ns = int(limit_seconds * 1e9)
-        self._queue: deque[tuple[int, str]] = deque()
+    def __init__(self, is_open: Callable[[str], bool]) -> None:
+        self._is_open = is_open
+        self._heap: list[tuple[int, str, Limit]] = []
+        self._most = LEAST_DEADLINES  # before those of ended requests are forgotten
 
-    def begin(self, request_id: str, now_ns: int) -> None:
-        if self._limit_ns:
-            self._queue.append((now_ns + self._limit_ns, request_id))
+    def add(self, at_ns: int, request_id: str, limit: Limit) -> None:
+        heappush(self._heap, (at_ns, request_id, limit))
+        if len(self._heap) > self._most:
+            self._heap = [entry for entry in self._heap if self._is_open(entry[1])]
+            heapify(self._heap)
+            self._most = max(LEAST_DEADLINES, 2 * len(self._heap))
 
-    def take_expired(self, now_ns: int) -> Iterator[str]:
-        """Yield each request once after its deadline. Some of these may have ended before."""
-        while self._queue and self._queue[0][0] <= now_ns:
-            yield self._queue.popleft()[1]
+    def take_expired(self, now_ns: int) -> Iterator[tuple[str, Limit]]:
+        """Yield the request and the limit of each deadline once after it."""
+        while self._heap and self._heap[0][0] <= now_ns:
+            yield heappop(self._heap)[1:]
 
     @property
     def next_ns(self) -> int | None:
-        return self._queue[0][0] if self._queue else None
+        return self._heap[0][0] if self._heap else None

@@ -226,8 +226,8 @@ class EngineLoop:
         """Wait for a command, and return it. Raises Empty if a deadline passes before."""
         since_ns = self._host.enter(HostPart.IDLE)
         self.snapshot = self._account.copy(since_ns)
-        deadlines_ns = self.requests.deadlines_ns
-        timeout = max(0.0, (min(deadlines_ns) - self._clock_ns()) / 1e9) if deadlines_ns else None
+        next_ns = self.requests.next_deadline_ns
+        timeout = None if next_ns is None else max(0.0, (next_ns - self._clock_ns()) / 1e9)
         try:
             return self._inbox.get(timeout=timeout)
         finally:

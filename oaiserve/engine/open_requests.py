@@ -14,7 +14,7 @@ from random import getrandbits
 
 from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.accounts.step_causes import StepCauses
-from oaiserve.engine.backpressure import Deadlines, DrainRate, SharedLimit
+from oaiserve.engine.backpressure import Deadlines, DrainRate, Limit, SharedLimit
 from oaiserve.engine.draws import draw_key
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
@@ -42,7 +42,15 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import Chunk, Logprobs, Step
 from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 from oaiserve.engine.tokenize import Tokenized
-from oaiserve.errors import APIError, InternalError, InvalidRequest, Overloaded, RequestTimeout, Unavailable
+from oaiserve.errors import (
+    APIError,
+    DeadlineMissed,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    RequestTimeout,
+    Unavailable,
+)
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, EventKind
@@ -136,8 +144,7 @@ class OpenRequests:
         self._taken_up: deque[Iterator[None]] = deque()  # answers that other servers have begun
         self._waiting = waiting
         self._waiting_tokens = SharedLimit(bounds.max_waiting_tokens)
-        self._queue_deadlines = Deadlines(bounds.queue_timeout_seconds)
-        self._request_deadlines = Deadlines(bounds.request_timeout_seconds)
+        self._deadlines = Deadlines(self._open.__contains__)
         # read by any thread
         self.num_left_waiting = 0  # choices that entered a step, or ended before
         self.drain_rate = DrainRate()
@@ -157,10 +164,9 @@ class OpenRequests:
         return bool(self._outbox or self._taken_up)
 
     @property
-    def deadlines_ns(self) -> list[int]:
-        """Return the times at which the next requests will have waited, or taken, too long."""
-        found = (self._queue_deadlines.next_ns, self._request_deadlines.next_ns)
-        return [deadline_ns for deadline_ns in found if deadline_ns is not None]
+    def next_deadline_ns(self) -> int | None:
+        """Return the time at which the next request will have waited, or taken, too long."""
+        return self._deadlines.next_ns
 
     def submitted(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
         """Open a request. Its deadlines count from `submitted_ns`: a step may have been under way since then."""
@@ -174,8 +180,18 @@ class OpenRequests:
         self._open[request.request_id] = OpenRequest(
             request, deliver, times, account, notes, causes, num_waiting=request.num_choices
         )
-        self._queue_deadlines.begin(request.request_id, submitted_ns)
-        self._request_deadlines.begin(request.request_id, submitted_ns)
+        bounds = self._bounds
+        for at_ns, limit in (
+            (bounds.queue_timeout_seconds and submitted_ns + int(bounds.queue_timeout_seconds * 1e9), Limit.QUEUE),
+            (
+                bounds.request_timeout_seconds and submitted_ns + int(bounds.request_timeout_seconds * 1e9),
+                Limit.REQUEST,
+            ),
+            (request.first_token_deadline_ns, Limit.FIRST_TOKEN),
+            (request.deadline_ns, Limit.END),
+        ):
+            if at_ns:
+                self._deadlines.add(int(at_ns), request.request_id, limit)
 
     def tokenize_started(self, request: Request, started_ns: int) -> None:
         if (opened := self._find(request)) is not None:
@@ -360,15 +376,29 @@ class OpenRequests:
             self._fail(opened, error)
 
     def end_overdue(self, now_ns: int) -> None:
-        for request_id in self._queue_deadlines.take_expired(now_ns):
+        for request_id, limit in self._deadlines.take_expired(now_ns):
             opened = self._open.get(request_id)
-            if opened is not None and opened.times.scheduled is None:
+            if opened is not None and (error := self._overdue(opened, limit)) is not None:
+                self._fail(opened, error)
+
+    def _overdue(self, opened: OpenRequest, limit: Limit) -> APIError | None:
+        """Return the error of a request at one of its limits, or None if it has kept it."""
+        times, received_ns = opened.times, opened.times.received or 0
+        match limit:
+            case Limit.QUEUE if times.scheduled is None:
                 seconds = f"{self._bounds.queue_timeout_seconds:g}"
                 message = f"The request waited {seconds} seconds and was not begun; try again later."
-                self._fail(opened, Unavailable(message, retry_after_seconds=self._retry_after_seconds()))
-        for request_id in self._request_deadlines.take_expired(now_ns):
-            seconds = f"{self._bounds.request_timeout_seconds:g}"
-            self.fail(request_id, RequestTimeout(f"The request took longer than {seconds} seconds, the limit here."))
+                return Unavailable(message, retry_after_seconds=self._retry_after_seconds())
+            case Limit.REQUEST:
+                seconds = f"{self._bounds.request_timeout_seconds:g}"
+                return RequestTimeout(f"The request took longer than {seconds} seconds, the limit here.")
+            case Limit.FIRST_TOKEN if times.first_token is None and opened.request.first_token_deadline_ns:
+                within_ms = (opened.request.first_token_deadline_ns - received_ns) / 1e6
+                return DeadlineMissed(f"The answer has not begun within {within_ms:,.0f} ms, as the request asks for.")
+            case Limit.END if opened.request.deadline_ns:
+                within_ms = (opened.request.deadline_ns - received_ns) / 1e6
+                return DeadlineMissed(f"The answer has not ended within {within_ms:,.0f} ms, as the request asks for.")
+        return None
 
     def scheduled(self, step: Step, now_ns: int) -> list[OpenRequest]:
         """Note a step about to be launched. Return the requests whose first step it is."""

@@ -160,6 +160,9 @@ class Request:
     prefix_keys: tuple[tuple[int, float], ...] = ()
     sent: tuple[Piece, ...] = ()  # of its answer, by another server: it goes on behind these
     reports_progress: bool = False  # of its prompts, until its first token
+    # By the clock of `received_ns`: when it is of no use any more without its first token, or its end. None: never.
+    first_token_deadline_ns: int | None = None
+    deadline_ns: int | None = None
     origin: Origin = Origin()  # noqa: RUF009 - immutable
 
     @property

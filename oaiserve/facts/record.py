@@ -45,6 +45,14 @@ class ToolCallOutcome(StrEnum):
     LEFT_OUT = "left_out"  # no call, but a tool that only OpenAI hosts: the model was not told of it
 
 
+class DeadlineOutcome(StrEnum):
+    """The ways in which a request with a deadline can end, unless its client leaves."""
+
+    MET = "met"  # the whole answer was written in time, and so was its first token
+    MISSED = "missed"  # or it failed, or was refused for another reason
+    REFUSED = "refused"  # it would have missed it, by the forecast
+
+
 class WaitReason(StrEnum):
     """The reasons why a tokenized request was not in a step yet."""
 
@@ -303,6 +311,30 @@ class RequestRecord:
         span_when="finish_reasons",
     )
     tool_calls: Mapping[ToolCallOutcome, int] = fact("Calls of tools in the answer, by outcome.", new=dict, json=True)
+    deadline: DeadlineOutcome | None = fact(
+        "Whether it kept its deadlines: met, missed or refused. None: it had none, or its client left.",
+        None,
+        json=True,
+        log=True,
+        span="oaiserve.deadline",
+        when="deadline",
+    )
+    deadline_ns: int | None = fact(
+        "Time from its receipt to the deadline of its end.",
+        None,
+        json=True,
+        log=True,
+        log_when="deadline_ns",
+        span="oaiserve.deadline_ns",
+    )
+    ttft_deadline_ns: int | None = fact(
+        "Time from its receipt to the deadline of its first token.",
+        None,
+        json=True,
+        log=True,
+        log_when="ttft_deadline_ns",
+        span="oaiserve.ttft_deadline_ns",
+    )
     params: Mapping[str, str | int | float | bool] = fact("The client's parameters, without text.", new=dict, json=True)
     prompt_text: str | None = fact(
         "The prompt, cut to --trace-prompt-characters; only with these.", None, span="gen_ai.input.messages"

@@ -41,6 +41,7 @@ MAX_CHARACTERS = 4096  # of all these strings together, because the engine threa
 MAX_SALT_CHARACTERS = 128
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
+MAX_DEADLINE_MS = 86_400_000  # a day
 MAX_TOOLS = 128  # this one and the next three are OpenAI's limits
 MAX_ITEMS = 20  # of a conversation at once
 MAX_METADATA = 16
@@ -146,6 +147,11 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     priority: Annotated[
         Integer | None, described("Lower is earlier, under --policy priority.", -MAX_INT64 - 1, MAX_INT64)
     ] = None
+    deadline_ms: Annotated[
+        Integer | None,
+        described("Milliseconds from its receipt after which its end is of no use any more.", 1, MAX_DEADLINE_MS),
+    ] = None
+    ttft_deadline_ms: Annotated[Integer | None, described("The same of the first token.", 1, MAX_DEADLINE_MS)] = None
     cache_salt: Annotated[
         str | None,
         described(

@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.request import TokenChunk, Usage
 from oaiserve.engine.streams import LoopStream
-from oaiserve.errors import APIError, SlowReader, Unavailable
+from oaiserve.errors import APIError, DeadlineMissed, SlowReader, Unavailable
 from oaiserve.facts.continuation import StreamIds
-from oaiserve.facts.record import EngineAccount, Outcome, RequestRecord, ToolCallOutcome
+from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, RequestRecord, ToolCallOutcome
 from oaiserve.facts.times import WAITED_HEADER, RequestTimes, monotonic_ns, waited
 from oaiserve.facts.trace import TraceContext
 from oaiserve.routes.middleware import as_api_error, error_response
@@ -55,6 +55,8 @@ class Exchange:
     http_route: str = ""
     ids: StreamIds | None = None  # that a gateway gives it
     received_ns: int | None = None
+    deadline_ns: int | None = None  # since it was received, of its end
+    ttft_deadline_ns: int | None = None  # the same of its first token
     model_load_ns: int = 0  # which it waited for, before this process had it
     http_status: int | None = None
     error: APIError | None = None  # as reported to the client, where it could be
@@ -137,7 +139,16 @@ class Exchange:
         if self.error is None:
             return Outcome.FINISHED
         is_refused = self.http_status != 200 and (self.error.status < 500 or isinstance(self.error, Unavailable))
+        is_refused |= isinstance(self.error, DeadlineMissed)  # which is no fault of the server in a stream, either
         return Outcome.REJECTED if is_refused else Outcome.FAILED
+
+    def deadline_outcome(self, times: RequestTimes) -> DeadlineOutcome | None:
+        """Return whether an ended request kept its deadlines, or None if that is not known, or it had none."""
+        limits_ns = (self.deadline_ns, times.duration_ns), (self.ttft_deadline_ns, times.time_to_first_token_ns)
+        if limits_ns[0][0] is limits_ns[1][0] is None or self.outcome is Outcome.CANCELLED:
+            return None
+        in_time = all(limit is None or (took is not None and took <= limit) for limit, took in limits_ns)
+        return DeadlineOutcome.MET if self.outcome is Outcome.FINISHED and in_time else DeadlineOutcome.MISSED
 
 
 class Accounting:
@@ -224,6 +235,9 @@ class Accounting:
                 completion_tokens=usage.completion_tokens,
                 finish_reasons=tuple(exchange.finish_reasons[index] for index in sorted(exchange.finish_reasons)),
                 tool_calls=exchange.tool_calls,
+                deadline=exchange.deadline_outcome(times),
+                deadline_ns=exchange.deadline_ns,
+                ttft_deadline_ns=exchange.ttft_deadline_ns,
                 params=exchange.params,
                 prompt_text=exchange.prompt_text,
                 routing=exchange.routing,

@@ -21,9 +21,11 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.facts.continuation import IDS_HEADER, SENT_HEADER, Piece, ids_of, take_sent
 from oaiserve.facts.prefix_keys import prefix_keys_of, prompt_of_body
 from oaiserve.facts.record import Origin
+from oaiserve.facts.times import monotonic_ns
 from oaiserve.routes import parameters, protocol
 from oaiserve.routes.bodies import MAX_CHOICES_PER_REQUEST, SamplingBody
 from oaiserve.routes.body import in_turns_if_large, read_body
+from oaiserve.routes.deadlines import deadline_ns
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.parameters import Wanted, integer
@@ -144,6 +146,7 @@ class Intake(Generic[OwnBody]):
         own_id = self.head.id if exchange.ids is None else f"{self.head.id}-{exchange.unique_id}"
         exchange.engine_id = own_id
         adapter, model = exchange.adapter, self.serving.name_of(exchange.adapter)
+        received_ns = exchange.received_ns or monotonic_ns()
         came = (exchange.request_id, exchange.operation, exchange.http_route, model)
         return Request(
             own_id,
@@ -153,7 +156,9 @@ class Intake(Generic[OwnBody]):
             origin=Origin(*came, None if adapter is None else adapter.name, exchange.key_name),
             client=exchange.client,
             num_bytes=self.num_bytes,
-            received_ns=exchange.received_ns,
+            received_ns=received_ns,
+            deadline_ns=exchange.deadline_ns and received_ns + exchange.deadline_ns,
+            first_token_deadline_ns=exchange.ttft_deadline_ns and received_ns + exchange.ttft_deadline_ns,
             **more,
         )
 
@@ -185,6 +190,9 @@ async def prepare(
         exchange.is_streaming = bool(getattr(body, "stream", None))  # vectors and scores are never streamed
         exchange.adapter = serving.check_model(getattr(body, "model", None))
         serving.check_task(*tasks)
+        exchange.deadline_ns = deadline_ns(http.headers, body, "deadline_ms")
+        if not sent:  # else it has had its first token
+            exchange.ttft_deadline_ns = deadline_ns(http.headers, body, "ttft_deadline_ms")
         return make(Intake(serving, exchange, content, body, id_prefix, sent))
 
     return await in_turns_if_large(http, parse(), len(content))

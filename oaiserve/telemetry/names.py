@@ -171,6 +171,12 @@ FINISHED_CHOICES = _counter(
     "Choices of ended requests. reason: stop, length, or abort for unfinished ones of a cancelled or failed request.",
     "operation model reason",
 )
+DEADLINES = _counter(
+    "oaiserve_deadlines_total",
+    "Ended requests with a deadline whose clients stayed. outcome: met, missed, or refused because they would most "
+    "probably have missed it. The rate of those met is the goodput.",
+    "outcome",
+)
 TOOL_CALLS = _counter(
     "oaiserve_tool_calls_total",
     "Calls of tools in ended answers. outcome: called, unparsed if it stayed text because it was no valid call, or "

@@ -13,6 +13,7 @@ from oaiserve.facts.record import (
     POOLING_OPERATIONS,
     AccessRefusal,
     Cause,
+    DeadlineOutcome,
     Outcome,
     RequestRecord,
     StepRecord,
@@ -72,6 +73,7 @@ class Observations:
             for reason in (*sorted(FINISH_REASONS), ABORT):
                 self.count(names.FINISHED_CHOICES, (operation, model, reason), 0)
         for metric, label_values in (
+            (names.DEADLINES, DeadlineOutcome),
             (names.TOOL_CALLS, ToolCallOutcome),
             (names.QUEUE_WAIT_SECONDS, WaitReason),
             (names.REFUSED_ACCESS, AccessRefusal),
@@ -122,6 +124,8 @@ class Observations:
         if record.outcome is Outcome.REJECTED:
             reason = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", error_type or OTHER).lower()  # in snake case
             self.count(names.REJECTED, (reason,))
+        if record.deadline is not None:
+            self.count(names.DEADLINES, (record.deadline,))
         for wait, wait_ns in account.waits_ns.items():
             self.count(names.QUEUE_WAIT_SECONDS, (wait,), wait_ns)
         for phase_name, causes_ns in record.causes_ns.items():

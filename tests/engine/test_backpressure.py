@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.backpressure import MOST_RETRY_SECONDS, Deadlines, DrainRate, SharedLimit
+from oaiserve.engine.backpressure import LEAST_DEADLINES, MOST_RETRY_SECONDS, Deadlines, DrainRate, Limit, SharedLimit
 
 SECOND_NS = 1_000_000_000
 
@@ -35,20 +35,24 @@ def test_the_rate_follows_changes_of_the_drain() -> None:
     assert 1 < rate.per_second < 1.1
 
 
-def test_deadlines_expire_once_and_in_order() -> None:
-    deadlines = Deadlines(2.0)
-    deadlines.begin("a", 0)
-    deadlines.begin("b", SECOND_NS)
-    assert deadlines.next_ns == 2 * SECOND_NS
-    assert list(deadlines.take_expired(2 * SECOND_NS)) == ["a"]
-    assert list(deadlines.take_expired(9 * SECOND_NS)) == ["b"]
-    assert deadlines.next_ns is None
+@given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from(Limit))), st.integers(0, 50))
+def test_deadlines_expire_once_and_in_order(limits: list[tuple[int, Limit]], now_ns: int) -> None:
+    deadlines = Deadlines(lambda request_id: True)
+    for at_ns, limit in limits:
+        deadlines.add(at_ns, "a", limit)
+    in_order = sorted((at_ns, "a", limit) for at_ns, limit in limits)
+    expired = [(name, limit) for at_ns, name, limit in in_order if at_ns <= now_ns]
+    assert list(deadlines.take_expired(now_ns)) == expired
+    assert list(deadlines.take_expired(now_ns)) == []
+    assert deadlines.next_ns == next((at_ns for at_ns, _, _ in in_order if at_ns > now_ns), None)
 
 
-def test_without_a_limit_no_deadline_expires() -> None:
-    deadlines = Deadlines(0)
-    deadlines.begin("a", 0)
-    assert list(deadlines.take_expired(10**18)) == []
+def test_of_many_deadlines_those_of_ended_requests_are_forgotten() -> None:
+    deadlines = Deadlines(lambda request_id: request_id in ("0", "1"))
+    for number in range(3 * LEAST_DEADLINES):
+        deadlines.add(number, str(number), Limit.END)
+    assert len(deadlines._heap) <= LEAST_DEADLINES
+    assert [name for name, _ in deadlines.take_expired(9)] == ["0", "1"]
 
 
 # -- a client that takes all of a limit leaves the others their shares

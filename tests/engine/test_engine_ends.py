@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -142,6 +143,32 @@ def test_a_request_that_waits_too_long_gets_503_and_one_that_takes_too_long_408(
         assert isinstance(inbox.wait_terminal("next")["next"], Finished)
     assert (waited.error.status, ran.error.status) == (503, 408)
     assert ran.usage.completion_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [("deadline_ns", "not ended within 6,000 ms"), ("first_token_deadline_ns", "not begun within 6,000 ms")],
+)
+def test_a_request_ends_at_a_deadline_of_its_own_whether_it_waits_or_runs(field: str, says: str) -> None:
+    runner, inbox, clock = ScriptedRunner(gated=True), Inbox(), Clock()
+    now_ns = clock()
+    with make_engine(runner, clock_ns=clock, max_running=1, tokenize_workers=0) as engine:
+        for name in ("runs", "waits", "last"):
+            one = replace(request(name, max_tokens=50), received_ns=now_ns)
+            engine.submit(one if name == "last" else replace(one, **{field: now_ns + 6 * 10**9}), inbox)
+            if name == "runs":
+                runner.started.get(timeout=TIMEOUT_SECONDS)
+        runner.permit(1)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        clock.move(6)
+        runner.permit(200)
+        ended = inbox.wait_terminal("runs", "waits", "last")
+    late = [ended["waits"]] if field == "first_token_deadline_ns" else [ended["waits"], ended["runs"]]
+    assert [(one.error.status, one.error.code) for one in late] == [(408, "deadline_missed")] * len(late)
+    assert all(says in one.error.message for one in late)
+    assert ended["runs"].usage.completion_tokens > ended["waits"].usage.completion_tokens == 0
+    assert isinstance(ended["runs"], Finished) == (len(late) == 1), "its first token had come in time"
+    assert isinstance(ended["last"], Finished)
 
 
 def test_stop_with_a_drain_timeout_refuses_new_requests_and_lets_open_ones_finish() -> None:

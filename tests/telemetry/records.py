@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.record import (
     Cause,
+    DeadlineOutcome,
     EngineAccount,
     EventKind,
     Outcome,
@@ -99,6 +100,8 @@ def records(draw: st.DrawFn) -> RequestRecord:
         completion_tokens=draw(TOKENS),
         finish_reasons=tuple(draw(st.lists(st.sampled_from(["stop", "length"]), max_size=3))),
         tool_calls=draw(st.dictionaries(st.sampled_from(ToolCallOutcome), st.integers(1, 9))),
+        deadline=draw(st.none() | st.sampled_from(DeadlineOutcome)),
+        deadline_ns=draw(st.none() | NS),
         params=draw(
             st.sampled_from([{}, {"n": 2}, {"n": 5, "temperature": 0.5}, {"max_tokens": 0}, {"max_tokens": 70}])
         ),
@@ -222,6 +225,8 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
         yield n.REJECTED, {"reason": reasons[record.error_type]}, 1
     yield n.PROMPT_TOKENS, where, record.prompt_tokens
     yield vllm_names.PROMPT_TOKENS, vllm, record.prompt_tokens
+    if record.deadline is not None:
+        yield n.DEADLINES, {"outcome": str(record.deadline)}, 1
     for reason, wait_ns in record.account.waits_ns.items():
         yield n.QUEUE_WAIT_SECONDS, {"reason": str(reason)}, seconds(wait_ns)
     for phase, causes_ns in record.causes_ns.items():

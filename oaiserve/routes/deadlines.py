@@ -1,0 +1,33 @@
+"""Reads the deadlines of a request: of its first token and of its end, each in a header or in a field of the body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes.bodies import MAX_DEADLINE_MS
+from oaiserve.routes.invalid import show
+from oaiserve.routes.parameters import integer
+
+
+def deadline_ns(headers: Mapping[str, str], body: msgspec.Struct, name: str) -> int | None:
+    """Return the nanoseconds from the receipt of a request to one of its deadlines, by the name of its field.
+
+    If header and body both have it, the earlier one counts, so that a proxy can make it shorter. Raises InvalidRequest.
+    """
+    header = f"x-{name.replace('_', '-')}"
+    text = headers.get(header)
+    given = [] if text is None else [_milliseconds(header, text)]
+    if hasattr(body, name) and (in_body := integer(body, name)) is not None:
+        given.append(in_body)
+    return min(given) * 1_000_000 if given else None
+
+
+def _milliseconds(header: str, text: str) -> int:
+    number = int(text) if len(text) < 10 and text.isascii() and text.isdigit() else 0
+    if not 1 <= number <= MAX_DEADLINE_MS:
+        limits = f"must be an integer of milliseconds from 1 to {MAX_DEADLINE_MS}"
+        raise InvalidRequest(f"Invalid header '{header}': {limits}, got {show(text)}.", param=header)
+    return number
