@@ -392,7 +392,7 @@ class EngineOptions:
 
     compile: bool = True
     """On a CPU, run the model's step in native code: the wheel's, or else code that the system's C++ compiler makes for
-    this machine, in the background of the first start. On a GPU, run the model's layers fused. Without it, and for
+    this machine, at the first start. On a GPU, run the model's layers fused. Without it, and for
     models that it does not cover, the slower code of transformers runs."""
 
     cpu_features: CpuFeatures = "native"

@@ -199,7 +199,7 @@ class EngineLoop:
                 case GrammarCompiled():
                     self.requests.grammar_compiled(command.request, command.grammar, command.at_ns)
                 case Tokenized():
-                    self.requests.tokenized(command, self._runner.kv_version)
+                    self.requests.tokenized(command)
                 case TokenizeFailed():
                     self.requests.tokenize_failed(command.request, command.error)
                 case BlocksRead():

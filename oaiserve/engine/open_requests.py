@@ -209,13 +209,12 @@ class OpenRequests:
         if (opened := self._find(request)) is not None:
             self._fail(opened, error)
 
-    def tokenized(self, tokenized: Tokenized, kv_version: str) -> None:
+    def tokenized(self, tokenized: Tokenized) -> None:
         """Make the sequences of a request, unless it has ended while it was tokenized.
 
-        They share cached blocks only with sequences of the same `kv_version`, see `Runner`. A long answer that another
-        server has begun is taken up in parts, between steps.
+        A long answer that another server has begun is taken up in parts, between steps.
         """
-        begun = self._begun(tokenized, kv_version)
+        begun = self._begun(tokenized)
         if next(begun, begun) is None:
             self._taken_up.append(begun)
 
@@ -238,7 +237,7 @@ class OpenRequests:
         matcher = None if grammar is None else grammar.matcher()
         return Constraint(matcher, params, thinking=thinking, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids)
 
-    def _begun(self, tokenized: Tokenized, kv_version: str) -> Iterator[None]:
+    def _begun(self, tokenized: Tokenized) -> Iterator[None]:
         """Make the sequences of a request, with a pause after so many tokens that another server has sent."""
         request = tokenized.request
         opened = self._find(request)
@@ -273,7 +272,7 @@ class OpenRequests:
                     stop_ids=stop_ids,
                     draw_key=draw_key(seed, choice),
                     priority=request.priority,
-                    cache_salt=f"{kv_version} {request.adapter} {request.cache_salt}",
+                    cache_salt=f"{request.adapter} {request.cache_salt}",
                     adapter=request.adapter,
                     client_name=request.client,
                     bad_words=tokenized.bad_words,

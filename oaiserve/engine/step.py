@@ -157,7 +157,6 @@ class Runner(Protocol):
     """Computes steps in the order of their launches, and writes into none of them. The engine thread alone calls it."""
 
     is_asynchronous: bool  # `launch` returns before the step has been computed
-    kv_version: str  # sequences that began with different versions may have keys and values that differ in last bits
 
     @property
     def is_exact(self) -> bool:

@@ -80,7 +80,6 @@ class ScriptedRunner:
 
     is_exact = True
     is_asynchronous = False
-    kv_version = ""
 
     def __init__(
         self,

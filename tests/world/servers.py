@@ -56,7 +56,7 @@ class Model:
 
     A slot of a block has a digest of the tokens up to its own. A step takes simulated time."""
 
-    is_exact, is_asynchronous, kv_version = True, False, 0
+    is_exact, is_asynchronous = True, False
 
     def __init__(self, world: World, block_size: int, step_seconds: float) -> None:
         self._world, self._size = world, block_size

@@ -25,8 +25,6 @@ class EagerExecutor:
         self._model = loaded.model
         self._backend = backend
         self.caches = caches
-        # All blocks from this one on are empty. Counted on a CPU only, where another executor may copy the used blocks.
-        self.num_used_blocks = 0
         self.add_adapters: Callable[[Batch], AddTo] = plain
 
     @classmethod
@@ -46,8 +44,6 @@ class EagerExecutor:
         return cls(loaded, caches, backend)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        if batch.block_tables.device.type == "cpu":
-            self.num_used_blocks = max(self.num_used_blocks, int(batch.block_tables.max()) + 1)
         with adapted(self._model, batch, self.add_adapters):
             return run_model(self._model, batch, call=AttentionCall(self._backend(batch), self.caches, batch.states))
 

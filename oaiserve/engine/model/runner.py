@@ -26,7 +26,6 @@ from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, Step, StepResult
 
-EXACT = "exact"  # the version of keys and values of the native step, at each start
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
 NO_MEMORY = "The device had no memory left to draw this request's next token."
 T = TypeVar("T")
@@ -83,8 +82,6 @@ class ModelRunner:
         self._prompt_graphs = prompt_graphs
         self._tables = tables
         self._states = states
-        self._next: tuple[Executor, Callable[[], object]] | None = None
-        self.kv_version = EXACT if executor.is_exact else "first"
         self._adapters: dict[int, Adapter] = {}  # by their numbers
         # These belong to the step that was launched last: the ids that it draws, the row of each sequence among them,
         # and when the step ends.
@@ -102,21 +99,10 @@ class ModelRunner:
         """Return whether decode steps are replayed as CUDA graphs."""
         return self._graphs is not None
 
-    def replace(self, executor: Executor, hand_over: Callable[[], object]) -> None:
-        """Use another executor from the next step on. This may be called once, from any thread.
-
-        `hand_over` is called between two steps, on the thread that runs them. It copies all keys and values of the
-        current executor to the new one. That may round differently, so from now on there is another `kv_version`, with
-        which nothing of the current executor is found in the prefix cache.
-        """
-        self._next = executor, hand_over
-        # After that, so that all that is computed for this version is the new executor's.
-        self.kv_version = EXACT if executor.is_exact else "second"
-
+    @property
     def native(self) -> NativeDecoder | None:
-        """Return the native step, if steps are computed by it from now on."""
-        executor = self._executor if self._next is None else self._next[0]
-        return executor if isinstance(executor, NativeDecoder) else None
+        """Return the native step, if steps are computed by it."""
+        return self._executor if isinstance(self._executor, NativeDecoder) else None
 
     def add_adapter(self, number: int, adapter: Adapter) -> None:
         """Add an adapter for sequences, by an unused number above 0. Any thread may call this."""
@@ -128,7 +114,7 @@ class ModelRunner:
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy the keys and values of blocks (from, to). Raises OutOfMemory before any block is copied."""
-        _without_torch(lambda: self._executor_for_next_step().copy_blocks(copies))
+        _without_torch(lambda: self._executor.copy_blocks(copies))
 
     def launch(self, step: Step) -> Launched:
         """Launch a step, with the draws AT_LAUNCH. On CUDA, the host waits for nothing.
@@ -139,7 +125,6 @@ class ModelRunner:
         return _without_torch(lambda: self._launch(step))
 
     def _launch(self, step: Step) -> Launched:
-        executor = self._executor_for_next_step()
         # The step begins when the device has its inputs: the time to make them on the host belongs to the gap before.
         began = torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else None
         adapters: list[Adapter | None] = []  # of each chunk, if one has any
@@ -173,7 +158,7 @@ class ModelRunner:
                 if begins is not None:
                     begins.record()
                 batch.adapters = adapters
-                logits, of_rows = executor.forward(batch), batch.sample_chunks
+                logits, of_rows = self._executor.forward(batch), batch.sample_chunks
                 prompt_rows = [(num_replayed + i, num_replayed + row, count) for i, row, count in batch.prompt_rows]
                 for index, _, count in batch.prompt_rows:  # the prompt tokens that these rows predict
                     sequence, start, *_ = others.chunks[index]
@@ -271,12 +256,6 @@ class ModelRunner:
             device_ns=_ns_between(launched.began, launched.ended),
             device_gap_ns=_ns_between(launched.ended_before, launched.began),
         )
-
-    def _executor_for_next_step(self) -> Executor:
-        if self._next is not None:
-            (self._executor, hand_over), self._next = self._next, None
-            hand_over()
-        return self._executor
 
     def _sample(
         self, launched: Launched, rows: list[int], known: Sequenced[tuple[int, int]] = (), masks: Masks | None = None

@@ -1,4 +1,4 @@
-"""Refuses options in vain, and replaces the eager executor of a model on a CPU by the native step, once it is checked.
+"""Refuses options in vain, and makes the executor of a model on a CPU: the native step, once it is checked.
 
 A model that the native step has no operations for gets an eager executor with native attention instead.
 """
@@ -6,9 +6,6 @@ A model that the native step has no operations for gets an eager executor with n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import partial
-from threading import Thread
 from typing import Any
 
 import torch
@@ -20,15 +17,15 @@ from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import Adapter, probe_adapter, refuse_unless_they_fit
 from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.attention.reference import watched
+from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.cpu.attention import NativeAttention
-from oaiserve.engine.model.cpu.build import BuildError, is_built
+from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import latent_dim, refuse_unless_it_fits, rounded
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import KEY_GROUP, LoadedModel
 from oaiserve.engine.start.cache import remember_checked
 from oaiserve.engine.start.check import NUM_TOKENS, batches, may_round_more, refuse_unless_equal
@@ -73,75 +70,52 @@ def with_native_cache(loaded: LoadedModel, options: EngineOptions) -> LoadedMode
     return loaded.with_latent_cache(numbers)
 
 
-def start_native(
-    runner: ModelRunner,
-    eager: EagerExecutor,
-    loaded: LoadedModel,
-    options: EngineOptions,
-    key: Subject | None = None,
-    *,
-    num_blocks: int,
-    num_threads: int,
-    problem: Exception | None = None,
-) -> None:
-    """Replace the runner's executor `eager` by the native step, at once or when a thread has compiled its library.
+def native_or_none(
+    loaded: LoadedModel, options: EngineOptions, key: Subject | None = None, *, num_blocks: int, num_threads: int
+) -> NativeDecoder | None:
+    """Make the native step; None, with the reason in the log, if the model cannot have it.
 
-    If the model cannot have the native step, the reason is logged, and `eager` is replaced by an eager executor with
-    native attention if possible. `problem` is the reason, if it is known already. Raises StartupError if a setting
-    needs the native step.
+    Raises StartupError if a setting needs it.
     """
-
-    def start_step() -> None:
-        if problem is not None:
-            raise problem
-        native = native_step(loaded, options, key, num_blocks=num_blocks, num_threads=num_threads)
-        runner.replace(native, _hand_over(eager, native))
-
-    if (needed_by := _needing_native(options)) is not None:
-        try:
-            start_step()
-        except (BuildError, NotKnown) as error:
-            raise StartupError(f"{needed_by} needs the native step, which cannot be used: {error}.") from error
-        return
-    try:
-        is_on_disk = is_built(loaded.dtype)
-    except BuildError as error:
-        log.warning(_SLOWER, error)
-        return
     started_ns = monotonic_ns()
+    try:
+        native = native_step(loaded, options, key, num_blocks=num_blocks, num_threads=num_threads)
+    except (BuildError, NotKnown, MemoryError) as error:
+        if (needed_by := _needing_native(options)) is not None:
+            raise StartupError(f"{needed_by} needs the native step, which cannot be used: {error}.") from error
+        # About a reason in the model, no user can do anything.
+        log.log(logging.INFO if isinstance(error, NotKnown) else logging.WARNING, _SLOWER, error)
+        return None
+    except StartupError:
+        raise
+    except Exception:  # transformers' code can raise anything: it is read and called in unusual ways
+        if _needing_native(options) is not None:
+            raise
+        log.exception(_SLOWER, "its code could not be read")
+        return None
+    torch.set_num_threads(native.torch_threads)
+    log.info("The native step is ready after %.1f s", (monotonic_ns() - started_ns) / 1e9)
+    return native
 
-    def start() -> None:
-        try:
-            start_step()
-        except NotKnown as error:  # the reason is in the model: no user can do anything about it
-            log.info(_SLOWER, error)
-            start_attention()
-        except (BuildError, MemoryError) as error:
-            log.warning(_SLOWER, error)
-        except Exception:  # transformers' code can raise anything: it is read and called in unusual ways
-            log.exception(_SLOWER, "its code could not be read")
-            start_attention()
-        else:
-            log.info("The native step is ready after %.1f s", (monotonic_ns() - started_ns) / 1e9)
 
-    def start_attention() -> None:
-        if not loaded.kv_shapes:  # nothing attends
-            runner.replace(eager, partial(torch.set_num_threads, num_threads))
-            return
-        sizes = {"num_blocks": num_blocks, "block_size": options.block_size, "num_threads": num_threads}
+def eager_on_cpu(loaded: LoadedModel, options: EngineOptions, *, num_blocks: int, num_threads: int) -> EagerExecutor:
+    """Make the executor of a model without a native step: with native attention if that is possible."""
+    started_ns, sizes = monotonic_ns(), {"num_blocks": num_blocks, "block_size": options.block_size}
+    if options.compile and loaded.kv_shapes:
         try:
-            native = native_attention(loaded, **sizes)
-        except (BuildError, MemoryError, NotKnown) as error:
+            native = native_attention(loaded, **sizes, num_threads=num_threads)
+        except BuildError:
+            pass  # it is the reason why there is no native step, either
+        except (MemoryError, NotKnown) as error:
             log.info("Its attention is in plain torch: %s", error)
         else:
-            attending = EagerExecutor(loaded, native.caches, native.prepare)
-            runner.replace(attending, _hand_over(eager, native))
+            torch.set_num_threads(native.torch_threads)
             log.info("Its attention is native after %.1f s", (monotonic_ns() - started_ns) / 1e9)
-
-    thread = Thread(target=start, name="compile", daemon=True)
-    thread.start()
-    if is_on_disk:
-        thread.join()
+            return EagerExecutor(loaded, native.caches, native.prepare)
+    elif options.compile:  # nothing attends
+        torch.set_num_threads(num_threads)
+    backend = select_backend(loaded.device, options.attention)
+    return EagerExecutor.with_cache(loaded, backend=backend, **sizes)
 
 
 def _needing_native(options: EngineOptions) -> str | None:
@@ -149,17 +123,6 @@ def _needing_native(options: EngineOptions) -> str | None:
     if options.kv_cache_dtype != "auto":
         return f"--kv-cache-dtype {options.kv_cache_dtype}"
     return None if options.prefix_cache_dir is None else "--prefix-cache-dir"
-
-
-def _hand_over(eager: EagerExecutor, native: NativeDecoder | NativeAttention) -> Callable[[], None]:
-    """Return the function that copies the KV cache from `eager` to `native`."""
-
-    def hand_over() -> None:
-        if eager.num_used_blocks:
-            native.adopt(list(eager.caches.values()), eager.num_used_blocks)
-        torch.set_num_threads(native.torch_threads)
-
-    return hand_over
 
 
 @torch.inference_mode()

@@ -1,10 +1,8 @@
-"""The native step starts in the background if it has to be compiled, and not at all if its results would be wrong."""
+"""The native step is compiled if it has to be, and does not start at all if its results would be wrong."""
 
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +28,6 @@ def loaded() -> LoadedModel:
     return load(FAMILIES["llama"])
 
 
-def join_compile_thread() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "compile":
-            thread.join()
-
-
 def lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
     return [text for name, at, text in caplog.record_tuples if name.startswith("oaiserve") and at >= level]
 
@@ -49,7 +41,7 @@ def answer(loaded: LoadedModel, runner: ModelRunner) -> list[int]:
     ("asked", "logged"),
     [(FAMILIES["llama"], "The native step is ready after "), (WITHOUT_STEP, "Its attention is native after ")],
 )
-def test_requests_are_answered_while_the_library_is_compiled(
+def test_a_start_compiles_the_library_and_the_next_one_finds_it_on_disk(
     asked: PreTrainedConfig,
     logged: str,
     tmp_path: Path,
@@ -58,32 +50,20 @@ def test_requests_are_answered_while_the_library_is_compiled(
 ) -> None:
     loaded = load(asked)
     caplog.set_level(logging.INFO)
-    library = build.build(torch.float32)
-    gate, slow_compiler = tmp_path / "gate", tmp_path / "slow-g++"
-    os.mkfifo(gate)
-    slow_compiler.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] || {{ for out; do :; done; read line < {gate}; cp {library} "$out"; }}\n'
+    library, compiled = build.build(torch.float32), tmp_path / "compiled"
+    compiler = tmp_path / "copying-g++"
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] || {{ for out; do :; done; echo >> {compiled}; cp {library} "$out"; }}\n'
     )
-    slow_compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(slow_compiler))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path))
-    runner = started_runner(loaded)
-    expected = answer(loaded, runner)
-    assert not any(line.startswith(logged) for line in lines(caplog, logging.INFO))
-    gate.write_text("go on\n")
-    join_compile_thread()
-    assert lines(caplog, logging.INFO)[-1].startswith(logged)
-    assert answer(loaded, runner) == expected
-
-
-def test_the_native_step_is_ready_at_once_if_its_library_is_on_disk(
-    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    build.build(torch.float32)
-    started_runner(loaded)
-    (line,) = lines(caplog, logging.INFO)
-    assert line.startswith("The native step is ready after ")
+    answers = []
+    for _ in range(2):
+        answers.append(answer(loaded, started_runner(loaded)))
+        assert lines(caplog, logging.INFO)[-1].startswith(logged)
+        assert compiled.read_text() == "\n"
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +88,6 @@ def test_a_failed_compilation_is_logged_in_one_line_and_requests_are_answered(
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv(variable, value)
     runner = started_runner(loaded)
-    join_compile_thread()
     (line,) = lines(caplog, logging.INFO)
     assert line.startswith(SLOWER)
     assert line.endswith(reason)

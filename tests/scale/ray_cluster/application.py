@@ -35,7 +35,6 @@ class DeviceDouble:
 
     is_exact = False
     is_asynchronous = True
-    kv_version = ""
 
     def __init__(self, step_ns: int) -> None:
         self._step_ns = step_ns

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oaiserve.engine.model.attention import LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.cpu.kv_layout import adopt, new_cache
+from oaiserve.engine.model.cpu.kv_layout import new_cache
 from oaiserve.engine.model.cpu.library import AttentionOptions, CacheMemory, Library, StepInput
 from oaiserve.engine.model.spec import KVShape
 
@@ -51,10 +51,6 @@ class NativeAttention:
 
     def __del__(self) -> None:
         self._library.free_attention(self._handle)
-
-    def adopt(self, caches: list[LayerCache], num_blocks: int) -> None:
-        """Copy the first blocks of another cache, given by layer, which has the plain layout of `LayerCache`."""
-        adopt(self.caches.values(), caches, num_blocks)
 
     def prepare(self, batch: Batch) -> StepAttention:
         """Return the attention of a step, see `attention.Backend`. It is valid until the next call.

@@ -120,10 +120,8 @@ def _compile(path: Path, dtype: torch.dtype, weights: Form) -> Path:
     """Compile the library to this path, in a folder of its own."""
     compiler = _compiler()
     command = [*compiler, *_flags(_kind(dtype, weights)), str(SOURCES / variants.MAIN_SOURCE), "-o", str(path)]
-    # The compiler runs with low priority, because the server answers requests on its slower path meanwhile.
     log.info("Compiling the native code, once for this machine: it takes half a minute or so")
-    priority = ["nice", "-n", "10"] if shutil.which("nice") else []
-    run = subprocess.run([*priority, *command], capture_output=True, text=True, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode != 0:
         errors = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines()
         raise BuildError(f"{shlex.join(compiler)} failed: {(errors or ['no message'])[0]}")

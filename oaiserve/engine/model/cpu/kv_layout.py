@@ -77,16 +77,3 @@ def rounded(numbers: torch.Tensor, group: int) -> torch.Tensor:
         scale = part.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
         parts.append((part / scale).round() * scale)
     return torch.cat(parts, dim=-1).to(numbers.dtype)
-
-
-def adopt(caches: Iterable[LayerCache], others: Iterable[LayerCache], num_blocks: int) -> None:
-    """Copy the first blocks of `others` into `caches`, layer by layer, from the plain layout of `LayerCache`.
-
-    Not for caches in eight bits and of latent vectors, which nothing is computed before.
-    """
-    for (keys, values), (other_keys, other_values) in zip(caches, others, strict=True):
-        _, kv_heads, groups, key_packs, _, pack = keys.shape
-        grouped = other_keys[:num_blocks].view(num_blocks, groups, LANES, kv_heads, key_packs, pack)
-        keys[:num_blocks] = grouped.permute(0, 3, 1, 4, 2, 5)
-        paired = other_values[:num_blocks].view(num_blocks, values.shape[2], pack, kv_heads, values.shape[3])
-        values[:num_blocks] = paired.permute(0, 3, 1, 4, 2)

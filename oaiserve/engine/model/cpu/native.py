@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.model.adapters import Adapter
-from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.description import Decoder
-from oaiserve.engine.model.cpu.kv_layout import adopt
 from oaiserve.engine.model.cpu.library import Library, StepInput
 from oaiserve.engine.model.cpu.operations import Operations
 from oaiserve.engine.model.cpu.packed_adapter import PackedAdapter
@@ -130,7 +128,7 @@ class NativeDecoder:
         return ready
 
     def _packed_of(self, adapter: Adapter) -> PackedAdapter:
-        """Return an adapter packed for native code. One prepared by another executor is packed here."""
+        """Return an adapter packed for native code. That of the check is packed here."""
         packed = self._packed.get(adapter)
         if packed is None:
             packed = self._packed[adapter] = PackedAdapter(self._library, adapter, self._operations.sites)
@@ -148,7 +146,3 @@ class NativeDecoder:
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         if self.caches:  # or else no layer has attention
             copy_blocks(self.caches, copies)
-
-    def adopt(self, caches: list[LayerCache], num_blocks: int) -> None:
-        """Copy the first blocks of another executor's cache, given by layer, which has the plain layout."""
-        adopt(self.caches, caches, num_blocks)

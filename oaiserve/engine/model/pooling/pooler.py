@@ -64,7 +64,6 @@ class PoolingRunner:
 
     is_exact = False
     is_asynchronous = False
-    kv_version = ""
 
     def __init__(self, pooler: LoadedPooler) -> None:
         self._pooler = pooler

@@ -18,11 +18,16 @@ from oaiserve.engine.model.cpu import build, prebuilt, variants
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.families import family_of, small_sizes
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.native import native_step, start_native, transformers_logits, with_native_cache
+from oaiserve.engine.start.native import (
+    eager_on_cpu,
+    native_or_none,
+    native_step,
+    transformers_logits,
+    with_native_cache,
+)
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE
@@ -307,9 +312,8 @@ def native_runner(loaded: LoadedModel, *, num_blocks: int = 64) -> ModelRunner:
 def started_runner(
     loaded: LoadedModel, *, num_blocks: int = 64, block_size: int = BLOCK_SIZE, **options: Any
 ) -> ModelRunner:
-    """Return a runner on which `start_native` has been called. A thread may still be compiling the library."""
-    eager = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size)
-    runner = ModelRunner(eager, loaded.device, block_size, states=states_of(loaded))
+    """Return the runner of a model that has been started on a CPU, in the native step if it can."""
     settings = EngineOptions(block_size=block_size, **options)
-    start_native(runner, eager, loaded, settings, num_blocks=num_blocks, num_threads=1)
-    return runner
+    sizes = {"num_blocks": num_blocks, "num_threads": 1}
+    executor = native_or_none(loaded, settings, **sizes) or eager_on_cpu(loaded, settings, **sizes)
+    return ModelRunner(executor, loaded.device, block_size, states=states_of(loaded))

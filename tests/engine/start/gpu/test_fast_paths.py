@@ -317,7 +317,7 @@ def test_a_warm_up_that_fails_ends_the_engine(loaded: LoadedModel) -> None:
     engine = Engine(
         ServedModel(
             tokenizer=Tokenizer(byte_tokenizer()),
-            runner=SimpleNamespace(is_asynchronous=False, is_exact=True, kv_version=""),
+            runner=SimpleNamespace(is_asynchronous=False, is_exact=True),
             num_blocks=1,
             max_model_len=4,
             vocab_size=97,
