@@ -18,7 +18,7 @@ import pytest
 from oaiserve.errors import APIError, InternalError, InvalidRequest, Unavailable
 from oaiserve.facts.record import Outcome
 from tests.e2e.harness import BAD_LOGITS, Harness, Panic, alphabet, events_of, running_harness, texts_in
-from tests.e2e.raw_client import read_events, send_request
+from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.waiting import wait_until
 
@@ -195,40 +195,6 @@ def test_a_disconnect_leaves_nothing_behind(disconnect: Callable[..., None], pha
         harness.check_no_side_effects()
     assert (record.outcome, record.times.phases()[-1].name) == (Outcome.CANCELLED, phase)
     assert sum(phase.duration_ns for phase in record.times.phases()) == record.times.duration_ns
-
-
-MESSAGES = [{"role": "user", "content": "victim"}]
-STREAMS = {  # by path, the prompt of a stream of five tokens, and how many events come with each token
-    COMPLETIONS: ({"prompt": "victim"}, (1, 1, 1, 1, 1)),
-    CHAT: ({"messages": MESSAGES}, (2, 1, 1, 1, 2)),
-}
-
-
-@pytest.mark.parametrize(
-    ("path", "num_read"), [(path, k) for path, (_, events) in STREAMS.items() for k in range(sum(events) + 2)]
-)
-def test_a_client_may_disconnect_after_any_event(path: str, num_read: int) -> None:
-    prompt, num_events = STREAMS[path]
-    with running_harness() as harness:
-        client = send_request(harness.url, path, request_id="victim", max_tokens=5, stream=True, **prompt)
-        harness.run_until_in_step("victim")
-        num_tokens = 0
-        with client.makefile("rb") as events:
-            while num_tokens == 0 or (num_tokens < 5 and sum(num_events[:num_tokens]) < num_read):
-                harness.run_steps(1)
-                num_tokens += 1
-                read_events(events, min(num_read, sum(num_events[:num_tokens])) - sum(num_events[: num_tokens - 1]))
-            read_events(events, num_read - sum(num_events[:num_tokens]))
-        if num_tokens < 5:
-            harness.disconnect(client)
-        else:  # the whole answer is on its way already
-            client.close()
-        harness.run_steps(1)
-        record = harness.record("victim")
-        harness.check_no_side_effects()
-    assert record.outcome is (Outcome.CANCELLED if num_tokens < 5 else Outcome.FINISHED)
-    assert record.completion_tokens == min(5, num_tokens + 1)  # one more from the step under way
-    assert record.times.phases()[-1].name == ("decode" if num_tokens < 4 else "respond")
 
 
 # -- the engine fails -------------------------------------------------------------------------------------------------

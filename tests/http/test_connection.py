@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import io
 import queue
-import shutil
 import socket
-import subprocess
 from contextlib import ExitStack, suppress
 from http.client import HTTPResponse
 from urllib.parse import urlsplit
@@ -164,15 +162,6 @@ def test_upgrades_may_be_pipelined(served: Served) -> None:
 
 def test_a_websocket_handshake_is_answered_as_plain_http(served: Served) -> None:
     assert exchange(served, get("/v1/realtime", *WEBSOCKET), LAST) == [404, 200]
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl_with_http2_gets_an_answer(served: Served) -> None:
-    command = ["curl", "--silent", "--show-error", "--noproxy", "*", "--http2", "--max-time", "30"]
-    command += ["-H", "content-type: application/json", "-d", BODY.decode(), served.url + PATH, served.url + PATH]
-    shown = subprocess.run(command, capture_output=True, check=True, text=True).stdout
-    assert shown.count('"object":"text_completion"') == 2
-    assert number_submitted(served) == 2
 
 
 def test_connect_is_refused(served: Served) -> None:

@@ -102,10 +102,6 @@ def test_an_attack_may_have_limits_of_its_own(limits: dict[str, Any], kept: Resu
     assert failures(attack, broken) == [says]
 
 
-def test_a_server_that_must_stay_fails_by_its_end_and_by_what_the_neighbour_gets() -> None:
-    assert len(failures(ATTACK, GONE)) == 2
-
-
 @pytest.mark.parametrize(
     ("answer", "says"),
     [

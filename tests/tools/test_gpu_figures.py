@@ -55,16 +55,6 @@ def test_each_target_is_met_or_not_by_what_was_measured_and_by_no_dry_run() -> N
     assert {(value, met) for _, value, _, met in dry} == {(NOT_ON_CPU, "")}
 
 
-def test_a_figure_that_was_not_found_is_shown_as_missing() -> None:
-    sections = measured()
-    del sections["decode-8b"]
-    sections["environment"].pop("ceilings")
-    rows = summary.targets_table(report(sections))[1:]
-    missing = {what for what, value, _, _ in rows if value == "missing"}
-    assert {what for what in missing if what.startswith("8B")} == {w for w, *_ in rows if w.startswith("8B")}
-    assert sum(what.startswith("1B") for what in missing) == 2
-
-
 @given(st.data())
 def test_incomplete_results_have_a_text(data: st.DataObject) -> None:
     """Sections may be left out, or end with a part of their results."""

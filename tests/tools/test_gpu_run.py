@@ -79,22 +79,6 @@ def test_other_sections_run_after_one_that_fails_and_none_for_longer_than_is_lef
     assert 30 < limits[1] <= 100
 
 
-def test_checks_run_side_by_side(tmp_path: Path) -> None:
-    """Each section waits for the other, so that they would hang one after the other."""
-    code = """
-import pathlib, sys
-mine, other = (pathlib.Path(sys.argv[2]) / name for name in sys.argv[3:])
-mine.touch()
-while not other.exists(): pass
-"""
-    sections = [Section(name, "none:run", 30, is_check=True) for name in ("first", "second")]
-    names = {"first": ("a", "b"), "second": ("b", "a")}
-    results = run_all(
-        sections, lambda section, out, _: command(code, out, tmp_path, *names[section.name]), tmp_path, 30
-    )
-    assert [result["status"] for _, result in results] == ["done", "done"]
-
-
 def test_sections_for_which_the_budget_has_no_time_are_reported_as_left_out(tmp_path: Path) -> None:
     results = dict(run_all([FIRST, SECOND], lambda *_: command("raise SystemExit(9)"), tmp_path, 5))
     assert [result["status"] for result in results.values()] == ["left out", "left out"]

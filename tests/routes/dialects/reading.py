@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import strategies as st
 
 from oaiserve.routes.answer_reader import AnswerReader
+from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.segments import (
     Arguments,
     CallBegin,
@@ -23,7 +26,6 @@ TOOLS = {
     "get_time": {"type": "object", "properties": {"zone": {"type": "string"}, "at": {"type": "integer"}}},
     "add": {"type": "object", "properties": {"a": {"type": "number"}, "text": {"type": "string"}}},
 }
-Make = Callable[[], AnswerReader]
 
 
 @dataclass
@@ -71,3 +73,14 @@ def cut(text: str, places: Iterable[int]) -> list[str]:
 
 def cuts() -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, 10_000), max_size=12)
+
+
+def own_form(family: CallFamily, name: str, given: Mapping[str, Any]) -> str:
+    """Return a call as the models write it, where that is not the JSON that is forced."""
+    if (form := family.parser.form) is not None:
+        parts = [form.begin.replace("{name}", name)]
+        for key, value in given.items():
+            text = form.key.replace("{key}", key).replace("{is_string}", str(isinstance(value, str)).lower())
+            parts += [text, value if isinstance(value, str) else json.dumps(value), form.value_end]
+        return "".join([family.opening, *parts, form.end, family.closing])
+    return family.written([(name, json.dumps(given))])

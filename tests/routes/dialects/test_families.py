@@ -25,7 +25,7 @@ from oaiserve.routes.dialects.llama import LLAMA
 from oaiserve.routes.dialects.mistral import MISTRAL, MISTRAL_NAMED
 from oaiserve.routes.dialects.xml import QWEN_CODER
 from tests.engine.text.tokenizers_for_tests import byte_level
-from tests.routes.dialects.reading import Read, read, segments_of
+from tests.routes.dialects.reading import Read, own_form, read, segments_of
 
 SCHEMAS = {
     "get_time": {
@@ -121,16 +121,6 @@ FLAT = {
 BY_VALUES = [family for family in FAMILIES if family.parser.form is not None]
 
 
-def in_form(family: CallFamily, name: str, arguments: dict[str, str]) -> str:
-    form = family.parser.form
-    assert form is not None
-    texts = [form.begin.replace("{name}", name)]
-    for key, value in arguments.items():
-        before = form.key.replace("{is_string}", str(not value.isdigit()).lower()).replace("{key}", key)
-        texts += [before, value, form.value_end]
-    return "".join([family.opening, *texts, form.end, family.closing])
-
-
 @pytest.mark.parametrize("family", BY_VALUES)
 @pytest.mark.parametrize("is_special", [False, True])
 def test_forced_calls_may_have_the_familys_own_form(family: CallFamily, is_special: bool) -> None:
@@ -143,15 +133,15 @@ def test_forced_calls_may_have_the_familys_own_form(family: CallFamily, is_speci
         ids = backend.encode(call, add_special_tokens=False).ids
         return bool(matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting())
 
-    rome = {"city": "<b>\nRome", "nights": "2"}
+    rome = {"city": "<b>\nRome", "nights": 2}
     for good in (rome, {**rome, "class": "b c"}):
-        call = in_form(family, "book", good)
+        call = own_form(family, "book", good)
         assert is_allowed(call)
         ((name, given),) = read(segments_of(AnswerReader(None, family.parser(FLAT)), call)).calls
-        assert (name, json.loads(given)) == ("book", {**good, "nights": 2})
-    assert is_allowed(in_form(family, "any", {"x": "1", "y": "2"}))
+        assert (name, json.loads(given)) == ("book", good)
+    assert is_allowed(own_form(family, "any", {"x": 1, "y": 2}))
     for bad in ({"city": "Rome"}, {**rome, "nights": "two"}, {**rome, "class": "c"}, {**rome, "more": "1"}):
-        assert not is_allowed(in_form(family, "book", bad))
+        assert not is_allowed(own_form(family, "book", bad))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

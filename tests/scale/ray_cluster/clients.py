@@ -76,8 +76,8 @@ def question(text: str, tokens: int) -> bytes:
     return json.dumps(body).encode()
 
 
-async def ask(port: int, content: bytes, leave_after: float | None = None) -> tuple[End, str]:
-    """Ask for a stream and return how it ended, with what was read last. A client may leave after some seconds."""
+async def ask(port: int, content: bytes) -> tuple[End, str]:
+    """Ask for a stream and return how it ended, with what was read last."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError as error:
@@ -88,9 +88,6 @@ async def ask(port: int, content: bytes, leave_after: float | None = None) -> tu
             b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % (KEY.encode(), len(content))
         )
         writer.write(content)
-        if leave_after is not None:
-            await asyncio.sleep(leave_after)
-            return End.CLOSED, "left"
         read = b""
         while True:
             data = await asyncio.wait_for(reader.read(65536), SILENT_SECONDS)

@@ -174,12 +174,3 @@ def test_without_native_code_the_cache_has_keys_and_values(
     assert any(
         line.startswith("The model runs without its native step, which is slower: the compiler") for line in lines
     )
-
-
-def test_other_options_that_the_native_step_does_not_have_get_keys_and_values(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "oaiserve")
-    assert answers(folder, block_size=8) == generate(make_model(MODELS["v3"]), PROMPTS, NUM_TOKENS)
-    lines = [record.message for record in caplog.records if "slower" in record.message]
-    assert lines == ["The model runs without its native step, which is slower: the block size 8 is no multiple of 16"]

@@ -246,13 +246,6 @@ def test_a_row_that_is_not_finite_is_marked_and_affects_no_other(way: dict[str, 
         assert (mixed.token_ids[i], mixed.logprobs[i]) == (good.token_ids[i], good.logprobs[i])
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 0.0}], ids=str)
-def test_ties_go_to_the_lowest_id(params: dict[str, Any]) -> None:
-    logits = torch.zeros(1, 1000)
-    logits[0, :7] = -1.0
-    assert sample(logits, [sequence(SamplingParams(**params))]).token_ids == [7]
-
-
 def test_ids_above_2_to_the_24_are_exact() -> None:
     logits = torch.zeros(1, 2**24 + 2, dtype=torch.bfloat16)
     logits[0, 2**24 + 1] = 1.0
@@ -371,19 +364,6 @@ def test_more_rows_take_no_more_operations() -> None:
     few, many = ([row for i in range(count) for row in one_of_everything(i)] for count in (2, 20))
     few_names, many_names = (run_on_device(rows).names for rows in (few, many))
     assert few_names == many_names
-
-
-def test_a_greedy_row_costs_only_an_argmax() -> None:
-    greedy = [sequence(SamplingParams(temperature=0.0)) for _ in range(5)]
-    alone = run_on_device(greedy)
-    assert alone.over_the_vocabulary() == [("max", 5)]
-    assert not {"index", "index_put_", "clone", "copy_"} & set(alone.names)
-    mixed = run_on_device([*greedy, sequence(), sequence(), sequence(SamplingParams(top_p=0.5))])
-    assert mixed.over_the_vocabulary() == [
-        ("max", 5),
-        *(("amax", 2), ("div", 2), ("argmax", 2)),
-        *(("amax", 1), ("div", 1), ("sort", 1), ("cumsum", 1), ("argmax", 1)),
-    ]
 
 
 def test_only_rows_that_ask_for_logprobs_cost_a_log_softmax() -> None:
