@@ -26,7 +26,7 @@ COMMANDS = {
     "attack.broken_files": "starts on 10,000 broken model files; fails where one is no sentence",
     "kills": "servers killed in mid-stream, and their streams compared: docs/gateway.md",
     "reference": "writes the tables of docs/reference",
-    "charts": "draws the bars of docs/benchmarks.md and docs/security.md",
+    "charts": "draws the bars of docs/benchmarks.md",
 }
 
 

