@@ -128,7 +128,7 @@ class ListenerOptions:
 
     allowed_host: tuple[str, ...] = ()
     """Name by which clients may call this server, such as llm.example.com. May be repeated. Without it, a server on a
-    loopback --host answers to loopback names only, and any other to all names. With it, the latter answers to these, to
+    loopback --host answers to loopback names only, and any other to all names; with it, the latter answers to these, to
     loopback names and to IP addresses."""
 
     trusted_proxy: tuple[str, ...] = ()
@@ -136,9 +136,8 @@ class ListenerOptions:
     repeated. From all other addresses that header is ignored."""
 
     open_dashboard: bool = False
-    """Show / and /dashboard, and of a server /debug, to everyone who can reach this address, though it is not of this
-    machine alone and there is no API key, as in a container: they may ask the model, and see when who asked how much,
-    but no text."""
+    """Show / and /dashboard, and of a server /debug, to everyone who can reach this address without an API key, as in a
+    container: they may ask the model, and see when who asked how much, but no text."""
 
     body_limit: Bytes = Bytes("8MiB")  # noqa: RUF009 - immutable
     """Largest request body that is accepted, in bytes or with a unit (KiB, MiB, GiB)."""
@@ -159,7 +158,7 @@ class ServerOptions(ListenerOptions):
 
     front_ends: int = 0
     """Processes that serve HTTP and tokenize, beside the one that runs the engine; each needs a core of its own. 0:
-    that one does it itself, and streams at most some 40,000 tokens a second, because it has one interpreter."""
+    that one does it itself, and streams at most some 40,000 tokens a second."""
 
     # A log line or traceback must not show it.
     api_key: tuple[str, ...] = field(default=(), repr=False, metadata=FREQUENT)
@@ -168,12 +167,12 @@ class ServerOptions(ListenerOptions):
     flags."""
 
     api_key_file: tuple[Path, ...] = ()
-    """File with keys, one on each line: NAME KEY, or only KEY. The names show in logs and traces whose a request was.
-    The server reads the file again when it changes. May be repeated."""
+    """File with keys, one on each line: NAME KEY, or only KEY. Logs and traces have the names. The server reads the
+    file again when it changes. May be repeated."""
 
     share_prefix_cache: bool = False
     """Let the prompts of several keys share the prefix cache. By default, each key finds only what it has sent itself,
-    because a prompt in the cache is faster, and tells that somebody sent it."""
+    because a faster prompt tells that somebody sent it."""
 
     guard_all: bool = False
     """Require a key on /health, /ready, /version, /metrics and /openapi.json, too."""
@@ -197,7 +196,7 @@ class ServerOptions(ListenerOptions):
 
     max_connections: int | None = None
     """Most open connections. Further ones are answered with 503 and closed. Default: 8192, or as many as the limit of
-    open files permits. The server raises that limit if it may, and keeps some files for itself."""
+    open files permits, which the server raises if it may."""
 
     max_connections_per_address: int | None = None
     """Most open connections from one address, or from one IPv6 network of 64 bits. 0: no limit. Default: half of
@@ -205,11 +204,11 @@ class ServerOptions(ListenerOptions):
 
     tokenizer_info: bool = False
     """Show the tokenizer's special tokens and its chat template on /tokenizer_info, for clients that render prompts
-    themselves, such as lm-eval. Without it, that route does not exist."""
+    themselves, such as lm-eval."""
 
     stream_interval: int = 1
-    """Tokens of a choice in one event of a stream, unless the request sets it. More tokens mean fewer events and less
-    work. The first token is always sent at once."""
+    """Tokens of a choice in one event of a stream, unless the request sets it. More tokens mean less work. The first
+    token is always sent at once."""
 
     progress_after_seconds: float = 1.0
     """Seconds of a prompt's computation after which a stream begins without a token, and tells how far the prompt is:
@@ -234,12 +233,11 @@ class ServerOptions(ListenerOptions):
 
     response_store: Path | None = None
     """File that keeps the answers of /v1/responses with their input, so that clients can go on from them after a
-    restart. Several servers on one machine may share it. It is created if it is missing. Default: they are kept in
-    memory."""
+    restart. Several servers on one machine may share it. Default: they are kept in memory."""
 
     response_store_number: int = 10_000
     """Most responses that are kept, of all API keys. Further ones push out the oldest of the key that has most. 0: none
-    is kept, as if each request had "store": false."""
+    is kept."""
 
     response_store_bytes: Bytes = Bytes("256MiB")  # noqa: RUF009 - immutable
     """Most bytes of the responses that are kept, with their input, of all API keys."""
@@ -397,22 +395,19 @@ class EngineOptions:
 
     cpu_features: CpuFeatures = "native"
     """Instructions of the CPU that may be used. native: all. avx2: neither AVX-512 nor AMX, in native code and in
-    torch, so answers are those of a machine that has none of these, to be compared or measured."""
+    torch, so answers are those of a machine that has none of these."""
 
     recheck: bool = False
     """On a CPU, compare the native step with transformers' code at this start, although an earlier start has found them
-    equal, with the same files of the model, versions and CPU. Without it, that is remembered, and the start takes
-    less than half the time. Each start compares the native step with the logits that transformers' code had then."""
+    equal, with the same files of the model, versions and CPU. Without it, the start takes less than half the time."""
 
     overlap: bool = True
     """On a GPU, launch each step before the results of the previous step are on the host, so that the GPU does not wait
-    while they are processed. An answer that ends before its max_tokens then takes part in one useless step. A step with
-    penalties, or with bad_words of several tokens, is always waited for."""
+    while they are processed. A step with penalties, or with bad_words of several tokens, is always waited for."""
 
     cuda_graph: bool = True
     """On a GPU, capture decodes as CUDA graphs, for several batch sizes up to --max-running, and prompts, for several
-    numbers of tokens up to 2,048. Capturing takes some seconds of the start and some memory; afterwards the GPU does
-    not wait for the launch of such steps."""
+    numbers of tokens up to 2,048. Capturing takes some seconds of the start and some memory."""
 
     attention: Attention = "auto"
     """Attention backend on a GPU. triton: oaiserve's own kernels. reference: plain torch, slow. auto: triton if
@@ -425,23 +420,21 @@ class EngineOptions:
     covers."""
 
     quantized_cache: Bytes = Bytes("32GiB")  # noqa: RUF009 - immutable
-    """Most disk space for weights that --quantize has made, so that later starts of the same folder need not make
-    them again. They are in the folder quantized of the cache ($OAISERVE_CACHE, or else ~/.cache/oaiserve). What no
-    start has used for longest is removed. 0 keeps none."""
+    """Most disk space for weights that --quantize has made, so that later starts need not make them again. They are in
+    the folder quantized of the cache ($OAISERVE_CACHE, or else ~/.cache/oaiserve). 0 keeps none."""
 
     lora: tuple[str, ...] = field(default=(), metadata=FREQUENT)
-    """LoRA adapter that requests can name as their model: NAME=FOLDER, in PEFT's format. May be repeated. Requests with
-    several adapters and with none run in one batch. docs/adapters.md has what is supported."""
+    """LoRA adapter that requests can name as their model: NAME=FOLDER, in PEFT's format. May be repeated.
+    docs/adapters.md has what is supported."""
 
     lora_dir: Path | None = None
     """Folder whose adapters can be loaded and unloaded while the server runs, by POST /v1/load_lora_adapter and
-    /v1/unload_lora_adapter. Without it, these routes do not exist. They need an API key, or a server for this machine
-    alone."""
+    /v1/unload_lora_adapter, which need an API key, or a server for this machine alone."""
 
     drafts: DraftSource = "auto"
     """Whether steps verify drafts: guesses at the next tokens of a sequence. lookup: what followed the last tokens when
-    they came before, in prompt or answer. Answers that repeat themselves come faster. auto: lookup with the native step
-    of a CPU, where no answer changes, not in the last bit; else off. On a GPU, drafts turn --overlap off."""
+    they came before, in prompt or answer. auto: lookup with the native step of a CPU, where no answer changes; else
+    off. On a GPU, drafts turn --overlap off."""
 
     cpu_threads: int | None = field(default=None, metadata=FREQUENT)
     """Threads that run the model on a CPU. Default: one for each core that this process may use; with 4 cores or more,
@@ -470,11 +463,11 @@ class EngineOptions:
     gets what the weights and the largest step leave of it, as measured at the start."""
 
     kv_cache_dtype: KVCacheDtype = "auto"
-    """Number format of the KV cache. auto: the model's. int8: on a CPU, 8 bits and a few scales for each token, so
-    that nearly twice as many tokens fit into the same memory and long contexts are read faster. Answers change
-    slightly; docs/performance.md has figures. Needs --compile and a model that it covers. Not for latent attention,
-    whose cache is smaller without it. fp8: on a GPU, floats of 8 bits (E4M3) with a scale for each layer, so that twice
-    as many tokens fit; docs/models.md says what has been tried of it."""
+    """Number format of the KV cache. auto: the model's. int8: on a CPU, 8 bits and a few scales for each token, so that
+    nearly twice as many tokens fit and long contexts are read faster. Answers change slightly; docs/performance.md has
+    figures. Needs --compile and a model that it covers, without latent attention. fp8: on a GPU, floats of 8 bits
+    (E4M3) with a scale for each layer, so that twice as many tokens fit; docs/models.md says what has been tried of
+    it."""
 
     kv_blocks: int | None = None
     """Blocks in the KV cache. Default: as many as fit into --kv-cache-memory. Set only one of the two."""
@@ -504,8 +497,8 @@ class EngineOptions:
 
     step_target_seconds: float | None = None
     """Target for the time of a step. Prompts are cut so that they fit into it by the learnt cost of steps, which needs
-    --explain. Shorter steps let a short request begin sooner, longer ones take a bit less time in all. Default: the
-    time of 128 tokens, or three times that of one, and at least 0.05."""
+    --explain. Shorter steps let a short request begin sooner. Default: the time of 128 tokens, or three times that of
+    one, and at least 0.05."""
 
     itl_target_seconds: float | None = None
     """Target for the time between two tokens of a stream (ITL). While sequences decode, a step gets only as many prompt
@@ -527,8 +520,8 @@ class EngineOptions:
 
     prefix_cache_dir: Path | None = None
     """Folder for the blocks of the prefix cache, on a CPU with the native step. A start with the same model, settings
-    and versions finds there what an earlier one has computed; while serving, the folder is a second cache beneath that
-    in memory. The folder has to be this user's alone, because text can be guessed from what it holds."""
+    and versions finds there what an earlier one has computed; it is also a second cache beneath that in memory. The
+    folder has to be this user's alone, because text can be guessed from what it holds."""
 
     prefix_cache_disk: Bytes = Bytes("8GiB")  # noqa: RUF009 - immutable
     """Most disk space for --prefix-cache-dir. What has not been used for longest is removed."""
@@ -551,8 +544,8 @@ class EngineOptions:
     """Threads that tokenize prompts. 0: the thread that submits a request tokenizes it."""
 
     explain: bool = True
-    """Learn what steps cost while serving, and divide the phases prefill and decode of each request into their causes:
-    itself, its neighbours, preemption, masks, the host, the machine."""
+    """Learn what steps cost while serving, and divide the phases prefill and decode of each request into their
+    causes."""
 
     def __post_init__(self) -> None:
         _check_choices(self)
