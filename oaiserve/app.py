@@ -152,7 +152,7 @@ def server_telemetry(
     wrong OTEL_* variables.
     """
     elsewhere: dict[names.Metric, Callable[[], Numbers]] = {
-        names.ENGINE_FEATURE: lambda: {(name,): int(is_on) for name, is_on in engine.features.items()},
+        names.ENGINE_FEATURE: lambda: {(name,): int(not reason) for name, reason in engine.features.items()},
         names.STORED_RESPONSES: lambda: {(): responses.counts().number},
         names.STORED_RESPONSE_BYTES: lambda: {(): responses.counts().num_bytes},
         names.STORED_RESPONSES_DROPPED: lambda: {(why,): number for why, number in responses.counts().dropped.items()},

@@ -49,7 +49,7 @@ from oaiserve.config import (
     flag_of,
 )
 from oaiserve.engine.pooling import Task
-from oaiserve.errors import StartupError
+from oaiserve.errors import DeviceLost, StartupError
 from oaiserve.explain import commands
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files import demo
@@ -415,7 +415,11 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
             import oaiserve.app  # noqa: F401
 
     with times.part("model"):
-        engine = Engine.from_pretrained(config.model, config.engine, times=times, meanwhile=import_server)
+        try:
+            engine = Engine.from_pretrained(config.model, config.engine, times=times, meanwhile=import_server)
+        except DeviceLost as error:
+            logger.warning("%s The server starts again without it", error)
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     with times.part("server"):
         from oaiserve.app import create_app, response_store, server_telemetry
 

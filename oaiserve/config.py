@@ -399,7 +399,8 @@ class EngineOptions:
 
     recheck: bool = False
     """On a CPU, compare the native step with transformers' code at this start, although an earlier start has found them
-    equal, with the same files of the model, versions and CPU. Without it, the start takes less than half the time."""
+    equal, with the same files of the model, versions and CPU. Without it, the start takes less than half the time. On a
+    GPU, try again what has ended an earlier start."""
 
     overlap: bool = True
     """On a GPU, launch each step before the results of the previous step are on the host, so that the GPU does not wait

@@ -232,6 +232,10 @@ class StartupError(Exception):
     """The server cannot start with these settings. The message is one sentence for the user at the terminal."""
 
 
+class DeviceLost(StartupError):
+    """The GPU has failed in the trial of a faster way to compute. A start in a new process leaves that way out."""
+
+
 def kinds_of(kind: type[Exception]) -> dict[str, type[Exception]]:
     """Return a class of errors and all below it, by name."""
     found = {kind.__name__: kind}

@@ -3,11 +3,13 @@
     python -m tools.gpu_check --out DIR                         # the whole picture, on the GPU
     python -m tools.gpu_check --out DIR --device cpu --quick    # a dry run anywhere
     python -m tools.gpu_check --out DIR --only gpt2 decode-8b   # parts of it again
+    python -m tools.gpu_check --out DIR --resume                # those that are not done in DIR
     python -m tools.gpu_check --show DIR/gpu_check.json --markdown docs/benchmarks.md
 
 Needs torch and transformers, no network and no weights: the models have the shapes of real ones and random weights.
-Each section runs in a process of its own, within a time limit. After each one DIR/gpu_check.json and DIR/gpu_check.md
-are written. Exits with 1 if an answer is wrong or could not be checked; a missed speed target is only reported.
+Each section runs in a process of its own, within a time limit. After each one DIR/gpu_check.json, DIR/gpu_check.md and
+DIR/gpu_check.tar.gz, which has both and the logs, are written. Exits with 1 if an answer is wrong or could not be
+checked, or a fast path is off; a missed speed target is only reported. `python -m tools.gpu.pack` packs what travels.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tarfile
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -35,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--device", default="cuda", choices=("cuda", "cpu"))
     add("--quick", action="store_true", help="tiny models and short runs, which only show that everything works")
     add("--only", nargs="+", choices=names, default=names, metavar="SECTION", help=f"some of {', '.join(names)}")
+    add("--resume", action="store_true", help="leave out the sections that are done in the folder")
     add("--budget-seconds", type=float, default=530.0, help="for all sections (default %(default)g)")
     add("--show", type=Path, nargs="+", metavar="JSON", help="measure nothing; show these results, and "
         "the last one of a section that several files have")  # fmt: skip
@@ -64,12 +68,19 @@ def measure(arguments: argparse.Namespace, argv: Sequence[str]) -> dict[str, Any
         "is_dry_run": no_figures,  # why figures mean nothing; empty where they count
         "sections": {},
     }
-    chosen = [section for section in SECTIONS if section.name in arguments.only]
+    file, sections = arguments.out / "gpu_check.json", report["sections"]
+    if arguments.resume and file.exists():
+        earlier = json.loads(file.read_text())["sections"]
+        sections |= {name: result for name, result in earlier.items() if result["status"] == "done"}
+    chosen = [section for section in SECTIONS if section.name in arguments.only and section.name not in sections]
     for name, result in run_all(chosen, command, arguments.out, arguments.budget_seconds):
-        report["sections"][name] = result
+        sections[name] = result
         print(f"{name}: {result['status']}, {result.get('seconds', 0):.0f} s", file=sys.stderr, flush=True)
-        (arguments.out / "gpu_check.json").write_text(json.dumps(report, indent=1) + "\n")
+        file.write_text(json.dumps(report, indent=1) + "\n")
         (arguments.out / "gpu_check.md").write_text(summary.as_text(report))
+        with tarfile.open(arguments.out / "gpu_check.tar.gz", "w:gz") as archive:
+            for path in (file, *sorted(arguments.out.glob("*.md")), *sorted(arguments.out.glob("*.log"))):
+                archive.add(path, path.name)
     return report
 
 

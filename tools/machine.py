@@ -8,6 +8,7 @@ import platform
 import subprocess
 from pathlib import Path
 
+COMMIT = "COMMIT"  # the file of an archive of the sources
 _FEATURES = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")  # the widest first
 
 
@@ -27,7 +28,9 @@ def sentence() -> str:
 
 
 def version() -> str:
-    """Return the commit of this checkout."""
+    """Return the commit of this checkout, or of the archive that this is from."""
+    if (packed := Path(__file__).parents[1] / COMMIT).exists():
+        return packed.read_text()
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -92,7 +92,6 @@ class Engine:
             "block_size": str(options.block_size),
             "kv_blocks": str(model.num_blocks),
         }
-        self.features = dict(model.features)
         limits = Limits(
             max_running=min(options.max_running, model.num_states or options.max_running),
             max_step_tokens=options.step_tokens(model.max_step_tokens_default),
@@ -103,6 +102,7 @@ class Engine:
         # A state cannot go back to the tokens before a draft that has not come true.
         is_drafting = options.drafts == "lookup" or (options.drafts == "auto" and model.device == "cpu")
         has_drafts = is_drafting and not model.num_states
+        self._has_drafts, self._runner, self._features = has_drafts, model.runner, model.features
         self.capacity = {  # for whoever simulates the scheduler
             "drafts": has_drafts,
             "block_size": options.block_size,
@@ -189,6 +189,14 @@ class Engine:
         """
         options = replace(options or EngineOptions(), **kwargs)
         return cls(start_model(model, options, times or StartTimes(), meanwhile), options)
+
+    @property
+    def features(self) -> dict[str, str]:
+        """Return the faster ways to compute, and what else a start decides, each with why it is off; empty if on."""
+        features = dict(self._features)
+        features["exact"] = "" if self._runner.is_exact else "a token's logits depend on the rows of its step"
+        features["drafts"] = "" if self._has_drafts else "the model keeps states, or --drafts does not ask for them"
+        return features
 
     def load_adapter(self, name: str, path: Path) -> ServedAdapter:
         """Load an adapter for requests, which takes a while. Raises what `AdapterTable.load` does."""

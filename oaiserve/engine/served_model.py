@@ -34,4 +34,6 @@ class ServedModel:
     # for telemetry
     device: str = ""
     dtype: str = ""
-    features: Mapping[str, bool] = field(default_factory=dict)  # the device's optional fast paths, on or off
+    features: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the faster ways to compute, each with why it is off, or ""

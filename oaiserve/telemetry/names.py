@@ -268,8 +268,9 @@ ENGINE_HOST_SECONDS = _counter(
 ENGINE_FEATURE = _gauge(
     "oaiserve_engine_feature",
     "1 for a faster way to compute that is on, 0 for one that is off, because it was not asked for or failed its "
-    "check at the start. On a GPU. feature: attention, sampling (by kernels of their own), packed_weights, "
-    "packed_experts, fused_layers, adapters, decode_graphs or prompt_graphs.",
+    "check at the start. feature: drafts or exact (the same logits in any step); on a CPU native_step or amx; on a "
+    "GPU attention, sampling (by kernels of their own), packed_weights, packed_experts, fused_layers, adapters, "
+    "decode_graphs or prompt_graphs.",
     "feature",
 )
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.gpu import summary
+from oaiserve.config import EngineOptions
+from oaiserve.engine.start.gpu.trials import FEATURES, Trials
+from oaiserve.engine.start.prepare import prepare
+from tests.models.decoders import FAMILIES, random_model
+from tools.gpu import summary, workload
 from tools.gpu.sections import CHECKS, NOT_ON_CPU, SECTIONS
 
 # The table of targets
@@ -71,6 +76,7 @@ def test_incomplete_results_have_a_text(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("name", "result"),
     [
+        ("gpt2", {"status": "done", "off": {"prompt_graphs": "no memory"}}),
         ("families", {"status": "done", "llama": {"equal": False}}),
         ("kernels", {"status": "done", "attention": [{"equal": True}, {"equal": False}]}),
         ("overload", {"status": "ended after 9 s, its limit"}),
@@ -81,6 +87,34 @@ def test_a_check_with_wrong_or_unchecked_answers_fails(name: str, result: dict[s
     assert summary.is_correct(report(measured())["sections"])
     assert not summary.is_correct({**measured(), name: result})
     assert summary.is_correct({"gpt2": {"status": "broke with exit code 1"}})  # it is about speed
+
+
+def test_each_feature_that_is_off_is_named_with_its_reason_and_fails_the_check() -> None:
+    """As on a device on which nothing but plain torch works, in all sections."""
+    loaded = prepare(random_model(FAMILIES["llama"]))
+    trials = Trials()
+    for feature in FEATURES:
+        assert not trials.is_usable(feature, lambda: "it is broken")
+    wanted = set(workload.expected(loaded, EngineOptions(), is_known=True))
+    assert wanted == {"attention", "sampling", "fused_layers", "decode_graphs", "prompt_graphs"}
+    workload.note_off(trials.off, wanted)
+    try:
+        sections = {name: {**result, "off": dict(workload.OFF)} for name, result in measured().items()}
+    finally:
+        workload.OFF.clear()
+    assert not summary.is_correct(sections)
+    text = summary.as_text(report(sections))
+    for feature in wanted:
+        assert text.count(f"**{feature} is off**: it is broken") == len(sections)
+
+
+def test_what_a_model_or_its_options_cannot_have_is_not_expected() -> None:
+    loaded = prepare(random_model(FAMILIES["llama"]))
+    plain = EngineOptions(compile=False, cuda_graph=False)
+    assert set(workload.expected(loaded, plain, is_known=True)) == {"attention", "sampling"}
+    adapted = set(workload.expected(loaded, EngineOptions(lora_dir=Path("unread")), is_known=True))
+    assert adapted == {"attention", "sampling", "adapters", "decode_graphs", "prompt_graphs"}
+    assert "fused_layers" not in set(workload.expected(loaded, EngineOptions(), is_known=False))
 
 
 def test_answers_that_were_not_checked_do_not_count_as_equal() -> None:

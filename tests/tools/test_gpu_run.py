@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.gpu.pack import packages
 from tools.gpu.run import LAST_LINES, run_all, run_one
 from tools.gpu.section import parts
 from tools.gpu.sections import NO_TRITON, NOT_ON_CPU, SECTIONS, Section
@@ -77,6 +78,12 @@ def test_other_sections_run_after_one_that_fails_and_none_for_longer_than_is_lef
     assert [result["status"] for result in results.values()] == ["broke with exit code 2", "done"]
     assert limits[0] == 60
     assert 30 < limits[1] <= 100
+
+
+def test_what_travels_is_all_that_the_device_machine_lacks() -> None:
+    names = {one.partition("==")[0] for one in packages()}
+    assert {"cyclopts", "starlette", "llguidance", "protobuf", "psutil"} <= names
+    assert not {"torch", "numpy", "tokenizers", "transformers", "triton", "pip"} & names
 
 
 def test_sections_for_which_the_budget_has_no_time_are_reported_as_left_out(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,21 @@ def found_by(parts: Any) -> dict[str, Any]:
     return {key: value for part in parts for key, value in part.items()}
 
 
-def test_the_check_runs_one_section_and_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_runs_one_section_writes_its_results_and_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = gpu_check.main(["--out", str(tmp_path), "--device", "cpu", "--quick", "--only", "environment"])
     assert code == 0
     result = json.loads((tmp_path / "gpu_check.json").read_text())["sections"]["environment"]
     assert (result["status"], result["ceilings"]) == ("done", NOT_ON_CPU)
     assert result["versions"]["torch"] == torch.__version__
     assert (tmp_path / "gpu_check.md").read_text() == capsys.readouterr().out.removesuffix("\n")
+    with tarfile.open(tmp_path / "gpu_check.tar.gz") as archive:
+        assert archive.getnames() == ["gpu_check.json", "gpu_check.md", "environment.log"]
+    again = ["--out", str(tmp_path), "--device", "cpu", "--quick", "--only", "environment", "--resume"]
+    monkeypatch.setattr(gpu_check, "run_all", lambda chosen, *_: pytest.fail(chosen) if chosen else iter(()))
+    assert gpu_check.main(again) == 0
+    assert "| environment | done |" in capsys.readouterr().out
 
 
 def test_answers_are_the_same_under_preemption_and_aborts() -> None:

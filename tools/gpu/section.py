@@ -49,8 +49,10 @@ def parts(section: Section, device: str, *, quick: bool) -> Iterator[dict[str, A
         module, _, name = section.run.partition(":")
         run = getattr(importlib.import_module(f"tools.gpu.{module}"), name)
         from oaiserve.engine.model.device import select_device
+        from tools.gpu.workload import OFF
 
-        yield from run(Target(select_device(device), quick), **section.arguments)
+        for part in run(Target(select_device(device), quick), **section.arguments):
+            yield {**part, "off": dict(OFF)}
 
 
 def write(path: Path, found: dict[str, Any]) -> None:

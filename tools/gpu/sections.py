@@ -50,9 +50,9 @@ SECTIONS = (
     Section("waits", "waits:run", is_check=True, needs_gpu=True),
     # How fast they are, with what says most first: the steps of a small and of a large model, then ragged ones.
     Section("decode-1b", "steps:run", 110, {"model": "llama-3.2-1b"}),
+    Section("decode-8b", "steps:run", 150, {"model": "llama-3.1-8b"}),
     Section("uneven", "engines:uneven", 70),
     Section("gpt2", "engines:gpt2", 70),
-    Section("decode-8b", "steps:run", 150, {"model": "llama-3.1-8b"}),
     Section("streams", "streams:run", 90),
 )
 CHECKS = tuple(section.name for section in SECTIONS if section.is_check)

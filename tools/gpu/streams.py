@@ -12,10 +12,16 @@ from time import monotonic_ns
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
 from tools.engine_load import percentile
 from tools.gpu.sections import Target
-from tools.gpu.workload import saved_model
+from tools.gpu.workload import note_off, saved_model
 from tools.server_process import running_oaiserve
+
+WANTED = ("attention", "sampling", "fused_layers", "decode_graphs", "prompt_graphs")
 
 
 def run(target: Target) -> Iterator[dict[str, Any]]:
@@ -28,6 +34,9 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
     ):
         for _ in range(2):  # the first is the warm-up
             streams = asyncio.run(read_streams(server.url, count, num_tokens))
+        if target.is_gpu:
+            found = {s.labels["feature"]: s.value for s in samples(server.url) if s.name == "oaiserve_engine_feature"}
+            note_off({name: "" if is_on else "of the server" for name, is_on in found.items()}, WANTED)
     began_ns, ended_ns = min(one.begun_ns for one in streams), max(one.read_ns[-1] for one in streams)
     gaps = [(later - earlier) / 1e6 for one in streams for earlier, later in pairwise(one.read_ns)]
     gaps = gaps or [0.0]  # each stream came in one read, as few tokens may
@@ -43,6 +52,12 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
             "read_gap_p99_ms": percentile(gaps, 0.99),
         }
     }
+
+
+def samples(url: str) -> list[Sample]:
+    """Read the samples of a server's metrics."""
+    text = httpx.get(f"{url}/metrics", timeout=30).text
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
 @dataclass

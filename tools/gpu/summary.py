@@ -13,7 +13,7 @@ from tools.gpu.sections import CHECKS
 from tools.markdown import as_markdown, number
 
 Sections = dict[str, dict[str, Any]]
-_ENDING = ("status", "seconds", "problem")
+_ENDING = ("status", "seconds", "problem", "off")
 MOST_SHOWN = 10  # wrong results of a section; the rest is in the JSON
 
 
@@ -82,7 +82,10 @@ SPEED_TARGETS = tuple(
 
 
 def is_correct(sections: Sections) -> bool:
-    """Return whether every check of answers that was run ended well and found them equal."""
+    """Return whether every check of answers that was run ended well and found them equal, and nothing was off that
+    should be on, in any section."""
+    if any(result.get("off") for result in sections.values()):
+        return False
     asked = [sections[name] for name in CHECKS if name in sections]
     return all(result["status"] == "done" and not compared(result, equal=False) for result in asked)
 
@@ -137,7 +140,11 @@ def _where(report: dict[str, Any]) -> str:
 
 
 def _correctness(sections: Sections) -> list[str]:
-    lines = []
+    lines = [
+        f"- {name}: **{feature} is off**: {reason}"
+        for name, result in sections.items()
+        for feature, reason in result.get("off", {}).items()
+    ]
     for name in CHECKS:
         if (result := sections.get(name)) is None:
             continue

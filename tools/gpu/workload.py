@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +12,11 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.gpu.device_experts import packed_experts
+from oaiserve.engine.model.gpu.device_matrices import packed_linears
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.started import Started, assemble
 from oaiserve.engine.start.ways.expanded import start_on_cpu
@@ -23,6 +26,8 @@ from tests.models.decoders import SMALL, byte_tokenizer, random_model, real_shap
 from tools.gpu.sections import Target
 
 BLOCK_SIZE = 16
+# The features that should have been on in this process and were not, each with its reason: the section is wrong then.
+OFF: dict[str, str] = {}
 # Small models with packed weights, and what they are asked.
 SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
@@ -45,19 +50,49 @@ def saved_model(name: str, target: Target) -> Iterator[str]:
         yield folder
 
 
-def started(loaded: LoadedModel, options: EngineOptions) -> Started:
-    return start_on_cpu(loaded, options) if loaded.is_on_cpu else start_on_gpu(loaded, options)
+def started(loaded: LoadedModel, options: EngineOptions, *, is_known: bool = True) -> Started:
+    """Start a model as the server does, and note in OFF what should be on. One that `is_known` has fused layers."""
+    if loaded.is_on_cpu:
+        return start_on_cpu(loaded, options)
+    made = start_on_gpu(loaded, options, Trials())
+    note_off(made.features, expected(loaded, options, is_known=is_known))
+    return made
+
+
+def expected(loaded: LoadedModel, options: EngineOptions, *, is_known: bool) -> Iterator[str]:
+    """Yield the features that must be on for a model on a GPU."""
+    yield from ("attention", "sampling")
+    has_experts = bool(packed_experts(loaded.model))
+    if packed_linears(loaded.model):
+        yield "packed_weights"
+    if has_experts:
+        yield "packed_experts"
+    if options.has_adapters:
+        yield "adapters"
+    if is_known and options.compile and not options.has_adapters and not loaded.state_shapes:
+        yield "fused_layers"
+    is_mixture = any("experts" in name for name, _ in loaded.model.named_modules())  # plain ones wait for the host
+    if options.cuda_graph and not loaded.state_shapes and (has_experts or not is_mixture):
+        yield from ("decode_graphs", "prompt_graphs")
+
+
+def note_off(features: Mapping[str, str], wanted: Iterable[str]) -> None:
+    """Note the wanted features that are off. `features` has the reason by name, an empty text for one that is on."""
+    for name in wanted:
+        if reason := features.get(name, "the server does not name it"):
+            OFF.setdefault(name, reason)
 
 
 @contextmanager
-def running_engine(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
+def running_engine(loaded: LoadedModel, *, is_known: bool = True, **settings: Any) -> Iterator[Engine]:
     """Run an engine in the block, started as the server starts it. Its memory is free again once the caller has dropped
     it, too. On a CPU it runs without the native step, because the check is about the code that a GPU runs."""
     if loaded.device.type == "cpu":
         settings |= {"compile": False}
     options = EngineOptions(**settings)
     tokenizer = Tokenizer(byte_tokenizer(loaded.vocab_size))
-    with Engine(assemble(started(loaded, options), tokenizer, options), options) as engine:
+    model = assemble(started(loaded, options, is_known=is_known), tokenizer, options)
+    with Engine(model, options) as engine:
         yield engine
     del engine
     release()

@@ -14,6 +14,8 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.model.adapters import load_adapter
+from oaiserve.engine.model.cpu.prebuilt import usable_features
+from oaiserve.engine.model.cpu.variants import AMX_FEATURES
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.model.runner import ModelRunner
@@ -46,7 +48,7 @@ class Started(NamedTuple):
     max_step_tokens_default: int
     num_states: int = 0  # of sequences; 0 if no layer keeps one
     warm_up: Callable[[], None] = lambda: None  # to be called by the thread that runs the steps, before the first one
-    features: Mapping[str, bool] = MappingProxyType({})  # of `fast_paths`, which are on; empty on a CPU
+    features: Mapping[str, str] = MappingProxyType({})  # the faster ways to compute, each with why it is off, or ""
 
 
 def started_on_cpu(
@@ -61,14 +63,20 @@ def started_on_cpu(
     """Make the runner of a model on a CPU."""
     device = torch.device("cpu")
     states = States(spec.state_shapes, num_states, device) if num_states else None
+    runner = ModelRunner(executor, device, options.block_size, states=states)
+    features = dict.fromkeys(("native_step", "amx"), "transformers' code computes the steps; the log says why")
+    if runner.native is not None:
+        has_amx = usable_features() >= AMX_FEATURES
+        features = {"native_step": "", "amx": "" if has_amx else "the CPU, or --cpu-features, has none"}
     return Started(
         spec,
         adaptable if options.has_adapters else {},
-        ModelRunner(executor, device, options.block_size, states=states),
+        runner,
         num_blocks,
         longest_request(spec, num_blocks * options.block_size),
         CPU_STEP_TOKENS,
         num_states=num_states,
+        features=features,
     )
 
 

@@ -6,10 +6,9 @@ something else, is switched off, and the log says so; the start goes on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.attention import Backend
@@ -22,20 +21,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu.kernels import attention_problem, sampling_problem
 from oaiserve.engine.start.gpu.layers import fuse_layers
 from oaiserve.engine.start.gpu.products import compute_experts_checked, multiply_checked
-from oaiserve.engine.start.gpu.usable import is_usable
-
-# The names under which /metrics says what is on.
-Feature = Literal[
-    "attention",
-    "sampling",
-    "packed_weights",
-    "packed_experts",
-    "fused_layers",
-    "adapters",
-    "decode_graphs",
-    "prompt_graphs",
-]
-FEATURES: tuple[Feature, ...] = get_args(Feature)
+from oaiserve.engine.start.gpu.trials import Trials
 
 
 class FastPaths(NamedTuple):
@@ -45,7 +31,6 @@ class FastPaths(NamedTuple):
     sample_ids: SampleIds | None  # None: in plain torch
     apply_masks: ApplyMasks | None
     layers: FusedLayers | None  # None: they run in transformers' code
-    features: Mapping[Feature, bool]  # what has been tried
 
     @property
     def have_graphs(self) -> bool:
@@ -53,25 +38,32 @@ class FastPaths(NamedTuple):
         return self.sample_ids is not None and self.backend is not ReferenceAttention
 
 
-def find_fast_paths(loaded: LoadedModel, options: EngineOptions) -> FastPaths:
+def find_fast_paths(loaded: LoadedModel, options: EngineOptions, trials: Trials) -> FastPaths:
     """Try all fast paths."""
-    backend, sample_ids, apply_masks = _attention_and_sampling(loaded, options)
-    is_packed = multiply_checked(loaded, lambda: _kernels("triton_matrices").multiply)
-    has_experts = compute_experts_checked(loaded, lambda: _kernels("triton_experts").compute)
-    features: dict[Feature, bool] = {
-        "attention": backend is not ReferenceAttention,
-        "sampling": sample_ids is not None,
-        "packed_weights": is_packed,
-        "packed_experts": has_experts,
-    }
-    may_fuse = options.compile and not options.has_adapters and not loaded.state_shapes
-    fuses = may_fuse and backend is not ReferenceAttention
-    layers = fuse_layers(loaded, options.block_size) if fuses else None
-    return FastPaths(backend, sample_ids, apply_masks, layers, features)
+    backend, sample_ids, apply_masks = _attention_and_sampling(loaded, options, trials)
+    multiply_checked(loaded, lambda: _kernels("triton_matrices").multiply, trials)
+    compute_experts_checked(loaded, lambda: _kernels("triton_experts").compute, trials)
+    layers: FusedLayers | None = None
+    if reason := _reason_not_to_fuse(loaded, options, backend):
+        trials.off["fused_layers"] = reason
+    else:
+        layers = fuse_layers(loaded, options.block_size, trials)
+    return FastPaths(backend, sample_ids, apply_masks, layers)
+
+
+def _reason_not_to_fuse(loaded: LoadedModel, options: EngineOptions, backend: Backend) -> str:
+    """Return why the layers are not tried as fused ones; empty if they are."""
+    if loaded.state_shapes:
+        return "some of the model's layers keep a state"
+    if not options.compile:
+        return "--no-compile"
+    if options.has_adapters:
+        return "steps may have adapters"
+    return "attention is in plain torch" if backend is ReferenceAttention else ""
 
 
 def _attention_and_sampling(
-    loaded: LoadedModel, options: EngineOptions
+    loaded: LoadedModel, options: EngineOptions, trials: Trials
 ) -> tuple[Backend, SampleIds | None, ApplyMasks | None]:
     """Return the backend and the functions that sample: kernels, unless they differ."""
 
@@ -82,10 +74,13 @@ def _attention_and_sampling(
         sample_ids, apply_masks = _sampling()
         return None if sample_ids is None or apply_masks is None else sampling_problem(loaded, sample_ids, apply_masks)
 
-    instead = "plain torch computes it, which is much slower and has no CUDA graphs"
-    attends = is_usable("Attention by Triton's kernels", instead, of_attention)
-    samples = is_usable("Sampling by Triton's kernels", instead, of_sampling)
+    attends = trials.is_usable("attention", of_attention)
+    samples = trials.is_usable("sampling", of_sampling)
     backend = select_backend(loaded.device, options.attention) if attends else ReferenceAttention
+    if attends and backend is ReferenceAttention:
+        trials.off["attention"] = "attention is in plain torch (--attention)"
+    if samples and _sampling()[0] is None:
+        trials.off["sampling"] = "Triton is not installed"
     return backend, *(_sampling() if samples else (None, None))
 
 

@@ -20,7 +20,7 @@ from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference, difference, tolerance
-from oaiserve.engine.start.gpu.usable import tried
+from oaiserve.engine.start.gpu.trials import FEATURES, Feature, Trials
 from oaiserve.engine.start.started import GPU_STEP_TOKENS
 from oaiserve.engine.step import Step
 from oaiserve.facts.times import monotonic_ns
@@ -90,15 +90,16 @@ class Graphs(NamedTuple):
     prompts: PromptGraphs | None = None
 
 
-def capture_graphs(own: Captured, options: EngineOptions) -> Graphs:
+def capture_graphs(own: Captured, options: EngineOptions, trials: Trials) -> Graphs:
     """Capture the decodes and the prompts of a model, and write into the first blocks of its cache.
 
     What cannot be captured, or computes something else then, is None, and the reason is in the log.
     """
-    return Graphs(capture_decodes(own, options.max_running), capture_prompts(own, options.step_tokens(GPU_STEP_TOKENS)))
+    decodes = capture_decodes(own, options.max_running, trials)
+    return Graphs(decodes, capture_prompts(own, options.step_tokens(GPU_STEP_TOKENS), trials))
 
 
-def capture_decodes(own: Captured, max_running: int) -> DecodeGraphs | None:
+def capture_decodes(own: Captured, max_running: int, trials: Trials) -> DecodeGraphs | None:
     from oaiserve.engine.model.sampling import triton_sampling
 
     sizes = ladder(max_running)
@@ -115,10 +116,11 @@ def capture_decodes(own: Captured, max_running: int) -> DecodeGraphs | None:
             max_model_len=own.max_model_len,
         )
 
-    return _captured("decodes", f"up to {max_running} sequences", sizes, own, make, partial(replay_problem, own, sizes))
+    problem = partial(replay_problem, own, sizes)
+    return _captured("decode_graphs", f"up to {max_running} sequences", sizes, own, make, problem, trials)
 
 
-def capture_prompts(own: Captured, max_step_tokens: int) -> PromptGraphs | None:
+def capture_prompts(own: Captured, max_step_tokens: int, trials: Trials) -> PromptGraphs | None:
     sizes = token_ladder(max_step_tokens)
 
     def make() -> PromptGraphs:
@@ -126,16 +128,18 @@ def capture_prompts(own: Captured, max_step_tokens: int) -> PromptGraphs | None:
             own.executor.forward, own.capture, own.loaded, own.tables, sizes=sizes, block_size=own.block_size
         )
 
-    return _captured("prompts", f"up to {sizes[-1]} tokens", sizes, own, make, partial(prompt_problem, own, sizes))
+    problem = partial(prompt_problem, own, sizes)
+    return _captured("prompt_graphs", f"up to {sizes[-1]} tokens", sizes, own, make, problem, trials)
 
 
 def _captured(
-    what: str,
+    feature: Feature,
     for_what: str,
     sizes: list[int],
     own: Captured,
     make: Callable[[], T],
     problem: Callable[[T], str | None],
+    trials: Trials,
 ) -> T | None:
     """Capture graphs; None if that fails, or if `problem` finds one."""
     began_ns = monotonic_ns()
@@ -149,15 +153,14 @@ def _captured(
             # After a capture has failed, ending it fails too, with an error that does not have the reason.
             raise error.__context__ or error from None
 
-    instead = "their operations are launched one by one, which is slower (--no-cuda-graph does not try)"
-    made = tried(f"CUDA graphs of {what}", instead, made_of_all, problem)
+    made = trials.tried(feature, made_of_all, problem)
     if made is None:
         torch.cuda.empty_cache()
         return None
     left_bytes, _ = torch.cuda.mem_get_info(own.loaded.device)
     log.info(
-        "CUDA graphs of %s, for %s: %d sizes captured in %.1f s, %.2f GiB",
-        what,
+        "%s, for %s: %d sizes captured in %.1f s, %.2f GiB",
+        FEATURES[feature][0],
         for_what,
         len(sizes),
         (monotonic_ns() - began_ns) / 1e9,

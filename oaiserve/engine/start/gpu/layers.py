@@ -18,14 +18,12 @@ from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference, compare, tolerance
-from oaiserve.engine.start.gpu.usable import is_usable
+from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.native import transformers_logits
 from oaiserve.engine.step import Step
 
 log = logging.getLogger(__name__)
 
-FUSED_NAME = "Fused layers"
-FUSED_INSTEAD = "transformers' code runs operation by operation"
 FUSED_LENGTHS = (9, 40, 17, 600)  # of sequences whose logits are compared; the last is read by several programs
 
 
@@ -37,21 +35,27 @@ def described(loaded: LoadedModel, block_size: int) -> Decoder:
 
 
 @torch.inference_mode()
-def fuse_layers(loaded: LoadedModel, block_size: int) -> FusedLayers | None:
+def fuse_layers(loaded: LoadedModel, block_size: int, trials: Trials) -> FusedLayers | None:
     """Return the layers of a model as they run by its description, or None for a model that has none.
 
     What a description has beside the weights is in the device's memory from now on.
     """
     found: list[FusedLayers] = []
+    unknown: list[str] = []
 
     def problem() -> str | None:
         try:
             found.append(FusedLayers(loaded, described(loaded, block_size), _operations()))
         except NotKnown as error:  # the reason is in the model: no user can do anything about it
             log.info("The model's layers run in transformers' code: %s", error)
+            unknown.append(str(error))
         return None
 
-    return found[0] if is_usable(FUSED_NAME, FUSED_INSTEAD, problem) and found else None
+    if not trials.is_usable("fused_layers", problem):
+        return None
+    if unknown:
+        trials.off["fused_layers"] = unknown[0]
+    return found[0] if found else None
 
 
 @torch.inference_mode()
@@ -60,6 +64,7 @@ def fuse_layers_checked(
     eager: EagerExecutor,
     loaded: LoadedModel,
     backend: Backend,
+    trials: Trials,
     *,
     num_blocks: int,
     block_size: int,
@@ -71,7 +76,7 @@ def fuse_layers_checked(
         batches = _batches(loaded, num_blocks=num_blocks, block_size=block_size)
         return compare(fused.forward, eager.forward, batches, tolerance(loaded.dtype))
 
-    return fused if is_usable(FUSED_NAME, FUSED_INSTEAD, problem) else None
+    return fused if trials.is_usable("fused_layers", problem) else None
 
 
 def _batches(loaded: LoadedModel, *, num_blocks: int, block_size: int) -> Iterator[tuple[str, Batch]]:

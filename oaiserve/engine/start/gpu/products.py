@@ -24,7 +24,7 @@ from oaiserve.engine.model.gpu.device_matrices import (
 )
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference, compare, layer_tolerance
-from oaiserve.engine.start.gpu.usable import tried
+from oaiserve.engine.start.gpu.trials import Trials
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # hidden states, the e
 
 
 @torch.inference_mode()
-def multiply_checked(loaded: LoadedModel, find: Callable[[], Multiply]) -> bool:
+def multiply_checked(loaded: LoadedModel, find: Callable[[], Multiply], trials: Trials) -> bool:
     """Let a model multiply with its packed matrices in the way that `find` returns, if products are those in plain
     torch. Return whether it does."""
     layers = packed_linears(loaded.model)
@@ -50,9 +50,9 @@ def multiply_checked(loaded: LoadedModel, find: Callable[[], Multiply]) -> bool:
         return compare(_product(multiply), _product(expanded_product), named, layer_tolerance(loaded.dtype))
 
     if not layers:
+        trials.off["packed_weights"] = "the model has none"
         return False
-    instead = "each one expands its matrix, which is much slower"
-    multiply = tried("Products with packed weights", instead, find, problem)
+    multiply = trials.tried("packed_weights", find, problem)
     if multiply is not None:
         multiply_by(loaded.model, multiply)
     return multiply is not None
@@ -68,15 +68,15 @@ def _rows(layer: PackedLinear, num_rows: int, dtype: torch.dtype) -> torch.Tenso
 
 
 @torch.inference_mode()
-def compute_experts_checked(loaded: LoadedModel, find: Callable[[], Compute]) -> bool:
+def compute_experts_checked(loaded: LoadedModel, find: Callable[[], Compute], trials: Trials) -> bool:
     """Let packed experts compute in the way that `find` returns, if what they give is what plain torch does. Return
     whether they do."""
     layers = packed_experts(loaded.model)
     if not layers:
+        trials.off["packed_experts"] = "the model has none"
         return False
-    instead = "each one expands its matrices, which is much slower"
     problem = partial(_experts_problem, layers, dtype=loaded.dtype)
-    compute = tried("Packed experts by kernels", instead, find, problem)
+    compute = trials.tried("packed_experts", find, problem)
     if compute is not None:
         compute_by(loaded.model, compute)
     return compute is not None

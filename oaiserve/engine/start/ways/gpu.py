@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 
+from oaiserve import __version__
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable, by_kernels, plain
 from oaiserve.engine.model.device import select_device
@@ -23,12 +26,13 @@ from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.gpu.fast_paths import FEATURES, Feature, find_fast_paths
+from oaiserve.engine.start.gpu.fast_paths import FastPaths, find_fast_paths
 from oaiserve.engine.start.gpu.graph_capture import Captured, Graphs, capture_graphs
 from oaiserve.engine.start.gpu.kernels import adapters_problem
 from oaiserve.engine.start.gpu.kv_cache import gpu_sizes, with_measured_scales
 from oaiserve.engine.start.gpu.layers import fuse_layers_checked
-from oaiserve.engine.start.gpu.usable import is_usable
+from oaiserve.engine.start.gpu.trial_marker import TrialMarker, marker_path
+from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.load import load_with
 from oaiserve.engine.start.native import refuse_unless_possible, with_native_cache
 from oaiserve.engine.start.request import StartRequest
@@ -48,10 +52,19 @@ class OnGpu:
     def start(self, request: StartRequest) -> ServedModel:
         options = request.options
         loaded = request.load("weights", partial(load_with, options, request.source.path))
-        return assemble(start_on_gpu(with_native_cache(loaded, options), options), request.tokenizer, options)
+        marker = TrialMarker(_marker_path(request, loaded.device), forget=options.recheck)
+        trials = Trials(marker, partial(torch.cuda.synchronize, loaded.device))
+        started = start_on_gpu(with_native_cache(loaded, options), options, trials)
+        return assemble(started, request.tokenizer, options)
 
 
-def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
+def _marker_path(request: StartRequest, device: torch.device) -> Path:
+    """Return the file of trials for a model on a device, with the versions on which a trial's end depends."""
+    versions = (__version__, torch.__version__, transformers.__version__)
+    return marker_path(str(request.source.path.resolve()), torch.cuda.get_device_name(device), *versions)
+
+
+def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) -> Started:
     """Start a model that is on a GPU: its fast paths, its sizes, its executor (fused layers, or transformers' code) and
     its graphs.
 
@@ -65,30 +78,27 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
         options = replace(options, compile=False, cuda_graph=False)
     if options.has_adapters and options.compile:
         log.info("There are no fused layers: steps may have adapters")
-    paths = find_fast_paths(loaded, options)
-    features: dict[Feature, bool] = dict(paths.features)
+    paths = find_fast_paths(loaded, options, trials)
     num_blocks, num_states = gpu_sizes(loaded, options, paths)
     sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
     eager = EagerExecutor.with_cache(loaded, backend=paths.backend, **sizes)
     executor: Executor = eager
     if options.has_adapters:
-        features["adapters"] = is_usable(
-            "Adapters by Triton's kernels",
-            "plain torch adds them, which is slower",
-            lambda: adapters_problem(loaded, by_kernels, options.block_size),
-        )
-        eager.add_adapters = by_kernels if features["adapters"] else plain
+        is_usable = trials.is_usable("adapters", lambda: adapters_problem(loaded, by_kernels, options.block_size))
+        eager.add_adapters = by_kernels if is_usable else plain
+    else:
+        trials.off["adapters"] = "there are none (--lora)"
     if paths.layers is not None:
-        executor = fuse_layers_checked(paths.layers, eager, loaded, paths.backend, **sizes) or eager
-        features["fused_layers"] = executor is not eager
+        executor = fuse_layers_checked(paths.layers, eager, loaded, paths.backend, trials, **sizes) or eager
     max_model_len = longest_request(loaded, num_blocks * options.block_size)
     tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, loaded.device)
     graphs = Graphs()
-    if options.cuda_graph and paths.have_graphs:
+    if reason := _reason_without_graphs(loaded, options, paths):
+        trials.off["decode_graphs"] = trials.off["prompt_graphs"] = reason
+    else:
         capture = CudaCapture(loaded.device)  # all graphs share its memory
         captured = Captured(executor, loaded, tables, capture, num_blocks, options.block_size, max_model_len)
-        graphs = capture_graphs(captured, options)
-    features["decode_graphs"], features["prompt_graphs"] = graphs.decodes is not None, graphs.prompts is not None
+        graphs = capture_graphs(captured, options, trials)
 
     runner = ModelRunner(
         executor,
@@ -110,8 +120,17 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions) -> Started:
         GPU_STEP_TOKENS,
         num_states=num_states,
         warm_up=partial(warm_up, runner, loaded, paths.apply_masks),
-        features={name: features.get(name, False) for name in FEATURES},
+        features=trials.off,
     )
+
+
+def _reason_without_graphs(loaded: LoadedModel, options: EngineOptions, paths: FastPaths) -> str:
+    """Return why no steps are captured as CUDA graphs; empty if they are."""
+    if loaded.state_shapes:
+        return "some of the model's layers keep a state"
+    if not options.cuda_graph:
+        return "--no-cuda-graph"
+    return "" if paths.have_graphs else "attention or sampling is in plain torch"
 
 
 def warm_up(runner: ModelRunner, loaded: LoadedModel, apply_masks: ApplyMasks | None) -> None:

@@ -27,6 +27,7 @@ from oaiserve.engine.start import load
 from oaiserve.engine.start.gpu import products
 from oaiserve.engine.start.gpu.layers import described
 from oaiserve.engine.start.gpu.products import compute_experts_checked
+from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.load import load_model
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
 from tests.engine.model.gpu.packed_matrices import Gating, floats_in_blocks, integers, numbers, relative
@@ -167,7 +168,7 @@ def test_experts_of_a_checkpoint_stay_packed(family: str, tmp_path: Path, monkey
     for one, other in zip(logits(loaded), want, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     monkeypatch.setattr(products, "PRODUCT_ROWS", (1, 3))
-    assert compute_experts_checked(loaded, lambda: triton_experts.compute)
+    assert compute_experts_checked(loaded, lambda: triton_experts.compute, Trials())
     fused = FusedLayers(loaded, described(loaded, BLOCK_SIZE), layer_operations)
     eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     executor = FusedExecutor(fused, eager.caches, ReferenceAttention)
@@ -185,6 +186,6 @@ def test_experts_that_are_wrong_are_switched_off_with_a_warning(
     monkeypatch.setattr(load, "_keeps_packed", lambda device: True)
     loaded = load_model(tmp_path, device="cpu", dtype="float32")
 
-    assert not compute_experts_checked(loaded, lambda: doubled)
+    assert not compute_experts_checked(loaded, lambda: doubled, Trials())
     assert "Packed experts by kernels: off" in caplog.text
     assert packed_experts(loaded.model)[0].compute is plain_experts

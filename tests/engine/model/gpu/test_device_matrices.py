@@ -23,6 +23,7 @@ from oaiserve.engine.model.gpu.fused_layers import _product
 from oaiserve.engine.model.gpu.joined_product import joined_product
 from oaiserve.engine.model.gpu.keep_packed import keep_packed_matrices
 from oaiserve.engine.start.gpu.products import multiply_checked
+from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import config, make_model
@@ -186,12 +187,12 @@ def test_products_that_are_wrong_are_switched_off_with_a_warning(
         raise RuntimeError("Failed to find C compiler")
 
     with caplog.at_level(logging.WARNING):
-        assert not multiply_checked(loaded, lambda: doubled)
-        assert not multiply_checked(loaded, no_compiler)
+        assert not multiply_checked(loaded, lambda: doubled, Trials())
+        assert not multiply_checked(loaded, no_compiler, Trials())
     assert [message.partition(":")[0] for message in caplog.messages] == ["Products with packed weights"] * 2
     assert "would differ by 100.0%" in caplog.messages[0]
     assert {layer.multiply for layer in packed_linears(loaded.model)} == {expanded_product}
-    assert multiply_checked(loaded, lambda: triton_matrices.multiply)
+    assert multiply_checked(loaded, lambda: triton_matrices.multiply, Trials())
     assert {layer.multiply for layer in packed_linears(loaded.model)} == {triton_matrices.multiply}
 
 

@@ -21,6 +21,7 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.gpu.graph_capture import Captured, capture_prompts, token_ladder
+from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.gpu.graphs import Plain, run_again
@@ -107,7 +108,7 @@ def test_prompts_whose_graphs_compute_something_else_are_not_replayed(
     capturing = run_again if is_right else lambda run: lambda: None
     with caplog.at_level(logging.WARNING):
         own = Captured(executor, loaded, tables, capturing, NUM_BLOCKS, BLOCK_SIZE, loaded.max_model_len)
-        graphs = capture_prompts(own, 16)
+        graphs = capture_prompts(own, 16, Trials())
     assert (graphs is not None) == is_right
     warned = ["CUDA graphs of prompts: off"] * (not is_right)
     assert [message.partition(", and their operations")[0] for message in caplog.messages] == warned

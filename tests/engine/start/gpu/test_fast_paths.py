@@ -34,7 +34,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.gpu import fast_paths, graph_capture, layers
 from oaiserve.engine.start.gpu.kernels import adapters_problem, attention_problem, sampling_problem
 from oaiserve.engine.start.gpu.kv_cache import scale_for, with_measured_scales
-from oaiserve.engine.start.gpu.usable import is_usable
+from oaiserve.engine.start.gpu.trials import FEATURES, Trials
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.started import assemble
 from oaiserve.engine.start.ways import gpu as start_on_gpu
@@ -129,7 +129,7 @@ def test_what_the_user_asks_for_in_vain_is_an_error() -> None:
         raise StartupError("--attention triton needs ...")
 
     with pytest.raises(StartupError):
-        is_usable("x", "y", refuse)
+        Trials().is_usable("attention", refuse)
 
 
 # -- the whole start --------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 @contextmanager
 def started(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
     options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16, **settings)
-    made = start_on_cpu(loaded, options) if loaded.is_on_cpu else start_on_gpu.start_on_gpu(loaded, options)
+    made = start_on_cpu(loaded, options) if loaded.is_on_cpu else start_on_gpu.start_on_gpu(loaded, options, Trials())
     with Engine(assemble(made, Tokenizer(byte_tokenizer()), options), options) as engine:
         yield engine
 
@@ -190,9 +190,13 @@ def answers(engine: Engine) -> list[list[int]]:
     return [choice.token_ids for params in (greedy(6), drawn) for choice in engine.generate(prompts, params)]
 
 
-ON = dict.fromkeys(fast_paths.FEATURES, False)
-ON |= dict.fromkeys(("attention", "sampling", "fused_layers", "decode_graphs"), True)
-NONE: dict[str, bool] = {}
+ON = frozenset({"attention", "sampling", "fused_layers", "decode_graphs"})
+
+
+def on(engine: Engine) -> set[str]:
+    """Return the fast paths that are on. Each of the others has a reason."""
+    assert engine.features.keys() == {*FEATURES, "exact", "drafts"}
+    return {name for name in FEATURES if not engine.features[name]}
 
 
 def no_attention(device: FakeGpu) -> None:
@@ -233,17 +237,17 @@ def wrong_graphs(device: FakeGpu) -> None:
 @pytest.mark.parametrize(
     ("fail", "off", "name"),
     [
-        (lambda device: None, NONE, None),
+        (lambda device: None, set(), None),
         (
             no_attention,
-            {"attention": False, "fused_layers": False, "decode_graphs": False},
+            {"attention", "fused_layers", "decode_graphs"},
             f"Attention by Triton's kernels: off, .*{re.escape(NO_COMPILER)}",
         ),
-        (wrong_sampling, {"sampling": False, "decode_graphs": False}, "Sampling by Triton's kernels"),
-        (no_description, {"fused_layers": False}, None),
-        (wrong_fused_layers, {"fused_layers": False}, "Fused layers"),
-        (fused_layers_that_raise, {"fused_layers": False}, "Fused layers"),
-        (wrong_graphs, {"decode_graphs": False}, "CUDA graphs of decodes"),
+        (wrong_sampling, {"sampling", "decode_graphs"}, "Sampling by Triton's kernels"),
+        (no_description, {"fused_layers"}, None),
+        (wrong_fused_layers, {"fused_layers"}, "Fused layers"),
+        (fused_layers_that_raise, {"fused_layers"}, "Fused layers"),
+        (wrong_graphs, {"decode_graphs"}, "CUDA graphs of decodes"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -252,12 +256,12 @@ def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_rig
     loaded: LoadedModel,
     caplog: pytest.LogCaptureFixture,
     fail: Callable[[FakeGpu], None],
-    off: dict[str, bool],
+    off: set[str],
     name: str | None,
 ) -> None:
     fail(device)
     with caplog.at_level(logging.WARNING), started(loaded) as engine:
-        assert engine.features == ON | off
+        assert on(engine) == ON - off
         found = answers(engine)
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == (name is not None), warnings
@@ -265,15 +269,16 @@ def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_rig
         assert re.match(name, warnings[0])
     device.set(LoadedModel, "is_on_cpu", True)
     with started(loaded, compile=False) as plain:
-        assert plain.features == {}
+        assert plain.features["native_step"]
         assert found == answers(plain)
 
 
 def test_everything_can_be_switched_off(device: FakeGpu, loaded: LoadedModel) -> None:
     device.backend = ReferenceAttention
     with started(loaded, compile=False, cuda_graph=False, attention="reference") as engine:
-        off = dict.fromkeys(("attention", "fused_layers", "decode_graphs"), False)
-        assert engine.features == ON | off
+        assert on(engine) == {"sampling"}
+        assert "--attention" in engine.features["attention"]
+        assert "--no-cuda-graph" in engine.features["decode_graphs"]
 
 
 def test_adapters_whose_kernels_fail_are_added_in_plain_torch(
@@ -281,7 +286,7 @@ def test_adapters_whose_kernels_fail_are_added_in_plain_torch(
 ) -> None:
     monkeypatch.setattr(start_on_gpu, "by_kernels", broken)
     with caplog.at_level(logging.WARNING), started(loaded, lora_dir=Path("unread")) as engine:
-        assert engine.features == ON | {"fused_layers": False}
+        assert on(engine) == ON - {"fused_layers"}
     assert [message.partition(":")[0] for message in caplog.messages] == ["Adapters by Triton's kernels"]
 
 
@@ -292,7 +297,7 @@ def test_a_cache_in_eight_bits_has_the_scales_that_a_prompt_needs(device: FakeGp
     assert all(shape.scales is not None and max(shape.scales) < 1 for shape in measured.kv_shapes.values())
     assert [scale_for(largest) for largest in (112.0, 113.0, 7.0, 0.0, math.inf)] == [1.0, 2.0, 0.0625, 1.0, 1.0]
     with started(in_eight_bits, kv_cache_dtype="fp8") as engine:
-        assert engine.features == ON
+        assert on(engine) == ON
         found = answers(engine)
     with started(in_eight_bits, kv_cache_dtype="fp8", compile=False, cuda_graph=False) as engine:
         assert found == answers(engine)

@@ -20,6 +20,7 @@ from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu import graph_capture
 from oaiserve.engine.start.gpu.graph_capture import Captured, capture_decodes
+from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.prepare import prepare
 from tests.models.decoders import FAMILIES, random_model
 
@@ -142,7 +143,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_reason_is_logged(
     device.capture_fails = fails == "within"
     tables = BlockTables(2, 4, 4, DEVICE)
     with caplog.at_level(logging.INFO):
-        graphs = capture_decodes(Captured(executor, loaded, tables, CudaCapture(DEVICE), 8, 4, 16), 2)
+        graphs = capture_decodes(Captured(executor, loaded, tables, CudaCapture(DEVICE), 8, 4, 16), 2, Trials())
     (line,) = caplog.messages
     assert (graphs is None) == (fails != "not")
     expected = {
