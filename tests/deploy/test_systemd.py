@@ -23,10 +23,6 @@ for line in LINES:
         SETTINGS.setdefault(match[1], []).append(match[2])
 
 
-def test_every_line_of_the_unit_is_a_setting_a_section_or_a_comment() -> None:
-    assert all(re.fullmatch(r"|#.*|\[(Unit|Service|Install)\]|\w+=.*", line) for line in LINES)
-
-
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="not installed: systemd-analyze")
 def test_systemd_finds_no_mistake(tmp_path: Path) -> None:
     """It says what it ignores, with the exit status 0. Its program has to exist."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,10 +26,3 @@ def send_request(
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body[:body_bytes])
     return sock
-
-
-def read_events(stream: BinaryIO, number: int) -> None:
-    """Read the given number of events from the stream, the last one up to the end of its line."""
-    for _ in range(number):
-        while not (line := stream.readline()).startswith(b"data: "):
-            assert line, "the connection ended"

@@ -81,27 +81,6 @@ def test_a_verdict_fails_for_each_limit(changes: dict[str, Any], says: str) -> N
     assert "**fails**" in markdown([as_json(ATTACK, result)])
 
 
-GONE = replace(GOOD, state="ended (0)", neighbour_outcomes={"200": 2, "ConnectError": 3})
-
-
-@pytest.mark.parametrize(
-    ("limits", "kept", "broken", "says"),
-    [
-        pytest.param({"is_work": True}, replace(GOOD, itl_attack=[0.4] * 100), replace(GOOD, itl_attack=[0.6] * 100),
-                     "the neighbour's ITL p99 was 0.60 s (most 0.5 beside work)", id="work"),
-        pytest.param({"most_itl_ratio": 1.2}, replace(GOOD, itl_attack=[0.0235] * 100),
-                     replace(GOOD, itl_attack=[0.026] * 100), "the neighbour's ITL p99 grew by 1.30 (most 1.2)",
-                     id="a lower limit"),
-        pytest.param({"ends_server": True}, GONE, replace(GONE, neighbour_outcomes={"ReadError": 1}),
-                     "the neighbour got ReadError x 1", id="a server that may end"),
-    ],
-)  # fmt: skip
-def test_an_attack_may_have_limits_of_its_own(limits: dict[str, Any], kept: Result, broken: Result, says: str) -> None:
-    attack = replace(ATTACK, **limits)
-    assert failures(attack, kept) == []
-    assert failures(attack, broken) == [says]
-
-
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
@@ -118,12 +97,6 @@ def test_an_attack_may_have_limits_of_its_own(limits: dict[str, Any], kept: Resu
 def test_a_verdict_fails_for_a_wrong_answer(answer: Answer, says: str) -> None:
     (found,) = failures(ATTACK, replace(GOOD, answers=[Answer("200"), answer]))
     assert says in found
-
-
-def test_a_bare_answer_is_allowed_where_no_request_was_understood_and_a_busy_server_may_say_when() -> None:
-    bare = Answer("400", body=b"Invalid HTTP request received.")
-    busy = Answer("503", headers={"retry-after": "1"}, body=ERROR)
-    assert failures(replace(ATTACK, bare=True), replace(GOOD, answers=[bare, busy])) == []
 
 
 def test_gaps_lie_within_a_stream_and_a_stall_counts_before_it_is_over() -> None:
@@ -175,17 +148,6 @@ def test_an_answer_that_does_not_come_in_time_is_no_answer(sent: bytes, outcome:
         return await received(sent).answer(0.05)
 
     assert asyncio.run(read()).outcome == outcome
-
-
-def test_a_connection_tells_when_an_answer_begins_and_reads_it_later() -> None:
-    async def read() -> Answer:
-        connection = received(b"")
-        assert not await connection.begins(0)
-        connection.reader.feed_data(HEAD + b"\r\nhello")
-        assert await connection.begins(5)
-        return await connection.answer(5)
-
-    assert asyncio.run(read()).body == b"hello"
 
 
 def received(sent: bytes) -> Connection:

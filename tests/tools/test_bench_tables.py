@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadtest.arrivals import Arrivals
 from loadtest.prompts import Workload as LoadTestWorkload
 from loadtest.prompts import make_calls
-from tools import load
-from tools.bench import agents, client, step, table
-from tools.bench.workloads import WORKLOADS, Workload
+from tools.bench import agents, step, table
+from tools.bench.workloads import WORKLOADS
 
-LOAD_TEST_OPTIONS = {one.name for kind in (LoadTestWorkload, Arrivals) for one in fields(kind)} | {"warmup"}
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -52,33 +48,9 @@ def test_the_tables_of_a_page_are_those_of_its_results(
     assert rows == [line for line in shown[0].splitlines() if line.startswith("|")]
 
 
-@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
-def test_the_load_test_knows_the_flags_of_each_workload(workload: Workload) -> None:
-    flags = client.options(workload, 7)
-    assert {flag.removeprefix("--").replace("-", "_") for flag in flags} <= LOAD_TEST_OPTIONS
-    assert flags["--num-requests"] == workload.num_requests
-    assert ("--rate" in flags, "--concurrency" in flags) == ((True, False) if workload.name == "W4" else (False, True))
-
-
 def test_every_round_of_every_workload_has_new_prompts() -> None:
     seeds = [workload.seed(number) for workload in WORKLOADS.values() for number in range(10)]
     assert len(set(seeds)) == len(seeds)
-
-
-@pytest.mark.parametrize(("failed", "most"), [(1, 0.0), (5, 0.25)])
-def test_a_run_with_too_many_failed_requests_is_none(monkeypatch: pytest.MonkeyPatch, failed: int, most: float) -> None:
-    metrics: dict[str, Any] = {"num_requests": 16, "error_messages": {}}
-
-    def write_report(command: list[str], **_: Any) -> None:
-        path = Path(command[command.index("--json") + 1])
-        path.write_text(json.dumps({"points": [{"runs": [{"metrics": metrics}]}]}))
-
-    monkeypatch.setattr(load.subprocess, "run", write_report)
-    metrics["errors"] = {"timeout": failed - 1}
-    assert load.run_bench("http://x", {}, most_failed=most)["runs"]
-    metrics["errors"] = {"timeout": failed}
-    with pytest.raises(load.RunFailed, match="timeout"):
-        load.run_bench("http://x", {}, most_failed=most)
 
 
 def test_sessions_of_agents_share_a_prefix_and_are_the_same_for_all_servers(tmp_path: Path) -> None:

@@ -6,13 +6,12 @@ The engine, its threads and the front ends are real; the latter run in threads i
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import httpx
 import pytest
@@ -26,7 +25,7 @@ from oaiserve.facts.prefix_keys import prompt_of
 from oaiserve.facts.times import PHASES
 from oaiserve.files.adapters import BadAdapter
 from oaiserve.scale.front_ends.supervisor import MOST_SILENT
-from tests.e2e.raw_client import read_events, send_request
+from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
@@ -280,29 +279,6 @@ def test_an_adapter_that_is_loaded_is_there_at_every_front_end(tmp_path: Path) -
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
-def begun(served: Served, request_id: str, **fields: Any) -> BinaryIO:
-    """Begin a stream at the next front end, and return its answer, of which the first event has been read."""
-
-    def num_encoded() -> int:
-        front_ends = [running.front_end for running in served.front_ends.running]
-        return sum(len(front_end.unrecorded) - len(front_end._encoding) for front_end in front_ends)
-
-    before = num_encoded()
-    sock = send_request(served.url, request_id=request_id, **{"prompt": "Hi", "stream": True, **fields})
-    with sock:
-        answer = sock.makefile("rb")
-    wait_until(lambda: num_encoded() == before + 1)
-    served.runner.permit(3)  # the step that is held may be without it
-    read_events(answer, 1)
-    return answer
-
-
-def events_of(answer: BinaryIO) -> list[Any]:
-    with answer:
-        lines = [line.strip() for line in answer if line.startswith(b"data: ")]
-    return [line if (data := line.removeprefix(b"data: ")) == b"[DONE]" else json.loads(data) for line in lines]
-
-
 def test_a_front_end_that_hangs_is_killed_and_started_again(caplog: pytest.LogCaptureFixture) -> None:
     with serving(number=1, first=SilentChild, most_silent=10) as served:
         wait_until(lambda: any(isinstance(child, ThreadChild) for child in served.children()))
@@ -336,26 +312,11 @@ def test_a_request_of_a_gateway_has_its_account() -> None:
         assert not served.front_ends.running[0].front_end.unrecorded
 
 
-def test_a_second_signal_cuts_off_what_runs(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "oaiserve.scale.front_ends.supervisor")
-    with serving(ScriptedRunner(gated=True), server={"drain_timeout_seconds": 60}) as served:
-        answers = [begun(served, f"cut-{number}", max_tokens=50) for number in range(2)]
-        served.shut_down()
-        served.shut_down()
-        for answer in answers:
-            *_, error, done = events_of(answer)
-            assert error["error"]["message"] == "The server is shutting down. Please try again."
-            assert done == b"data: [DONE]"
-        served.runner.permit(1000)
-        assert served.has_ended.wait(TIMEOUT_SECONDS)
-        accounts = served.telemetry.recent.list()
-        assert [(account["outcome"], account["error_type"]) for account in accounts] == [("failed", "Unavailable")] * 2
-        assert "Shutting down. Requests finished: 0, cut off: 2" in caplog.messages
-
-
 def test_a_client_that_leaves_is_noticed() -> None:
     with serving(ScriptedRunner(gated=True)) as served:
-        begun(served, "leaves", max_tokens=50).close()
+        sock = send_request(served.url, request_id="leaves", prompt="Hi", max_tokens=50, stream=True)
+        wait_until(lambda: served.runner.steps)
+        sock.close()
         wait_until(lambda: served.connections.num_open == 0)
         served.runner.permit(1000)
         assert served.account("leaves")["outcome"] == "cancelled"

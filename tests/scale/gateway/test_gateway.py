@@ -25,7 +25,6 @@ from starlette.routing import Route
 
 from oaiserve.facts.prefix_keys import key_of_session, prompt_of
 from oaiserve.facts.routing_decision import of_text
-from oaiserve.scale.gateway.upstream import Address
 from oaiserve.scale.gateway.watch import Watch, addresses_of
 from oaiserve.scale.router import score, seed_of
 from oaiserve.scale.routers import Routers
@@ -306,17 +305,6 @@ def test_a_client_that_leaves_takes_its_request_along(stream: bool) -> None:
         wait_until(lambda: replica.engine.snapshot().load.num_open == 0)
         wait_until_idle(replica.engine)
         assert running.metric("oaiserve_gateway_requests_total", ending="cancelled") == 1
-
-
-def test_an_address_where_nobody_listens_costs_a_try_and_no_request() -> None:
-    with fleet(1) as running, socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
-        sock.close()
-        dead = Address("127.0.0.1", port, "dead")
-        running.named.append(dead)
-        wait_until(lambda: dead.name in running.watch.upstreams)
-        assert dead.name not in running.watch.joined
-        assert [running.ask(f"{number}").status_code for number in range(4)] == [200] * 4
 
 
 def test_a_server_that_gives_no_reports_is_used_all_the_same() -> None:
