@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from time import process_time_ns
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -74,10 +75,11 @@ class Engine:
         options: EngineOptions | None = None,
         *,
         machine: MachineTime | None = None,
+        cores_ns: Callable[[], int] = process_time_ns,
         learn: Run | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
-        """Make an engine, not started yet. The last three are for tests; `EngineLoop` says what they do."""
+        """Make an engine, not started yet. The last four are for tests; `EngineLoop` says what they do."""
         options = options or EngineOptions()
         self.tokenizer = model.tokenizer
         self.pooling = model.pooling
@@ -146,6 +148,7 @@ class Engine:
             itl_target_seconds=options.itl_target_seconds,
             step_target_seconds=options.step_target_seconds,
             machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
+            cores_ns=cores_ns,
             learn=learn,
             hang_seconds=options.hang_seconds,
             exit_on_hang=options.exit_on_hang,

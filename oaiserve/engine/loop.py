@@ -14,6 +14,7 @@ from threading import Event, Thread
 
 from oaiserve.engine.accounts.host_time import HostTime
 from oaiserve.engine.accounts.machine_time import MachineTime
+from oaiserve.engine.accounts.shares import Shares
 from oaiserve.engine.accounts.step_account import StepAccount
 from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.backpressure import SharedLimit
@@ -77,11 +78,13 @@ class EngineLoop:
         itl_target_seconds: float | None,
         step_target_seconds: float | None,
         machine: MachineTime | None,
+        cores_ns: Callable[[], int],
         learn: Run | None,
         hang_seconds: float,
         exit_on_hang: bool,
     ) -> None:
-        """Make the loop. With the `machine`, the time of requests in steps is divided into its causes. `learn` runs the
+        """Make the loop. With the `machine`, the time of requests in steps is divided into its causes, and `cores_ns`,
+        the time of cores that the process has used, among requests. `learn` runs the
         fits of what steps cost; by default, a thread of their own does. `give_back_later` is called when much memory
         has been freed."""
         self._scheduler = scheduler
@@ -98,13 +101,15 @@ class EngineLoop:
         self._dropping: list[int] = []  # adapters that are dropped when no request has them any more
         self._host = HostTime(clock_ns)
         self._fits = FitThread()
-        self.causes = None if machine is None else StepCauses(machine, StepCostFit(learn or self._fits.run))
+        self.causes = None
+        if machine is not None:
+            self.causes = StepCauses(machine, StepCostFit(learn or self._fits.run), Shares(cores_ns()))
         if (causes := self.causes) is not None:
             most_tokens = scheduler.limits.max_step_tokens
             scheduler.step_time = StepTime(lambda: causes.cost, step_target_seconds, most_tokens, itl_target_seconds)
         cost = (lambda: None) if causes is None else (lambda: causes.cost)
         self.watchdog = Watchdog(self._host, cost, hang_seconds, exits=exit_on_hang)
-        self._account = StepAccount(self._host, self.causes)
+        self._account = StepAccount(self._host, self.causes, cores_ns)
         # written by the engine thread, read by any thread
         self.requests = OpenRequests(
             model,
@@ -231,7 +236,7 @@ class EngineLoop:
         try:
             return self._inbox.get(timeout=timeout)
         finally:
-            self._account.work_since_ns = self._host.enter(HostPart.COMMANDS)
+            self._account.work_began(self._host.enter(HostPart.COMMANDS))
             self.snapshot = self._account.copy(idle_since_ns=None)
 
     def _hand_over(self) -> None:

@@ -454,7 +454,7 @@ class OpenRequests:
         """End a request: free its resources, and emit its terminal event. All requests end here."""
         del self._open[opened.request.request_id]
         now_ns = self._clock_ns()
-        opened.notes.close(self._numbers, now_ns)
+        opened.notes.close(self._numbers, now_ns, is_last=not self._open)
         for output in opened.outputs.values():
             opened.account.note_length(output.num_tokens)
         if opened.times.scheduled is None and opened.outputs:  # it never entered a step

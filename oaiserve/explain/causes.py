@@ -38,6 +38,9 @@ class RequestCauses:
     # One token of its only sequence in a step is an addition to `alone_ns`: it has not missed the steps before.
     is_plain: bool = field(init=False)
     has_begun: bool = False
+    # Its shares, as `oaiserve.engine.accounts.shares` divides them, since it began:
+    core_ns: float = 0.0
+    machine_ns: float = 0.0
     _since: Parts = NOTHING  # the totals when its phase began
     _num_preempted: int = 0  # sequences
     may_have_missed: bool = False  # steps, because it was preempted. If so:

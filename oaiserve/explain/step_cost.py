@@ -83,3 +83,28 @@ class StepCost:
         if edits or drafted:
             ns += self.edit_ns * edits + self.draft_ns * drafted
         return int(ns)
+
+    def row_ns(self, load: Load) -> float:
+        """Return the part of each row of a step in what its rows cost together."""
+        rows = load.decodes + load.prompt_tokens
+        index, way = _PLACES[rows] if rows < _MANY else place(rows)
+        rows_ns = self.rows_ns
+        return (rows_ns[index] + way * (rows_ns[index + 1] - rows_ns[index])) / rows
+
+    def share_ns(self, part: Load, load: Load) -> float:
+        """Return the share of a part of a step's load in the step. The shares of all parts add up to its expected time.
+
+        Each part has what it adds. What rows have in common, such as reading the weights, is divided by rows, and the
+        cost of having prompts by their tokens.
+        """
+        ns = part.num_tokens * self.row_ns(load) + self.draw_ns * part.draws + self.edit_ns * part.edits
+        ns += self.decode_context_ns * part.decode_context + self.cached_context_ns * part.cached_context
+        ns += self.draft_ns * part.drafted
+        if part.prompt_tokens:
+            ns += self.prompt_context_ns * part.prompt_context
+            ns += self.prompts_ns * part.prompt_tokens / load.prompt_tokens
+        return ns
+
+
+# While nothing is learnt, steps are divided by rows alone.
+BY_ROWS = StepCost(tuple(map(float, KNOTS)))

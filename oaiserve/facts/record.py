@@ -157,6 +157,23 @@ class EngineAccount:
     prefill_causes_ns: dict[Cause, int] = field(default_factory=dict)
     decode_causes_ns: dict[Cause, int] = field(default_factory=dict)
     num_prefill_steps: int = 0  # of `num_steps`, those up to the first token
+    # Its shares of what the server used, which with those of nobody add up to the meters. None with --no-explain.
+    core_ns: int | None = fact(
+        "Time of the process's cores that is its share of its steps, and of the work between them.",
+        None,
+        json=True,
+        log=True,
+        span="oaiserve.cost.core_ns",
+        log_when="core_ns",
+    )
+    machine_ns: int | None = fact(
+        "Time of the engine that is its share: of a step with others, a part.",
+        None,
+        json=True,
+        log=True,
+        span="oaiserve.cost.machine_ns",
+        log_when="machine_ns",
+    )
     # The next five are of the grammar that constrains the answer, if there is one.
     grammar_kind: str | None = fact(
         "The kind of the grammar, as in oaiserve.engine.request.GrammarKind.",

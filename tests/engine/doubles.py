@@ -269,6 +269,7 @@ def make_engine(
     kind: type[Engine] = Engine,
     clock_ns: Callable[[], int] = monotonic_ns,
     machine: MachineTime | None = None,
+    cores_ns: Callable[[], int] = time.process_time_ns,
     kv_blocks: int = 64,
     **options: Any,
 ) -> Any:
@@ -290,7 +291,8 @@ def make_engine(
         "eos_token_ids": frozenset([EOS]),
     }
     engine_options = EngineOptions(**{**of_engine, **options})
-    return kind(ServedModel(**{**model, **of_model}), engine_options, machine=machine, learn=at_once, clock_ns=clock_ns)
+    of_test = {"machine": machine, "cores_ns": cores_ns, "learn": at_once, "clock_ns": clock_ns}
+    return kind(ServedModel(**{**model, **of_model}), engine_options, **of_test)
 
 
 def wait_until_idle(engine: Engine) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import process_time_ns
 
 from oaiserve.engine.accounts.host_time import HostTime, kind_of
+from oaiserve.engine.accounts.shares import Shares
 from oaiserve.engine.accounts.step_causes import StepCauses, load_of
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
@@ -85,9 +88,12 @@ class RequestNotes:
     def finished(self, sequence: Sequence, reason: str, now_ns: int, batch: int) -> None:
         self._account.note(EventKind.FINISHED, now_ns, sequence.index, reason=reason, batch=batch)
 
-    def close(self, numbers: EngineNumbers, now_ns: int) -> None:
+    def close(self, numbers: EngineNumbers, now_ns: int, *, is_last: bool) -> None:
+        """Complete the account of a request that ends, or of the last one that is open."""
         account, before = self._account, self._before
         account.stalled_ns += sum(now_ns - since_ns for since_ns in self._preempted_ns.values())
+        if self._steps is not None and self._causes is not None:
+            account.core_ns, account.machine_ns = self._steps.shares.close(self._causes, is_last=is_last)
         if before is None:
             return
         account.first_step = before.num_steps
@@ -105,9 +111,15 @@ class RequestNotes:
 class StepAccount:
     """The records of steps, with the device's wait before each and the parts of the engine thread's time."""
 
-    def __init__(self, host: HostTime, causes: StepCauses | None = None) -> None:
+    def __init__(
+        self, host: HostTime, causes: StepCauses | None = None, cores_ns: Callable[[], int] = process_time_ns
+    ) -> None:
+        """`cores_ns` returns the time so far of the cores that the process has used."""
         self._host = host
         self._causes = causes
+        self._cores_ns = cores_ns
+        self._idle_cores_ns = 0  # of which, used without work since the last step
+        self._divided_ns = host.since_ns  # until when the time is divided
         self._host_before_ns = host.spent_ns.copy()  # when the last step ended
         self.numbers = EngineNumbers(load=LoadTotals(host.since_ns))
         self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # Engine.take_steps takes them out
@@ -115,6 +127,12 @@ class StepAccount:
         self.work_since_ns = 0  # the end of the last time without work
         self._last_ended_ns = 0
         self._num_begun_tokens = 0  # uncomputed ones of prompts that the last step has computed a part of
+
+    def work_began(self, now_ns: int) -> None:
+        """Note the end of a time without work."""
+        self.work_since_ns = now_ns
+        if self._causes is not None:
+            self._idle_cores_ns = self._cores_ns() - self._causes.shares.cores.total
 
     def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int) -> int:
         """Record a step whose results are on the host, and return its duration.
@@ -145,6 +163,7 @@ class StepAccount:
         num_masked_before, self._num_masked_before = self._num_masked_before, numbers.num_masked_draws
         cost_error = None
         if self._causes is not None:
+            self._divide(self._causes.shares, ended_ns)
             masks_ns = 0
             if numbers.num_masked_draws > num_masked_before:
                 masks_ns = self._host_before_ns[_MASKS] - before_ns[_MASKS]
@@ -173,6 +192,14 @@ class StepAccount:
         numbers.num_step_sequences += num_sequences
         numbers.num_step_tokens += num_tokens
         return duration_ns
+
+    def _divide(self, shares: Shares, ended_ns: int) -> None:
+        """Read the meters at the end of a step. What they counted up to the last time without work is nobody's."""
+        cores_ns, idle_cores_ns = self._cores_ns() - shares.cores.total, self._idle_cores_ns
+        past_ns, idle_ns = ended_ns - self._divided_ns, max(0, self.work_since_ns - self._divided_ns)
+        shares.cores.step_ended(idle_cores_ns, cores_ns - idle_cores_ns)
+        shares.time.step_ended(idle_ns, past_ns - idle_ns)
+        self._idle_cores_ns, self._divided_ns = 0, ended_ns
 
     def published(self, scheduler: Scheduler, now_ns: int, num_open: int) -> EngineNumbers:
         """Bring the numbers of the moment up to date, with `num_open` requests, and return a copy of all numbers."""

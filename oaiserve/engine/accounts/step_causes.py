@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from oaiserve.engine.accounts.machine_time import MachineTime
+from oaiserve.engine.accounts.shares import Shares
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.explain.causes import NOTHING, Parts, RequestCauses
-from oaiserve.explain.step_cost import Load, StepCost
+from oaiserve.explain.step_cost import BY_ROWS, Load, StepCost
 from oaiserve.explain.step_cost_fit import StepCostFit
 
 WARM_UP = 2  # first steps, which are slow for reasons of their own
@@ -26,9 +27,10 @@ ASK_NS, ASK_EVERY_NS = 200_000, 200_000_000
 class StepCauses:
     """The sums of the causes over all steps so far. Each step is also a sample for the learnt cost of steps."""
 
-    def __init__(self, machine: MachineTime, fit: StepCostFit) -> None:
+    def __init__(self, machine: MachineTime, fit: StepCostFit, shares: Shares) -> None:
         self._machine = machine
         self._fit = fit
+        self.shares = shares
         self.number = 0  # of steps so far
         self.ended_ns = 0  # when the last step ended
         self.had_prompts = False  # the last step
@@ -87,21 +89,31 @@ class StepCauses:
             expected_ns = decodes_ns = cost.expected_ns(load)
             if has_prompts:
                 decodes_ns = min(expected_ns, cost.expected_ns(load.without_prompts()))
+        core_ns, machine_ns = self.shares.cores.of_step, self.shares.time.of_step
+        weigh = cost if cost is not None and expected_ns else BY_ROWS
+        unit = 1 / weigh.share_ns(load, load)
         others: list[Chunk] | None = None
         before: Parts | None = None  # the totals, if a request may have missed steps
         chunks = step.chunks
         lone = chunks[0].sequence.causes if len(chunks) == 1 and not has_prompts else None
         if lone is not None and not lone.may_have_missed:
             lone.alone_ns += expected_ns
+            lone.core_ns += core_ns
+            lone.machine_ns += machine_ns
         else:
             token_ns, context_ns, cached_ns = self._plain_ns
+            beside = unit * (weigh.row_ns(load) + weigh.draw_ns - token_ns)  # a row of many costs less than one alone
             for chunk in chunks:
-                sequence, start, num_tokens, _, _, _ = chunk
+                sequence, start, num_tokens, max_draws, _, _ = chunk
                 own = sequence.causes
                 if own is None:
                     continue
-                if num_tokens == 1 and own.is_plain and not sequence.needs_ids:
-                    own.alone_ns += token_ns + context_ns * start + cached_ns * sequence.num_cached
+                if num_tokens == 1 == max_draws and own.is_plain and not sequence.needs_ids:
+                    ns = token_ns + context_ns * start + cached_ns * sequence.num_cached
+                    own.alone_ns += ns
+                    share = unit * ns + beside
+                    own.core_ns += core_ns * share
+                    own.machine_ns += machine_ns * share
                     continue
                 if own.may_have_missed and before is None:
                     before = self.totals
@@ -126,6 +138,7 @@ class StepCauses:
             self._prompts_ns += expected_ns - decodes_ns
         if others is not None:
             self._charge(others, step, load, before, expected_ns, decodes_ns)
+        self.shares.step_ended()
         self.number += 1
         if self.number <= WARM_UP:
             return None
@@ -187,9 +200,14 @@ class StepCauses:
             if chunk.sequence.num_preemptions and chunk.num_known > 1:
                 again.append(own)
         after = NOTHING if before is None else self.totals
+        weigh = self._cost if self._cost is not None and expected_ns else BY_ROWS
+        unit = 1 / weigh.share_ns(load, load)
         for own, part in parts.items():
             if before is not None:
                 own.took_part(self.number, before, after)
+            share = weigh.share_ns(part, load) * unit
+            own.core_ns += self.shares.cores.of_step * share
+            own.machine_ns += self.shares.time.of_step * share
             if self._cost is not None:
                 own.computed(*_costs_ns(self._cost, part, load, expected_ns, decodes_ns, is_again=own in again))
 

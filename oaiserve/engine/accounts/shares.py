@@ -1,0 +1,56 @@
+"""The shares of requests in what the server uses: the time of its cores, and its own time. Engine thread only, stdlib.
+
+Each step's amount is divided by the learnt cost of steps (`StepCost.share_ns`). What passes without work is nobody's:
+the start, and times without a request in a step. Work between two steps belongs to the later one.
+"""
+
+from __future__ import annotations
+
+from oaiserve.explain.causes import RequestCauses
+
+
+class Meter:
+    """An amount that grows, divided among requests and nobody in integers that add up to it."""
+
+    def __init__(self, total: int) -> None:
+        self.total = self.nobody = total
+        self.given = 0  # to requests that have ended
+        self.of_step = 0  # of the last step
+        self._rest = 0.0  # below 1: what rounding has left
+
+    def step_ended(self, idle: int, of_step: int) -> None:
+        self.total += idle + of_step
+        self.nobody += idle
+        self.of_step = of_step
+
+    def give(self, share: float, *, is_last: bool) -> int:
+        """Give an ended request its share. The last one that is open gets all that is left, so that nothing is lost."""
+        left = self.total - self.nobody - self.given
+        amount = left if is_last else min(left, int(share + self._rest))
+        self._rest = 0.0 if is_last else self._rest + share - amount
+        self.given += amount
+        return amount
+
+
+class Shares:
+    """The two meters, and the requests that have just ended. `cores_ns` is what the process has used so far."""
+
+    def __init__(self, cores_ns: int) -> None:
+        self.cores, self.time = Meter(cores_ns), Meter(0)
+        self._closed: list[RequestCauses] = []  # they may have had a chunk in the step under way
+
+    def step_ended(self) -> None:
+        """Let nobody have what a step has computed for requests that ended while it was under way."""
+        for own in self._closed:
+            self.cores.nobody += round(own.core_ns)
+            self.time.nobody += round(own.machine_ns)
+            own.core_ns = own.machine_ns = 0.0
+        self._closed.clear()
+
+    def close(self, own: RequestCauses, *, is_last: bool) -> tuple[int, int]:
+        """Return the times of cores and of the machine of a request that ends, or of the last one that is open."""
+        core_ns = self.cores.give(own.core_ns, is_last=is_last)
+        machine_ns = self.time.give(own.machine_ns, is_last=is_last)
+        own.core_ns = own.machine_ns = 0.0
+        self._closed.append(own)
+        return core_ns, machine_ns

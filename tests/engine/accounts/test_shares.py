@@ -1,0 +1,100 @@
+"""The shares of requests in the server's meters: they and nobody's add up to them, in integers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oaiserve.engine.accounts.step_causes import chunk_load, load_of, sum_of
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.step import Step
+from oaiserve.explain.step_cost import BY_ROWS, KNOTS, Load, StepCost
+from tests.engine.doubles import Clock, Leaver, ScriptedRunner, make_engine, request, wait_until_idle
+
+COST = StepCost(tuple(8e6 + 3e5 * rows for rows in KNOTS), 500.0, 300.0, 100.0, 5e4, 1e5, 2e4, 1e6)
+LOADS = st.builds(
+    Load, st.integers(0, 9), *(st.integers(0, 9000) for _ in range(2)), st.integers(0, 900), *(st.integers(0, 9),) * 4
+)
+
+
+@given(
+    st.lists(LOADS.filter(lambda load: load.num_tokens > 0), min_size=1, max_size=9), st.sampled_from([COST, BY_ROWS])
+)
+def test_the_shares_of_the_parts_of_a_step_add_up_to_its_expected_time(parts: list[Load], cost: StepCost) -> None:
+    load = sum_of(parts)
+    whole = sum(cost.share_ns(part, load) for part in parts)
+    assert whole == pytest.approx(cost.share_ns(load, load)) == pytest.approx(cost.expected_ns(load), abs=1)
+
+
+class Meters:
+    """A clock and the time of cores, which steps move by odd amounts, and the shares by the plain rule."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.clock, self.cores = random.Random(seed), Clock(), 777
+        self.engine: Engine | None = None
+        self.machine_ns: dict[str, float] = {}  # of each request
+
+    def read(self) -> int:
+        self.cores += self.random.randint(0, 1000)
+        return self.cores
+
+    def compute(self, step: Step) -> None:
+        ns = COST.expected_ns(load_of(step))
+        self.clock.now_ns += ns
+        self.cores += 2 * ns - self.random.randint(0, ns)
+        cost = self.engine.step_cost or BY_ROWS
+        for chunk in step.chunks:
+            name = chunk.sequence.request_id
+            if name in self.engine._loop.requests._open:
+                share = cost.share_ns(chunk_load(chunk), load_of(step)) / cost.share_ns(load_of(step), load_of(step))
+                self.machine_ns[name] = self.machine_ns.get(name, 0.0) + ns * share
+
+
+@pytest.mark.usefixtures("overlap")
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"prompt_len": st.integers(1, 30), "max_tokens": st.integers(1, 12), "n": st.integers(1, 3)}
+        ),
+        min_size=1,
+        max_size=7,
+    ),
+    st.integers(0, 10**6),
+)
+def test_shares_and_what_is_nobodys_add_up_to_the_meters_exactly(asked: list[dict[str, Any]], seed: int) -> None:
+    meters = Meters(seed)
+    runner = ScriptedRunner(computing=meters.compute)
+    with make_engine(
+        runner,
+        clock_ns=meters.clock,
+        cores_ns=meters.read,
+        kv_blocks=24,
+        max_model_len=60,
+        prefix_cache=False,
+    ) as engine:
+        began_ns, shares = meters.clock.now_ns, engine._loop.causes.shares
+        meters.engine = engine
+        inbox = Leaver(engine, {"1": 2, "4": 1})
+        for index, params in enumerate(asked):
+            engine.submit(request(str(index), **params), inbox)
+        ended = inbox.wait_terminal(*map(str, range(len(asked))))
+        wait_until_idle(engine)
+        meters.clock.move(3)
+        engine.submit(request("later"), inbox)
+        ended |= inbox.wait_terminal("later")
+        wait_until_idle(engine)
+    accounts = [each.account for each in ended.values()]
+    for name, each in ended.items():
+        assert each.account.machine_ns == pytest.approx(meters.machine_ns.get(name, 0), abs=2)
+    for meter, name in ((shares.cores, "core_ns"), (shares.time, "machine_ns")):
+        parts = [getattr(account, name) for account in accounts]
+        assert all(type(part) is int and part >= 0 for part in parts)
+        assert sum(parts) + meter.nobody == meter.total
+    assert shares.time.total == meters.clock.now_ns - began_ns
+    assert shares.time.nobody >= 3_000_000_000
+    assert shares.cores.nobody >= 777
