@@ -351,10 +351,6 @@ class RouteOptions(ListenerOptions):
     """What becomes of a stream whose server ends or hangs. any: another server goes on with it. alike: only one of the
     same kind (model, settings, CPU, versions), which writes the same bytes. never: it ends with an error."""
 
-    hedge_after_seconds: float = 0.0
-    """Seconds after which a stream with a short prompt is sent to a second server, too, if it has not begun. The first
-    answer counts. At most one stream in twenty is sent twice. 0: none is."""
-
     def __post_init__(self) -> None:
         for url in self.replica:
             is_url = _URL.fullmatch(url) is not None
@@ -362,8 +358,6 @@ class RouteOptions(ListenerOptions):
         key = self.replica_key  # the message must not contain it
         _check(key is None or is_header_value(key), "--replica-key", "not usable", "printable ASCII without spaces")
         _check_choices(self)
-        seconds = self.hedge_after_seconds
-        _check(0 <= seconds <= 3600, "--hedge-after-seconds", f"{seconds:g}", "between 0 and 3600")
         _ = self.server  # which checks the rest
 
     @property

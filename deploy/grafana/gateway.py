@@ -106,7 +106,6 @@ def _faults() -> list[Panel]:
             "continued",
             "result",
         ),
-        counted("Sent twice", "Streams that a second server got, too, per second.", "hedged", "result"),
         counted(
             "Refused by name",
             "Requests by a name of the server, or from a web page, that is not allowed, per second.",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
@@ -52,10 +51,6 @@ MOVES_ON = (429, 503)  # the statuses of refusals that another replica may not h
 MOST_RECEIVED_BYTES = 256 * 2**20  # of the bodies of all requests that have no answer yet
 BODY_SECONDS = 60.0
 GO_ON_SECONDS, PAUSE_SECONDS = 60.0, 0.2  # in which a replica must be found for a stream that was cut off
-# A stream is sent to a second replica only if its prompt is short, and of those streams only this share; a few may come
-# together. It begins with its first token, and other answers when they are complete, so only streams tell in time.
-HEDGED_TOKENS, HEDGED_SHARE, MOST_HEDGES = 1024, 0.05, 10.0
-_STREAMS = re.compile(rb'"stream"\s*:\s*true')
 UNLIKE = b": the answer goes on at a server of another kind\n\n"
 SIGN_OF_LIFE, SIGN_OF_LIFE_SECONDS = b": the answer is about to go on\n\n", 2.0
 LARGE_BYTES = 64 * 1024  # larger bodies are looked at in a worker thread
@@ -161,8 +156,6 @@ class Gateway:
         self._tracing = tracing
         self._body_limit = options.body_limit
         self._continues = options.continue_streams
-        self._hedge_after_seconds = options.hedge_after_seconds
-        self._num_hedges = 1.0  # that may begin now
         self._received = SharedLimit(MOST_RECEIVED_BYTES)
         self._unmarked: set[str] = set()  # replicas whose streams cannot go on
         self.is_draining = False
@@ -258,19 +251,17 @@ class Gateway:
 
     async def _begin(self, asked: _Asked, left: asyncio.Task[None]) -> _Begun:
         """Have a replica begin an answer. Raises NoReplica and ClientDisconnect."""
-        hedges = self._hedge_after_seconds and asked.prompt.num_tokens <= HEDGED_TOKENS
-        ask = self._ask_two if hedges and _STREAMS.search(asked.body) else self._ask
         try:
-            return await ask(asked, left, [])
+            return await self._ask(asked, left)
         except NoReplica:
             if self._residents is None or not asked.prompt.model:
                 raise
             await _unless_left(self._residents.loaded(asked.prompt.model), left)
-            return await ask(asked, left, [])
+            return await self._ask(asked, left)
 
-    async def _ask(self, asked: _Asked, left: asyncio.Task[None], tried: list[str]) -> _Begun:
+    async def _ask(self, asked: _Asked, left: asyncio.Task[None], *tried_before: str) -> _Begun:
         """Have a replica that was not tried begin an answer. Raises NoReplica and ClientDisconnect."""
-        metrics, headers, body = self._metrics, asked.headers, asked.body
+        tried, metrics, headers, body = [*tried_before], self._metrics, asked.headers, asked.body
         if asked.sent:
             sent = msgspec.json.encode(asked.sent)
             headers, body = [*headers, (SENT_HEADER.encode(), b"%d" % len(sent))], body + sent
@@ -328,31 +319,6 @@ class Gateway:
         if refused is None:
             raise NoReplica
         return refused
-
-    async def _ask_two(self, asked: _Asked, left: asyncio.Task[None], tried: list[str]) -> _Begun:
-        """As `_ask`. If no answer begins in time, a second replica is asked, too, and the first answer counts."""
-        self._num_hedges = min(MOST_HEDGES, self._num_hedges + HEDGED_SHARE)
-        asking = [asyncio.create_task(self._ask(asked, left, tried))]
-        winner = asking[0]
-        try:
-            _, running = await asyncio.wait(asking, timeout=self._hedge_after_seconds)
-            if running and self._num_hedges >= 1:
-                self._num_hedges -= 1
-                asking.append(asyncio.create_task(self._ask(asked, left, tried)))
-            running = {*asking}
-            while running:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                winner = max(done, key=_is_answered)
-                if _is_answered(winner):
-                    break
-            if len(asking) > 1:
-                self._metrics.hedged.labels("won" if winner is asking[1] else "lost").inc()
-            return winner.result()
-        finally:
-            for task in asking:
-                if task is not winner:
-                    task.cancel()
-                    task.add_done_callback(_close)
 
     async def _relay(self, scope: Scope, send: Send, asked: _Asked, begun: _Begun, left: asyncio.Task[None]) -> Ending:
         """Send an answer as it comes, until its end. Raises ClientDisconnect."""
@@ -445,7 +411,7 @@ class Gateway:
                 await _unless_left(asyncio.sleep(PAUSE_SECONDS * 2 ** min(num_cuts, 5)), left)
             while monotonic_ns() < give_up_ns and not self.is_draining:
                 with suppress(NoReplica, BadGateway):
-                    begun = await self._ask(asked, left, [cut.decision.replica])
+                    begun = await self._ask(asked, left, cut.decision.replica)
                     is_alike = bool(kind) and begun.kind == kind
                     if begun.answer.status == 200 and begun.may_go_on and (is_alike or self._continues == "any"):
                         self._metrics.continued.labels("alike" if is_alike else "unlike").inc()
@@ -488,16 +454,6 @@ async def _show_signs_of_life(send_part: Send, left: asyncio.Task[None]) -> None
     """Write a comment now and then, until it is cancelled or the request ends: clients give up what is silent."""
     while not (await asyncio.wait({left}, timeout=SIGN_OF_LIFE_SECONDS))[0]:
         await send_part({"type": "http.response.body", "body": SIGN_OF_LIFE, "more_body": True})
-
-
-def _is_answered(asking: asyncio.Task[_Begun]) -> bool:
-    return asking.exception() is None and asking.result().answer.status < 400
-
-
-def _close(asking: asyncio.Task[_Begun]) -> None:
-    """End an answer that nobody waits for any more."""
-    if not asking.cancelled() and asking.exception() is None:
-        asking.result().answer.close()
 
 
 async def _unless_left(work: Coroutine[Any, Any, Result], left: asyncio.Task[None]) -> Result:

@@ -52,7 +52,6 @@ class GatewayMetrics:
         self.requests = counter("requests", "Requests that have ended, by how.", "ending")
         self.moved = counter("moved", "Requests sent to another replica: unreachable, or the status.", "reason")
         self.continued = counter("continued", "Streams that another replica goes on with, or failed.", "result")
-        self.hedged = counter("hedged", "Streams sent to two replicas: the second won or lost.", "result")
         self.spans = counter("spans", "Spans: ended, and then exported, failed or dropped.", "result")
         self.refused_access = counter("refused_access", "Requests by a forbidden name, or web page.", "reason")
         self.choice_seconds = histogram("choice", "Time to make a prompt's keys, and to choose.", CHOICE_SECONDS)
@@ -61,7 +60,6 @@ class GatewayMetrics:
             (self.requests, Ending),
             (self.moved, ("unreachable", "429", "503")),
             (self.continued, ("alike", "unlike", "failed")),
-            (self.hedged, ("won", "lost")),
             (self.spans, ("ended", "exported", "failed", "dropped")),
             (self.refused_access, AccessRefusal),
         ):
