@@ -255,6 +255,8 @@ def _queue() -> list[Panel]:
             [
                 Query(f"oaiserve_requests_running{{{ENGINE}}}", "running {{instance}}"),
                 Query(f"oaiserve_requests_waiting{{{ENGINE}}}", "waiting {{instance}}"),
+                Query(f"oaiserve_background_running{{{ENGINE}}}", "in the background {{instance}}"),
+                Query(f"oaiserve_background_waiting{{{ENGINE}}}", "waiting in the background {{instance}}"),
             ],
             span=8,
         ),

@@ -88,19 +88,18 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], *, first: bool = False) -> None:
         """Remove one reference from each block. The last blocks of a sequence are the first to be allocated again,
-        because a hit on them needs all blocks before them."""
+        because a hit on them needs all blocks before them; and all of them before others if they are to be `first`."""
         for block in reversed(blocks):
             if self._references[block] == 0:
                 raise AssertionError(f"block {block} was released once too often")
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._free[block] = None
-                if self._hashes[block] is None:
+                if first or self._hashes[block] is None:
                     self._free.move_to_end(block, last=False)
-                else:
-                    self.num_reusable += 1
+                self.num_reusable += self._hashes[block] is not None
 
     def publish(self, block: int, block_hash: BlockHash) -> None:
         """Let other sequences find a full and computed block, unless one with the same content is published already."""

@@ -120,14 +120,15 @@ class Engine:
         self._is_draining = False
         pool = BlockPool(model.num_blocks, options.block_size)
         self._disk = model.kept_blocks and DiskTier(model.kept_blocks, pool, lambda read: self._loop.post(read))
-        scheduler = Scheduler(
+        make_scheduler = partial(
+            Scheduler,
             pool,
             limits,
             policy=POLICIES[options.policy],
             prefix_cache=options.prefix_cache and model.pooling is None,
             states=StatePool(model.num_states) if model.num_states else None,
-            disk=self._disk,
         )
+        scheduler = make_scheduler(disk=self._disk, background=make_scheduler())
         self._loop = EngineLoop(
             model,
             scheduler,
@@ -288,7 +289,12 @@ class Engine:
     def open(self, request: Request, deliver: Deliver, submitted_ns: int | None = None) -> None:
         """Accept a request whose prompts another process encodes, with the next three methods. Raises as `submit`."""
         self._check_open()
-        self._take(request.client, request.num_choices, request.num_bytes)
+        if not request.is_background:
+            self._take(request.client, request.num_choices, request.num_bytes)
+        elif self._max_waiting is None or self._loop.requests.num_background < self._max_waiting:
+            self._take(request.client, 0, request.num_bytes)
+        else:  # of as many as others may wait
+            raise self._overloaded(f"{self._max_waiting} requests in the background are open already, the limit")
         self._loop.post(Submitted(request, deliver, self._clock_ns() if submitted_ns is None else submitted_ns))
 
     def encoding_started(self, started: TokenizeStarted) -> None:

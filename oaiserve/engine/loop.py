@@ -107,6 +107,8 @@ class EngineLoop:
         if (causes := self.causes) is not None:
             most_tokens = scheduler.limits.max_step_tokens
             scheduler.step_time = StepTime(lambda: causes.cost, step_target_seconds, most_tokens, itl_target_seconds)
+            if scheduler.background is not None:
+                scheduler.background.step_time = StepTime(lambda: causes.cost, step_target_seconds, most_tokens)
         cost = (lambda: None) if causes is None else (lambda: causes.cost)
         self.watchdog = Watchdog(self._host, cost, hang_seconds, exits=exit_on_hang)
         self._account = StepAccount(self._host, self.causes, cores_ns)
@@ -251,7 +253,8 @@ class EngineLoop:
         numbers.num_waiting_tokens = requests.num_waiting_tokens
         numbers.drain_rate = requests.drain_rate.per_second
         numbers.num_out_of_memory = self._stepper.num_out_of_memory
-        self.snapshot = self._account.published(self._scheduler, self._host.since_ns, len(requests))
+        num_open = len(requests) - requests.num_background  # who waits for the latter chooses no server by it
+        self.snapshot = self._account.published(self._scheduler, self._host.since_ns, num_open)
 
     def _close(self) -> None:
         """End all open requests, after any end of the loop."""

@@ -146,6 +146,7 @@ class OpenRequests:
         self._waiting_tokens = SharedLimit(bounds.max_waiting_tokens)
         self._deadlines = Deadlines(self._open.__contains__)
         # read by any thread
+        self.num_background = 0  # open requests that can wait
         self.num_left_waiting = 0  # choices that entered a step, or ended before
         self.drain_rate = DrainRate()
         # taken by `Reports`: prompts that are in the prefix cache now, as far as routers know their prefix keys
@@ -180,7 +181,8 @@ class OpenRequests:
         self._open[request.request_id] = OpenRequest(
             request, deliver, times, account, notes, causes, num_waiting=request.num_choices
         )
-        bounds = self._bounds
+        self.num_background += request.is_background
+        bounds = Bounds(0) if request.is_background else self._bounds  # of those, only its own deadlines hold
         for at_ns, limit in (
             (bounds.queue_timeout_seconds and submitted_ns + int(bounds.queue_timeout_seconds * 1e9), Limit.QUEUE),
             (
@@ -244,11 +246,12 @@ class OpenRequests:
         if opened is None:
             return
         opened.times.tokenized, opened.account.forecast = tokenized.at_ns, tokenized.forecast
-        if not self._waiting_tokens.take(request.client, tokenized.num_prompt_tokens):
+        num_waiting = 0 if request.is_background else tokenized.num_prompt_tokens
+        if not self._waiting_tokens.take(request.client, num_waiting):
             message = f"{self.num_waiting_tokens} prompt tokens are waiting already; try again later."
             self._fail(opened, Overloaded(message, retry_after_seconds=self._retry_after_seconds()))
             return
-        opened.waiting_tokens = tokenized.num_prompt_tokens
+        opened.waiting_tokens = num_waiting
         params = request.params
         stop_ids = (frozenset() if params.ignore_eos else self._eos_token_ids) | set(params.stop_token_ids)
         stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
@@ -275,6 +278,7 @@ class OpenRequests:
                     cache_salt=f"{request.adapter} {request.cache_salt}",
                     adapter=request.adapter,
                     client_name=request.client,
+                    is_background=request.is_background,
                     bad_words=tokenized.bad_words,
                     constraint=constraint,
                     is_whole=self._pools,
@@ -441,6 +445,8 @@ class OpenRequests:
     def _stop_waiting(self, opened: OpenRequest, num_choices: int) -> None:
         """Count choices of a request as waiting no longer. Its tokens wait until the first of them enters a step."""
         opened.num_waiting -= num_choices
+        if opened.request.is_background:
+            return  # it has taken no room of others
         self.num_left_waiting += num_choices
         self._waiting.give_back(opened.request.client, num_choices)
         self._waiting_tokens.give_back(opened.request.client, opened.waiting_tokens)
@@ -453,13 +459,14 @@ class OpenRequests:
     def end(self, opened: OpenRequest, terminal: Terminal) -> None:
         """End a request: free its resources, and emit its terminal event. All requests end here."""
         del self._open[opened.request.request_id]
+        self.num_background -= opened.request.is_background
         now_ns = self._clock_ns()
         opened.notes.close(self._numbers, now_ns, is_last=not self._open)
         for output in opened.outputs.values():
             opened.account.note_length(output.num_tokens)
         if opened.times.scheduled is None and opened.outputs:  # it never entered a step
             first = next(iter(opened.outputs))
-            opened.account.waits_ns = self._scheduler.waits.settle(first, now_ns)
+            opened.account.waits_ns = self._scheduler.of(first).waits.settle(first, now_ns)
         for sequence in opened.outputs:
             self._scheduler.remove(sequence)
         self._stop_waiting(opened, opened.num_waiting)

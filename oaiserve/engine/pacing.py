@@ -6,9 +6,10 @@ Stdlib only; owned by the engine thread.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from oaiserve.engine.accounts.step_causes import load_of
+from oaiserve.engine.accounts.step_causes import chunk_load, load_of, sum_of
+from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.explain.step_cost import KNOTS, Load, StepCost
 
@@ -22,6 +23,9 @@ FIRST = 128
 # Beside decodes of others, those of a client with more than its share of rows lengthen a step to so many times their
 # time alone, or to so much in any case, which nobody notices.
 BESIDE_OTHERS, BESIDE_NS = 2, 10e6
+# To so many times its time, background work may lengthen a step of others. The cost is not known exactly, and 1.05 is
+# to be kept.
+BESIDE_FOREGROUND = 1.04
 
 
 class StepTime:
@@ -49,11 +53,16 @@ class StepTime:
         self._efficient = UNIT  # rows of a step that it may always have
         self._step = Step()
         self._load: Load | None = None  # of the step; counted when somebody asks
+        self._others: Load | None = None  # of the foreground in the step, beside which background work is scheduled
         self._most_ns = 0.0
 
-    def begin(self, step: Step) -> None:
-        """Begin with a step that has its decodes."""
-        self._step, self._load = step, None
+    @property
+    def is_known(self) -> bool:
+        return self._cost_now() is not None
+
+    def begin(self, step: Step, others: Step | None = None) -> None:
+        """Begin with a step that has its decodes, or at a known cost with background work beside a step of `others`."""
+        self._step, self._load, self._others = step, None, None
         cost = self._cost_now()
         if cost is not self._cost and cost is not None:
             self._cost = cost
@@ -61,13 +70,28 @@ class StepTime:
             self.target_ns = self._given_ns or max(LEAST_SECONDS * 1e9, efficient_ns)
             if self._given_ns is not None:
                 self._efficient = UNIT
+        if others is not None and cost is not None:
+            self._others = load_of(others)
+            self._most_ns = BESIDE_FOREGROUND * cost.expected_ns(self._others)
 
     def has_room(self, num_tokens: int) -> bool:
         """Return whether a prompt of so many tokens may begin, or go on, in the step, behind those that it has."""
         load = self._known()
-        if not load.prompt_tokens:
+        if not load.prompt_tokens and self._others is None:
             return True
         return self._with(load, 0, min(num_tokens, UNIT))[1] <= self._most_ns
+
+    def decodes_beside(self, decodes: Iterable[Sequence]) -> int:
+        """Return how many of these decodes of background work, in their order, a step of others has room for."""
+        load, cost, number = self._others, self._cost, 0
+        assert load is not None
+        assert cost is not None
+        for one in decodes:
+            load = sum_of((load, chunk_load(Chunk(one, one.num_computed, 1))))
+            if cost.expected_ns(load) > self._most_ns:
+                break
+            number += 1
+        return number
 
     @property
     def decodes_are_long(self) -> bool:
@@ -103,6 +127,8 @@ class StepTime:
 
         bound_ns = spent_ns + share * (self._most_ns - spent_ns)
         number = bisect_right(range(1, most // UNIT + 1), bound_ns, key=expected_ns)
+        if self._others is not None:
+            return UNIT * number
         efficient = UNIT if self._itl_ns is not None and load.decodes else self._efficient
         return min(most, max(UNIT * number, UNIT, int(share * (efficient - load.num_tokens))))
 
@@ -115,7 +141,9 @@ class StepTime:
     def _known(self) -> Load:
         if self._load is None:
             self._load = load = load_of(self._step)
-            if self._cost is not None:
+            if self._others is not None:
+                self._load = sum_of((load, self._others))
+            elif self._cost is not None:
                 if self._itl_ns is not None and load.decodes:
                     self._most_ns = self._itl_ns
                 else:

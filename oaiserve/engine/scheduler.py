@@ -7,6 +7,8 @@ Each step is scheduled, launched, advanced, and committed when its results are o
 scheduled before that commit, and is settled after it (`Draw`). Where the step before can draw only one token for a
 sequence, their number is known, and the sequence takes part; where it can draw several, it is held until the commit.
 
+Background work has a scheduler of its own, for the same pool: see `Scheduler.background`.
+
 A sequence that `is_whole` is computed in one step, alone if it is longer than the token budget. It needs no blocks, and
 leaves with the launch. Where layers keep a state, it belongs to all computed tokens and cannot go back: there are no
 drafts, and chunks of prompts end where a state is to be copied. A commit may bring tokens without a draw, because a
@@ -86,7 +88,14 @@ class Scheduler:
         prefix_cache: bool = True,
         states: StatePool | None = None,
         disk: DiskTier | None = None,
+        background: Scheduler | None = None,
     ) -> None:
+        """Begin without sequences. `background` has the same pool and limits, and schedules those that can wait.
+
+        The foreground is scheduled as if there were none: it takes places and blocks from it. Then background work gets
+        the rest of the step: all, if nobody else has work; else what lengthens it by few per cent at the learnt cost,
+        and nothing while that is not known. None of it begins while others wait.
+        """
         if states is not None and states.num_states < limits.max_running:
             raise ValueError(f"{states.num_states} states are too few for {limits.max_running} running sequences")
         self.pool = pool
@@ -95,6 +104,9 @@ class Scheduler:
         self._key_of = policy.key
         self._by_client = policy.by_client
         self.disk = disk
+        self.background = background
+        self._own_step = Step()  # of the background: its part of the step that is being scheduled
+        self._beside: Step | None = None  # the foreground's part of it, where that has work
         self._prefixes = Prefixes(pool, states, disk) if prefix_cache else None
         self._num_arrived = 0
         self._num_shorter_steps = 0
@@ -114,6 +126,9 @@ class Scheduler:
         self.num_prefix_hits = 0  # prompt tokens that were found there
         # The engine loop sets the limit of a step, at least 1 and lower while the device is short of memory.
         self.max_step_tokens = limits.max_step_tokens
+        self.max_running = limits.max_running  # of the background, what the foreground leaves
+        if background is not None:
+            background._by_adapter, background._state_copies = self._by_adapter, self._state_copies
 
     @property
     def num_waiting(self) -> int:
@@ -121,7 +136,16 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self._waiting)
+        return bool(self.running or self._waiting or (self.background is not None and self.background.has_work))
+
+    @property
+    def foremost(self) -> Scheduler:
+        """Return the background if nobody else has work, else this."""
+        return self if self.background is None or self.running or self._waiting else self.background
+
+    def of(self, sequence: Sequence) -> Scheduler:
+        """Return the scheduler of a sequence: this or the background."""
+        return self.background if sequence.is_background and self.background is not None else self
 
     def by_adapter(self) -> dict[int, tuple[int, int]]:
         """Return the numbers of running sequences, and of waiting or parked ones, by adapter."""
@@ -133,6 +157,8 @@ class Scheduler:
         A `leader` has the same prompt and was added before: it computes the prompt for both. Raises ValueError if the
         sequence can never fit in the KV cache.
         """
+        if (own := self.of(sequence)) is not self:
+            return own.add(sequence, leader, since_ns=since_ns)
         num_blocks = self._blocks_for(sequence, sequence.max_len)
         if num_blocks + 1 > self.pool.num_blocks and leader is not None:
             leader = None  # there is no room for a copy of the block in which the two part
@@ -157,6 +183,8 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished, failed or aborted sequence. This does nothing if it has been removed."""
+        if (own := self.of(sequence)) is not self:
+            return own.remove(sequence)
         place, sequence.place = sequence.place, Place.NOWHERE
         if place is Place.RUNNING:
             self._leave_running(sequence)
@@ -174,21 +202,69 @@ class Scheduler:
 
     def schedule(self, now_ns: int = 0) -> Step | None:
         """Return the next step, or None if there is nothing to compute. The time is for the account of waits."""
-        self.waits.begin_step(now_ns)
-        step = Step()
-        num_decodes = self._continue_decodes(step)
-        budget = max(0, self.max_step_tokens - num_decodes)
-        if self.limits.prefill_max_tokens is not None:
-            budget = min(budget, self.limits.prefill_max_tokens)
-        if self.step_time is not None:
-            self.step_time.begin(step)
-        self._compute_prompts(step, budget)
-        self._num_shorter_steps -= self._num_shorter_steps > 0
-        self._waiting.charge_draws(step)
+        step, later = Step(), self.background
+        if later is not None:
+            later._own_step = Step()
+        self._fill(step, now_ns)
+        if later is not None and later.has_work:
+            self._add_background(later, step, now_ns)
         if not step.chunks:
             return None
         step.state_copies = self._state_copies.copy()
         return step
+
+    def _fill(self, step: Step, now_ns: int) -> None:
+        """Add own decodes and prompts to an empty step."""
+        self.waits.begin_step(now_ns)
+        if self.step_time is not None and self._beside is not None:
+            self.step_time.begin(step, self._beside)  # bounds decodes, too
+        num_decodes = self._continue_decodes(step)
+        budget = max(0, self.max_step_tokens - num_decodes)
+        if self.limits.prefill_max_tokens is not None:
+            budget = min(budget, self.limits.prefill_max_tokens)
+        if self.step_time is not None and self._beside is None:
+            self.step_time.begin(step)
+        self._compute_prompts(step, budget)
+        self._num_shorter_steps -= self._num_shorter_steps > 0
+        self._waiting.charge_draws(step)
+
+    def _add_background(self, later: Scheduler, step: Step, now_ns: int) -> None:
+        """Add background work to a step that has all of the foreground."""
+        others_work, more = self.foremost is self, later._own_step
+        later.max_running = len(later.running) if self._waiting else self.limits.max_running - len(self.running)
+        later.max_step_tokens = max(0, self.max_step_tokens - step.num_tokens)
+        later._beside = step if others_work else None
+        if not others_work or (step.chunks and later.step_time is not None and later.step_time.is_known):
+            later._fill(more, now_ns)
+        else:
+            later.waits.begin_step(now_ns)
+        if others_work:
+            later.waits.reason = WaitReason.FOREGROUND
+        step.chunks = sorted(step.chunks + more.chunks, key=lambda chunk: chunk.num_tokens > 1)
+        step.copies += more.copies
+        step.admitted += more.admitted
+        step.preempted += more.preempted
+
+    def _take_from_background(self) -> bool:
+        """Have the last sequence of background work give up its place and its blocks. Return False if there is none."""
+        later = self.background
+        if later is None or not (later.running or later._forked):
+            return False
+        victim = later._last_in_turn(later.running) if later.running else next(reversed(later._forked))
+        later._preempt(victim, later._own_step)
+        return True
+
+    def _allocate(self, num_blocks: int, shared: list[int]) -> list[int] | None:
+        while (blocks := self.pool.allocate(num_blocks, shared)) is None and self._take_from_background():
+            pass
+        return blocks
+
+    def _has_free(self, num_blocks: int) -> bool:
+        """Return whether so many blocks are free, or belonged to background work."""
+        while self.pool.num_blocks - self.pool.num_used < num_blocks:
+            if not self._take_from_background():
+                return False
+        return True
 
     def take_read(self, read: BlocksRead) -> None:
         """Put blocks that were read from disk into the prefix cache. Whoever waited for the last one looks again."""
@@ -204,7 +280,8 @@ class Scheduler:
         assert self.states is not None
         self.states.forget_kept()
         self._state_copies.clear()
-        return [*self.running, *self._forked]
+        later = self.background
+        return [*self.running, *self._forked, *([] if later is None else [*later.running, *later._forked])]
 
     def advance(self, step: Step) -> None:
         """Count the tokens of a launched step as computed, and reserve places for its draws.
@@ -218,11 +295,11 @@ class Scheduler:
             sequence, start, num_tokens, max_draws, draft, _ = chunk
             sequence.num_computed = end = start + num_tokens - len(draft)
             if end % size < end - start and end <= len(sequence.token_ids):  # it has filled a block
-                self._publish(sequence, start, end)
+                self.of(sequence)._publish(sequence, start, end)
             if end in sequence.state_ends:
                 self._keep_state(sequence, end)
             if sequence.siblings and end >= self._fork_end(sequence):
-                self._fork(sequence)
+                self.of(sequence)._fork(sequence)
             if max_draws:
                 if end < sequence.max_len:
                     sequence.num_tokens = end + max_draws
@@ -248,6 +325,8 @@ class Scheduler:
         sequence.
         """
         sequence, start, num_tokens, max_draws, draft, draw = chunk
+        if sequence.is_background and (own := self.of(sequence)) is not self:
+            return own.commit(chunk, token_ids)
         known, end = sequence.token_ids, chunk.known_end
         known += token_ids
         # A token whose id was not known when the step was launched may have filled a block. A sequence that was
@@ -280,7 +359,9 @@ class Scheduler:
         """Add the decoding sequences, and return their number of tokens in the step, with those of drafts."""
         chunks, size, is_writable = step.chunks, self.pool.block_size, self.pool.is_writable
         drafting: list[Sequence] = []
-        left_out = self._left_out() if self._by_client and self._waiting.has_several_clients else ()
+        left_out = self._left_out() if self._by_client and self._waiting.has_several_clients else set()
+        if self._beside is not None:
+            left_out = self._left_out_beside()
         for sequence in self.running.copy():  # the one loop of every step whose cost grows with the running sequences
             start, blocks = sequence.num_computed, sequence.blocks
             if sequence.num_tokens - start != 1 or sequence.place is not Place.RUNNING:
@@ -342,6 +423,16 @@ class Scheduler:
                 masks_ns += 0 if sequence.constraint is None else sequence.constraint.mask_ns
         return left_out
 
+    def _left_out_beside(self) -> set[Sequence]:
+        """Return decodes of background work for which the step of others has no room. They take turns."""
+        assert self.step_time is not None
+        decodes = sorted((one for one in self.running if one.num_uncomputed == 1), key=_last_turn)
+        number = min(self.max_step_tokens, self.step_time.decodes_beside(decodes))
+        for one in decodes[:number]:
+            self._num_turns += 1
+            one.last_turn = self._num_turns
+        return {*decodes[number:]}
+
     def _fitting_draft(self, sequence: Sequence, most_tokens: int) -> tuple[int, ...]:
         """Cut a sequence's draft to fit. It takes only blocks that no running sequence needs for its next token."""
         if sequence.num_pending:
@@ -349,7 +440,7 @@ class Scheduler:
         end, blocks, pool = sequence.num_tokens, sequence.blocks, self.pool
         length = max(0, min(len(sequence.draft), most_tokens, sequence.max_len - end - 1))
         while pool.blocks_for(end + length) > len(blocks):
-            if pool.num_blocks - pool.num_used <= len(self.running) or (new := pool.allocate(1)) is None:
+            if not self._has_free(len(self.running) + 1) or (new := pool.allocate(1)) is None:
                 length = len(blocks) * pool.block_size - end
                 break
             blocks += new
@@ -373,7 +464,7 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, index: int, step: Step) -> bool:
         """Give a sequence a block of its own, by preemption if need be. Return False if it was preempted itself."""
         is_new = index == len(sequence.blocks)
-        while (block := self.pool.allocate(1)) is None:
+        while (block := self._allocate(1, [])) is None:
             victim = next(reversed(self._forked), None) or self._last_in_turn(self.running)
             self._preempt(victim, step)
             if victim is sequence:
@@ -423,7 +514,7 @@ class Scheduler:
         passed: list[Sequence] = []
         while True:
             head = self._waiting.head()
-            is_full = len(self.running) >= self.limits.max_running and not self._may_make_way(head, step)
+            is_full = len(self.running) >= self.max_running and not self._may_make_way(head, step)
             while prefills and min(share, budget) > 0 and not self._passes(head, prefills[-1]):
                 sequence = prefills.pop()
                 if sequence.place is Place.RUNNING and self._has_room(sequence):  # it was not preempted for another
@@ -461,7 +552,8 @@ class Scheduler:
                 break
             sequence = head
             self._waiting.take(sequence)
-            if sequence.is_whole and step.chunks and self._fitting(sequence, step, budget, None) < sequence.num_tokens:
+            has_others = bool(step.chunks or self._beside)
+            if sequence.is_whole and has_others and self._fitting(sequence, step, budget, None) < sequence.num_tokens:
                 self._waiting.put_back(sequence)  # a step of its own is as long as it has to be
                 reason = WaitReason.TOKEN_BUDGET
                 break
@@ -474,7 +566,7 @@ class Scheduler:
                     self._preempt(next(reversed(self._forked)), step)  # otherwise nothing would ever run again
                     self._waiting.put_back(sequence)
                     continue
-                if len(self.running) >= self.limits.max_running:
+                if len(self.running) >= self.max_running:
                     self._waiting.put_back(sequence)
                     reason = WaitReason.BATCH_FULL
                     break
@@ -495,15 +587,18 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, shared: list[int], step: Step) -> bool:
         """Give a waiting sequence its blocks, `shared` ones first, and let it run. Return False if there is no room."""
-        if len(self.running) >= self.limits.max_running:
+        if len(self.running) >= self.max_running:
             return False
         is_forked = sequence in self._forked
         num_owned = len(sequence.blocks) + len(shared)
         num_new = self._blocks_for(sequence, sequence.num_tokens) - num_owned
         needs_copy = is_forked and not self.pool.is_writable(sequence.blocks[-1])
-        blocks = self.pool.allocate(num_new + needs_copy, shared)
+        blocks = self._allocate(num_new + needs_copy, shared)
         if blocks is None:
             return False
+        later = self.background
+        while later is not None and later.running and len(self.running) + len(later.running) >= self.max_running:
+            self._take_from_background()
         if is_forked:
             del self._forked[sequence]
             if needs_copy:
@@ -534,7 +629,8 @@ class Scheduler:
         kept = states.find(sequence.hashes[num_blocks - 1]) if num_blocks else None
         assert num_blocks == 0 or kept is not None
         while (state := states.allocate()) is None:
-            self._preempt(next(reversed(self._forked)), step)
+            if not self._take_from_background():
+                self._preempt(next(reversed(self._forked)), step)
         if kept is not None and kept != state:
             self._state_copies.append((kept, state))
         sequence.state = state
@@ -547,7 +643,7 @@ class Scheduler:
 
     def _is_behind_prompts(self) -> bool:
         """Return whether there is a place for the client in turn, while only prompts of clients ahead are under way."""
-        if not self._waiting.has_several_clients or len(self.running) >= self.limits.max_running:
+        if not self._waiting.has_several_clients or len(self.running) >= self.max_running:
             return False
         client = self._waiting.next_client()
         if client is None:
@@ -584,8 +680,8 @@ class Scheduler:
                 (one for one in self.running if one.client is client and one.turn.num_running > 1),
                 key=lambda one: (one.turn.num_running, one.key),
             )
-            num_free = self.pool.num_blocks - self.pool.num_used + len(victim.blocks)
-            if self._blocks_for(sequence, sequence.num_tokens) - len(shared) > num_free:
+            num_blocks = self._blocks_for(sequence, sequence.num_tokens) - len(shared)
+            if not self._has_free(num_blocks - len(victim.blocks)):
                 return False
             self._preempt(victim, step)
             return self._admit(sequence, shared, step)
@@ -614,6 +710,8 @@ class Scheduler:
             num_tokens = min(
                 [num_tokens, *(end - sequence.num_computed for end in ends if end > sequence.num_computed)]
             )
+        if num_tokens < 1:  # of background work, beside a step of others
+            return 0
         draft: tuple[int, ...] = ()
         if sequence.draft and num_tokens == num_uncomputed:
             draft = self._fitting_draft(sequence, budget - num_tokens)
@@ -748,7 +846,7 @@ class Scheduler:
                 self._unpark(block_hash)
 
     def _release(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks)
+        self.pool.release(sequence.blocks, first=sequence.is_background)  # of what others have cached, nothing goes
         sequence.blocks = []
         if self.states is not None and sequence.state is not None:
             self.states.release(sequence.state)
@@ -758,6 +856,11 @@ class Scheduler:
         """Raise AssertionError if blocks and places are inconsistent."""
         self.pool.check_integrity()
         owners = [*self.running, *self._forked]
+        if (later := self.background) is not None:
+            owners += [*later.running, *later._forked]
+            if later.running and len(self.running) + len(later.running) > self.limits.max_running:
+                raise AssertionError("background work has a place too many")
+            later._check_places()
         references = [0] * self.pool.num_blocks
         for sequence in owners:
             for block in sequence.blocks:
@@ -768,6 +871,9 @@ class Scheduler:
             states = {sequence.state for sequence in owners}
             if None in states or not len(states) == len(owners) == self.states.num_owned:
                 raise AssertionError("not every sequence with blocks has a state of its own")
+        self._check_places()
+
+    def _check_places(self) -> None:
         if [sequence.key for sequence in self.running] != sorted(sequence.key for sequence in self.running):
             raise AssertionError("the running sequences are out of order")
         if any(sequence.place is not Place.RUNNING for sequence in self.running):

@@ -109,7 +109,7 @@ class Step:
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     state_copies: list[tuple[int, int]] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)  # they waited, and now have a chunk
+    admitted: list[Sequence] = field(default_factory=list)  # they waited, and now run
     preempted: list[Sequence] = field(default_factory=list)
 
     @property

@@ -108,11 +108,12 @@ class Stepper:
             self._shortage.recover(now_ns)
             self._scheduler.max_step_tokens = self._shortage.step_tokens
         if self._drafts is not None and (self._runner.is_exact or not self._drafts.only_if_exact):
-            self._drafts.propose(self._scheduler.running, others_wait=self._scheduler.num_waiting > 0)
+            foremost = self._scheduler.foremost
+            self._drafts.propose(foremost.running, others_wait=foremost.num_waiting > 0)
         step = self._scheduler.schedule(now_ns)
         if step is None:
             return None
-        if step.preempted:
+        if not all(one.is_background for one in step.preempted):
             self._warn(
                 now_ns,
                 "The KV cache is full: %d preemptions so far. What they lose is computed again; more --kv-cache-memory "
@@ -150,7 +151,9 @@ class Stepper:
                 # A sequence may have got a copy and no chunk. It must not go on without its keys and values either.
                 targets = {target for _, target in step.copies}
                 concerned = [chunk.sequence for chunk in step.chunks]
-                concerned += [one for one in self._scheduler.running if not targets.isdisjoint(one.blocks)]
+                later = self._scheduler.background
+                running = self._scheduler.running + ([] if later is None else later.running)
+                concerned += [one for one in running if not targets.isdisjoint(one.blocks)]
                 self._fail_for_memory(concerned)
                 return False
         return True

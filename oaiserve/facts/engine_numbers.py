@@ -52,6 +52,12 @@ class EngineNumbers:
     # The numbers of the moment, which are written when they are published.
     num_running: int = fact("Sequences that take part in steps of the engine.", metric="oaiserve_requests_running")
     num_waiting: int = fact("Sequences in the engine's queue.", metric="oaiserve_requests_waiting")
+    num_background_running: int = fact(
+        "Sequences of background work that have a place in the engine.", metric="oaiserve_background_running"
+    )
+    num_background_waiting: int = fact(
+        "Sequences of background work in the engine's queue.", metric="oaiserve_background_waiting"
+    )
     num_waiting_tokens: int = fact(
         "Prompt tokens of requests that have not entered a step.", metric="oaiserve_waiting_prompt_tokens"
     )

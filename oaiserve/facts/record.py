@@ -63,6 +63,7 @@ class WaitReason(StrEnum):
     BEHIND_OTHERS = "behind_others"  # the KV cache had no room for requests before it
     SAME_PREFIX = "same_prefix"  # another request was computing the same prefix
     PREFIX_READ = "prefix_read"  # its prefix was read from --prefix-cache-dir
+    FOREGROUND = "foreground"  # it is background work, and other requests needed all of the machine
 
 
 class Cause(StrEnum):
@@ -309,6 +310,14 @@ class RequestRecord:
     )
     error_param: str | None = fact("The parameter that was wrong, by its name in the API.", None, log=True)
     stream: bool = fact("Whether the answer was streamed.", False, json=True, log=True, span="gen_ai.request.stream")
+    background: bool = fact(
+        "Whether it could wait, and got only what nobody else needed: the histograms of times are without it.",
+        False,
+        json=True,
+        log=True,
+        when="background",
+        span="oaiserve.background",
+    )
     prompt_tokens: int = fact("Tokens of all prompts.", json=True, log=True, span="gen_ai.usage.input_tokens")
     cached_tokens: int = fact(
         "Prompt tokens that were found in the prefix cache.",

@@ -64,6 +64,7 @@ class Exchange:
     adapter: ServedAdapter | None = None  # that the request names as its model
     stream: LoopStream | None = None  # the engine's events, once the request was accepted
     is_streaming: bool = False
+    is_background: bool = False  # it can wait
     max_tokens_cut_to: int | None = None  # the least of all prompts; None: what was asked for fits
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by index of the choice
     tool_calls: dict[ToolCallOutcome, int] = field(default_factory=dict)  # by outcome, as in the record
@@ -167,6 +168,7 @@ class Accounting:
         ids, client = (state["request_id"], state["unique_id"], state["trace"]), (state["client"], state["key_name"])
         exchange = Exchange(*ids, *client, state["owner"], self._operation, self._http_route)
         exchange.routing = state.get("routing", exchange.routing)
+        exchange.is_background = state.get("is_background", False)
         state["exchange"] = exchange
         if (given := waited(Headers(scope=scope).get(WAITED_HEADER, ""), monotonic_ns())) is not None:
             exchange.received_ns, exchange.model_load_ns = given
@@ -230,6 +232,7 @@ class Accounting:
                 error_type=type(exchange.error).__name__ if exchange.error is not None else None,
                 error_param=exchange.error.param if exchange.error is not None else None,
                 stream=exchange.is_streaming,
+                background=exchange.is_background,
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,

@@ -103,13 +103,19 @@ class Observations:
         labels = (record.outcome, operation, model)
         origin = self._origin(record, phases[-1].end_ns + self._epoch_offset_ns)
 
-        for phase in phases:
-            self.add(names.PHASE_SECONDS, (phase.name, *labels), phase.duration_ns, origin)
-        self.add(names.DURATION_SECONDS, (*labels, error_type), times.duration_ns, origin)
-        if times.scheduled is not None and times.last_token is not None:
-            self.add(names.INFERENCE_SECONDS, labels, times.last_token - times.scheduled, origin)
-        if account.num_preemptions:
-            self.add(names.PREEMPTION_STALL_SECONDS, (operation, model), account.stalled_ns, origin)
+        if not record.background:
+            for phase in phases:
+                self.add(names.PHASE_SECONDS, (phase.name, *labels), phase.duration_ns, origin)
+            self.add(names.DURATION_SECONDS, (*labels, error_type), times.duration_ns, origin)
+            if times.scheduled is not None and times.last_token is not None:
+                self.add(names.INFERENCE_SECONDS, labels, times.last_token - times.scheduled, origin)
+            if account.num_preemptions:
+                self.add(names.PREEMPTION_STALL_SECONDS, (operation, model), account.stalled_ns, origin)
+            for wait, wait_ns in account.waits_ns.items():
+                self.count(names.QUEUE_WAIT_SECONDS, (wait,), wait_ns)
+            for phase_name, causes_ns in record.causes_ns.items():
+                for cause, cause_ns in causes_ns.items():
+                    self.count(names.PHASE_CAUSE_SECONDS, (phase_name, cause), cause_ns)
         if account.grammar_compile_ns is not None:
             self.add(
                 names.GRAMMAR_COMPILE_SECONDS, (account.grammar_cache or OTHER,), account.grammar_compile_ns, origin
@@ -126,26 +132,14 @@ class Observations:
             self.count(names.REJECTED, (reason,))
         if record.deadline is not None:
             self.count(names.DEADLINES, (record.deadline,))
-        for wait, wait_ns in account.waits_ns.items():
-            self.count(names.QUEUE_WAIT_SECONDS, (wait,), wait_ns)
-        for phase_name, causes_ns in record.causes_ns.items():
-            for cause, cause_ns in causes_ns.items():
-                self.count(names.PHASE_CAUSE_SECONDS, (phase_name, cause), cause_ns)
         if operation not in POOLING_OPERATIONS:
             self._observe_generation(record, labels, origin)
 
     def _observe_generation(self, record: RequestRecord, labels: tuple[str, str, str], origin: Origin | None) -> None:
         """Add the observations of generation requests alone: tokens and choices."""
-        times, account, (_, operation, model) = record.times, record.account, labels
-        if (ttft_ns := times.time_to_first_token_ns) is not None:
-            self.add(names.TIME_TO_FIRST_TOKEN_SECONDS, labels, ttft_ns, origin)
-        tpot_ns = times.time_per_output_token_ns(record.tokens_per_choice)
-        if tpot_ns is not None and record.tokens_per_choice > 1:
-            self.add(names.TIME_PER_OUTPUT_TOKEN_SECONDS, labels, tpot_ns, origin)
-        self.distributions[names.INTER_TOKEN_LATENCY_SECONDS].add_all(labels, record.event_gaps_ns, origin)
-        self.distributions[names.EVENT_TOKENS].add_all(labels, record.event_tokens, origin)
-        step_gaps_ns = array("q", filter(None, account.inter_token_ns))
-        self.distributions[names.STEP_GAP_SECONDS].add_all(labels, step_gaps_ns, origin)
+        account, (_, operation, model) = record.account, labels
+        if not record.background:
+            self._observe_tokens(record, labels, origin)
         if record.prompt_tokens:
             self.add(names.REQUEST_GENERATION_TOKENS, labels, record.completion_tokens, origin)
             self.add(names.REQUEST_LONGEST_CHOICE_TOKENS, labels, account.longest_choice_tokens, origin)
@@ -161,6 +155,19 @@ class Observations:
         if record.outcome in (Outcome.CANCELLED, Outcome.FAILED):
             num_aborted = account.num_choices - len(record.finish_reasons)
             self.count(names.FINISHED_CHOICES, (operation, model, ABORT), max(0, num_aborted))
+
+    def _observe_tokens(self, record: RequestRecord, labels: tuple[str, str, str], origin: Origin | None) -> None:
+        """Add the times of tokens."""
+        times = record.times
+        if (ttft_ns := times.time_to_first_token_ns) is not None:
+            self.add(names.TIME_TO_FIRST_TOKEN_SECONDS, labels, ttft_ns, origin)
+        tpot_ns = times.time_per_output_token_ns(record.tokens_per_choice)
+        if tpot_ns is not None and record.tokens_per_choice > 1:
+            self.add(names.TIME_PER_OUTPUT_TOKEN_SECONDS, labels, tpot_ns, origin)
+        self.distributions[names.INTER_TOKEN_LATENCY_SECONDS].add_all(labels, record.event_gaps_ns, origin)
+        self.distributions[names.EVENT_TOKENS].add_all(labels, record.event_tokens, origin)
+        step_gaps_ns = array("q", filter(None, record.account.inter_token_ns))
+        self.distributions[names.STEP_GAP_SECONDS].add_all(labels, step_gaps_ns, origin)
 
     def _known_adapter(self, name: str) -> str:
         """Return the name of an adapter. Adapters come and go, so not all of them can have series."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from oaiserve.engine.blocks import BlockPool, StatePool
@@ -23,13 +24,15 @@ def make(
     states: StatePool | None = None,
     **limits: Any,
 ) -> Scheduler:
-    return Scheduler(
+    make_one = partial(
+        Scheduler,
         BlockPool(kv_blocks, block_size),
         Limits(max_running, max_step_tokens, **limits),
         policy=policy,
         prefix_cache=prefix_cache,
         states=states,
     )
+    return make_one(background=make_one())
 
 
 def sequence(name: str, prompt: int | list[int] = 4, max_tokens: int = 8, **fields: Any) -> Sequence:

@@ -212,3 +212,38 @@ def test_closing_the_event_iterator_early_aborts_the_request() -> None:
         engine.submit(request("next"), inbox)
         inbox.wait_terminal("next")
         assert engine.snapshot().blocks_used == 0
+
+
+def test_background_work_takes_no_room_of_others_and_has_its_own_limit_and_no_timeouts() -> None:
+    clock, runner, inbox = Clock(), ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, clock_ns=clock, max_waiting=2, max_running=1, queue_timeout_seconds=1) as engine:
+        engine.submit(request("first"), inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)  # a step is under way
+        for number in range(2):
+            engine.submit(replace(request(f"later {number}"), is_background=True), inbox)
+        assert engine.num_waiting == 0
+        for number in range(2):
+            engine.submit(request(f"now {number}"), inbox)
+        with pytest.raises(Overloaded, match="2 sequences are waiting already"):
+            engine.submit(request("one too many"), inbox)
+        clock.move(10)
+        runner.permit(100)
+        ended = inbox.wait_terminal("first", "now 0", "now 1", "later 0", "later 1")
+    assert {name: type(event) for name, event in ended.items()} == {
+        **dict.fromkeys(("first", "later 0", "later 1"), Finished),
+        **dict.fromkeys(("now 0", "now 1"), Failed),
+    }
+
+
+def test_as_many_requests_in_the_background_are_open_as_others_may_wait() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, max_waiting=2) as engine:
+        for number in range(2):
+            engine.submit(replace(request(f"{number}"), is_background=True), inbox)
+            runner.started.get(timeout=TIMEOUT_SECONDS) if number == 0 else runner.permit(1)
+        while engine._loop.requests.num_background < 2:
+            runner.started.get(timeout=TIMEOUT_SECONDS)
+        with pytest.raises(Overloaded, match="2 requests in the background are open already"):
+            engine.submit(replace(request("2"), is_background=True), inbox)
+        runner.permit(100)
+        inbox.wait_terminal("0", "1")

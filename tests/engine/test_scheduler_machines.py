@@ -30,6 +30,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     shortest_kept = 1
     fewest_draws, most_draws = 1, 1  # tokens that a step draws for a sequence
     has_time = False  # steps have a target of three tokens' time
+    has_background = False
     most_forced = 0  # tokens that a grammar forces behind these
 
     def __init__(self) -> None:
@@ -45,6 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.has_time:
             cost = StepCost(tuple(1e6 * knot for knot in KNOTS))
             self.scheduler.step_time = StepTime(lambda: cost, 0.003, 6)
+            self.scheduler.background.step_time = StepTime(lambda: cost, 0.003, 6)
         self.memory = Memory(self.scheduler, last_token=LAST_TOKEN)
         self.memory.overlap = self.overlap
         self.open: list[Sequence] = []
@@ -72,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for choice in range(choices):
             name = f"{self.num_arrived}" if is_one else f"{self.num_arrived}.{choice}"
             fields = {"priority": number, "cache_salt": salt, "client_name": client, "adapter": number + 1}
+            fields["is_background"] = self.has_background and own % 2 == 0
             self.open.append(sequence(name, prompt, max_tokens, **fields))
             self.open[-1].needs_ids = number == 0
             self.scheduler.add(self.open[-1], leader, since_ns=self.now_ns)
@@ -84,7 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         gone = data.draw(st.sampled_from(self.open))
         self.open.remove(gone)
         if (arrived_ns := self.arrived_ns.pop(gone, None)) is not None:
-            assert sum(self.scheduler.waits.settle(gone, self.now_ns).values()) == self.now_ns - arrived_ns
+            assert sum(self.scheduler.of(gone).waits.settle(gone, self.now_ns).values()) == self.now_ns - arrived_ns
         self.memory.remove(gone)
         assert (gone.blocks, gone.state, gone.place) == ([], None, Place.NOWHERE)
 
@@ -118,7 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.forget_those_that_left()
             return
         admitted = [chunk.sequence for chunk in step.chunks if chunk.sequence in step.admitted]
-        assert len(admitted) == len(step.admitted)
+        assert len(admitted) == len(step.admitted) or self.has_background
         for chunk in step.chunks:
             lacks_ids = chunk.known_end > len(chunk.sequence.token_ids)
             is_late = chunk.sequence.needs_ids and chunk.max_draws > 0 and lacks_ids
@@ -161,10 +164,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def consistent(self) -> None:
         self.scheduler.check_integrity()
-        scheduler = self.scheduler
-        assert len(scheduler.running) <= scheduler.limits.max_running
-        present = [one for one in self.open if one.place is not Place.NOWHERE]
-        assert len(scheduler.running) + scheduler.num_waiting + scheduler.num_parked == len(present)
+        for background, scheduler in enumerate((self.scheduler, self.scheduler.background)):
+            assert len(scheduler.running) <= scheduler.limits.max_running
+            present = [s for s in self.open if s.place is not Place.NOWHERE and s.is_background == bool(background)]
+            assert len(scheduler.running) + scheduler.num_waiting + scheduler.num_parked == len(present)
 
     def teardown(self) -> None:
         for _ in range(10_000):  # whatever happened: everybody gets to the end
@@ -188,6 +191,10 @@ MACHINES: dict[str, dict[str, object]] = {
     "fair": {"policy": "fair"},
     "fair, with time": {"policy": "fair", "has_time": True},
     "overlap, several, fair, with time": {**OVERLAP, **SEVERAL, "policy": "fair", "has_time": True},
+    "background": {"has_background": True},
+    "background, with time": {"has_background": True, "has_time": True, "policy": "fair"},
+    "background, overlap, several": {**OVERLAP, **SEVERAL, "has_background": True, "has_time": True, "policy": "fair"},
+    "background, states": {**OVERLAP, "num_states": 4, "has_background": True, "has_time": True},
     "several": SEVERAL,
     "several, without cache": {**WITHOUT_CACHE, **SEVERAL},
     "forced": {"most_forced": 6},

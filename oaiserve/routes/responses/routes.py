@@ -117,6 +117,7 @@ def _answer(
     if body.background:
         _check_background(body, serving)
         exchange.is_streaming = True  # to whoever follows it
+        exchange.is_background = True
         exchange.ids = None  # no other server goes on with it
     is_constrained = bool(body.stop) or constraints.is_constrained(body)
     offered, conversation = conversed(body, serving, is_constrained=is_constrained)

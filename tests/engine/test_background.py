@@ -1,0 +1,157 @@
+"""Background work: the steps of all others are those that they would have without it, up to a bound on their time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oaiserve.engine.accounts.step_causes import load_of
+from oaiserve.engine.pacing import BESIDE_FOREGROUND, StepTime
+from oaiserve.engine.policy import POLICIES
+from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.step import Step
+from oaiserve.explain.step_cost import KNOTS, StepCost
+from oaiserve.facts.record import WaitReason
+from tests.engine.memory import Memory, make, sequence
+
+# Weights are read for 5 ms, and rows are cheap beside that; or each costs as much as the one before.
+CHEAP_ROWS = StepCost(tuple(5e6 + 2e4 * knot for knot in KNOTS), decode_context_ns=100.0, draw_ns=1_000.0)
+DEAR_ROWS = StepCost(tuple(1e6 * knot for knot in KNOTS), prompt_context_ns=1_000.0)
+
+
+def memory_with(cost: StepCost | None, **options: Any) -> Memory:
+    memory = Memory(make(**options))
+    assert memory.scheduler.background is not None
+    for one in (memory.scheduler, memory.scheduler.background):
+        one.step_time = StepTime(lambda: cost, None, one.limits.max_step_tokens)
+    return memory
+
+
+def of_others(step: Step | None) -> Step:
+    return Step([] if step is None else [chunk for chunk in step.chunks if not chunk.sequence.is_background])
+
+
+def has_work(memory: Memory) -> bool:
+    return memory.scheduler.foremost is memory.scheduler
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, 6),  # steps of the foreground since the one before
+        st.integers(1, 40),
+        st.integers(1, 20),
+        st.sampled_from("ab"),
+        st.integers(-1, 1),
+        st.booleans(),
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    arrivals=arrivals,
+    policy=st.sampled_from(list(POLICIES)),
+    overlap=st.booleans(),
+    cost=st.sampled_from([CHEAP_ROWS, DEAR_ROWS, None]),
+    blocks=st.integers(16, 40),
+)
+def test_others_are_scheduled_as_if_there_were_no_background_work(
+    arrivals: list[tuple[int, int, int, str, int, bool]],
+    policy: str,
+    overlap: bool,
+    cost: StepCost | None,
+    blocks: int,
+) -> None:
+    options = {"kv_blocks": blocks, "policy": POLICIES[policy], "prefix_cache": False, "max_step_tokens": 24}
+    alone, both = memory_with(cost, **options), memory_with(cost, **options)
+    alone.overlap = both.overlap = overlap
+    for place, (after, prompt, max_tokens, client, number, is_background) in enumerate(arrivals):
+        for _ in range(after):
+            if not has_work(both):
+                both.run()  # a step of background work alone: others would have none
+                continue
+            step, reference = both.scheduler.schedule(), alone.scheduler.schedule()
+            own = of_others(step)
+            assert [(c.sequence.request_id, *c[1:]) for c in own.chunks] == [
+                (c.sequence.request_id, *c[1:]) for c in of_others(reference).chunks
+            ]
+            if step is not None and own.chunks:
+                most_ns = load_of(own) if cost is None else BESIDE_FOREGROUND * cost.expected_ns(load_of(own))
+                assert (load_of(step) if cost is None else cost.expected_ns(load_of(step))) <= most_ns
+            elif step is not None:
+                assert not step.chunks, "it has held them up"
+            for memory, made in ((both, step), (alone, reference)):
+                memory.settle() if made is None else memory.execute(made)
+        for memory in (both,) if is_background else (both, alone):
+            fields = {"priority": number, "client_name": client, "is_background": is_background}
+            memory.add(sequence(f"{place}", prompt, max_tokens, **fields))
+    both.run_out()
+    both.settle()
+    assert both.scheduler.pool.num_used == 0
+
+
+def background(number: int, **fields: Any) -> list[Sequence]:
+    return [sequence(f"later {n}", 4, 12, is_background=True, **fields) for n in range(number)]
+
+
+def test_alone_background_work_has_the_steps_that_others_would_have() -> None:
+    memories = [memory_with(DEAR_ROWS, kv_blocks=60, max_step_tokens=64) for _ in range(2)]
+    for memory, is_background in zip(memories, (True, False), strict=True):
+        memory.add(*(sequence(f"{n}", 5 + n, 12, is_background=is_background) for n in range(9)))
+    assert [memories[0].run() for _ in range(40)] == [memories[1].run() for _ in range(40)]
+
+
+@pytest.mark.parametrize(("cost", "most"), [(CHEAP_ROWS, 9), (DEAR_ROWS, 0), (None, 0)])
+def test_beside_others_it_has_the_rows_that_the_learnt_cost_allows_and_they_take_turns(
+    cost: StepCost | None, most: int
+) -> None:
+    memory = memory_with(cost, kv_blocks=200, max_running=16, max_step_tokens=64)
+    memory.add(*(later := background(10)))
+    memory.run()
+    memory.run()
+    memory.add(sequence("now", 4, 30))
+    memory.run()
+    steps = [dict(memory.run()) for _ in range(6)]
+    assert {len(step.keys() - {"now"}) for step in steps} == {most}
+    assert all("now" in step for step in steps)
+    counts = [sum(one.request_id in step for step in steps) for one in later]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_none_begins_while_others_wait_and_its_wait_has_a_reason() -> None:
+    memory = memory_with(CHEAP_ROWS, kv_blocks=200, max_running=1, max_step_tokens=64)
+    memory.add(sequence("a", 4, 3), sequence("b", 4, 3), *(later := background(1)))
+    for now_ns in range(1, 8):
+        if (step := memory.scheduler.schedule(now_ns)) is not None:
+            memory.execute(step)
+    assert later[0].place is Place.RUNNING
+    assert later[0].waits_ns == {WaitReason.STEP_UNDER_WAY: 1, WaitReason.FOREGROUND: 6}
+
+
+def test_it_gives_up_places_and_blocks_and_goes_on_later_with_the_same_tokens() -> None:
+    memory = memory_with(CHEAP_ROWS, kv_blocks=8, max_running=2, max_step_tokens=64)
+    memory.add(*(later := background(2)))
+    for _ in range(3):
+        memory.run()
+    memory.add(sequence("now", 20, 8))
+    assert ("now", 20) in memory.run()
+    assert [one.place for one in later].count(Place.WAITING) >= 1
+    memory.run_out()
+    assert [one.generated_ids for one in later] == [[7] * 12] * 2
+    assert memory.scheduler.num_preemptions == 0, "nobody else was preempted"
+
+
+def test_what_others_have_cached_stays_while_background_work_has_blocks_of_its_own_to_use_again() -> None:
+    memory = memory_with(CHEAP_ROWS, kv_blocks=12, max_running=1, max_step_tokens=64)
+    memory.add(sequence("now", 16, 1))
+    memory.run_out()
+    for one in background(6):
+        memory.add(one)
+        memory.run_out()
+    memory.add(again := sequence("now", 16, 1))
+    memory.run()
+    assert again.num_cached == 12
