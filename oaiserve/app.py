@@ -29,6 +29,7 @@ from oaiserve.engine.model.cpu.prebuilt import usable_features
 from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.errors import ANTHROPIC_PATH
 from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.forecast import FORECAST_HEADER
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files import demo
@@ -61,6 +62,7 @@ LAG_INTERVAL_SECONDS = 0.1
 KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys are looked at
 EXPOSED_HEADERS = (  # to the scripts of allowed pages
     *("x-request-id", "x-max-tokens-cut-to", "server-timing", "traceresponse", "openai-processing-ms", "retry-after"),
+    FORECAST_HEADER,
 )
 TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector that does not answer
 

@@ -542,6 +542,10 @@ class EngineOptions:
     """Learn what steps cost while serving, and divide the phases prefill and decode of each request into their
     causes."""
 
+    forecast: bool = True
+    """Forecast when each request will have its first token and its end, by the queue and the learnt cost of steps. Told
+    in a header, in the first chunk of a stream and in telemetry. Needs --explain."""
+
     def __post_init__(self) -> None:
         _check_choices(self)
         if self.quantize != "none" and not self.compile:

@@ -26,8 +26,9 @@ from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.blocks import BlockPool, StatePool
 from oaiserve.engine.disk_tier import DiskTier
 from oaiserve.engine.drafting.drafts import Drafts
+from oaiserve.engine.forecast.forecaster import Asked
 from oaiserve.engine.grammars.grammar import Grammars
-from oaiserve.engine.loop import Abort, DropAdapter, EngineLoop, Stop, Submitted
+from oaiserve.engine.loop import Abort, DropAdapter, EngineLoop, FromTokenizer, Stop, Submitted
 from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.reports import Reports
@@ -129,16 +130,17 @@ class Engine:
             states=StatePool(model.num_states) if model.num_states else None,
         )
         scheduler = make_scheduler(disk=self._disk, background=make_scheduler())
+        self._bounds = Bounds(
+            max_model_len=model.max_model_len,
+            max_waiting_tokens=options.max_waiting_tokens,
+            queue_timeout_seconds=options.queue_timeout_seconds,
+            request_timeout_seconds=options.request_timeout_seconds,
+            **_default_limits(options, self.default_params),
+        )
         self._loop = EngineLoop(
             model,
             scheduler,
-            Bounds(
-                max_model_len=model.max_model_len,
-                max_waiting_tokens=options.max_waiting_tokens,
-                queue_timeout_seconds=options.queue_timeout_seconds,
-                request_timeout_seconds=options.request_timeout_seconds,
-                **_default_limits(options, self.default_params),
-            ),
+            self._bounds,
             waiting=self._waiting,
             clock_ns=clock_ns,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
@@ -153,6 +155,7 @@ class Engine:
             learn=learn,
             hang_seconds=options.hang_seconds,
             exit_on_hang=options.exit_on_hang,
+            forecasts=options.forecast,
         )
         grammars = model.grammars or Grammars(
             model.tokenizer.backend, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
@@ -160,7 +163,7 @@ class Engine:
         self._tokenize = TokenizeStage(
             model.tokenizer,
             grammars.compile,
-            self._loop.post,
+            self._post,
             num_workers=options.tokenize_workers,
             # Encoding keeps no lock, but a core, and streams that decode would notice.
             encode_rest=REST if model.device == "cpu" and model.pooling is None else 0.0,
@@ -305,9 +308,33 @@ class Engine:
         request = tokenized.request
         self._body_bytes.give_back(request.client, request.num_bytes)
         if request.params.grammar is None or not tokenized.token_ids:
-            self._loop.post(tokenized)
+            self._post(tokenized)
         else:
             self._tokenize.compile(tokenized)
+
+    def _post(self, event: FromTokenizer) -> None:
+        """Pass the result of a tokenize worker on to the engine thread: the prompts of a request for which somebody
+        waits with a forecast."""
+        forecaster, bounds, request = self._loop.forecaster, self._bounds, event.request
+        is_forecast = forecaster is not None and not request.sent and not request.is_background
+        if forecaster is not None and is_forecast and isinstance(event, Tokenized) and event.token_ids:
+            params, now_ns = request.params, self._clock_ns()
+            length = len(event.token_ids[0])
+            asked = Asked(
+                request.request_id,
+                request.client,
+                request.origin.operation,
+                None if params.grammar is None else params.grammar.kind,
+                event.token_ids,
+                limit=bounds.length(length, params.max_tokens) - length,
+                is_limited=params.max_tokens is not None or bounds.default_max_tokens is not None,
+                ends_early=not params.ignore_eos or bool(params.stop or params.stop_token_ids),
+                num_choices=request.num_choices,
+                cache_salt=f"{request.adapter} {request.cache_salt}",
+                received_ns=request.received_ns or now_ns,
+            )
+            event = replace(event, forecast=forecaster.forecast(asked, now_ns))
+        self._loop.post(event)
 
     def not_encoded(self, failed: TokenizeFailed) -> None:
         """Fail an open request: its prompts cannot be encoded."""

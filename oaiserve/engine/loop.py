@@ -20,6 +20,8 @@ from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.disk_tier import BlocksRead
 from oaiserve.engine.drafting.drafts import Drafts
+from oaiserve.engine.forecast.ahead import StepRules
+from oaiserve.engine.forecast.forecaster import Forecaster
 from oaiserve.engine.open_requests import Bounds, OpenRequests
 from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
@@ -82,6 +84,7 @@ class EngineLoop:
         learn: Run | None,
         hang_seconds: float,
         exit_on_hang: bool,
+        forecasts: bool,
     ) -> None:
         """Make the loop. With the `machine`, the time of requests in steps is divided into its causes, and `cores_ns`,
         the time of cores that the process has used, among requests. `learn` runs the
@@ -112,6 +115,12 @@ class EngineLoop:
         cost = (lambda: None) if causes is None else (lambda: causes.cost)
         self.watchdog = Watchdog(self._host, cost, hang_seconds, exits=exit_on_hang)
         self._account = StepAccount(self._host, self.causes, cores_ns)
+        self.forecaster: Forecaster | None = None
+        if forecasts and self.causes is not None and model.pooling is None:
+            rules = StepRules(
+                scheduler.limits.max_running, scheduler.limits.max_step_tokens, step_target_seconds, itl_target_seconds
+            )
+            self.forecaster = Forecaster(scheduler, rules, cost, lambda: self.snapshot, self._host.under_way)
         # written by the engine thread, read by any thread
         self.requests = OpenRequests(
             model,
@@ -122,6 +131,7 @@ class EngineLoop:
             clock_ns=clock_ns,
             stop_tokenizing=stop_tokenizing,
             causes=self.causes,
+            note_end=self.forecaster.ended.append if self.forecaster is not None else lambda ended: None,
         )
         self._stepper = Stepper(
             model,

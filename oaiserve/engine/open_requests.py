@@ -16,6 +16,7 @@ from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.backpressure import Deadlines, DrainRate, Limit, SharedLimit
 from oaiserve.engine.draws import draw_key
+from oaiserve.engine.forecast.forecaster import Ended
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
 from oaiserve.engine.grammars.thinking import Thinking
@@ -125,10 +126,11 @@ class OpenRequests:
         clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
         causes: StepCauses | None = None,
+        note_end: Callable[[Ended], object] = lambda ended: None,
     ) -> None:
         """Begin without requests. `waiting` counts the choices until they enter a step or end; who submits a request
         has taken their room. `stop_tokenizing` takes the id of a request ended before it was tokenized. With
-        the `causes` of steps, each request's account has its own."""
+        the `causes` of steps, each request's account has its own. `note_end` is told of ended requests."""
         self._scheduler = scheduler
         self.table = TokenTable(model.tokenizer.backend)
         self._numbers = numbers
@@ -139,6 +141,7 @@ class OpenRequests:
         self._clock_ns = clock_ns
         self._stop_tokenizing = stop_tokenizing
         self._causes = causes
+        self._note_end = note_end
         self._open: dict[str, OpenRequest] = {}
         self._outbox: dict[Deliver, list[Event]] = {}
         self._taken_up: deque[Iterator[None]] = deque()  # answers that other servers have begun
@@ -244,6 +247,7 @@ class OpenRequests:
         request = tokenized.request
         opened = self._find(request)
         if opened is None:
+            self._note_end(Ended(request.request_id, RequestTimes()))
             return
         opened.times.tokenized, opened.account.forecast = tokenized.at_ns, tokenized.forecast
         num_waiting = 0 if request.is_background else tokenized.num_prompt_tokens
@@ -472,6 +476,8 @@ class OpenRequests:
         self._stop_waiting(opened, opened.num_waiting)
         if opened.times.tokenized is None:
             self._stop_tokenizing(opened.request.request_id)
+        num_tokens, is_whole = opened.account.longest_choice_tokens, isinstance(terminal, Finished)
+        self._note_end(Ended(opened.request.request_id, opened.times, num_tokens, is_whole))
         self.emit(opened, terminal)
 
     def finish_if_complete(self, opened: OpenRequest, now_ns: int) -> None:
@@ -490,7 +496,7 @@ class OpenRequests:
                 given = request.prompts[index]
                 text = given.text if isinstance(given, TextPrompt) else self.table.decode(prompt.token_ids)
             done = (prompt.token_ids, text, prompt.logprobs, replace(opened.times), prompt.cached_tokens)
-            self.emit(opened, PromptDone(request.request_id, index, *done))
+            self.emit(opened, PromptDone(request.request_id, index, *done, opened.account.forecast))
         self.emit(opened, chunk)
 
     def report_progress(self, opened: OpenRequest, now_ns: int) -> None:
@@ -505,7 +511,8 @@ class OpenRequests:
         num_tokens = sum(sequence.prompt_len for sequence in firsts)
         elapsed_ns = now_ns - (opened.times.scheduled or now_ns)
         tokens, opened.progress_ns = (num_tokens, num_cached, num_computed), now_ns
-        self.emit(opened, PromptProgress(opened.request.request_id, *tokens, elapsed_ns, replace(opened.times)))
+        done = (*tokens, elapsed_ns, replace(opened.times), opened.account.forecast)
+        self.emit(opened, PromptProgress(opened.request.request_id, *done))
 
     def emit(self, opened: OpenRequest, event: Event) -> None:
         """Put an event into the next hand-over."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.errors import APIError
 from oaiserve.facts.continuation import Piece
+from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.record import EngineAccount, Origin
 from oaiserve.facts.times import RequestTimes
 
@@ -190,6 +191,7 @@ class PromptProgress:
     num_computed: int  # those included, and those of the step under way
     elapsed_ns: int  # since the request entered its first step
     times: RequestTimes  # the stamps so far
+    forecast: Forecast = NO_FORECAST
 
     @property
     def rest_ns(self) -> int | None:
@@ -209,6 +211,7 @@ class PromptDone:
     logprobs: TokenLogprobs | None  # only with SamplingParams.prompt_logprobs
     times: RequestTimes  # the stamps so far, up to the first token
     cached_tokens: int = 0
+    forecast: Forecast = NO_FORECAST
 
 
 @dataclass(slots=True)

@@ -147,6 +147,21 @@ class Scheduler:
         """Return the scheduler of a sequence: this or the background."""
         return self.background if sequence.is_background and self.background is not None else self
 
+    @property
+    def has_prefix_cache(self) -> bool:
+        return self._prefixes is not None
+
+    def due_of(self, client: str, num_tokens: int) -> tuple[float, bool]:
+        """Return about when a prompt with so many tokens would be due if it came now, as in `Sequence.key`, and whether
+        others would make way for it. Any thread may ask."""
+        if not self._by_client:
+            return float(self._num_arrived), False
+        return self._waiting.due_of(client, num_tokens)
+
+    def service_of(self, client: str) -> int:
+        """Return the counter of a client. Any thread may ask."""
+        return self._waiting.service_of(client)
+
     def by_adapter(self) -> dict[int, tuple[int, int]]:
         """Return the numbers of running sequences, and of waiting or parked ones, by adapter."""
         return self._by_adapter.copy()

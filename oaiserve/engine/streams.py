@@ -20,6 +20,7 @@ from oaiserve.engine.request import (
     Terminal,
     TokenChunk,
 )
+from oaiserve.facts.forecast import NO_FORECAST
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 
 # These limits count tokens. An alternative of a logprob counts as one, because it is kept and rendered like one. A
@@ -69,6 +70,7 @@ class LoopStream:
         self._on_end: Callable[[Terminal], None] | None = None
         self.on_cut: Callable[[], object] = lambda: None
         self.times: RequestTimes | None = None  # the stamps that the latest event has carried
+        self.forecast = NO_FORECAST
         self.terminal: Terminal | None = None
 
     @property
@@ -143,12 +145,12 @@ class LoopStream:
                 self._push_chunk(event)
         elif isinstance(event, Pooled | PromptDone):
             if isinstance(event, PromptDone):
-                self.times = event.times
+                self.times, self.forecast = event.times, event.forecast
             if self._has_reader:
                 self._gather(num_tokens(event))
                 self._events.append(event)
         elif isinstance(event, PromptProgress):
-            self.times = event.times
+            self.times, self.forecast = event.times, event.forecast
             if self._has_reader:
                 self._events.append(event)
         else:

@@ -94,6 +94,20 @@ class WaitingQueue:
             sequence.num_due = num_tokens
             sequence.key = (client.shares.arrive(turn, num_tokens), *sequence.key)
 
+    def due_of(self, name: str, num_tokens: int) -> tuple[float, bool]:
+        """As `Scheduler.due_of`, where clients take turns."""
+        client = self._clients.get(name)
+        if client is None:
+            return float(num_tokens), True
+        return client.shares.now + num_tokens, not client.num_running
+
+    def service_of(self, name: str) -> int:
+        """Return the counter of a client, one that is new included. Any thread may ask."""
+        client = self._clients.get(name)
+        waiting = next(iter(self._turns), None)
+        floor = self._last.service if waiting is None else waiting[0]
+        return floor if client is None else max(client.service, floor)
+
     def add(self, sequence: Sequence) -> None:
         """Add a sequence. If its client has none waiting, it is lifted."""
         client = sequence.client

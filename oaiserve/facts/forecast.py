@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 from oaiserve.facts.fact import fact
 
+FORECAST_HEADER = "x-oaiserve-forecast"
 LOW, HIGH = 0.05, 0.95  # the shares of requests that come before the interval's begin and its end
 _NORMAL = NormalDist()
 _HIGH_DEVIATION = _NORMAL.inv_cdf(HIGH)  # from the median, in standard deviations
@@ -55,6 +56,20 @@ class Forecast:
         span="oaiserve.forecast.end_high_ns",
         when="is_calibrated",
     )
+
+    @property
+    def intervals_ns(self) -> tuple[int, ...]:
+        """Return the low end, the median and the high end of both intervals."""
+        first = (self.first_token_low_ns, self.first_token_ns, self.first_token_high_ns)
+        return (*first, self.end_low_ns, self.end_ns, self.end_high_ns)
+
+    def in_header(self) -> str:
+        """Return the value of the header, in milliseconds, in the form of `server-timing`."""
+        if not self.is_calibrated:
+            return "calibrating"
+        times = "{};dur={:.1f};low={:.1f};high={:.1f}".format
+        first_low, first, first_high, end_low, end, end_high = (ns / 1e6 for ns in self.intervals_ns)
+        return f"{times('first_token', first, first_low, first_high)}, {times('end', end, end_low, end_high)}"
 
     def first_token_after(self, limit_ns: int) -> float | None:
         """Return the probability that the first token comes later than that; None while nothing is promised."""

@@ -30,6 +30,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.streams import LoopStream, append
 from oaiserve.errors import APIError, InvalidRequest, Overloaded, SlowReader, Unavailable, WriteTimeout
 from oaiserve.facts.continuation import BEGUN, KIND_HEADER, NOTHING, Piece, mark
+from oaiserve.facts.forecast import FORECAST_HEADER
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT
 from oaiserve.routes import sse
@@ -295,6 +296,9 @@ class Answer:
     def _headers(self) -> dict[str, str]:
         cut_to = self.exchange.max_tokens_cut_to
         told = {} if cut_to is None else {"x-max-tokens-cut-to": f"{cut_to}"}
+        is_forecast = self.serving.config.engine.forecast and not self.request.is_background
+        if is_forecast and self.exchange.stream is not None:
+            told[FORECAST_HEADER] = self.exchange.stream.forecast.in_header()
         return {"server-timing": self.exchange.server_timing(), **told}
 
     def _note_finish_reason(self, chunk: TokenChunk) -> None:

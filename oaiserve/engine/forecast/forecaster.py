@@ -1,0 +1,260 @@
+"""`Forecaster` makes the forecast of each request when its prompt is known, and learns from how it came.
+
+It runs on the threads that have tokenized the prompts. Of the engine thread's work it reads integers, without a lock: a
+number that is a step old only makes a forecast a little worse. The engine thread leaves the ends of requests in a
+queue, and does nothing else for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+from math import exp
+from operator import attrgetter
+from threading import Lock
+from typing import NamedTuple
+
+from oaiserve.engine.accounts.step_causes import load_of
+from oaiserve.engine.blocks import BlockHash, hash_block
+from oaiserve.engine.forecast.ahead import Decoding, Prompt, StepRules, first_token
+from oaiserve.engine.forecast.calibration import LEVELS, Calibration, Three
+from oaiserve.engine.forecast.lengths import LengthCurve, Lengths
+from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Step
+from oaiserve.explain.step_cost import Load, StepCost
+from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.forecast import NO_FORECAST, Forecast
+from oaiserve.facts.times import RequestTimes
+
+WINDOW_NS = 5_000_000_000  # of the mean time of a step
+WIDE = (1.2, 2.5, 6.0)  # ratios of an interval's bounds, by which answers are of a kind
+MOST_OPEN = 65_536  # requests whose forecasts wait for what comes
+
+log = logging.getLogger(__name__)
+
+
+class Asked(NamedTuple):
+    """What is known of a request when its prompts are known."""
+
+    request_id: str
+    client: str
+    operation: str
+    grammar_kind: str | None
+    prompts: list[list[int]]
+    limit: int  # of each answer, in tokens
+    is_limited: bool  # by the client, and not by the context
+    ends_early: bool  # it may end before its limit
+    num_choices: int
+    cache_salt: str  # as of its sequences
+    received_ns: int
+
+    @property
+    def classes(self) -> tuple[Hashable, ...]:
+        """Return the classes of requests that it is like, from the widest to its own."""
+        kind = (self.operation, self.grammar_kind, self.limit if self.is_limited else None)
+        size = sum(map(len, self.prompts)).bit_length()
+        return ((), kind, (*kind, self.client), (*kind, self.client, size))
+
+
+class Ended(NamedTuple):
+    """How a request came to its end, from the engine thread."""
+
+    request_id: str
+    times: RequestTimes
+    num_tokens: int = 0  # of its longest choice
+    is_whole: bool = False  # or else it was cut off, and would have gone on
+
+
+class _Turn(NamedTuple):
+    """A prompt among those that are computed or wait: when its turn comes."""
+
+    client: str
+    due: float
+    prompt: Prompt
+
+
+@dataclass(slots=True)
+class _Open:
+    """A forecast that waits for what comes."""
+
+    asked: Asked
+    curve: LengthCurve | None  # None: its answers end at their limit
+    turn: _Turn
+    kinds: tuple[Calibration, Calibration]
+    raw: tuple[Three, Three]
+    told: tuple[Three, Three]
+
+
+class Forecaster:
+    """The forecasts of an engine's requests. `forecast` may be called on any thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        rules: StepRules,
+        cost: Callable[[], StepCost | None],
+        numbers: Callable[[], EngineNumbers],
+        under_way: Callable[[], tuple[Step | None, int]],
+    ) -> None:
+        """`under_way` returns the step that is computed, if one is, and when it began."""
+        self._scheduler = scheduler
+        self._rules = rules
+        self._cost = cost
+        self._numbers = numbers
+        self._under_way = under_way
+        self._lock = Lock()
+        self._lengths = Lengths()
+        self._calibrations: dict[Hashable, Calibration] = {}
+        self._open: dict[str, _Open] = {}
+        self._mean_tokens = 100.0  # of an answer
+        self._before: deque[tuple[int, EngineNumbers]] = deque()
+        self.ended: deque[Ended] = deque(maxlen=MOST_OPEN)  # filled by the engine thread
+
+    def forecast(self, asked: Asked, now_ns: int) -> Forecast:
+        """Return the forecast of a request that goes to the engine thread now. What fails makes no promise."""
+        with self._lock:
+            try:
+                while self.ended:
+                    self._learn(self.ended.popleft())
+                cost = self._cost()
+                return NO_FORECAST if cost is None or len(self._open) >= MOST_OPEN else self._made(asked, cost, now_ns)
+            except Exception:  # a request is answered without a forecast, too
+                log.exception("A request got no forecast")
+                return NO_FORECAST
+
+    def _made(self, asked: Asked, cost: StepCost, now_ns: int) -> Forecast:
+        curve = self._lengths.curve(asked.classes) if asked.ends_early else None
+        shares = [level ** (1 / asked.num_choices) for level in LEVELS]
+        lengths = [asked.limit if curve is None else curve.at(share, asked.limit) for share in shares]
+        mean_ns, host_ns, tokens = self._steps(now_ns)
+        decodes, turns, residual_ns = self._present(cost, host_ns, now_ns)
+        own = self._turn(asked, lengths[1])
+        order = self._in_order([*turns, own])
+        prompts = [turn.prompt for turn in order]
+        found = first_token(cost, self._rules, decodes, prompts, order.index(own), host_ns)
+        first_ns = now_ns - asked.received_ns + residual_ns + found.first_token_ns
+        beside = found.num_decodes + 1
+        soon_ns = cost.expected_ns(Load(beside, int(found.context), 0, 0, 0, beside)) + host_ns
+        ends = [first_ns + self._decode_ns((length - 1) / tokens, soon_ns, mean_ns or soon_ns) for length in lengths]
+        raw = (first_ns, first_ns, first_ns), (ends[0], ends[1], ends[2])
+        wait = "waits" if found.has_waited else own.prompt.tokens_left.bit_length() // 3
+        spread = sum(ends[2] > wide * ends[0] for wide in WIDE)
+        kinds = self._kind(("first token", wait)), self._kind(("end", spread))
+        told = kinds[0].calibrated(raw[0]), kinds[1].calibrated(raw[1])
+        self._open[asked.request_id] = _Open(asked, curve, own, kinds, raw, told)
+        if not all(kind.is_enough for kind in kinds):
+            return NO_FORECAST
+        told_ends = map(max, told[1], told[0])
+        return Forecast(True, *map(round, told[0]), *map(round, told_ends))
+
+    def _decode_ns(self, steps: float, soon_ns: float, mean_ns: float) -> float:
+        """Return the time of so many steps: the first ones like those of now, later ones like the mean of late."""
+        mean = self._mean_tokens
+        return steps * mean_ns + (soon_ns - mean_ns) * mean * (1 - exp(-steps / mean))
+
+    def _kind(self, name: Hashable) -> Calibration:
+        return self._calibrations.setdefault(name, Calibration())
+
+    def _steps(self, now_ns: int) -> tuple[float, float, float]:
+        """Return the mean time of a step of late, that between two of them, and the tokens of a sequence in a step."""
+        before, now = self._before, self._numbers()
+        before.append((now_ns, now))
+        while len(before) > 2 and before[1][0] < now_ns - WINDOW_NS:
+            before.popleft()
+        then = before[0][1]
+        num_steps, num_sequences = now.num_steps - then.num_steps, now.num_step_sequences - then.num_step_sequences
+        if not num_steps or not num_sequences:
+            return 0.0, 0.0, 1.0
+        model_ns, host_ns = now.model_ns - then.model_ns, now.idle_with_work_ns - then.idle_with_work_ns
+        num_accepted = now.num_accepted_tokens - then.num_accepted_tokens
+        return (model_ns + host_ns) / num_steps, host_ns / num_steps, 1 + num_accepted / num_sequences
+
+    def _present(self, cost: StepCost, host_ns: float, now_ns: int) -> tuple[list[Decoding], list[_Turn], float]:
+        """Return what decodes, and the prompts before their first token, behind the step under way; and when it ends.
+
+        A sequence with a forecast that does not run waits, or is on its way to the engine thread.
+        """
+        step, since_ns = self._under_way()
+        computed: dict[Sequence, tuple[int, int]] = {}  # from where, and how many tokens
+        residual_ns = 0.0
+        if step is not None:
+            computed = {chunk.sequence: (chunk.start, chunk.num_tokens) for chunk in step.chunks}
+            residual_ns = max(0.0, cost.expected_ns(load_of(step)) + host_ns - (now_ns - since_ns))
+        decodes: list[Decoding] = []
+        turns: list[_Turn] = []
+        running = set[str]()
+        for sequence in self._scheduler.running.copy():
+            running.add(sequence.request_id)
+            start, num_tokens = computed.get(sequence, (0, 0))
+            done = sequence.num_computed
+            if num_tokens and done == start:  # the step is not counted yet
+                done += num_tokens
+            left, tokens = sequence.num_tokens - done, self._tokens_left(sequence)
+            if left > 1:
+                turns.append(_Turn(sequence.client_name, sequence.key[0], Prompt(left, done, tokens, True)))
+            elif tokens > 0:
+                decodes.append(Decoding(tokens, done))
+        turns += [opened.turn for request_id, opened in self._open.items() if request_id not in running]
+        return decodes, turns, residual_ns
+
+    def _tokens_left(self, sequence: Sequence) -> int:
+        """Return how many tokens a sequence will still draw: each takes another share of what its class does, so that
+        all together are like the class."""
+        limit, so_far = sequence.max_len - sequence.prompt_len, max(0, sequence.num_tokens - sequence.prompt_len)
+        opened = self._open.get(sequence.request_id)
+        if opened is None or opened.curve is None:
+            return limit - so_far
+        share = (hash((sequence.request_id, sequence.index)) % 1021 + 0.5) / 1021
+        return opened.curve.at(share, limit, so_far) - so_far
+
+    def _turn(self, asked: Asked, answer_tokens: int) -> _Turn:
+        """Return the turn of a new request: its first prompt, as far as it is not cached."""
+        size, find, token_ids = self._scheduler.pool.block_size, self._scheduler.pool.find, asked.prompts[0]
+        parent: BlockHash | None = None
+        num_cached = 0
+        if self._scheduler.has_prefix_cache:
+            for start in range(0, len(token_ids) - size, size):
+                parent = hash_block(parent, token_ids[start : start + size], asked.cache_salt)
+                if find(parent) is None:
+                    break
+                num_cached = start + size
+        num_new = sum(map(len, asked.prompts)) - num_cached
+        due, has_place = self._scheduler.due_of(asked.client, num_new)
+        return _Turn(asked.client, due, Prompt(num_new, num_cached, answer_tokens, has_place))
+
+    def _in_order(self, turns: list[_Turn]) -> list[_Turn]:
+        """Return prompts in the order in which they are computed: clients take turns by their counters."""
+        turns.sort(key=attrgetter("due"))
+        by_client: dict[str, list[_Turn]] = {}
+        for turn in turns:
+            by_client.setdefault(turn.client, []).append(turn)
+        if len(by_client) < 2:
+            return turns
+        heap = [(self._scheduler.service_of(name), name, iter(own)) for name, own in by_client.items()]
+        heapify(heap)
+        order = []
+        while heap:
+            service, name, own = heap[0]
+            if (following := next(own, None)) is None:
+                heappop(heap)
+            else:
+                order.append(following)
+                heapreplace(heap, (service + following.prompt.tokens_left, name, own))
+        return order
+
+    def _learn(self, ended: Ended) -> None:
+        opened = self._open.pop(ended.request_id, None)
+        received, first, last = ended.times.received, ended.times.first_token, ended.times.last_token
+        if opened is None or received is None or first is None:
+            return
+        opened.kinds[0].learn(opened.raw[0], opened.told[0], first - received)
+        if last is not None:
+            opened.kinds[1].learn(opened.raw[1], opened.told[1], last - received)
+        if ended.num_tokens and opened.curve is not None:
+            has_ended = ended.is_whole and ended.num_tokens < opened.asked.limit
+            self._lengths.observe(opened.asked.classes, ended.num_tokens, has_ended=has_ended)
+            self._mean_tokens += 0.02 * (ended.num_tokens - self._mean_tokens)

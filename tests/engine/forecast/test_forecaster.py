@@ -1,0 +1,61 @@
+"""Requests of an engine are forecast when their prompts are known, once enough of them have been compared."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.forecast.calibration import ENOUGH
+from oaiserve.engine.request import Aborted, Finished, PromptDone, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.tokenize import Tokenized
+from oaiserve.facts.forecast import NO_FORECAST
+from tests.engine.doubles import Inbox, make_engine
+
+
+def answer(engine: Engine, request_id: str, num_tokens: int = 3) -> tuple[PromptDone, Finished]:
+    asked = Request(request_id, (TokenPrompt([5, 6, 7]),), SamplingParams(max_tokens=num_tokens, ignore_eos=True))
+    events = list(engine.stream(asked))
+    prompt, end = events[0], events[-1]
+    assert isinstance(prompt, PromptDone)
+    assert isinstance(end, Finished)
+    return prompt, end
+
+
+def test_nothing_is_promised_before_enough_requests_were_compared_and_then_each_account_has_its_forecast() -> None:
+    with make_engine(tokenize_workers=0, clock_ns=count(0, 1_000_000).__next__) as engine:
+        told = [answer(engine, f"{number}") for number in range(ENOUGH + 40)]
+        assert all(prompt.forecast == NO_FORECAST for prompt, _ in told[:ENOUGH])
+        prompt, end = told[-1]
+        forecast = end.account.forecast
+        assert forecast.is_calibrated
+        assert forecast == prompt.forecast
+        assert 0 < forecast.first_token_low_ns <= forecast.first_token_ns <= forecast.first_token_high_ns
+        assert forecast.first_token_ns <= forecast.end_ns <= forecast.end_high_ns
+
+
+@pytest.mark.parametrize("off", [{"forecast": False}, {"explain": False}])
+def test_without_the_flag_or_the_cost_of_steps_nothing_is_forecast(off: dict[str, bool]) -> None:
+    with make_engine(tokenize_workers=0, **off) as engine:
+        assert engine._loop.forecaster is None
+        assert answer(engine, "r")[1].account.forecast == NO_FORECAST
+
+
+def test_every_end_of_a_request_leaves_nothing_behind() -> None:
+    with make_engine(tokenize_workers=0) as engine:
+        forecaster = engine._loop.forecaster
+        for number in range(20):
+            answer(engine, f"{number}")
+        inbox = Inbox()
+        engine.submit(Request("long", (TokenPrompt([5, 6]),), SamplingParams(max_tokens=200, ignore_eos=True)), inbox)
+        engine.abort("long")
+        assert isinstance(inbox.wait_terminal("long")["long"], Aborted)
+        early = Request("early", (TokenPrompt(()),))
+        engine.open(early, inbox)
+        engine.abort("early")  # before its prompt is known
+        inbox.wait_terminal("early")
+        engine.encoded(Tokenized(early, [[5, 6]], [None]))
+        answer(engine, "one")
+        answer(engine, "more")
+        assert {*forecaster._open} <= {"more"}
