@@ -96,7 +96,7 @@ def test_each_feature_that_is_off_is_named_with_its_reason_and_fails_the_check()
     for feature in FEATURES:
         assert not trials.is_usable(feature, lambda: "it is broken")
     wanted = set(workload.expected(loaded, EngineOptions(), is_known=True))
-    assert wanted == {"attention", "sampling", "fused_layers", "decode_graphs", "prompt_graphs"}
+    assert wanted == {"attention", "sampling", "fused_layers", "decode_graphs", "prompt_graphs", "mixed_graphs"}
     workload.note_off(trials.off, wanted)
     try:
         sections = {name: {**result, "off": dict(workload.OFF)} for name, result in measured().items()}
@@ -113,7 +113,7 @@ def test_what_a_model_or_its_options_cannot_have_is_not_expected() -> None:
     plain = EngineOptions(compile=False, cuda_graph=False)
     assert set(workload.expected(loaded, plain, is_known=True)) == {"attention", "sampling"}
     adapted = set(workload.expected(loaded, EngineOptions(lora_dir=Path("unread")), is_known=True))
-    assert adapted == {"attention", "sampling", "adapters", "decode_graphs", "prompt_graphs"}
+    assert adapted == {"attention", "sampling", "adapters", "decode_graphs", "prompt_graphs", "mixed_graphs"}
     assert "fused_layers" not in set(workload.expected(loaded, EngineOptions(), is_known=False))
 
 

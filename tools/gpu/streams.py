@@ -21,7 +21,7 @@ from tools.gpu.sections import Target
 from tools.gpu.workload import note_off, saved_model
 from tools.server_process import running_oaiserve
 
-WANTED = ("attention", "sampling", "fused_layers", "decode_graphs", "prompt_graphs")
+WANTED = ("attention", "sampling", "fused_layers", "decode_graphs", "prompt_graphs", "mixed_graphs")
 
 
 def run(target: Target) -> Iterator[dict[str, Any]]:

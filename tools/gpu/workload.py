@@ -73,7 +73,7 @@ def expected(loaded: LoadedModel, options: EngineOptions, *, is_known: bool) -> 
         yield "fused_layers"
     is_mixture = any("experts" in name for name, _ in loaded.model.named_modules())  # plain ones wait for the host
     if options.cuda_graph and not loaded.state_shapes and (has_experts or not is_mixture):
-        yield from ("decode_graphs", "prompt_graphs")
+        yield from ("decode_graphs", "prompt_graphs", "mixed_graphs")
 
 
 def note_off(features: Mapping[str, str], wanted: Iterable[str]) -> None:

@@ -17,7 +17,9 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.cuda_capture import Run
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs, Replayed
+from oaiserve.engine.model.gpu.mixed_graphs import MixedGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
@@ -54,9 +56,9 @@ class Launched:
 class ModelRunner:
     """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
 
-    `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` and `prompt_graphs` are
-    captured from the executor, and run as much of a step as they can. `tables` are a GPU's block tables of sequences,
-    which `graphs` read, too. `states` are those of a model with layers with states.
+    `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs`, `prompt_graphs` and
+    `mixed_graphs` are captured from the executor, and run as much of a step as they can. `tables` are a GPU's block
+    tables of sequences, which `graphs` read, too. `states` are those of a model with layers with states.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class ModelRunner:
         apply_masks: ApplyMasks | None = None,
         graphs: DecodeGraphs | None = None,
         prompt_graphs: PromptGraphs | None = None,
+        mixed_graphs: MixedGraphs | None = None,
         tables: BlockTables | None = None,
         states: States | None = None,
     ) -> None:
@@ -80,6 +83,7 @@ class ModelRunner:
         self._apply_masks = apply_masks
         self._graphs = graphs
         self._prompt_graphs = prompt_graphs
+        self._mixed_graphs = mixed_graphs
         self._tables = tables
         self._states = states
         self._adapters: dict[int, Adapter] = {}  # by their numbers
@@ -133,26 +137,33 @@ class ModelRunner:
             adapters = [self._adapters[number] if number else None for number in numbers]
         table_rows = None if self._tables is None else self._tables.update(step)
         num_replayed = 0 if self._graphs is None or adapters else self._graphs.num_replayed(step)
+        others = Step(step.chunks[num_replayed:], state_copies=step.state_copies)
+        prompt_graphs = self._prompt_graphs
+        if prompt_graphs is not None and (adapters or not others.chunks or not prompt_graphs.can_run(others)):
+            prompt_graphs = None
         parts: list[torch.Tensor] = []  # of the logits
         replayed: Replayed | None = None
+        mixed: tuple[int, Run, list[int]] | None = None
         if self._graphs is not None and num_replayed:
-            # The device computes the decodes while the host packs the rest.
             decodes = Step(step.chunks[:num_replayed])
             assert table_rows is not None
+            if prompt_graphs is not None and self._mixed_graphs is not None:
+                mixed = self._mixed_graphs.upload(num_replayed, others, table_rows[num_replayed:])
+            # The device computes the decodes while the host packs the rest.
             logits, replayed = self._graphs.launch(
-                decodes, table_rows[:num_replayed], self._drawn_ids, self._drawn_rows, began
+                decodes, table_rows[:num_replayed], self._drawn_ids, self._drawn_rows, began, mixed and mixed[:2]
             )
             parts.append(logits)
         sample_chunks = list(range(num_replayed))
         prompt_rows: list[tuple[int, int, int]] = []
         known: list[tuple[int, int]] = []
-        others = Step(step.chunks[num_replayed:], state_copies=step.state_copies)
         if others.chunks:
             rows = None if table_rows is None else table_rows[num_replayed:]
             begins = None if num_replayed else began  # it has begun with the decodes
-            graphs = None if adapters else self._prompt_graphs
-            if graphs is not None and rows is not None and graphs.can_run(others):
-                logits, of_rows = graphs.launch(others, rows, begins)
+            if prompt_graphs is not None and mixed is not None:
+                logits, of_rows = prompt_graphs.logits[: len(mixed[2])], mixed[2]
+            elif prompt_graphs is not None and rows is not None:
+                logits, of_rows = prompt_graphs.launch(others, rows, begins)
             else:
                 batch = self._pack(others, rows)
                 if begins is not None:

@@ -46,11 +46,12 @@ class BatchTiles:
 class StaticTiles:
     """The tiles of up to `most_tokens` tokens of `most_prompts` prompts, always at the same addresses.
 
-    So work that reads them can be captured, and replayed for other prompts. The remaining tiles have no tokens.
+    So work that reads them can be captured, and replayed for other prompts. The remaining tiles have no tokens. The
+    prompts come behind `num_decodes` rows of one token.
     """
 
-    def __init__(self, most_tokens: int, most_prompts: int, device: torch.device) -> None:
-        self._most_tokens, self._most_prompts = most_tokens, most_prompts
+    def __init__(self, most_tokens: int, most_prompts: int, device: torch.device, num_decodes: int = 0) -> None:
+        self._most_tokens, self._most_prompts, self._num_decodes = most_tokens, most_prompts, num_decodes
         self._device = device
         self._tiles: dict[int, torch.Tensor] = {}
 
@@ -64,6 +65,6 @@ class StaticTiles:
     def update(self, query_lens: list[int], context_lens: list[int]) -> None:
         """Write the tiles of prompts, without waiting for the device."""
         for num_tokens, tiles in self._tiles.items():
-            values = cut(query_lens, context_lens, num_tokens)
+            values = cut(query_lens, context_lens, num_tokens, first=self._num_decodes, row=self._num_decodes)
             values += [[0, 0, 0, 0]] * (len(tiles) - len(values))
             tiles.copy_(pinned(torch.tensor(values, dtype=torch.int32), self._device), non_blocking=True)

@@ -95,7 +95,7 @@ class DecodeGraphs:
         self.tables = tables
         self._forward = forward
         self._sampler = sampler
-        self._sizes = sizes
+        self.sizes = sizes
         self._block_size = block_size
         self._max_model_len = max_model_len
         most, device = sizes[-1], spec.device
@@ -108,7 +108,7 @@ class DecodeGraphs:
         self._words = torch.zeros(num_words, dtype=torch.int64, device=device)
         # Rows that begin at aligned addresses, see `padded_head`.
         logits = torch.zeros(most, aligned(spec.vocab_size), dtype=spec.dtype, device=device)
-        self._logits = logits[:, : spec.vocab_size]
+        self.logits = logits[:, : spec.vocab_size]
         self._row_numbers = torch.arange(most + 1, device=device)
         self._token_ids: torch.Tensor | None = None  # the ids of the step that was replayed last
         # The largest is captured first: all others fit into the memory that it has allocated.
@@ -124,7 +124,7 @@ class DecodeGraphs:
             if not max_draws or sequence.wants_prompt_logprobs:
                 return 0
             number += 1
-        return number if number <= self._sizes[-1] else 0
+        return number if number <= self.sizes[-1] else 0
 
     def launch(
         self,
@@ -133,16 +133,18 @@ class DecodeGraphs:
         drawn_ids: torch.Tensor | None,
         drawn_rows: Mapping[Sequence, int],
         began: torch.cuda.Event | None = None,
+        mixed: tuple[int, Run] | None = None,
     ) -> tuple[torch.Tensor, Replayed | None]:
         """Launch a step without waiting, and return its logits [R, vocab], which the next launch overwrites.
 
         Without edits of logits and log-probabilities, sampling is launched too, and its result is returned.
         `table_rows` are those of `tables` for the step. `drawn_ids` int64 [R] are the ids of the step before; for
-        `drawn_rows` see `build_batch`. `began` is recorded when the device has the step's inputs.
+        `drawn_rows` see `build_batch`. `began` is recorded when the device has the step's inputs. `mixed` is a forward
+        of so many rows that computes prompts, too.
         """
         chunks = step.chunks
         num_rows = len(chunks)
-        size = self._sizes[bisect_left(self._sizes, num_rows)]
+        size, forward = mixed or (self.sizes[bisect_left(self.sizes, num_rows)], None)
         if drawn_ids is not None and drawn_ids is not self._token_ids:
             self._words[: len(drawn_ids)].copy_(drawn_ids)
         is_plain = not any(chunk.sequence.params.logprobs is not None or is_edited(chunk) for chunk in chunks)
@@ -151,8 +153,8 @@ class DecodeGraphs:
         self._upload(step, size, table_rows, drawn_rows, rows if is_drawn else [])
         if began is not None:
             began.record()
-        self._forwards[size]()
-        logits, draws = self._logits[:num_rows], self._draws[size]
+        (forward or self._forwards[size])()
+        logits, draws = self.logits[:num_rows], self._draws[size]
         if not is_plain:
             return logits, None
         if not is_drawn:
@@ -198,12 +200,15 @@ class DecodeGraphs:
         parameters.copy_(torch.tensor(PARAMETER_PADDING)[:, None])
         return inputs, parameters
 
-    def _capture_forward(self, size: int, capture: Capture) -> Run:
-        """Capture the forward of `size` rows, which reads inputs in place. Lengths on the host are the longest."""
+    def padding(self, size: int) -> Callable[[], Batch]:
+        """Make all inputs padding, and return what makes the batch of `size` rows that reads them in place.
+
+        It looks the token ids up. Lengths on the host are the longest.
+        """
         _, sources, positions, slots, seq_lens, table_rows, _ = self._pad(size)[0]
 
-        def forward() -> None:
-            batch = Batch(
+        def batch() -> Batch:
+            return Batch(
                 input_ids=self._words.index_select(0, sources),
                 positions=positions,
                 slots=slots,
@@ -216,13 +221,20 @@ class DecodeGraphs:
                 query_lens=[1] * size,
                 context_lens=[self._max_model_len] * size,
             )
-            self._logits[:size].copy_(self._forward(batch))
+
+        return batch
+
+    def _capture_forward(self, size: int, capture: Capture) -> Run:
+        batch = self.padding(size)
+
+        def forward() -> None:
+            self.logits[:size].copy_(self._forward(batch()))
 
         return capture(forward)
 
     def _capture_draws(self, size: int, capture: Capture) -> Draws:
         inputs, parameters = self._pad(size)
-        logits, sampler, width = self._logits[:size], self._sampler, aligned_size(size)
+        logits, sampler, width = self.logits[:size], self._sampler, aligned_size(size)
         drawn = self._words[:size], self._words[width : width + size]
         return Draws(
             capture(lambda: sampler.take_best(logits, drawn)),

@@ -21,7 +21,7 @@ from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.transfer import pinned
 from oaiserve.engine.step import Step
 
-MOST_PROMPTS = 16  # in a step that is replayed, and rows of logits that it computes
+MOST_PROMPTS = 64  # in a step that is replayed, and rows of logits that it computes
 _PADDING = (0, 0, -1)  # of a token: its id, position and slot
 _HOST = torch.device("cpu")
 
@@ -45,27 +45,26 @@ class PromptGraphs:
         block_size: int,
     ) -> None:
         self._forward = forward
-        self._sizes = sizes
         self._tables = tables
         self._block_size = block_size
         self._device = spec.device
-        self._most_len = tables.on_device.shape[1] * block_size
+        self.sizes = sizes
+        self.most_len = tables.on_device.shape[1] * block_size
         num_words = len(_PADDING) * aligned_size(sizes[-1]) + 4 * aligned_size(MOST_PROMPTS + 1)
         self._words = torch.zeros(num_words, dtype=torch.int64, device=spec.device)
         logits = torch.zeros(MOST_PROMPTS, aligned(spec.vocab_size), dtype=spec.dtype, device=spec.device)
-        self._logits = logits[:, : spec.vocab_size]
+        self.logits = logits[:, : spec.vocab_size]
         self._tiles = {size: StaticTiles(size, MOST_PROMPTS, spec.device) for size in sizes}
         # The largest is captured first: all others fit into the memory that it has allocated.
         self._graphs = {size: self._capture(size, capture) for size in reversed(sizes)}
 
     def can_run(self, step: Step) -> bool:
-        """Return whether the step has no draft, no unknown token, not too many, and no log-probabilities of prompts."""
+        """Return whether the step has no unknown token, not too many, and no log-probabilities of prompts."""
         return (
-            len(step.chunks) <= MOST_PROMPTS
-            and step.num_tokens <= self._sizes[-1]
+            sum(1 + len(chunk.draft) for chunk in step.chunks) <= MOST_PROMPTS
+            and step.num_tokens <= self.sizes[-1]
             and all(
-                chunk.end <= len(chunk.sequence.token_ids)
-                and not chunk.draft
+                chunk.end - len(chunk.draft) <= len(chunk.sequence.token_ids)
                 and not chunk.sequence.wants_prompt_logprobs
                 for chunk in step.chunks
             )
@@ -79,15 +78,15 @@ class PromptGraphs:
 
         `table_rows` are those of `tables` for the step. `began` is recorded when the device has its inputs.
         """
-        size = self._sizes[bisect_left(self._sizes, step.num_tokens)]
-        sample_chunks = self._upload(step, table_rows, size)
+        size = self.sizes[bisect_left(self.sizes, step.num_tokens)]
+        sample_chunks = self.upload(step, table_rows, size, self._tiles[size])
         if began is not None:
             began.record()
         self._graphs[size]()
-        return self._logits[: len(sample_chunks)], sample_chunks
+        return self.logits[: len(sample_chunks)], sample_chunks
 
-    def _upload(self, step: Step, table_rows: list[int], size: int) -> list[int]:
-        """Copy the inputs to the device, and return which chunks draw."""
+    def upload(self, step: Step, table_rows: list[int], size: int, tiles: StaticTiles) -> list[int]:
+        """Copy the inputs of `size` tokens to the device, and return the chunk of each draw."""
         packed = build_batch(step, self._block_size, _HOST, tables=(self._tables.on_device, table_rows))
         ends = packed.query_start[-1:].expand(
             MOST_PROMPTS + 1 - len(packed.query_start)
@@ -101,18 +100,18 @@ class PromptGraphs:
             ]
         )
         self._words[: len(words)].copy_(pinned(words, self._device), non_blocking=True)
-        self._tiles[size].update(packed.query_lens, packed.context_lens)
+        tiles.update(packed.query_lens, packed.context_lens)
         return packed.sample_chunks
 
-    def _capture(self, size: int, capture: Capture) -> Run:
+    def padding(self, size: int) -> Batch:
+        """Make all inputs padding, and return the batch of `size` tokens that reads them in place."""
         num_words = len(_PADDING) * aligned_size(size)
         tokens = self._words[:num_words].view(len(_PADDING), -1)[:, :size]
         others = self._words[num_words:][: 4 * aligned_size(MOST_PROMPTS + 1)].view(4, -1)
-        # `capture` runs the work first: all tokens are padding.
         self._words.zero_()
         tokens.copy_(torch.tensor(_PADDING)[:, None])
         table_rows, query_start, seq_lens, logits_rows = others
-        batch = Batch(
+        return Batch(
             input_ids=tokens[0],
             positions=tokens[1],
             slots=tokens[2],
@@ -124,12 +123,15 @@ class PromptGraphs:
             num_decodes=0,
             # Lengths on the host only decide which kernels are used: those for the longest prompt that there can be.
             query_lens=[size],
-            context_lens=[self._most_len],
+            context_lens=[self.most_len],
             tiles=self._tiles[size],
         )
 
+    def _capture(self, size: int, capture: Capture) -> Run:
+        batch = self.padding(size)  # `capture` runs the work first
+
         def forward() -> None:
-            self._logits.copy_(self._forward(batch))
+            self.logits.copy_(self._forward(batch))
 
         return capture(forward)
 

@@ -16,6 +16,7 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import Capture
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
+from oaiserve.engine.model.gpu.mixed_graphs import MixedGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
@@ -28,6 +29,7 @@ from oaiserve.facts.times import monotonic_ns
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+MIXED_ROWS, MIXED_TOKENS = 64, (64, 128, 192, 256, 384)  # a multiple of decodes, and the prompt tokens beside them
 COMPARED_LENGTHS = (9, 40, 17)  # of the sequences whose replayed steps are compared
 # These estimate the memory that graphs take. All graphs share one pool, whose size follows from the largest graph.
 LAYER_BYTES = 64 << 10  # what the driver keeps for the launches of one layer, in each forward
@@ -56,13 +58,25 @@ def token_ladder(most: int) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
+def mixed_sizes(row_sizes: list[int], token_sizes: list[int]) -> tuple[list[int], list[int]]:
+    """Return the numbers of rows and of prompt tokens for which both are captured together.
+
+    They are few, because each pair is a capture. Beside more tokens, to read the weights twice hardly matters.
+    """
+    rows = [size for size in row_sizes if size % MIXED_ROWS == 0] or row_sizes[-1:]
+    tokens = [size for size in token_sizes if size in MIXED_TOKENS] or token_sizes[:1]
+    return (rows if rows[-1] == row_sizes[-1] else [*rows, row_sizes[-1]]), tokens
+
+
 def graph_memory_bytes(loaded: LoadedModel, options: EngineOptions) -> int:
     """Return an estimate of the device memory that `capture_graphs` will take in all."""
     sizes, token_sizes = ladder(options.max_running), token_ladder(options.step_tokens(GPU_STEP_TOKENS))
     logit_bytes = 2 * loaded.dtype.itemsize + DRAW_BYTES  # the model's output, and the copy that is kept
     table_bytes = -(-loaded.max_model_len // options.block_size) * 8
     row_bytes = loaded.vocab_size * logit_bytes + table_bytes
-    launch_bytes = (len(sizes) + len(token_sizes)) * len(loaded.kv_shapes) * LAYER_BYTES
+    rows, tokens = mixed_sizes(sizes, token_sizes)
+    number = len(sizes) + len(token_sizes) + len(rows) * len(tokens)
+    launch_bytes = number * len(loaded.kv_shapes) * LAYER_BYTES
     linears = [module for module in loaded.model.modules() if isinstance(module, torch.nn.Linear)]
     weights = [*loaded.model.parameters(), *(module.weight for module in linears)]  # those of packed ones, too
     widest = max(max(p.shape) for p in weights if p.dim() > 1 and loaded.vocab_size not in p.shape)
@@ -88,6 +102,7 @@ class Graphs(NamedTuple):
 
     decodes: DecodeGraphs | None = None
     prompts: PromptGraphs | None = None
+    mixed: MixedGraphs | None = None
 
 
 def capture_graphs(own: Captured, options: EngineOptions, trials: Trials) -> Graphs:
@@ -96,7 +111,8 @@ def capture_graphs(own: Captured, options: EngineOptions, trials: Trials) -> Gra
     What cannot be captured, or computes something else then, is None, and the reason is in the log.
     """
     decodes = capture_decodes(own, options.max_running, trials)
-    return Graphs(decodes, capture_prompts(own, options.step_tokens(GPU_STEP_TOKENS), trials))
+    prompts = capture_prompts(own, options.step_tokens(GPU_STEP_TOKENS), trials)
+    return Graphs(decodes, prompts, capture_mixed(own, decodes, prompts, trials))
 
 
 def capture_decodes(own: Captured, max_running: int, trials: Trials) -> DecodeGraphs | None:
@@ -117,7 +133,7 @@ def capture_decodes(own: Captured, max_running: int, trials: Trials) -> DecodeGr
         )
 
     problem = partial(replay_problem, own, sizes)
-    return _captured("decode_graphs", f"up to {max_running} sequences", sizes, own, make, problem, trials)
+    return _captured("decode_graphs", f"up to {max_running} sequences", len(sizes), own, make, problem, trials)
 
 
 def capture_prompts(own: Captured, max_step_tokens: int, trials: Trials) -> PromptGraphs | None:
@@ -129,13 +145,29 @@ def capture_prompts(own: Captured, max_step_tokens: int, trials: Trials) -> Prom
         )
 
     problem = partial(prompt_problem, own, sizes)
-    return _captured("prompt_graphs", f"up to {sizes[-1]} tokens", sizes, own, make, problem, trials)
+    return _captured("prompt_graphs", f"up to {sizes[-1]} tokens", len(sizes), own, make, problem, trials)
+
+
+def capture_mixed(
+    own: Captured, decodes: DecodeGraphs | None, prompts: PromptGraphs | None, trials: Trials
+) -> MixedGraphs | None:
+    if decodes is None or prompts is None:
+        trials.off["mixed_graphs"] = "those of decodes or of prompts are off"
+        return None
+    rows, tokens = mixed_sizes(decodes.sizes, prompts.sizes)
+
+    def make() -> MixedGraphs:
+        return MixedGraphs(own.executor.forward, own.capture, decodes, prompts, row_sizes=rows, token_sizes=tokens)
+
+    problem = partial(mixed_problem, own, decodes, prompts)
+    for_what = f"up to {rows[-1]} sequences beside {tokens[-1]} tokens"
+    return _captured("mixed_graphs", for_what, len(rows) * len(tokens), own, make, problem, trials)
 
 
 def _captured(
     feature: Feature,
     for_what: str,
-    sizes: list[int],
+    num_sizes: int,
     own: Captured,
     make: Callable[[], T],
     problem: Callable[[T], str | None],
@@ -162,7 +194,7 @@ def _captured(
         "%s, for %s: %d sizes captured in %.1f s, %.2f GiB",
         FEATURES[feature][0],
         for_what,
-        len(sizes),
+        num_sizes,
         (monotonic_ns() - began_ns) / 1e9,
         (free_bytes - left_bytes) / 2**30,
     )
@@ -201,6 +233,31 @@ def prompt_problem(own: Captured, sizes: list[int], graphs: PromptGraphs) -> str
         found = Difference(f"the outputs of {number} prompts", difference(logits, want), limit)
         if sample_chunks != list(range(number)) or found.is_beyond_rounding:
             return str(found)
+    return None
+
+
+@torch.inference_mode()
+def mixed_problem(own: Captured, decodes: DecodeGraphs, prompts: PromptGraphs, graphs: MixedGraphs) -> str | None:
+    """Compare a replayed decode beside a prompt with the same two, one after the other, in graphs of their own."""
+    before, after = _steps(own, 2)
+    whole = before.chunks[1]
+    prompt = Step([whole._replace(num_tokens=min(whole.num_tokens, graphs.token_sizes[-1]), max_draws=1)])
+    decode = Step(after.chunks[:1])
+    if whole.sequence.blocks[-1] >= own.num_blocks:
+        return None
+    own.executor.forward(_batch(Step(before.chunks[:1]), own))
+    first, second = own.tables.update(Step(decode.chunks + prompt.chunks))
+    wanted = [decodes.launch(decode, [first], None, {})[0].clone(), prompts.launch(prompt, [second])[0].clone()]
+    for logits in (decodes.logits, prompts.logits):  # a replay that computes nothing would leave the right ones
+        logits.zero_()
+    found = graphs.upload(1, prompt, [second])
+    assert found is not None
+    got = [decodes.launch(decode, [first], None, {}, mixed=found[:2])[0], prompts.logits[:1]]
+    for what, one, other in zip(("a decode", "a prompt"), got, wanted, strict=True):
+        limit = tolerance(own.loaded.dtype)
+        apart = Difference(f"the outputs of {what} beside the other", difference(one, other), limit)
+        if apart.is_beyond_rounding:
+            return str(apart)
     return None
 
 

@@ -27,6 +27,7 @@ Feature = Literal[
     "adapters",
     "decode_graphs",
     "prompt_graphs",
+    "mixed_graphs",
 ]
 _ONE_BY_ONE = "their operations are launched one by one, which is slower (--no-cuda-graph does not try)"
 _PLAIN = "plain torch computes it, which is much slower and has no CUDA graphs"
@@ -41,6 +42,7 @@ FEATURES: Mapping[Feature, tuple[str, str]] = MappingProxyType(
         "adapters": ("Adapters by Triton's kernels", "plain torch adds them, which is slower"),
         "decode_graphs": ("CUDA graphs of decodes", _ONE_BY_ONE),
         "prompt_graphs": ("CUDA graphs of prompts", _ONE_BY_ONE),
+        "mixed_graphs": ("CUDA graphs of both", "decodes and prompts are two forwards, which read the weights twice"),
     }
 )
 

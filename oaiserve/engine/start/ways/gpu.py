@@ -94,7 +94,7 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
     tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, loaded.device)
     graphs = Graphs()
     if reason := _reason_without_graphs(loaded, options, paths):
-        trials.off["decode_graphs"] = trials.off["prompt_graphs"] = reason
+        trials.off |= dict.fromkeys(("decode_graphs", "prompt_graphs", "mixed_graphs"), reason)
     else:
         capture = CudaCapture(loaded.device)  # all graphs share its memory
         captured = Captured(executor, loaded, tables, capture, num_blocks, options.block_size, max_model_len)
@@ -108,6 +108,7 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
         apply_masks=paths.apply_masks,
         graphs=graphs.decodes,
         prompt_graphs=graphs.prompts,
+        mixed_graphs=graphs.mixed,
         tables=tables,
         states=States(loaded.state_shapes, num_states, loaded.device) if num_states else None,
     )

@@ -20,7 +20,14 @@ from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.start.gpu.graph_capture import Captured, capture_prompts, token_ladder
+from oaiserve.engine.start.gpu.graph_capture import (
+    Captured,
+    capture_mixed,
+    capture_prompts,
+    ladder,
+    mixed_sizes,
+    token_ladder,
+)
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
@@ -31,6 +38,7 @@ from tests.models.decoders import LLAMA_OF_ONE_LAYER, random_model
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model.attention.triton import TritonAttention
+from oaiserve.engine.model.gpu.mixed_graphs import MixedGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import MOST_PROMPTS, PromptGraphs
 
 CPU = torch.device("cpu")
@@ -90,7 +98,9 @@ def test_only_steps_that_fit_are_replayed(made: tuple[EagerExecutor, PromptGraph
     graphs, one = made[1], sequence(0, 40)
     assert graphs.can_run(Step([Chunk(one, 0, SIZES[-1])]))
     assert not graphs.can_run(Step([Chunk(one, 0, SIZES[-1] + 1)]))
-    assert not graphs.can_run(Step([Chunk(one, 0, 4, draft=(5,))]))
+    assert graphs.can_run(Step([Chunk(one, 38, 4, draft=(5, 6))]))
+    assert not graphs.can_run(Step([Chunk(one, 39, 4, draft=(5, 6))])), "its token is being drawn"
+    assert not graphs.can_run(Step([Chunk(one, 0, 4, draft=(5,) * MOST_PROMPTS)])), "there are too many draws"
     assert not graphs.can_run(Step([Chunk(one, 40, 1)])), "its token is being drawn"
     assert not graphs.can_run(Step([Chunk(sequence(i, 1), 0, 1) for i in range(MOST_PROMPTS + 1)]))
     one.wants_prompt_logprobs = True
@@ -122,8 +132,104 @@ def test_each_number_of_tokens_has_a_size_that_is_not_much_larger(most: int) -> 
     assert all(after <= 2 * before for before, after in pairwise(sizes))
 
 
-def test_a_step_with_prompts_is_three_launches_and_what_draws_for_the_prompts(loaded: LoadedModel) -> None:
-    """A forward and a draw for all decodes, and a forward for all prompts; no operation of the model by itself."""
+@pytest.fixture(scope="module")
+def mixed(loaded: LoadedModel, made: tuple[EagerExecutor, PromptGraphs, BlockTables]) -> ModelRunner:
+    """Return a runner with graphs for up to four decodes beside up to 24 prompt tokens."""
+    executor, prompts, tables = made
+    sizes = {"sizes": [1, 4], "block_size": BLOCK_SIZE, "max_model_len": 48}
+    decodes = DecodeGraphs(executor.forward, Plain(), run_again, loaded, tables, **sizes)
+    graphs = MixedGraphs(executor.forward, run_again, decodes, prompts, row_sizes=[4], token_sizes=SIZES)
+    return ModelRunner(
+        executor,
+        CPU,
+        BLOCK_SIZE,
+        sample_ids=Plain().sample_ids,
+        graphs=decodes,
+        prompt_graphs=prompts,
+        mixed_graphs=graphs,
+        tables=tables,
+    )
+
+
+STEPS = {
+    "a decode beside a prompt": ([9], [(0, 5)]),
+    "decodes of several lengths beside prompts": ([3, 9, 1], [(0, 7), (4, 6)]),
+    "as many as fit": ([2, 5, 8, 11], [(0, 20), (1, 3)]),
+    "the rest of a prompt is one token": ([6], [(5, 1), (0, 8)]),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_decodes_and_prompts_of_a_step_are_one_forward_with_the_same_logits(
+    loaded: LoadedModel, mixed: ModelRunner, name: str
+) -> None:
+    decodes, prompts = STEPS[name]
+    plain = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    expected = ModelRunner(plain, CPU, BLOCK_SIZE)
+    last = [Chunk(sequence(number, length), length - 1, 1) for number, length in enumerate(decodes)]
+    rest = [
+        Chunk(sequence(len(decodes) + number, start + count), start, count)
+        for number, (start, count) in enumerate(prompts)
+    ]
+    before = [Chunk(chunk.sequence, 0, chunk.start, max_draws=0) for chunk in (*last, *rest) if chunk.start]
+    step = Step(sorted([*last, *rest], key=lambda chunk: chunk.num_tokens > 1))
+    assert mixed._mixed_graphs is not None
+    for runner in (mixed, expected):
+        runner.collect(runner.launch(Step(before)))
+    upload = Mock(wraps=mixed._mixed_graphs.upload)
+    forward = Mock(wraps=mixed._executor.forward)
+    with patch.object(mixed._mixed_graphs, "upload", upload), patch.object(mixed._executor, "forward", forward):
+        launched, want = mixed.launch(step), expected.launch(step)
+        found = mixed.collect(launched)
+    assert upload.call_count == 1
+    torch.testing.assert_close(launched.logits, want.logits[-len(launched.logits) :], rtol=1e-4, atol=1e-4)
+    assert [c.token_ids for c in found.chunks] == [c.token_ids for c in expected.collect(want).chunks]
+
+
+def test_a_draft_is_verified_in_a_graph(loaded: LoadedModel, mixed: ModelRunner) -> None:
+    one, two = sequence(0, 9), sequence(1, 6)
+    two.blocks += [WIDTH + 2]  # for the draft
+    step = Step([Chunk(one, 8, 1), Chunk(two, 5, 4, draft=(9, 3, 7))])
+    plain = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    expected = ModelRunner(plain, CPU, BLOCK_SIZE)
+    before = Step([Chunk(one, 0, 8, max_draws=0), Chunk(two, 0, 5, max_draws=0)])
+    for runner in (mixed, expected):
+        runner.collect(runner.launch(before))
+    with patch.object(mixed._executor, "forward", Mock(side_effect=AssertionError("launched one by one"))):
+        launched = mixed.launch(step)
+    assert launched.sample_chunks == [0, 1, 1, 1, 1]
+    want = expected.launch(step)
+    assert [c.token_ids for c in mixed.collect(launched).chunks] == [c.token_ids for c in expected.collect(want).chunks]
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_graphs_of_both_that_compute_something_else_are_not_replayed(
+    loaded: LoadedModel, mixed: ModelRunner, is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
+    assert mixed._tables is not None
+    capturing = run_again if is_right else lambda run: lambda: None
+    own = Captured(mixed._executor, loaded, mixed._tables, capturing, NUM_BLOCKS, BLOCK_SIZE, loaded.max_model_len)
+    trials = Trials()
+    graphs = capture_mixed(own, mixed._graphs, mixed._prompt_graphs, trials)
+    assert (graphs is not None) == is_right
+    assert bool(trials.off["mixed_graphs"]) != is_right
+    assert capture_mixed(own, None, mixed._prompt_graphs, trials) is None
+
+
+def test_pairs_of_sizes_are_few() -> None:
+    assert mixed_sizes([1, 2, 4, 8], [16, 32, 64]) == ([8], [64])
+    rows, tokens = mixed_sizes(ladder(256), token_ladder(2048))
+    assert (rows, tokens) == ([64, 128, 192, 256], [64, 128, 192, 256, 384])
+    assert mixed_sizes(ladder(100), token_ladder(16)) == ([64, 100], [16])
+
+
+@pytest.mark.parametrize("is_mixed", [True, False])
+def test_a_step_with_prompts_is_few_launches_and_what_draws_for_the_prompts(
+    loaded: LoadedModel, is_mixed: bool
+) -> None:
+    """A forward for all, and a draw for all decodes; or two forwards. No operation of the model is by itself."""
     replays: list[str] = []
 
     def capturing(what: str) -> Callable[[Run], Run]:
@@ -136,16 +242,18 @@ def test_a_step_with_prompts_is_three_launches_and_what_draws_for_the_prompts(lo
     sizes = {"sizes": [4], "block_size": BLOCK_SIZE, "max_model_len": 48}
     decodes = DecodeGraphs(forward, Plain(), capturing("decodes"), loaded, tables, **sizes)
     prompts = PromptGraphs(forward, capturing("prompts"), loaded, tables, sizes=SIZES, block_size=BLOCK_SIZE)
+    both = MixedGraphs(forward, capturing("both"), decodes, prompts, row_sizes=[4], token_sizes=SIZES)
     runner = ModelRunner(
         SimpleNamespace(forward=forward, is_exact=False),
         CPU,
         BLOCK_SIZE,
         graphs=decodes,
         prompt_graphs=prompts,
+        mixed_graphs=both if is_mixed else None,
         tables=tables,
     )
     running = [Chunk(sequence(number, 9), 8, 1) for number in range(3)]
     arriving = [Chunk(sequence(3, 12), 0, 12), Chunk(sequence(4, 6), 0, 6)]
     launched = runner.launch(Step([*running, *arriving]))
-    assert replays == ["decodes", "decodes", "prompts"]
+    assert replays == (["both", "decodes"] if is_mixed else ["decodes", "decodes", "prompts"])
     assert [len(result.token_ids) for result in runner.collect(launched).chunks[3:]] == [1, 1]
