@@ -14,17 +14,22 @@ import triton
 from oaiserve.engine.model.padded_head import ALIGNMENT
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, numbers, seeds
 from oaiserve.engine.model.sampling.triton_sampling_kernels import (
+    NUM_FLOORS,
+    NUM_PIVOTS,
     best_kernel,
     best_of_chunk_kernel,
+    candidates_kernel,
     cut_kernel,
     mask_kernel,
+    narrow_kernel,
     scores_kernel,
     weights_kernel,
 )
 from oaiserve.engine.model.transfer import on_device
 
 CHUNK = 4096  # ids that one program processes
-TILE = 2048  # weights that a program searches at a time
+TILE = 2048  # candidates that a program processes at a time
+FEW = 4096  # candidates that one program searches as they are; of more, the programs of all chunks find a part
 
 
 def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
@@ -75,7 +80,7 @@ def draw(
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=logits.device)
 
-    grid, of_logits = (num_rows, num_chunks), (logits.stride(0), vocab, width)
+    grid, of_logits, of_ids = (num_rows, num_chunks), (logits.stride(0), vocab, width), (vocab, width)
     chunks = {"CHUNK": CHUNK, "TILE_CHUNKS": triton.next_power_of_2(num_chunks)}
     best, scores = empty(*grid, dtype=torch.int64), empty(*grid, dtype=torch.int64)
     # The kernels use these only if top_k or top_p is applied.
@@ -86,9 +91,20 @@ def draw(
     best_of_chunk_kernel[grid](logits, best, *of_logits, CHUNK=CHUNK)
     if has_cuts:
         masses = empty(*grid)
-        weights_kernel[grid](logits, best, temperatures, min_ps, masses, weights, *of_logits, **chunks, num_warps=8)
+        floors = empty(*grid, NUM_FLOORS.value, dtype=torch.int32), empty(*grid, NUM_FLOORS.value)
+        pivots = empty(*grid, NUM_PIVOTS.value, dtype=torch.int32), empty(*grid, NUM_PIVOTS.value)
+        candidates = (
+            *(empty(num_rows, width), empty(num_rows, width, dtype=torch.int32)),
+            *(empty(num_rows, dtype=torch.int32), empty(num_rows, dtype=torch.int32), empty(num_rows)),
+        )
+        search = {"FEW": FEW, **chunks, "num_warps": 8}
+        weights_kernel[grid](
+            logits, best, temperatures, min_ps, masses, weights, *floors, *of_logits, **chunks, num_warps=8
+        )
+        narrow_kernel[grid](weights, masses, *floors, *cuts, *pivots, *of_ids, **search)
+        candidates_kernel[grid](weights, masses, *floors, *pivots, *cuts, *candidates, *of_ids, **search)
         sizes = {"TILE_CHUNKS": chunks["TILE_CHUNKS"], "TILE": TILE, "num_warps": 8}
-        cut_kernel[(num_rows,)](masses, *cuts, weights, *last, vocab, width, num_chunks, **sizes)
+        cut_kernel[(num_rows,)](masses, *cuts, *candidates, *last, *of_ids, num_chunks, **sizes)
     of_rows = temperatures, min_ps, cuts[0], seeds
     scores_kernel[grid](logits, best, *of_rows, weights, *last, scores, *of_logits, HAS_CUTS=has_cuts, **chunks)
     return _take(best, scores, out)
