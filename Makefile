@@ -51,7 +51,7 @@ bench: setup
 	$(BIN)/python -m tools.bench.compare --peers --repeats 1 --quick --json build/bench/ours.json
 	$(BIN)/python -m tools.bench.step --json build/bench/step.json
 
-PEERS_INTO_DOCS := --once transformers-cb --json docs/benchmarks/cpu-peers.json --markdown docs/benchmarks.md
+PEERS_INTO_DOCS := --json docs/benchmarks/cpu-peers.json --markdown docs/benchmarks.md
 bench-peers: setup
 	$(BIN)/python -m tools.bench.compare $(if $(ARGS),$(ARGS),$(PEERS_INTO_DOCS))
 	$(if $(ARGS),,$(BIN)/python -m tools.charts)

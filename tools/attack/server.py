@@ -28,7 +28,6 @@ LENGTH = ("--max-model-len", "4096")
 KEYS = ("--api-key", ATTACKER_KEY, "--api-key", NEIGHBOUR_KEY)
 KINDS = {
     "keys": (*KEYS, *LENGTH),
-    "open": LENGTH,  # no keys, on loopback: the one that pages of a browser may try to reach
     "few files": (*KEYS, *LENGTH),  # it may open FEW_FILES
     "TLS": (*KEYS, *LENGTH),
 }

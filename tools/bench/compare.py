@@ -28,7 +28,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--peers", nargs="*", default=list(PEERS), choices=list(PEERS), help="default: all")
-    add("--once", nargs="*", default=[], choices=list(PEERS), help="slow peers that get one round only")
     add("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS), help="workloads (default: all)")
     add("--repeats", type=int, default=3, help="rounds (default 3)")
     add("--quick", action="store_true", help="the short form of each workload")
@@ -53,9 +52,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     for number in range(arguments.repeats):
         for server in servers:
-            if number == 0 or server.name not in arguments.once:
-                run_round(server, number, workloads, results["servers"][server.name])
-                write_json(arguments.json, results)
+            run_round(server, number, workloads, results["servers"][server.name])
+            write_json(arguments.json, results)
     return results
 
 

