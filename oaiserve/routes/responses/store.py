@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from oaiserve.errors import StartupError, Unavailable
-from oaiserve.files.private import FILE_MODE
+from oaiserve.errors import Unavailable
+from oaiserve.files import database
 
 logger = logging.getLogger(__name__)
 
-APPLICATION_ID = 0x0A15E7E5  # in the header of the file, so that no other program's database is taken for one of ours
-BUSY_SECONDS = 10.0  # the longest wait for another process that writes
 T = TypeVar("T")
 
 # Why a store drops a response: it is too old, others need its room, or it is larger than the whole store.
@@ -82,7 +79,7 @@ class ConversationTooLarge(Exception):
 # The triggers keep the totals, which would otherwise be counted for each response.
 _SCHEMA = (
     """
-CREATE TABLE responses (
+CREATE TABLE IF NOT EXISTS responses (
     number INTEGER PRIMARY KEY,
     owner TEXT NOT NULL,
     id TEXT NOT NULL,
@@ -96,23 +93,22 @@ CREATE TABLE responses (
     UNIQUE (owner, id)
 )
 """,
-    "CREATE INDEX by_owner ON responses (owner, used)",
-    "CREATE INDEX by_use ON responses (used)",
-    "CREATE INDEX by_time ON responses (used_at)",
-    "CREATE TABLE owners (owner TEXT PRIMARY KEY, number INTEGER NOT NULL, num_bytes INTEGER NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS by_owner ON responses (owner, used)",
+    "CREATE INDEX IF NOT EXISTS by_use ON responses (used)",
+    "CREATE INDEX IF NOT EXISTS by_time ON responses (used_at)",
+    "CREATE TABLE IF NOT EXISTS owners (owner TEXT PRIMARY KEY, number INTEGER NOT NULL, num_bytes INTEGER NOT NULL)",
     """
-CREATE TRIGGER added AFTER INSERT ON responses BEGIN
+CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON responses BEGIN
     INSERT INTO owners VALUES (new.owner, 1, new.num_bytes)
         ON CONFLICT DO UPDATE SET number = number + 1, num_bytes = num_bytes + new.num_bytes;
 END
 """,
     """
-CREATE TRIGGER dropped AFTER DELETE ON responses BEGIN
+CREATE TRIGGER IF NOT EXISTS dropped AFTER DELETE ON responses BEGIN
     UPDATE owners SET number = number - 1, num_bytes = num_bytes - old.num_bytes WHERE owner = old.owner;
     DELETE FROM owners WHERE owner = old.owner AND number = 0;
 END
 """,
-    f"PRAGMA application_id = {APPLICATION_ID}",
 )
 _COLUMNS = "id, conversation_id, previous_id, response, input_items"
 
@@ -128,7 +124,7 @@ class ResponseDatabase:
         """Open the file, and create it if it is missing. Raises StartupError."""
         self._limits = limits
         self._clock = clock
-        self._connection = _opened(path)
+        self._connection = database.opened(path, _SCHEMA)
         self._thread = ThreadPoolExecutor(1, "response-store")
         self._waiting: deque[tuple[str, StoredResponse, Future[None]]] = deque()
         self._dropped = dict.fromkeys(DROP_REASONS, 0)
@@ -180,7 +176,7 @@ class ResponseDatabase:
                 batch.append((owner, stored, done))
         try:
             if batch:
-                with _reported(), self._transaction():
+                with _reported(), database.transaction(self._connection):
                     too_old = self._connection.execute("DELETE FROM responses WHERE used_at <= ?", (self._oldest(),))
                     too_large = sum(not self._insert(owner, stored) for owner, stored, _ in batch)
                     in_the_way = self._make_room()
@@ -217,7 +213,7 @@ class ResponseDatabase:
         return True
 
     def _replace(self, owner: str, old: StoredResponse, new: StoredResponse) -> bool:
-        with self._transaction():
+        with database.transaction(self._connection):
             found = self._connection.execute(
                 "DELETE FROM responses WHERE owner = ? AND id = ? AND response = ? AND input_items = ? AND used_at > ?",
                 (owner, old.id, old.response, old.input_items, self._oldest()),
@@ -257,7 +253,7 @@ class ResponseDatabase:
         turns: list[StoredResponse] = []
         next_id: str | None = response_id
         too_large = False
-        with self._transaction("DEFERRED"):  # so that all of it is of one moment
+        with database.transaction(self._connection, "DEFERRED"):  # so that all of it is of one moment
             while next_id is not None:
                 stored = self._get(owner, next_id)
                 if stored is None:
@@ -272,7 +268,7 @@ class ResponseDatabase:
         return turns[::-1]
 
     def _delete(self, owner: str, response_id: str) -> bool:
-        with self._transaction():
+        with database.transaction(self._connection):
             deleted = self._connection.execute(
                 "DELETE FROM responses WHERE owner = ? AND id = ? AND used_at > ?", (owner, response_id, self._oldest())
             )
@@ -287,12 +283,6 @@ class ResponseDatabase:
     def _one(self, query: str, *values: object) -> tuple[Any, ...]:
         row: tuple[Any, ...] = self._connection.execute(query, values).fetchone()
         return row
-
-    @contextmanager
-    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
-        self._connection.execute(f"BEGIN {kind}")
-        with self._connection:  # commits, or rolls back
-            yield
 
 
 @contextmanager
@@ -310,57 +300,4 @@ def _reported() -> Iterator[None]:
 
 def check(path: Path) -> None:
     """Raise StartupError if the file cannot be used. It is created if it is missing."""
-    _opened(path).close()
-
-
-def _opened(path: Path | None) -> sqlite3.Connection:
-    try:
-        if path is not None:
-            # SQLite would create it readable for others, and gives the files beside it the same mode.
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
-        connection = sqlite3.connect(
-            path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
-    except OSError as error:
-        raise StartupError(f"--response-store is '{path}', which cannot be opened: {error.strerror}.") from error
-    except sqlite3.Error as error:
-        raise _unusable(path, error) from error
-    try:
-        _keep_a_log(connection)
-        connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
-        connection.execute("PRAGMA secure_delete = ON")  # deleted data is gone from the file
-        connection.execute("BEGIN IMMEDIATE")
-        with connection, closing(connection.cursor()) as cursor:
-            (tables,) = cursor.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-            (application_id,) = cursor.execute("PRAGMA application_id").fetchone()
-            if not tables:
-                for statement in _SCHEMA:  # `executescript` would end the transaction
-                    cursor.execute(statement)
-            elif application_id != APPLICATION_ID:
-                raise StartupError(f"--response-store is '{path}', which is the database of another program.")
-    except BaseException as error:
-        connection.close()
-        if isinstance(error, sqlite3.Error):
-            raise _unusable(path, error) from error
-        raise
-    return connection
-
-
-def _keep_a_log(connection: sqlite3.Connection) -> None:
-    """Switch the file to a write-ahead log, which takes turns where several processes open a new file together.
-
-    SQLite does not wait by itself here: the switch asks for more of a lock that is held, which could wait for ever.
-    """
-    give_up = time.monotonic() + BUSY_SECONDS
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
-                raise
-        time.sleep(0.01)
-
-
-def _unusable(path: Path | None, error: sqlite3.Error) -> StartupError:
-    return StartupError(f"--response-store is '{path}', which SQLite cannot use: {error}.")
+    database.opened(path, _SCHEMA).close()
