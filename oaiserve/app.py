@@ -35,8 +35,10 @@ from oaiserve.facts.trace import TraceContext
 from oaiserve.files import demo
 from oaiserve.files.kind import kind_of
 from oaiserve.http.connections import Connections
+from oaiserve.http.key_store import KeyStore
+from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Keyring
-from oaiserve.routes import chat, completions, dashboard, debug, embeddings, health, models, scores, tokens
+from oaiserve.routes import chat, completions, dashboard, debug, embeddings, health, keys, models, scores, tokens
 from oaiserve.routes.access import APIKeys, CountRefusal, Hosts, Origins
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.routes.exchange import Accounting
@@ -59,8 +61,9 @@ if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine  # a front end has none
 
 LAG_INTERVAL_SECONDS = 0.1
-KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys are looked at
+KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys, and stored keys, are looked at
 EXPOSED_HEADERS = (  # to the scripts of allowed pages
+    *(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
     *("x-request-id", "x-max-tokens-cut-to", "server-timing", "traceresponse", "openai-processing-ms", "retry-after"),
     FORECAST_HEADER,
 )
@@ -81,7 +84,7 @@ def create_app(
     """
     stored = response_store(config.server) if responses is None else responses
     num_sharing = max(1, config.server.front_ends)  # processes that share the limits on memory
-    keys = Keyring(config.server.api_key, config.server.api_key_file) if config.server.needs_key else None
+    ring, key_store = keyring(config.server)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -98,6 +101,7 @@ def create_app(
             created=int(time.time() if created is None else created),
             received_bytes=SharedLimit(MOST_RECEIVED_BYTES // num_sharing),
             responses=stored,
+            key_store=key_store,
             runs=Runs(store_limits(config.server)),
             dialect=dialect_of(
                 config.server.tool_call_parser,
@@ -108,8 +112,8 @@ def create_app(
         )
         engine.start()
         tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))]
-        if keys is not None and config.server.api_key_file:
-            tasks.append(asyncio.create_task(refresh_keys(keys)))
+        if ring is not None:
+            tasks.append(asyncio.create_task(refresh_keys(ring)))
         try:
             yield
         finally:
@@ -119,12 +123,14 @@ def create_app(
             # `Server.shutdown` has already waited for running requests and cut off the rest.
             await run_in_threadpool(engine.stop, 0.0)
             await stored.close()
+            if key_store is not None:
+                await key_store.close()
             # All records exist only now, because the engine's last events come before its `stop` returns.
             await run_in_threadpool(telemetry.close, TELEMETRY_CLOSE_SECONDS)
 
     return Starlette(
         routes=routes(config),
-        middleware=middleware(config.server, keys, telemetry.count_refused_access, telemetry.is_sampled),
+        middleware=middleware(config.server, ring, telemetry.count_refused_access, telemetry.is_sampled),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )
@@ -202,6 +208,14 @@ def _recording(config: Config, engine: Engine, epoch_offset_ns: int) -> Recordin
     )
 
 
+def keyring(server: ServerOptions) -> tuple[Keyring | None, KeyStore | None]:
+    """Return the keys of a server, and those of them that are stored. Raises StartupError."""
+    if not server.stored_keys or server.response_store is None:
+        return Keyring(server.api_key, server.api_key_file) if server.needs_key else None, None
+    store = KeyStore(KeyTable(server.response_store))
+    return Keyring(server.api_key, server.api_key_file, store.valid), store
+
+
 def response_store(server: ServerOptions) -> ResponseDatabase:
     return ResponseDatabase(server.response_store, store_limits(server))
 
@@ -218,11 +232,11 @@ async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:
         observe(max(0.0, (monotonic_ns() - before_ns) / 1e9 - LAG_INTERVAL_SECONDS))
 
 
-async def refresh_keys(keys: Keyring) -> None:
-    """Read changed files of keys, for ever. Files may be slow, so a worker thread reads them."""
+async def refresh_keys(ring: Keyring) -> None:
+    """Read changed files of keys and stored ones, for ever. Files may be slow, so a worker thread reads them."""
     while True:
         await asyncio.sleep(KEYS_INTERVAL_SECONDS)
-        await run_in_threadpool(keys.refresh)
+        await run_in_threadpool(ring.refresh)
 
 
 def routes(config: Config) -> list[Route]:
@@ -297,6 +311,7 @@ def routes(config: Config) -> list[Route]:
         Route("/ready", health.ready),
         Route("/version", health.version),
         Route("/metrics", health.metrics),
+        Route("/admin/keys", keys.list_keys if config.server.stored_keys else keys.closed_route),
         *(protected_routes if config.server.shows_dashboard else closed_routes),
     ]
     server = config.server
@@ -307,7 +322,7 @@ def routes(config: Config) -> list[Route]:
 
 def middleware(
     server: ServerOptions,
-    keys: Keyring | None,
+    ring: Keyring | None,
     count_refused: CountRefusal,
     is_sampled: Callable[[TraceContext], bool] | None,
 ) -> list[Middleware]:
@@ -331,6 +346,6 @@ def middleware(
             expose_headers=EXPOSED_HEADERS,
         )
         chain += [allowed, Middleware(Errors)]
-    if keys is not None:
-        chain.append(Middleware(APIKeys, keys=keys, guard_all=server.guard_all, count=count_refused))
+    if ring is not None:
+        chain.append(Middleware(APIKeys, keys=ring, guard_all=server.guard_all, count=count_refused))
     return chain

@@ -33,7 +33,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 from cyclopts.argument import ArgumentCollection
-from cyclopts.config import Env, Json, Toml, Yaml
+from cyclopts.config import Env
 
 from oaiserve import __version__
 from oaiserve.commands.help import HelpFormatter
@@ -51,12 +51,14 @@ from oaiserve.config import (
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import DeviceLost, StartupError
 from oaiserve.explain import commands
+from oaiserve.explain.commands import FILE_FORMATS, settings_in
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files import demo
 from oaiserve.files.adapters import BadAdapter, read_adapter
 from oaiserve.files.source import find_model
 from oaiserve.foreign_flags import OUR_FLAGS
 from oaiserve.http.connections import Connections, allowed_connections
+from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Keyring, exposure
 from oaiserve.routes.responses import store
 from oaiserve.scale.several.settings import holds_models, models_of
@@ -84,6 +86,7 @@ OTHER_COMMANDS = {
 # Each is a file of its name in `oaiserve.commands`.
 SMALL_COMMANDS = {
     "chat": "Chat with a model in the terminal.",
+    "keys": "Make, list, limit and revoke API keys.",
     "doctor": "Say what this machine means for serving.",
     "launch": "Start a coding tool, such as codex or claude, that asks your server.",
     "list": "List the models on this disk.",
@@ -92,7 +95,6 @@ SMALL_COMMANDS = {
     "rm": "Remove a model from this disk.",
 }
 MODEL_PROCESS = "model-process"  # of a server with several models, which starts it
-FILE_FORMATS: dict[str, type[Toml | Yaml | Json]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
 
 
 def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -> int:
@@ -123,7 +125,11 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
 def small_command(name: str) -> App:
     """Return the command line of one of the small commands."""
     app = App(name=f"oaiserve {name}", version_flags=[], default_parameter=Parameter(negative=()))
-    app.default(import_module(f"oaiserve.commands.{name}").command)
+    module = import_module(f"oaiserve.commands.{name}")
+    for each in getattr(module, "COMMANDS", ()):
+        app.command(each)
+    if hasattr(module, "command"):
+        app.default(module.command)
     return app
 
 
@@ -208,7 +214,7 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
             Read settings from this file (.toml, .yaml or .json). A table [models.NAME] has a model of that name, and
             its own settings.
         """
-        tables = {} if config is None else FILE_FORMATS[config.suffix](config).config.get("models", {})
+        tables = {} if config is None else settings_in(config).get("models", {})
         if not model and not tables:
             raise OptionError(
                 "MODEL is missing. Give a folder, a .gguf file, a hub id, or demo, as in: oaiserve serve demo"
@@ -286,22 +292,13 @@ def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCo
     if argument is None or not argument.tokens:
         return
     path = Path(argument.tokens[-1].value)
-    if path.suffix not in FILE_FORMATS:
-        raise OptionError(f"--config is '{path}', but must end in {', '.join(FILE_FORMATS)}.")
-    try:
-        source = FILE_FORMATS[path.suffix](path, must_exist=True, use_commands_as_keys=False)
-        if tuple(commands) == ("serve",):
-            source.config.pop("models", None)  # which `serve` reads itself
-        source(app, commands, arguments)
-        for key, value in source.config.items():
-            if value == []:  # it would be ignored
-                raise OptionError(f"'{key}' in '{path}' is an empty list. Give it a value, or leave it out.")
-    except OSError as error:
-        raise OptionError(f"--config is '{path}', which cannot be read: {error.strerror}.") from error
-    except CycloptsError as error:
-        if type(error) is CycloptsError:  # raised by the parser of the format, without the file's name
-            raise OptionError(f"--config is '{path}', which cannot be read: {error}.") from error
-        raise
+    for key, value in settings_in(path).items():
+        if value == []:  # it would be ignored
+            raise OptionError(f"'{key}' in '{path}' is an empty list. Give it a value, or leave it out.")
+    source = FILE_FORMATS[path.suffix](path, use_commands_as_keys=False)
+    if tuple(commands) == ("serve",):
+        source.config.pop("models", None)  # which `serve` reads itself
+    source(app, commands, arguments)
 
 
 def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: TelemetryOptions) -> None:
@@ -391,7 +388,7 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
         config.server.log_level, config.server.log_format, model=None if ready is None else config.model_name
     )
     if ready is None:
-        _warn_of_exposed_keys(config)
+        _warn_of_keys(config)
     logger.info("Loading %s ...", config.model)
     if config.model == "demo":
         demo.fetched()  # as long as Ctrl-C removes a half fetched model
@@ -466,15 +463,18 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
 
 def _files_with_keys(config: Config) -> list[Path]:
     found = list(config.server.api_key_file)
-    if config.file is not None and {"api-key", "api_key"} & FILE_FORMATS[config.file.suffix](config.file).config.keys():
+    if config.file is not None and {"api-key", "api_key"} & settings_in(config.file).keys():
         found.append(config.file)
     return found
 
 
-def _warn_of_exposed_keys(config: Config) -> None:
+def _warn_of_keys(config: Config) -> None:
     for path in _files_with_keys(config):
         if (warning := exposure(path)) is not None:
             logger.warning("%s", warning)
+    file = config.server.response_store
+    if config.server.stored_keys and file is not None and not KeyTable(file).valid():
+        logger.warning("There is no stored key yet. This makes one: oaiserve keys add NAME --response-store '%s'", file)
 
 
 def _serve_models(
@@ -485,7 +485,7 @@ def _serve_models(
     from oaiserve.telemetry import logs
 
     logs.configure(server.log_level, server.log_format)
-    _warn_of_exposed_keys(next(iter(configs.values())))  # all have the same files
+    _warn_of_keys(next(iter(configs.values())))  # all have the same files
     if any(config.model == "demo" for config in configs.values()):
         demo.fetched()
     app, gateway, models = create_app(server, configs, options)

@@ -174,6 +174,10 @@ class ServerOptions(ListenerOptions):
     """Let the prompts of several keys share the prefix cache. By default, each key finds only what it has sent itself,
     because a faster prompt tells that somebody sent it."""
 
+    stored_keys: bool = False
+    """Require the keys that `oaiserve keys` makes in the file of --response-store, with their roles and limits. Those
+    of --api-key and --api-key-file are valid, too."""
+
     guard_all: bool = False
     """Require a key on /health, /ready, /version, /metrics and /openapi.json, too."""
 
@@ -255,7 +259,9 @@ class ServerOptions(ListenerOptions):
         for key in self.api_key:  # the message must not contain the value
             _check(is_header_value(key), "--api-key", "not usable", "printable ASCII without spaces")
         if self.guard_all and not self.needs_key:
-            raise OptionError("--guard-all needs an --api-key or an --api-key-file.")
+            raise OptionError("--guard-all needs an --api-key, an --api-key-file or --stored-keys.")
+        if self.stored_keys and self.response_store is None:
+            raise OptionError("--stored-keys needs --response-store, whose file has the keys.")
         for name in self.allowed_host:
             is_host = host_name(name) is not None
             _check(is_host, "--allowed-host", f"'{name}'", "a host name or an address, without scheme and port")
@@ -286,7 +292,7 @@ class ServerOptions(ListenerOptions):
 
     @property
     def needs_key(self) -> bool:
-        return bool(self.api_key or self.api_key_file)
+        return bool(self.api_key or self.api_key_file or self.stored_keys)
 
     @property
     def stores_responses(self) -> bool:
@@ -295,7 +301,7 @@ class ServerOptions(ListenerOptions):
     @property
     def shares_prefix_cache(self) -> bool:
         """Return whether all prompts share the prefix cache: if asked to, or with one key. A file may get a second."""
-        return self.share_prefix_cache or not (self.api_key_file or len(self.api_key) > 1)
+        return self.share_prefix_cache or not (self.api_key_file or self.stored_keys or len(self.api_key) > 1)
 
     @property
     def is_private(self) -> bool:

@@ -206,6 +206,17 @@ class Overloaded(APIError):
     code = "rate_limit_exceeded"
 
 
+class RateLimited(Overloaded):
+    """A key has used up what it may use in a minute or in a day, or asks for more than that at once."""
+
+    def __init__(self, message: str, type: str, retry_after_seconds: int | None, *, code: str | None = None) -> None:
+        super().__init__(message, code=code, retry_after_seconds=retry_after_seconds)
+        self.type = type
+
+    def headers(self) -> dict[str, str]:
+        return super().headers() or {"x-should-retry": "false"}  # it would be too much again
+
+
 class HeadersTooLarge(ClientError):
     status = 431
 

@@ -89,7 +89,8 @@ def _traffic() -> list[Panel]:
             "Refusals by reason",
             "Refusals per second. `overloaded` and `unavailable`: more requests wait than the limits allow, or the "
             "server is shutting down. `invalid_request` and `context_length_exceeded`: look at the client. "
-            "`missing_key`, `unknown_key`, `host` and `origin`: refused before it reached a route; the log says who.",
+            "`missing_key`, `unknown_key`, `role`, `host` and `origin`: refused before it reached a route; the log "
+            "says who. `rate_limited`: a key has used up a limit.",
             "reqps",
             [
                 Query(rate("oaiserve_rejected_total", ENGINE, "reason"), "{{reason}}"),

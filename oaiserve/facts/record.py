@@ -89,6 +89,7 @@ class AccessRefusal(StrEnum):
 
     MISSING_KEY = "missing_key"
     UNKNOWN_KEY = "unknown_key"
+    ROLE = "role"  # its key's role has not this right
     HOST = "host"  # it names the server by a name that is not allowed
     ORIGIN = "origin"  # it comes from the web page of another site
 

@@ -1,50 +1,108 @@
-"""`Keyring` knows the API keys and their owners, from the settings and from files, which may change.
+"""`Keyring` knows the valid API keys and their rights: of the settings, of files, and of the table of keys.
 
 It keeps only digests of keys, and no message contains a key or a part of one.
 """
 
 from __future__ import annotations
 
-import hmac
 import logging
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Flag, auto
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from oaiserve.config import is_header_value
-from oaiserve.errors import StartupError
+from oaiserve.errors import Forbidden, StartupError
 
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 2**20  # of a file of keys
 _NAME = re.compile(r"[A-Za-z0-9._@:+/-]{1,64}")
+NAME_RULE = "a name must be 1 to 64 letters, digits or ._@:+/-"
 
 
-class _Key(NamedTuple):
+class Right(Flag):
+    """The kinds of routes that a key may ask for. Some routes are for every key."""
+
+    USE = auto()  # ask the model, and have what the key has stored
+    WATCH = auto()  # see times, sizes and ids of all requests
+    ADAPTERS = auto()  # load and unload adapters
+    KEYS = auto()  # see all stored keys
+
+
+OF_LISTED = Right.USE | Right.WATCH | Right.ADAPTERS  # keys of the settings and of files
+ROLES = {"use": Right.USE, "watch": Right.WATCH, "admin": OF_LISTED | Right.KEYS}
+
+
+class Limits(NamedTuple):
+    """The most that a key may use. A name is a column of the table of keys, and a flag of `oaiserve keys`."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    requests_per_day: int | None = None
+    tokens_per_day: int | None = None
+    cost_per_day: float | None = None
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A valid key: whose it is, and what it may ask for."""
+
     name: str
-    digest: bytes
+    digest: bytes = field(repr=False)
+    rights: Right = OF_LISTED
+    number: int | None = None  # in the table of keys, which counts its uses; None: it is of the settings or of a file
+    limits: Limits = NO_LIMITS
+    priority: int | None = None  # of its requests that name none, and the best of those that do
+    models: tuple[str, ...] = ()  # and adapters; none: all
+
+    def check_model(self, *names: str) -> None:
+        """Raise Forbidden if the key may ask for none of these names of one model."""
+        if self.models and not {*names} & {*self.models}:
+            shown = ", ".join(map(repr, self.models))
+            message = f"The key '{self.name}' may not ask for the model {names[0][:200]!r}, but for {shown}."
+            raise Forbidden(message, param="model", code="model_not_found")
+
+    def priority_for(self, asked: int | None) -> int:
+        """Return the priority of a request: a lower one is earlier, and none is below that of the key."""
+        if self.priority is None:
+            return asked or 0
+        return self.priority if asked is None else max(asked, self.priority)
 
 
 class Keyring:
-    """The keys that are valid now. Any thread may call `name_of`; only one at a time may call `refresh`."""
+    """The keys that are valid now. Any thread may call `find`; only one at a time may call `refresh`."""
 
-    def __init__(self, keys: Sequence[str], files: Iterable[Path] = ()) -> None:
-        """Take `keys`, which are named key-1, key-2 and so on, and read the files. Raises StartupError."""
-        self._own = [_Key(f"key-{number}", sha256(key.encode()).digest()) for number, key in enumerate(keys, start=1)]
+    def __init__(
+        self,
+        keys: Sequence[str],
+        files: Iterable[Path] = (),
+        stored: Callable[[], Mapping[bytes, Key]] = lambda: MappingProxyType({}),
+    ) -> None:
+        """Take `keys`, which are named key-1, key-2 and so on, and read the files. Raises StartupError.
+
+        `stored` returns the keys of the table by digest, as they are now, and may block.
+        """
+        self._own = [Key(f"key-{number}", sha256(key.encode()).digest()) for number, key in enumerate(keys, start=1)]
         self._files = [_KeyFile(path) for path in files]
+        self._stored = stored
         self._gather()
 
-    def name_of(self, key: bytes) -> str | None:
-        """Return the name of the key, or None if it is unknown. A nearly right key takes no longer."""
-        given = sha256(key).digest()
-        matches = [known.name for known in self._keys if hmac.compare_digest(given, known.digest)]
-        return matches[0] if matches else None
+    def find(self, key: bytes) -> Key | None:
+        """Return the key, or None if it is unknown. By its digest, time tells nothing of a nearly right one."""
+        return self._by_digest.get(sha256(key).digest())
 
     def refresh(self) -> None:
-        """Read the files that have changed. It may block, so call it about once a second in a worker thread.
+        """Read the files and the table that have changed. It may block, so call it about once a second in a worker
+        thread.
 
         A file is read when it was the same in two calls, so an unfinished one is left alone. A broken file leaves its
         former keys valid, and is an error in the log.
@@ -54,7 +112,8 @@ class Keyring:
         self._gather()
 
     def _gather(self) -> None:
-        self._keys = (*self._own, *(key for file in self._files for key in file.keys))
+        listed = [*self._own, *(key for file in self._files for key in file.keys)]
+        self._by_digest = {key.digest: key for key in reversed(listed)} | dict(self._stored())
 
 
 class _KeyFile:
@@ -84,6 +143,10 @@ class _KeyFile:
         self.keys = keys
 
 
+def is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
 def exposure(path: Path) -> str | None:
     """Return a warning if other users of the machine can read the file or change it, and None if they cannot.
 
@@ -106,7 +169,7 @@ def _version(path: Path) -> object:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _read(path: Path) -> list[_Key]:
+def _read(path: Path) -> list[Key]:
     """Return the keys of a file, one on each line: NAME KEY, or only KEY. Raises ValueError with the reason."""
     try:
         with path.open("rb") as file:
@@ -125,7 +188,7 @@ def _read(path: Path) -> list[_Key]:
     return keys
 
 
-def _parse(path: Path, number: int, line: str) -> _Key | None:
+def _parse(path: Path, number: int, line: str) -> Key | None:
     fields = re.split(r"(?:^|\s)#", line, maxsplit=1)[0].split()
     if not fields:
         return None
@@ -134,7 +197,7 @@ def _parse(path: Path, number: int, line: str) -> _Key | None:
     *names, key = fields
     if not is_header_value(key):
         raise ValueError(f"is wrong in line {number}: a key must be printable ASCII")
-    if names and _NAME.fullmatch(names[0]) is None:
-        raise ValueError(f"is wrong in line {number}: a name must be 1 to 64 letters, digits or ._@:+/-")
+    if names and not is_name(names[0]):
+        raise ValueError(f"is wrong in line {number}: {NAME_RULE}")
     name = names[0] if names else f"{re.sub('[^A-Za-z0-9._@+-]', '_', path.name)[:56]}:{number}"
-    return _Key(name, sha256(key.encode()).digest())
+    return Key(name, sha256(key.encode()).digest())

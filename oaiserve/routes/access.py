@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from hashlib import sha256
 from typing import NoReturn
 
 from starlette.datastructures import Headers
@@ -18,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from oaiserve.errors import APIError, Forbidden, InvalidRequest, Unauthorized
 from oaiserve.facts.record import AccessRefusal
 from oaiserve.hosts import Authority, host_name, is_address, is_loopback, is_same_origin, parse_authority
-from oaiserve.http.keys import Keyring
+from oaiserve.http.keys import Keyring, Right
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +29,7 @@ _REFUSED = {
     AccessRefusal.ORIGIN: "Refused a request of a web page of another origin: %s",
     AccessRefusal.MISSING_KEY: "Refused a request without an API key: %s",
     AccessRefusal.UNKNOWN_KEY: "Refused a request with an unknown API key: %s",
+    AccessRefusal.ROLE: "Refused a request whose API key lacks the right: %s",
 }
 
 
@@ -118,11 +118,25 @@ def is_open(path: str, *, guard_all: bool) -> bool:
     return path in _PAGES or path.startswith(_PAGE_FILES) or (path in _OPEN_PATHS and not guard_all)
 
 
+# The rights for these routes and all below them; every other one is for those who use the model.
+_RIGHTS: dict[str, Right] = {
+    **dict.fromkeys(("/health", "/ready", "/version", "/openapi.json", "/v1/models"), Right(0)),
+    **dict.fromkeys(("/metrics", "/debug", "/dashboard"), Right.WATCH),
+    **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), Right.ADAPTERS),
+    "/admin": Right.KEYS,
+}
+
+
+def right_for(path: str) -> Right:
+    """Return the right that a key needs for a route."""
+    return next((right for at, right in _RIGHTS.items() if path == at or path.startswith(f"{at}/")), Right.USE)
+
+
 class APIKeys:
     """Requires `Authorization: Bearer KEY` on all routes but the operator's, or on all routes with `guard_all`. Clients
     of Anthropic's API send `x-api-key: KEY`.
 
-    `scope["state"]` gets the name of the key as `key_name` and `client`, and its digest as `owner`.
+    `scope["state"]` gets the `key`, its name as `key_name` and `client`, and its digest as `owner`.
     """
 
     def __init__(self, app: ASGIApp, *, keys: Keyring, guard_all: bool, count: CountRefusal) -> None:
@@ -134,17 +148,19 @@ class APIKeys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_open(scope["path"], guard_all=self._guard_all):
             headers = Headers(scope=scope)
-            scheme, _, key = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not key.strip():
-                key = headers.get("x-api-key", "")
-            given = key.strip().encode("latin-1")  # as it was on the wire
-            if not given:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not given.strip():
+                given = headers.get("x-api-key", "")
+            if not given.strip():
                 missing = Unauthorized("Please give your API key in the header 'Authorization: Bearer KEY'.")
                 _refuse(scope, AccessRefusal.MISSING_KEY, missing, self._count)
-            name = self._keys.name_of(given)
-            if name is None:
+            key = self._keys.find(given.strip().encode("latin-1"))  # as it was on the wire
+            if key is None:
                 unknown = Unauthorized("The API key is not known to this server.")
                 _refuse(scope, AccessRefusal.UNKNOWN_KEY, unknown, self._count)
+            if right_for(scope["path"]) not in key.rights:
+                message = f"The role of the key '{key.name}' does not permit {scope['path'][:100]}."
+                _refuse(scope, AccessRefusal.ROLE, Forbidden(message, code="role_not_allowed"), self._count, key.name)
             # Not the name: that of another key may be the same after a restart.
-            scope["state"].update(key_name=name, client=name, owner=sha256(given).hexdigest())
+            scope["state"].update(key=key, key_name=key.name, client=key.name, owner=key.digest.hex())
         await self.app(scope, receive, send)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,6 +24,8 @@ from oaiserve.facts.continuation import StreamIds
 from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, RequestRecord, ToolCallOutcome
 from oaiserve.facts.times import WAITED_HEADER, RequestTimes, monotonic_ns, waited
 from oaiserve.facts.trace import TraceContext
+from oaiserve.http.key_table import Use
+from oaiserve.http.keys import Key
 from oaiserve.routes.middleware import as_api_error, error_response
 from oaiserve.routes.serving import serving_of
 
@@ -51,6 +54,8 @@ class Exchange:
     client: str  # with whom others share the server: the name of its API key, or else its address
     key_name: str | None = None
     owner: str = ""  # a digest of the key; "" without keys
+    key: Key | None = None
+    use: Use | None = None  # of the key, if it is counted
     operation: str = ""
     http_route: str = ""
     ids: StreamIds | None = None  # that a gateway gives it
@@ -166,7 +171,9 @@ class Accounting:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         ids, client = (state["request_id"], state["unique_id"], state["trace"]), (state["client"], state["key_name"])
-        exchange = Exchange(*ids, *client, state["owner"], self._operation, self._http_route)
+        key: Key | None = state["key"]
+        use = None if key is None or key.number is None else Use(key)
+        exchange = Exchange(*ids, *client, state["owner"], key, use, self._operation, self._http_route)
         exchange.routing = state.get("routing", exchange.routing)
         exchange.is_background = state.get("is_background", False)
         state["exchange"] = exchange
@@ -182,6 +189,8 @@ class Accounting:
         async def watched_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.http_status = message["status"]
+                if use is not None:
+                    message["headers"] = [*message["headers"], *await self._limits(scope, use)]
             await send(message)
 
         try:
@@ -202,6 +211,13 @@ class Accounting:
                 # The terminal event carries the stamps, so a request that is being aborted ends with that event.
                 exchange.stream.on_end(lambda terminal: self._record(scope, exchange, terminal.usage))
 
+    async def _limits(self, scope: Scope, use: Use) -> list[tuple[bytes, bytes]]:
+        """Return the headers of the limits of a key."""
+        if not use.headers and (store := serving_of(Request(scope)).key_store) is not None:
+            with suppress(Unavailable):
+                await store.look(use)
+        return [(name.encode(), value.encode()) for name, value in use.headers.items()]
+
     def _record(self, scope: Scope, exchange: Exchange, usage: Usage) -> None:
         times = exchange.times.ended()
         if times.received is None:  # it was answered or cancelled before its body began
@@ -209,6 +225,9 @@ class Accounting:
         serving = serving_of(Request(scope))
         address, port = scope.get("server") or (None, None)
         adapter = None if exchange.adapter is None else exchange.adapter.name
+        if exchange.use is not None and serving.key_store is not None:
+            num_tokens = usage.prompt_tokens + usage.completion_tokens
+            serving.key_store.settle(exchange.use, num_tokens, (exchange.account.core_ns or 0) / 1e9)
         serving.telemetry.record(
             RequestRecord(
                 request_id=exchange.request_id,

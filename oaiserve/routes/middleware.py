@@ -39,8 +39,9 @@ class RequestHeaders:
     """Gives the request its ids, and puts its id, its trace and its time so far into the headers of the response.
 
     `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`,
-    `client` (its address, until a key names it), `key_name` (None) and `owner` ("", likewise), `routing` (the decision
-    of a router in front, if there is one), and `send`, by which the chunks of a stream bypass the layers in between.
+    `client` (its address, until a key names it), `key` and `key_name` (None) and `owner` ("", likewise), `routing` (the
+    decision of a router in front, if there is one), and `send`, by which the chunks of a stream bypass the layers in
+    between.
     `is_sampled` returns whether the spans of a trace will be exported. Requests without an account have none. Without
     it, trace and time are left to the server behind this one.
     """
@@ -56,7 +57,7 @@ class RequestHeaders:
         ids = request_ids(scope)
         request_id, trace = ids["request_id"], ids["trace"]
         state = scope.setdefault("state", {})
-        state.update(ids, key_name=None, owner="", send=send)
+        state.update(ids, key=None, key_name=None, owner="", send=send)
         if decision := Headers(scope=scope).get(DECISION_HEADER):
             state["routing"] = of_text(decision)
 

@@ -114,7 +114,7 @@ class Intake(Generic[OwnBody]):
             prompts,
             params,
             echo=echo,
-            priority=integer(self.body, "priority") or 0,
+            priority=self._priority(),
             cache_salt=self._cache_salt(),
             stream_interval=interval if is_streaming else 0,
             reports_progress=is_streaming and self.serving.config.server.progress_after_seconds > 0,
@@ -134,9 +134,12 @@ class Intake(Generic[OwnBody]):
     ) -> Answer:
         """Return the answer that `whole` renders of the vectors of prompts. `params` are for the record."""
         self.exchange.params = params | {"num_inputs": len(prompts)}
-        priority = integer(self.body, "priority") or 0
-        request = self.request(prompts, SamplingParams(max_tokens=0), priority=priority)
+        request = self.request(prompts, SamplingParams(max_tokens=0), priority=self._priority())
         return Answer(self.serving, self.exchange, request, whole)
+
+    def _priority(self) -> int:
+        asked, key = integer(self.body, "priority"), self.exchange.key
+        return asked or 0 if key is None else key.priority_for(asked)
 
     def request(self, prompts: tuple[Prompt, ...], params: SamplingParams, **more: Any) -> Request:
         exchange = self.exchange
@@ -190,6 +193,8 @@ async def prepare(
         body = yield from protocol.parse(kind, content, check_given)
         exchange.is_streaming = bool(getattr(body, "stream", None))  # vectors and scores are never streamed
         exchange.adapter = serving.check_model(getattr(body, "model", None))
+        if exchange.key is not None:
+            exchange.key.check_model(serving.name_of(exchange.adapter))
         serving.check_task(*tasks)
         exchange.deadline_ns = deadline_ns(http.headers, body, "deadline_ms")
         if not sent:  # else it has had its first token

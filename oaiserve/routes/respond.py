@@ -41,6 +41,9 @@ from oaiserve.routes.serving import Serving
 
 PIECE_BYTES = 64 * 1024  # most that is handed to the connection at once, and so most that waits in it
 
+# What counts against the limits of a key until the request has ended: of a prompt, and of an answer without max_tokens.
+BYTES_PER_TOKEN, OPEN_ANSWER_TOKENS = 4, 1024
+
 SIGN_OF_LIFE_SECONDS = 10.0  # most between two, while a prompt is computed
 
 Timings = Callable[[Usage], RequestTimings]  # called at the end of a stream, if the client asked for timings
@@ -96,6 +99,9 @@ class Answer:
     before_end: Callable[[Usage], Awaitable[None]] | None = None  # awaited when it is complete, before its end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        use, store = self.exchange.use, self.serving.key_store
+        if use is not None and store is not None and not self.request.sent:  # else it was counted where it began
+            await store.reserve(use, self._most_tokens())
         stream = self.serving.streams.submit(self.request)
         self.exchange.stream = stream
         stream.on_cut = lambda: self._cut(scope)
@@ -114,6 +120,12 @@ class Answer:
         finally:
             watch.cancel()
             stream.close()
+
+    def _most_tokens(self) -> int:
+        """Return how many tokens are reserved for the request: what its bytes tell of its prompt, and its answer."""
+        asked, context = self.request.params.max_tokens, self.serving.engine.max_model_len
+        most = min(OPEN_ANSWER_TOKENS if asked is None else asked, context)
+        return self.request.num_bytes // BYTES_PER_TOKEN + self.request.num_choices * most
 
     def _cut(self, scope: Scope) -> None:
         """Cut the connection after the beginning of an answer, because its client does not read."""

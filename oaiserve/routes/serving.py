@@ -16,6 +16,7 @@ from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.streams import LoopStreams
 from oaiserve.errors import InvalidRequest, ModelNotFound
+from oaiserve.http.key_store import KeyStore
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.responses.runs import Runs
@@ -59,6 +60,7 @@ class Serving:
     responses: ResponseDatabase
     runs: Runs
     received_bytes: SharedLimit  # of the bodies that are being received: a client may send many slowly
+    key_store: KeyStore | None  # of keys that are counted
     dialect: Dialect  # of calls and reasoning in the model's answers
 
     @property

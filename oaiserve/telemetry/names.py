@@ -313,8 +313,8 @@ EVENT_LOOP_LAG_SECONDS = _histogram(
 )
 REFUSED_ACCESS = _counter(
     "oaiserve_refused_access_total",
-    "Requests refused before they reached a route. reason: missing_key, unknown_key, host (a name that the server "
-    "does not answer to) or origin (a web page of another site).",
+    "Requests refused before they reached a route. reason: missing_key, unknown_key, role (that of the key has "
+    "not the right), host (a name that the server does not answer to) or origin (a web page of another site).",
     "reason",
 )
 BUILD_INFO = _info(

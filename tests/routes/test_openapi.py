@@ -30,7 +30,9 @@ from tests.routes.doubles import pools
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EVERYTHING = Config(
-    "demo", ServerOptions(api_key=("secret",), tokenizer_info=True), EngineOptions(lora_dir=Path("adapters"))
+    "demo",
+    ServerOptions(stored_keys=True, response_store=Path("store"), tokenizer_info=True),
+    EngineOptions(lora_dir=Path("adapters")),
 )
 
 

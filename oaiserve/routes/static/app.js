@@ -2,6 +2,7 @@
 
 import { Chat } from "./chat.js";
 import { Charts } from "./charts.js";
+import { offerKeys } from "./keys.js";
 import { byId, element, showProblem } from "./show.js";
 import { events, hasKey, keepKey, Refused, request } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
@@ -36,6 +37,7 @@ async function openFeed(signal) {
   byId("key-form").hidden = true;
   byId("main").hidden = false;
   chat.offer(data);
+  offerKeys();
   const processes = data.filter((model) => model.is_loaded !== undefined); // of several models, each has its own
   offer(processes);
   const watched = processes.find(({ id }) => id === byId("watched").value);
@@ -81,6 +83,7 @@ async function follow() {
     if (byId("status").dataset.state === "live") setStatus("lost", "The server closed the feed; trying again");
   } catch (error) {
     if (error.name === "AbortError" || error.needsKey) return;
+    if (error.lacksRight) return setStatus("waiting", "This key is without the live page");
     setStatus("lost", "No connection; trying again");
     if (error instanceof Refused) {
       showProblem(error.message);

@@ -11,6 +11,7 @@ export class Refused extends Error {
     super(message);
     this.param = param;
     this.needsKey = response.status === 401;
+    this.lacksRight = response.status === 403;
     this.retryAfterSeconds = Number(response.headers.get("retry-after"));
   }
 }

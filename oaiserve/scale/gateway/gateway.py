@@ -31,6 +31,7 @@ from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.http.connections import CONNECTION
+from oaiserve.http.keys import Key
 from oaiserve.routes import sse
 from oaiserve.routes.body import client_left
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
@@ -213,7 +214,7 @@ class Gateway:
                     asked.headers = [header for header in asked.headers if header[0] != TRACEPARENT]
                 async with AsyncExitStack() as stack:
                     if self._residents is not None and not path.startswith(_OF_ONE_REPLICA):
-                        await self._have_model(asked, self._residents, stack, left)
+                        await self._have_model(asked, scope["state"]["key"], self._residents, stack, left)
                     begun = await self._begin(asked, left)
                     if not begun.may_go_on:
                         self._received.give_back(client, len(body))
@@ -240,10 +241,13 @@ class Gateway:
             raise RequestTimeout(text) from None
 
     async def _have_model(
-        self, asked: _Asked, residents: Residents, stack: AsyncExitStack, left: asyncio.Task[None]
+        self, asked: _Asked, key: Key | None, residents: Residents, stack: AsyncExitStack, left: asyncio.Task[None]
     ) -> None:
-        """Wait until the model of a request is loaded, and keep it loaded as long as `stack` is open."""
+        """Wait until the model of a request is loaded, and keep it loaded as long as `stack` is open. Raises
+        Forbidden."""
         name = residents.name_for(asked.prompt.model)
+        if key is not None and not asked.looks_for_one:
+            key.check_model(name)
         waited_ns = await _unless_left(stack.enter_async_context(residents.in_use(name)), left)
         asked.headers.append((WAITED_HEADER.encode(), b"%d %d" % (asked.began_ns, waited_ns)))
         if not asked.looks_for_one:

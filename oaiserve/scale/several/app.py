@@ -25,15 +25,14 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from oaiserve import __version__
-from oaiserve.app import middleware, refresh_keys
+from oaiserve.app import keyring, middleware, refresh_keys
 from oaiserve.config import Config, ModelsOptions, RouteOptions, ServerOptions
 from oaiserve.errors import ModelNotFound
 from oaiserve.facts.record import AccessRefusal
 from oaiserve.files import demo
 from oaiserve.files.private import cache_folder
 from oaiserve.files.source import find_model
-from oaiserve.http.keys import Keyring
-from oaiserve.routes import dashboard, debug
+from oaiserve.routes import dashboard, debug, keys
 from oaiserve.routes.middleware import json_response, render_http_exception
 from oaiserve.scale.gateway.app import health, version
 from oaiserve.scale.gateway.gateway import Gateway
@@ -56,7 +55,7 @@ def create_app(
 ) -> tuple[Starlette, Gateway, LoadedModels]:
     """Return the app, its gateway, which learns of the shutdown, and the models. Raises StartupError for files of
     keys."""
-    keys = Keyring(server.api_key, server.api_key_file) if server.needs_key else None
+    ring, key_store = keyring(server)
     own_key = token_urlsafe() if server.needs_key else None  # by which this process asks for reports and metrics
     folder = Path(tempfile.mkdtemp(prefix="oaiserve-"))  # of what the processes have in common
     served = {
@@ -118,8 +117,8 @@ def create_app(
         tasks = [asyncio.create_task(watch.run()), asyncio.create_task(models.watch())]
         if not options.load_on_demand:
             tasks.append(asyncio.create_task(models.load_all()))
-        if keys is not None and server.api_key_file:
-            tasks.append(asyncio.create_task(refresh_keys(keys)))
+        if ring is not None:
+            tasks.append(asyncio.create_task(refresh_keys(ring)))
         try:
             yield
         finally:
@@ -130,6 +129,11 @@ def create_app(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             shutil.rmtree(folder)
+            if key_store is not None:
+                await key_store.close()
+
+    async def list_keys(request: Request) -> Response:
+        return await keys.answer(key_store)
 
     async def root(request: Request) -> Response:
         page = "dashboard" if server.shows_dashboard else None
@@ -144,13 +148,14 @@ def create_app(
             Route("/ready", health),
             Route("/version", version),
             Route("/metrics", show_metrics),
+            Route("/admin/keys", keys.closed_route if key_store is None else list_keys),
             Route("/v1/models", list_models),
             Route("/v1/models/{model_id:path}", retrieve_model),
             Route("/", root),
             *(page if server.shows_dashboard else [Route(path, debug.closed_route) for path in closed]),
             Mount("", gateway),
         ],
-        middleware=middleware(server, keys, count_refused, None),
+        middleware=middleware(server, ring, count_refused, None),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )

@@ -20,7 +20,7 @@ _NAMED = re.compile(r"([\w.-]+)=(.+)")
 _OPTIONS = {"server": ServerOptions, "engine": EngineOptions, "telemetry": TelemetryOptions}
 # Settings of the one server that clients see, which a model cannot have for itself.
 _OF_THE_SERVER = {field.name for field in fields(ListenerOptions)} | {
-    *("front_ends", "api_key", "api_key_file", "guard_all", "cors_origin", "served_model_name"),
+    *("front_ends", "api_key", "api_key_file", "stored_keys", "guard_all", "cors_origin", "served_model_name"),
     *("max_connections", "max_connections_per_address", "header_timeout_seconds", "idle_timeout_seconds"),
     *("response_store", "response_store_number", "response_store_bytes", "response_store_seconds"),
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from starlette.testclient import TestClient
 
 from oaiserve.config import Config, ModelsOptions, ServerOptions
+from oaiserve.http.key_table import KeyTable
 from oaiserve.scale.several.app import create_app
 from oaiserve.scale.several.settings import models_of
 
@@ -36,6 +39,24 @@ def test_a_front_with_keys_asks_for_one() -> None:
         listed = client.get("/v1/models", headers={"authorization": "Bearer mine"})
         assert [(model["id"], model["is_loaded"]) for model in listed.json()["data"]] == [("demo", False)]
         assert client.get("/v1/models/none", headers={"authorization": "Bearer mine"}).status_code == 404
+
+
+def test_the_front_knows_stored_keys_and_refuses_a_model_before_it_is_loaded(tmp_path: Path) -> None:
+    server = ServerOptions(stored_keys=True, response_store=tmp_path / "store")
+    table = KeyTable(tmp_path / "store")
+    admin, alice = (
+        {"authorization": f"Bearer {table.add(name, values)}"}
+        for name, values in (("admin", {"role": "admin"}), ("alice", {"models": ["other"]}))
+    )
+    with front(server) as client:
+        answer = client.post("/v1/completions", json={"model": "demo", "prompt": "Hello"}, headers=alice)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_found")
+        assert not client.get("/v1/models", headers=alice).json()["data"][0]["is_loaded"]
+        assert [client.get(path, headers=alice).status_code for path in ("/admin/keys", "/debug/requests")] == [
+            403,
+            403,
+        ]
+        assert [key["name"] for key in client.get("/admin/keys", headers=admin).json()["keys"]] == ["admin", "alice"]
 
 
 def test_a_model_that_no_process_has_is_told_to_be_unknown() -> None:

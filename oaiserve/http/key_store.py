@@ -1,0 +1,112 @@
+"""`KeyStore` is the table of keys for a server that runs: which are valid, and what each request may use and has used.
+
+It has a thread of its own, because the table is a file: the event loop waits for nothing, and a request with limits for
+its turn in a transaction, which all that wait have together. If the file does not work, keys with limits are not
+served, others are, and what they have used is counted later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from oaiserve.errors import RateLimited, Unavailable
+from oaiserve.http.key_table import KeyTable, Use
+from oaiserve.http.keys import NO_LIMITS, Key
+
+logger = logging.getLogger(__name__)
+
+MOST_UNSETTLED = 100_000  # uses that are kept for a file that does not work; older ones count as they were reserved
+
+
+class KeyStore:
+    """Stored keys, and the uses of those by requests."""
+
+    def __init__(self, table: KeyTable) -> None:
+        self._table = table
+        self._version, self._valid = table.version(), table.valid()
+        self._thread = ThreadPoolExecutor(1, "key-store")
+        # Each with what somebody waits for, or None where a use is settled.
+        self._waiting: deque[tuple[Use, Callable[[], None], Future[None] | None]] = deque()
+
+    def valid(self) -> Mapping[bytes, Key]:
+        """Return the keys that are valid now, and try again to count what could not be counted. This blocks."""
+        return self._thread.submit(self._refreshed).result()
+
+    async def reserve(self, use: Use, tokens: int) -> None:
+        """Admit a request, and reserve so many tokens for it if its key has limits. Raises RateLimited, Unavailable."""
+        if use.key.limits == NO_LIMITS:
+            use.admitted = self._table.clock()
+        else:
+            await self._done(use, partial(self._table.reserve, use, tokens))
+
+    async def look(self, use: Use) -> None:
+        """Let a use know what its key has left. Raises Unavailable."""
+        if use.key.limits != NO_LIMITS:
+            await self._done(use, partial(self._table.look, use))
+
+    def settle(self, use: Use, tokens: int, cost: float) -> None:
+        """Count what a request has used, soon, in place of what was reserved for it. Call it once for each."""
+        self._add(use, partial(self._table.settle, use, tokens, cost), None)
+
+    async def listed(self) -> list[dict[str, Any]]:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._table.listed)
+
+    async def close(self) -> None:
+        """Count what waits, and close the file."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._table.close)
+        self._thread.shutdown()
+
+    async def _done(self, use: Use, work: Callable[[], None]) -> None:
+        done: Future[None] = Future()
+        self._add(use, work, done)
+        await asyncio.wrap_future(done)
+
+    def _add(self, use: Use, work: Callable[[], None], done: Future[None] | None) -> None:
+        self._waiting.append((use, work, done))
+        self._thread.submit(self._do_all)
+
+    def _do_all(self) -> None:
+        """Do all that waits in one transaction, but for reservations that nobody waits for any more."""
+        batch = []
+        while self._waiting:
+            use, work, done = self._waiting.popleft()
+            if done is None or done.set_running_or_notify_cancel():
+                batch.append((use, work, done))
+        errors: dict[Future[None] | None, Exception] = {}
+        try:
+            if batch:
+                with self._table.transaction():
+                    for _, work, done in batch:
+                        try:
+                            work()
+                        except RateLimited as error:
+                            errors[done] = error
+        except Exception as error:  # whatever it is, somebody waits
+            logger.error("The table of keys does not work: %s: %s", type(error).__name__, error)
+            self._waiting.extendleft([one for one in reversed(batch) if one[2] is None][:MOST_UNSETTLED])
+            text = "The limits of the API key cannot be checked at the moment; the server's log says why."
+            for use, _, done in batch:
+                if done is not None:
+                    use.admitted, errors[done] = None, Unavailable(text, retry_after_seconds=5)
+        for _, _, done in batch:
+            if done is not None and done in errors:
+                done.set_exception(errors[done])
+            elif done is not None:
+                done.set_result(None)
+
+    def _refreshed(self) -> Mapping[bytes, Key]:
+        try:
+            if (version := self._table.version()) != self._version:
+                self._version, self._valid = version, self._table.valid()
+                logger.info("The stored keys have changed: %d are valid.", len(self._valid))
+        except sqlite3.Error as error:
+            logger.error("The table of keys cannot be read: %s. The keys that it had before stay valid.", error)
+        self._do_all()
+        return self._valid

@@ -1,0 +1,264 @@
+"""`KeyTable` has stored keys and what they have used, in the small database: what one process writes, all others count.
+
+A minute is the last 60 seconds, of which each has a row. A day begins at midnight, UTC.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import accumulate
+from pathlib import Path
+from secrets import token_urlsafe
+from typing import Any, NamedTuple
+
+from oaiserve.errors import RateLimited, StartupError
+from oaiserve.files.database import opened, transaction
+from oaiserve.http.keys import NAME_RULE, ROLES, Key, Limits, is_name
+
+SECOND, MINUTE, DAY = 1, 60, 86_400
+KEPT_PERIODS = 62  # seconds, and days, of which there are rows
+_SCHEMA = (
+    f"""
+CREATE TABLE IF NOT EXISTS keys (
+    number INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    digest BLOB NOT NULL UNIQUE,
+    created REAL NOT NULL,
+    revoked REAL,
+    role TEXT NOT NULL,
+    priority INTEGER,
+    models TEXT NOT NULL, -- a list in JSON
+    {", ".join(f"{name} NUMERIC" for name in Limits._fields)}
+)
+""",
+    "CREATE UNIQUE INDEX IF NOT EXISTS valid_keys ON keys (name) WHERE revoked IS NULL",
+    """
+CREATE TABLE IF NOT EXISTS uses (
+    key INTEGER NOT NULL,
+    period INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    requests INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    cost REAL NOT NULL,
+    last REAL NOT NULL,
+    PRIMARY KEY (key, period, start)
+) WITHOUT ROWID
+""",
+)
+_ADD_USE = """
+INSERT INTO uses VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    requests = requests + excluded.requests,
+    tokens = tokens + excluded.tokens,
+    cost = cost + excluded.cost,
+    last = max(last, excluded.last)
+"""
+
+
+class Left(NamedTuple):
+    """The rest of one limit of a key. `free` has the Unix times at which used parts of it come back."""
+
+    unit: str
+    per: str
+    limit: float
+    used: float
+    free: list[tuple[float, float]]
+
+    def back_at(self, wanted: float) -> float:
+        """Return the time at which so much is free."""
+        used = accumulate(amount for _, amount in self.free)
+        return next(
+            at for (at, _), so_far in zip(self.free, used, strict=True) if self.used - so_far + wanted <= self.limit
+        )
+
+
+@dataclass(slots=True)
+class Use:
+    """The use of a key by one request: what is reserved for it, if it has limits, and what its answer tells of them."""
+
+    key: Key
+    admitted: float | None = None  # Unix time; None: it was not, and counts nothing
+    requests: int = 0  # that have been counted
+    tokens: int = 0  # likewise
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class KeyTable:
+    """The table of keys of a file. Only one thread at a time may call its methods."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        """Open the file, and create it if it is missing. Raises StartupError."""
+        self._connection = opened(path, _SCHEMA, "NORMAL")
+        self.clock = clock
+        self.transaction: Callable[..., Any] = lambda: transaction(self._connection)
+        self.close = self._connection.close
+
+    # -- keys: each change adds 1 to the version of the file -----------------------------------------------------------
+
+    def version(self) -> int:
+        version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        return version
+
+    def valid(self) -> dict[bytes, Key]:
+        """Return the keys that are valid, by digest."""
+        columns = f"name, digest, role, number, priority, models, {', '.join(Limits._fields)}"
+        found = {}
+        for row in self._connection.execute(f"SELECT {columns} FROM keys WHERE revoked IS NULL"):
+            name, digest, role, number, priority, models, *limits = row
+            found[digest] = Key(name, digest, ROLES[role], number, Limits(*limits), priority, (*json.loads(models),))
+        return found
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return all keys for people, with their use of today."""
+        query = f"""
+            SELECT name, role, priority, models, {", ".join(Limits._fields)}, created, revoked,
+                coalesce(requests, 0) AS requests_today, coalesce(tokens, 0) AS tokens_today,
+                coalesce(cost, 0.0) AS cost_today,
+                (SELECT max(last) FROM uses WHERE key = number AND period = {DAY}) AS last_used
+            FROM keys LEFT JOIN uses ON key = number AND period = {DAY} AND start = ?
+            ORDER BY revoked IS NOT NULL, name
+        """
+        cursor = self._connection.execute(query, (_start(self.clock(), DAY),))
+        rows = [dict(zip((column[0] for column in cursor.description), row, strict=True)) for row in cursor]
+        return [{**row, "models": json.loads(row["models"])} for row in rows]
+
+    def add(self, name: str, values: Mapping[str, Any]) -> str:
+        """Make a key with these values of its columns, and return it: nothing else has it. Raises StartupError."""
+        if not is_name(name):
+            raise StartupError(f"'{name}' cannot be the name of a key: {NAME_RULE}.")
+        key = f"sk-{token_urlsafe(32)}"
+        columns = {"name": name, "digest": sha256(key.encode()).digest(), "created": self.clock(), "models": "[]"}
+        columns |= {"role": "use"} | _checked(values)
+        given = f"({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+        try:
+            self._change(f"INSERT INTO keys {given}", (*columns.values(),))
+        except sqlite3.IntegrityError:
+            raise StartupError(f"There is a key '{name}' already. Revoke it first, or take another name.") from None
+        return key
+
+    def change(self, name: str, values: Mapping[str, Any]) -> None:
+        """Give a valid key other values. Raises StartupError."""
+        columns = _checked(values)
+        changes = ", ".join(f"{column} = ?" for column in columns)
+        if not changes:
+            raise StartupError(f"Nothing is given that shall change of the key '{name}'.")
+        if not self._change(f"UPDATE keys SET {changes} WHERE name = ? AND revoked IS NULL", (*columns.values(), name)):
+            raise StartupError(f"There is no valid key '{name}'. 'oaiserve keys list' shows all.")
+
+    def revoke(self, name: str) -> None:
+        self.change(name, {"revoked": self.clock()})
+
+    def _change(self, statement: str, values: tuple[Any, ...]) -> int:
+        with self.transaction():
+            changed = self._connection.execute(statement, values).rowcount
+            self._connection.execute(f"PRAGMA user_version = {self.version() + 1}")
+        return changed
+
+    # -- uses: call them in a transaction ------------------------------------------------------------------------------
+
+    def reserve(self, use: Use, tokens: int) -> None:
+        """Count a request of so many tokens, if its key has so much left, and note it in its use. Raises
+        RateLimited."""
+        now = self.clock()
+        wanted = {"requests": 1, "tokens": tokens}
+        for left in reversed(all_left := self._left(use.key, now)):  # a day's limits hold longer
+            if left.used + wanted.get(left.unit, 0) > left.limit or left.used >= left.limit:
+                use.headers = _headers(all_left, now)
+                raise _refusal(use.key, left, wanted.get(left.unit, 0), now)
+        use.admitted, use.requests, use.tokens = now, 1, tokens
+        self._add(use, 1, tokens, 0.0, now)
+        use.headers = _headers(self._left(use.key, now), now)
+        self._connection.execute(
+            "DELETE FROM uses WHERE key = ? AND start < ? - ? * period", (use.key.number, now, KEPT_PERIODS)
+        )
+
+    def look(self, use: Use) -> None:
+        """Note what a key has left for its answer, as `reserve` does, without counting anything."""
+        now = self.clock()
+        use.headers = _headers(self._left(use.key, now), now)
+
+    def settle(self, use: Use, tokens: int, cost: float) -> None:
+        """Count what a request has used in place of what was reserved.
+
+        What is left over was never used, and what was used beyond it is so now."""
+        if use.admitted is not None:
+            more = tokens - use.tokens
+            self._add(use, 1 - use.requests, more, cost, use.admitted if more < 0 else self.clock())
+
+    def _add(self, use: Use, requests: int, tokens: int, cost: float, second: float) -> None:
+        """Add to the rows of this second, and of the day on which the request was admitted."""
+        for period, at in ((SECOND, second), (DAY, use.admitted or 0.0)):
+            row = (use.key.number, period, _start(at, period), requests, tokens, cost, self.clock())
+            self._connection.execute(_ADD_USE, row)
+
+    def _left(self, key: Key, now: float) -> list[Left]:
+        """Return what is left of each limit of a key."""
+        query = """
+            SELECT period, start, requests, tokens, cost FROM uses
+            WHERE key = ? AND ((period = 1 AND start BETWEEN ? AND ?) OR (period = ? AND start = ?)) ORDER BY start
+        """
+        # A second counts until all of it is 60 seconds old. Beyond the next 60, the clock has been set back.
+        seconds = int(now) - MINUTE, int(now) + MINUTE
+        rows = self._connection.execute(query, (key.number, *seconds, DAY, _start(now, DAY))).fetchall()
+        found = []
+        for name, limit in zip(Limits._fields, key.limits, strict=True):
+            unit, _, per = name.partition("_per_")
+            if limit is None:
+                continue
+            period, back_after = (SECOND, MINUTE + SECOND) if per == "minute" else (DAY, DAY)
+            column = ("requests", "tokens", "cost").index(unit) + 2
+            free = [(row[1] + back_after, row[column]) for row in rows if row[0] == period and row[column]]
+            found.append(Left(unit, per, limit, sum(amount for _, amount in free), free))
+        return found
+
+
+def _start(at: float, period: int) -> int:
+    return int(at) // period * period
+
+
+def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns for given values, in which 0 is no limit. Raises StartupError."""
+    columns = {name: value for name, value in values.items() if value is not None}
+    for name in columns.keys() & {*Limits._fields}:
+        if not 0 <= columns[name] < math.inf:
+            raise StartupError(f"--{name.replace('_', '-')} is {columns[name]}, but must be at least 0. 0: no limit.")
+        columns[name] = columns[name] or None
+    if "models" in columns:
+        columns["models"] = json.dumps([] if "*" in columns["models"] else columns["models"])
+    return columns
+
+
+def _refusal(key: Key, left: Left, wanted: float, now: float) -> RateLimited:
+    name = f"{left.unit} per {left.per}"
+    told = f"Limit {left.limit:g}, used {left.used:g}, requested {wanted:g}."
+    if wanted > left.limit:
+        text = f"The request is too large for the key '{key.name}' by its {name}. {told} Ask for fewer tokens."
+        return RateLimited(text, left.unit, None)
+    seconds = max(1, math.ceil(left.back_at(wanted) - now))
+    if left.per == "day":
+        text = f"The key '{key.name}' has used up its {name}. {told} The day ends at midnight, UTC."
+        return RateLimited(text, INSUFFICIENT, seconds, code=INSUFFICIENT)
+    text = f"Rate limit of the key '{key.name}' reached: {name}. {told} Please try again in {seconds} s."
+    return RateLimited(text, left.unit, seconds)
+
+
+INSUFFICIENT = "insufficient_quota"
+
+
+def _headers(lefts: list[Left], now: float) -> dict[str, str]:
+    """Return OpenAI's headers: of requests and of tokens, each by the limit with the least left."""
+    headers = {}
+    for unit in ("requests", "tokens"):
+        of_unit = [left for left in lefts if left.unit == unit]
+        if of_unit:
+            least = min(of_unit, key=lambda left: left.limit - left.used)
+            seconds = math.ceil(max([0.0, *(at - now for at, _ in least.free)]))
+            headers[f"x-ratelimit-limit-{unit}"] = f"{least.limit:.0f}"
+            headers[f"x-ratelimit-remaining-{unit}"] = f"{max(0.0, least.limit - least.used):.0f}"
+            headers[f"x-ratelimit-reset-{unit}"] = f"{seconds}s"
+    return headers

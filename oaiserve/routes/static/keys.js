@@ -1,0 +1,48 @@
+// Shows admins the stored keys and what they have used, anew every few seconds while the list is open.
+
+import { byId, element, number } from "./show.js";
+import { hasKey, request } from "./sse.js";
+
+const EVERY_MS = 5000;
+const LIMITS = ["requests_per_minute", "tokens_per_minute", "requests_per_day", "tokens_per_day", "cost_per_day"];
+const list = byId("key-list");
+let timer = null;
+
+export function offerKeys() {
+  list.hidden = !hasKey();
+}
+
+function limit(key, name) {
+  const [unit, period] = name.split("_per_");
+  return `${number(key[name])} ${unit}/${period}`;
+}
+
+function row(key) {
+  const limits = LIMITS.filter((name) => key[name] !== null).map((name) => limit(key, name));
+  const used = [key.requests_today, key.tokens_today, Math.round(key.cost_today * 1000) / 1000].map(number);
+  const last = key.last_used === null ? "never" : new Date(key.last_used * 1000).toLocaleString();
+  return element(
+    "tr",
+    {},
+    element("th", { scope: "row" }, key.name),
+    element("td", {}, key.revoked === null ? key.role : "revoked"),
+    element("td", {}, limits.join(", ") || "none"),
+    ...used.map((text) => element("td", { class: "number" }, text)),
+    element("td", {}, last),
+  );
+}
+
+async function look() {
+  clearTimeout(timer);
+  if (!list.open) return;
+  try {
+    const { keys } = await (await request("admin/keys")).json();
+    byId("key-rows").replaceChildren(...keys.map(row));
+    byId("key-note").textContent = "The command oaiserve keys makes, changes and revokes them. Today begins at midnight, UTC.";
+    timer = setTimeout(look, EVERY_MS);
+  } catch (error) {
+    byId("key-note").textContent = error.message;
+  }
+}
+
+list.addEventListener("toggle", look);

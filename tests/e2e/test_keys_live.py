@@ -1,0 +1,49 @@
+"""Stored keys with front ends as processes: limits are those of the server, and the command changes them meanwhile."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+
+from tests.e2e.conftest import clean_environment, serve_process
+from tests.waiting import wait_until
+
+
+def command(store: Path, *words: str) -> str:
+    line = [sys.executable, "-m", "oaiserve", "keys", *words, "--response-store", str(store)]
+    return subprocess.run(line, check=True, capture_output=True, text=True, env=clean_environment()).stdout.strip()
+
+
+def complete(url: str, key: str) -> tuple[int, str | None]:
+    """Ask on a connection of its own, which any front end may get."""
+    headers, body = {"authorization": f"Bearer {key}"}, {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+    return answer.status_code, answer.headers.get("x-ratelimit-remaining-requests")
+
+
+def test_front_ends_share_the_limits_of_keys_which_change_while_they_run(small_model: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    alice, bob = (command(store, "add", name, "--requests-per-day", "12") for name in ("alice", "bob"))
+    flags = ("--front-ends", "2", "--kv-blocks", "1024", "--stored-keys", "--response-store", str(store))
+    with serve_process(str(small_model), tmp_path / "log", *flags) as server, ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: complete(server.url, alice), range(30)))
+        assert sorted(rest for status, rest in found if status == 200) == sorted(str(number) for number in range(12))
+        assert [status for status, _ in found].count(429) == 18
+        wait_until(
+            lambda: (
+                re.search(r"alice +use .* 12 requests, 60 tokens, cost [0-9.e-]*[1-9]", command(store, "list"))
+                is not None
+            )
+        )
+        command(store, "limit", "alice", "--requests-per-day", "13")
+        wait_until(lambda: complete(server.url, alice)[0] == 200)
+        assert complete(server.url, alice) == (429, "0")
+        assert complete(server.url, bob) == (200, "11")
+        command(store, "revoke", "bob")
+        wait_until(lambda: {complete(server.url, bob)[0] for _ in range(4)} == {401})
+        assert server.terminate() == 0
