@@ -75,13 +75,12 @@ def complete(
     num_tokens: int,
     *,
     clients: int | None = None,
-    gap_seconds: float = 0.0,
     adapters: Sequence[int] = (0,),
 ) -> EngineRun:
     """Compute greedy answers to all prompts.
 
-    The requests come all at once, or `gap_seconds` apart; or from so many `clients`, each of which sends its next
-    request when it has the last answer. They have these `adapters` in turns, by number. Raises RuntimeError if a
+    The requests come all at once, or from so many `clients`, each of which sends its next request when it has the last
+    answer. They have these `adapters` in turns, by number. Raises RuntimeError if a
     request does not finish with all its tokens.
     """
     inbox: SimpleQueue[list[Event]] = SimpleQueue()
@@ -102,8 +101,6 @@ def complete(
             began_ns = time.perf_counter_ns()
             engine.submit(request, inbox.put)
             submit_ns.append(time.perf_counter_ns() - began_ns)
-            if gap_seconds:
-                time.sleep(gap_seconds)
 
     started = time.perf_counter()
     send(clients or len(requests))

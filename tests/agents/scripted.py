@@ -99,12 +99,10 @@ class Recording:
 
 
 @contextmanager
-def scripted_server(
-    answer: Callable[[str], str], options: ServerOptions | None = None, tokenizer: Tokenizer | None = None
-) -> Iterator[ScriptedServer]:
+def scripted_server(answer: Callable[[str], str]) -> Iterator[ScriptedServer]:
     """Serve a model that writes `answer(prompt)`, which is called with the text of a prompt."""
-    options = options or ServerOptions(drain_timeout_seconds=5)
-    tokenizer = tokenizer or Tokenizer.from_pretrained(demo.fetched())
+    options = ServerOptions(drain_timeout_seconds=5)
+    tokenizer = Tokenizer.from_pretrained(demo.fetched())
     end = tokenizer.eos_token_id
     answers: dict[str, list[int]] = {}
     prompts: dict[str, str] = {}

@@ -104,11 +104,9 @@ def running_server(
 
 
 @contextmanager
-def run_server(
-    app: Starlette, options: ServerOptions | None = None, send_buffer_bytes: int | None = None
-) -> Iterator[str]:
+def run_server(app: Starlette, options: ServerOptions | None = None) -> Iterator[str]:
     """Serve `app` as `running_server` does, and return only the URL."""
-    with running_server(app, options, send_buffer_bytes) as (url, _):
+    with running_server(app, options) as (url, _):
         yield url
 
 

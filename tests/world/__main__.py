@@ -1,6 +1,6 @@
 """python -m tests.world --seeds 1000: hours of the world from so many seeds, on all cores. It fails where one breaks.
 
---seed 17 lives one hour and prints its trace; --mutants plants faults, and says which of them are found.
+--seed 17 lives one hour and prints its trace.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seconds", type=float, default=3600, help="of simulated life for each seed")
     parser.add_argument("--seed", type=int, help="one seed, with its trace")
-    parser.add_argument("--mutants", nargs="*", help="plant all faults, or those of these names")
     given = parser.parse_args()
-    if given.mutants is not None:
-        from tests.world.mutants import try_all
-
-        return try_all(given.mutants, given.seeds, given.first, given.seconds)
     from tests.world.hour import live
 
     if given.seed is not None:

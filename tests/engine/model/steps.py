@@ -65,19 +65,17 @@ def two_steps(
     generator: torch.Generator,
     *,
     num_blocks: int = NUM_BLOCKS,
-    block_size: int = BLOCK_SIZE,
-    in_order: bool = False,
     **others: Any,
 ) -> list[Step]:
     """Return the last step, and one that fills the cache before, unless it is empty.
 
-    Tokens are random, and blocks in random order or in theirs. `others` are those of `sequence_of`.
+    Tokens are random, and blocks in random order. `others` are those of `sequence_of`.
     """
-    blocks = iter(range(num_blocks) if in_order else torch.randperm(num_blocks, generator=generator).tolist())
+    blocks = iter(torch.randperm(num_blocks, generator=generator).tolist())
     before, step = Step(), Step()
     for i, (num_before, num_now) in enumerate(shape):
         ids = torch.randint(97, (num_before + num_now,), generator=generator).tolist()
-        own = [next(blocks) for _ in range(-(-len(ids) // block_size))]
+        own = [next(blocks) for _ in range(-(-len(ids) // BLOCK_SIZE))]
         sequence = sequence_of(ids, own, name=str(i), **others)
         if num_before:
             before.chunks.append(Chunk(sequence, 0, num_before, max_draws=0))

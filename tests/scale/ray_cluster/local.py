@@ -24,10 +24,6 @@ REPLICA = "replica"  # the deployment
 OBJECT_STORE_BYTES = 100 * 2**20
 
 
-class NotInTime(Exception):
-    """The cluster was not as it should be in time."""
-
-
 def settings() -> dict[str, str]:
     """Return the settings of each node, with this checkout."""
     lines = RAY_ENV.read_text().splitlines()
@@ -76,20 +72,15 @@ class LocalCluster:
                 return int(found.pid)
         raise LookupError(f"nothing listens on port {port}")
 
-    def seconds_until(self, holds: Callable[[], bool], limit_seconds: float) -> float | None:
-        """Return the seconds until something holds; None if that takes too long."""
-        began = time.monotonic()
-        while (took := time.monotonic() - began) < limit_seconds:
+    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
+        """Wait until something holds. Raises TimeoutError."""
+        give_up = time.monotonic() + START_LIMIT_SECONDS
+        while time.monotonic() < give_up:
             with suppress(Exception):  # the controller, the proxy or a replica may be away
                 if holds():
-                    return took
+                    return
             time.sleep(POLL_SECONDS)
-        return None
-
-    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
-        """Wait until something holds. Raises NotInTime."""
-        if self.seconds_until(holds, START_LIMIT_SECONDS) is None:
-            raise NotInTime(f"{what} took more than {START_LIMIT_SECONDS:.0f} s")
+        raise TimeoutError(f"{what} took more than {START_LIMIT_SECONDS:.0f} s")
 
 
 async def _awaited(function: Callable[[], Any]) -> Any:
@@ -97,8 +88,8 @@ async def _awaited(function: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def start_local(*, num_cpus: int = 4, nodes: int = 1) -> Iterator[LocalCluster]:
-    """Run a head and so many further nodes with so many places for replicas each, until the end of the block."""
+def start_local(*, num_cpus: int) -> Iterator[LocalCluster]:
+    """Run a head and one more node with so many places for replicas each, until the end of the block."""
     os.environ.update(settings())
     import ray
     from ray import serve
@@ -107,7 +98,7 @@ def start_local(*, num_cpus: int = 4, nodes: int = 1) -> Iterator[LocalCluster]:
     cluster = Cluster()
     local = LocalCluster(free_port())
     try:
-        for _ in range(1 + nodes):
+        for _ in range(2):
             cluster.add_node(num_cpus=num_cpus, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False)
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, namespace="oaiserve")
         with suppress(Exception):  # on a busy machine the proxy is not there in time; `wait_until` waits for it, too
