@@ -20,7 +20,6 @@ from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.disk_tier import BlocksRead
 from oaiserve.engine.drafting.drafts import Drafts
-from oaiserve.engine.forecast.ahead import StepRules
 from oaiserve.engine.forecast.forecaster import Forecaster
 from oaiserve.engine.open_requests import Bounds, OpenRequests
 from oaiserve.engine.pacing import StepTime
@@ -117,10 +116,8 @@ class EngineLoop:
         self._account = StepAccount(self._host, self.causes, cores_ns)
         self.forecaster: Forecaster | None = None
         if forecasts and self.causes is not None and model.pooling is None:
-            rules = StepRules(
-                scheduler.limits.max_running, scheduler.limits.max_step_tokens, step_target_seconds, itl_target_seconds
-            )
-            self.forecaster = Forecaster(scheduler, rules, cost, lambda: self.snapshot, self._host.under_way)
+            step_time = StepTime(cost, step_target_seconds, scheduler.limits.max_step_tokens, itl_target_seconds)
+            self.forecaster = Forecaster(scheduler, step_time, cost, lambda: self.snapshot, self._host.under_way)
         # written by the engine thread, read by any thread
         self.requests = OpenRequests(
             model,

@@ -57,6 +57,11 @@ class StepTime:
         self._most_ns = 0.0
 
     @property
+    def load(self) -> Load:
+        """Return the load of the step so far."""
+        return self._known()
+
+    @property
     def is_known(self) -> bool:
         return self._cost_now() is not None
 
@@ -73,6 +78,12 @@ class StepTime:
         if others is not None and cost is not None:
             self._others = load_of(others)
             self._most_ns = BESIDE_FOREGROUND * cost.expected_ns(self._others)
+
+    def begin_with(self, decodes: Load) -> None:
+        """Begin with a step that is only thought of."""
+        self.begin(self._step)
+        self._largest, self._load = self._most_tokens, decodes
+        self._bound(decodes)
 
     def has_room(self, num_tokens: int) -> bool:
         """Return whether a prompt of so many tokens may begin, or go on, in the step, behind those that it has."""
@@ -132,9 +143,9 @@ class StepTime:
         efficient = UNIT if self._itl_ns is not None and load.decodes else self._efficient
         return min(most, max(UNIT * number, UNIT, int(share * (efficient - load.num_tokens))))
 
-    def add(self, chunk: Chunk) -> None:
-        """Count a chunk that the step has got."""
-        self._load = load = self._with(self._known(), chunk.start, chunk.num_tokens)[0]
+    def add(self, start: int, num_tokens: int) -> None:
+        """Count a chunk of a prompt that the step has got."""
+        self._load = load = self._with(self._known(), start, num_tokens)[0]
         if self._cost is not None:
             self._largest = max(self._largest, load.prompt_tokens)
 
@@ -143,12 +154,15 @@ class StepTime:
             self._load = load = load_of(self._step)
             if self._others is not None:
                 self._load = sum_of((load, self._others))
-            elif self._cost is not None:
-                if self._itl_ns is not None and load.decodes:
-                    self._most_ns = self._itl_ns
-                else:
-                    self._most_ns = self._cost.expected_ns(load) + self.target_ns
+            else:
+                self._bound(load)
         return self._load
+
+    def _bound(self, decodes: Load) -> None:
+        if self._itl_ns is not None and decodes.decodes:
+            self._most_ns = self._itl_ns
+        elif self._cost is not None:
+            self._most_ns = self._cost.expected_ns(decodes) + self.target_ns
 
     def _with(self, load: Load, start: int, num_tokens: int) -> tuple[Load, float]:
         """Return the load with a further chunk of a prompt, and its expected time."""

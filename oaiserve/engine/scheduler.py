@@ -151,12 +151,15 @@ class Scheduler:
     def has_prefix_cache(self) -> bool:
         return self._prefixes is not None
 
-    def due_of(self, client: str, num_tokens: int) -> tuple[float, bool]:
-        """Return about when a prompt with so many tokens would be due if it came now, as in `Sequence.key`, and whether
-        others would make way for it. Any thread may ask."""
-        if not self._by_client:
-            return float(self._num_arrived), False
-        return self._waiting.due_of(client, num_tokens)
+    @property
+    def num_shorter_steps(self) -> int:
+        """Return in how many next steps prompts get a part of their time only. Any thread may ask."""
+        return self._num_shorter_steps if self._by_client else 0
+
+    def due_of(self, client: str, num_tokens: int) -> float:
+        """Return about when a prompt with so many tokens would be due if it came now, as in `Sequence.key`. Any thread
+        may ask."""
+        return self._waiting.due_of(client, num_tokens) if self._by_client else self._num_arrived
 
     def service_of(self, client: str) -> int:
         """Return the counter of a client. Any thread may ask."""
@@ -736,7 +739,7 @@ class Scheduler:
         chunk = Chunk(sequence, sequence.num_computed, num_tokens, max_draws, draft, draw)
         self._waiting.charge_prompt(chunk)
         if self.step_time is not None:
-            self.step_time.add(chunk)
+            self.step_time.add(chunk.start, chunk.num_tokens)
         if num_tokens == 1:
             step.chunks.insert(0, chunk)  # with the decodes, which come first (see Step)
         else:

@@ -94,12 +94,10 @@ class WaitingQueue:
             sequence.num_due = num_tokens
             sequence.key = (client.shares.arrive(turn, num_tokens), *sequence.key)
 
-    def due_of(self, name: str, num_tokens: int) -> tuple[float, bool]:
+    def due_of(self, name: str, num_tokens: int) -> float:
         """As `Scheduler.due_of`, where clients take turns."""
         client = self._clients.get(name)
-        if client is None:
-            return float(num_tokens), True
-        return client.shares.now + num_tokens, not client.num_running
+        return num_tokens if client is None else client.shares.now + num_tokens
 
     def service_of(self, name: str) -> int:
         """Return the counter of a client, one that is new included. Any thread may ask."""

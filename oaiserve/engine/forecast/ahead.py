@@ -6,27 +6,30 @@ and no more sequences than may run. It jumps over steps in which nothing changes
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass
+from bisect import insort
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 from typing import NamedTuple
 
-from oaiserve.engine.pacing import LEAST_SECONDS, UNIT, efficient
+from oaiserve.engine.pacing import StepTime
+from oaiserve.engine.scheduler import SHORTER_SHARE
+from oaiserve.engine.waiting import GENERATED_WEIGHT
 from oaiserve.explain.step_cost import Load, StepCost
 
-MOST_TURNS = 600  # of the loop: what is left of a longer queue takes as long as what went before
-SHORT_BESIDE, SHORTER_SHARE = 8, 0.3  # as in the scheduler
+_service = attrgetter("service")
+MOST_PARTS = 400  # of prompts: what is left of a longer queue takes as long, for each token, as what went before
 
 
-@dataclass(frozen=True, slots=True)
-class StepRules:
-    """The settings by which steps are filled."""
+class Rules(NamedTuple):
+    """What fills a step at this moment."""
 
     max_running: int
     max_step_tokens: int
-    target_seconds: float | None = None
-    itl_target_seconds: float | None = None
+    services: Mapping[str, int]  # by client: the counters by which they take turns
+    num_shorter_steps: int = 0  # in which prompts get a part of their time only
+    host_ns: float = 0.0  # between two steps
 
 
 class Decoding(NamedTuple):
@@ -34,6 +37,7 @@ class Decoding(NamedTuple):
 
     tokens_left: int
     context: int
+    client: str = ""
 
 
 class Prompt(NamedTuple):
@@ -42,133 +46,160 @@ class Prompt(NamedTuple):
     tokens_left: int
     start: int  # tokens before, which it attends to
     answer_tokens: int
-    is_running: bool = False  # or else it waits for a place
+    has_place: bool = False  # or else it waits for one
+    client: str = ""
 
 
 class Ahead(NamedTuple):
     """What the queue makes of a request's first token."""
 
-    first_token_ns: float
+    first_token_ns: float  # from the end of the step under way
     num_decodes: int  # beside it, then
-    context: float  # that these attend to, added up
+    context: int  # that these attend to, added up
     has_waited: bool  # for a place
 
 
-def first_token(
-    cost: StepCost, rules: StepRules, decodes: Iterable[Decoding], prompts: list[Prompt], place: int, host_ns: float
-) -> Ahead:
-    """Return when the prompt at this place of the order has its first token, from the end of the step under way.
+@dataclass(slots=True)
+class _Client:
+    service: int
+    num_decodes: int = 0
+    begun: list[int] = field(default_factory=list)  # prompts with a place, by number
+    waiting: list[int] = field(default_factory=list)
 
-    The prompts are in the order in which they are computed. `host_ns` is the time between two steps.
-    """
-    step, context, now_ns = 0, 0.0, 0.0
-    ends: list[tuple[int, int]] = []  # a heap of decodes: after which step, and the context that they have then
-    for decode in decodes:
-        ends.append((decode.tokens_left, decode.context + decode.tokens_left))
-        context += decode.context
-    heapify(ends)
-    target_ns, least = _target(cost, rules)
-    left = [prompt.tokens_left for prompt in prompts]
-    is_running = [prompt.is_running for prompt in prompts]
-    num_prompts = sum(is_running)
-    wanted = left[place]
-    queue = list(range(len(prompts)))
-    fitting: dict[tuple[int, int], int] = {}
-    has_waited = False
-    total = sum(left[: place + 1])
-    for turn in range(MOST_TURNS):
-        num_decodes = len(ends)
-        free = rules.max_running - num_decodes - num_prompts
-        decodes_load = Load(num_decodes, int(context), 0, 0, 0, num_decodes)
-        decodes_ns = cost.expected_ns(decodes_load)
-        budget = max(1, rules.max_step_tokens - num_decodes)
+
+class _Turns:
+    """The prompts, the decodes beside them, and the steps so far."""
+
+    def __init__(self, rules: Rules, decodes: Iterable[Decoding], prompts: list[Prompt]) -> None:
+        self.rules = rules
+        self.prompts = prompts
+        self.left = [prompt.tokens_left for prompt in prompts]
+        self.step, self.now_ns, self.context = 0, 0.0, 0
+        self.clients: dict[str, _Client] = {}
+        self.ends: list[
+            tuple[int, int, str]
+        ] = []  # a heap: after which step, the context that each has then, its client
+        for one in decodes:
+            self.ends.append((one.tokens_left, one.context + one.tokens_left, one.client))
+            self.context += one.context
+            self._client(one.client).num_decodes += 1
+        heapify(self.ends)
+        for number, prompt in enumerate(prompts):
+            client = self._client(prompt.client)
+            (client.begun if prompt.has_place else client.waiting).append(number)
+
+    def _client(self, name: str) -> _Client:
+        client = self.clients.get(name)
+        if client is None:
+            client = self.clients[name] = _Client(self.rules.services.get(name, 0))
+        return client
+
+    @property
+    def decodes(self) -> Load:
+        return Load(len(self.ends), self.context, 0, 0, 0, len(self.ends))
+
+    def filled(self, step_time: StepTime) -> list[tuple[int, int]]:
+        """Return the prompts in the next step, each with its number of tokens: as `Scheduler._compute_prompts`."""
+        step_time.begin_with(self.decodes)
         taken: list[tuple[int, int]] = []
-        used = used_context = 0
-        room = -1
-        for number, index in enumerate(queue):
-            if not is_running[index]:
-                if free <= 0:
-                    break
-                free -= 1
-                is_running[index] = True
-                num_prompts += 1
-            if room < 0:
-                key = (num_decodes >> 2, prompts[index].start + prompts[index].tokens_left - left[index] >> 9)
-                room = fitting.get(key, -1)
-                if room < 0:
-                    start = prompts[index].start + prompts[index].tokens_left - left[index]
-                    itl_ns = rules.itl_target_seconds
-                    most_ns = decodes_ns + target_ns if itl_ns is None or not num_decodes else itl_ns * 1e9
-                    enough = least if itl_ns is None or not num_decodes else UNIT
-                    room = fitting[key] = _fitting(cost, decodes_load, start, most_ns, enough, rules.max_step_tokens)
-                room = min(room, budget)
-            part = min(left[index], room - used)
-            if part < left[index] and number + 1 < len(queue) and left[queue[number + 1]] < left[index]:
-                part = (part + 1) // 2
-            if part <= 0:
+        budget = [self.rules.max_step_tokens - len(self.ends)]
+        clients = self.clients.values()
+        begun = sorted(((one.service, number) for one in clients for number in one.begun), reverse=True)
+        num_running = len(self.ends) + len(begun)
+        while True:
+            waiting = [one for one in clients if one.waiting]
+            client = min(waiting, key=_service) if waiting else None
+            head = None if client is None else client.waiting[0]
+            while begun and budget[0] > 0 and (head is None or not self._passes(head, begun[-1][1])):
+                number = begun.pop()[1]
+                behind = begun[-1][1] if begun else head
+                self._take(number, behind, step_time, taken, budget)
+            if head is None or client is None or budget[0] <= 0:
                 break
-            start = prompts[index].start + prompts[index].tokens_left - left[index]
-            used_context += part * (2 * start + part - 1) // 2
-            used += part
-            taken.append((index, part))
-            if used >= room or len(taken) >= budget:
+            if num_running >= self.rules.max_running and (client.num_decodes or client.begun):
                 break
-        if not taken:
-            if not ends:  # nothing runs, and nothing may: the limits are the reader's
+            if not self._take(head, None, step_time, taken, budget):
                 break
-            has_waited = True
-            steps = max(1, ends[0][0] - step)
-            now_ns += steps * (decodes_ns + host_ns)
-            context += num_decodes * steps
-        else:
-            ended = [index for index, part in taken if part >= left[index]]
-            steps = 1
-            if not ended and len(taken) == 1:
-                steps = max(1, (left[taken[0][0]] - 1) // taken[0][1])
-                if ends:
-                    steps = max(1, min(steps, ends[0][0] - step))
-            ns = cost.expected_ns(Load(num_decodes, int(context), 0, used, used_context, num_decodes + len(ended)))
-            now_ns += steps * (ns + host_ns)
-            context += num_decodes * steps
-            for index, part in taken:
-                left[index] -= part * steps
-            step_ends = step + steps
-            for index in ended:
-                queue.remove(index)
-                num_prompts -= 1
-                if index == place:
-                    return Ahead(now_ns, num_decodes, context, has_waited)
-                one = prompts[index]
-                if one.answer_tokens > 1:
-                    whole = one.start + one.tokens_left
-                    heappush(ends, (step_ends + one.answer_tokens - 1, whole + one.answer_tokens - 1))
-                    context += whole
-        step += steps
-        while ends and ends[0][0] <= step:
-            context -= heappop(ends)[1]
-        context = max(context, 0.0)
-        if turn == MOST_TURNS - 1:
-            done = total - sum(max(0, left[index]) for index in range(place + 1))
-            now_ns *= total / max(done, 1)
-    return Ahead(now_ns + cost.expected_ns(Load(0, 0, 0, max(1, wanted), 0, 1)), len(ends), context, has_waited)
+            client.waiting.pop(0)
+            insort(client.begun, head)
+            num_running += 1
+        for _, number in reversed(begun):
+            self._take(number, None, step_time, taken, budget)
+        return taken
+
+    def _passes(self, head: int, number: int) -> bool:
+        return head < number and self.prompts[head].client == self.prompts[number].client
+
+    def _take(
+        self, number: int, behind: int | None, step_time: StepTime, taken: list[tuple[int, int]], budget: list[int]
+    ) -> bool:
+        """Give a prompt its tokens, of which it leaves half to a shorter one behind it. Return False if none fit."""
+        left, prompt = self.left[number], self.prompts[number]
+        if budget[0] <= 0 or not step_time.has_room(left):
+            return False
+        share = SHORTER_SHARE if self.step < self.rules.num_shorter_steps else 1.0
+        if behind is not None and self.left[behind] < left and self.prompts[behind].client == prompt.client:
+            share /= 2
+        start = prompt.start + prompt.tokens_left - left
+        part = step_time.fitting(start, min(left, budget[0]), share)
+        step_time.add(start, part)
+        budget[0] -= part
+        self.clients[prompt.client].service += part
+        taken.append((number, part))
+        return True
+
+    def go(self, taken: list[tuple[int, int]], ns: float) -> list[int]:
+        """Go on by this step, and by those after it that are alike. Return the prompts that have ended."""
+        ended = [number for number, part in taken if part >= self.left[number]]
+        steps = 1
+        if not ended and len(taken) < 2:
+            steps = (self.left[taken[0][0]] - 1) // taken[0][1] if taken else self.ends[0][0] - self.step
+            if self.ends:
+                steps = min(steps, self.ends[0][0] - self.step)
+            if 0 < self.rules.num_shorter_steps - self.step < steps:
+                steps = self.rules.num_shorter_steps - self.step
+            steps = max(1, steps)
+        self.now_ns += steps * (ns + self.rules.host_ns)
+        self.context += len(self.ends) * steps
+        self.step += steps
+        for client in self.clients.values():
+            client.service += GENERATED_WEIGHT * steps * client.num_decodes
+        for number, part in taken:
+            self.left[number] -= part * steps
+        for number in ended:
+            prompt = self.prompts[number]
+            client = self.clients[prompt.client]
+            client.begun.remove(number)
+            if prompt.answer_tokens > 1:
+                context = prompt.start + prompt.tokens_left
+                self.context += context
+                client.num_decodes += 1
+                end = self.step + prompt.answer_tokens - 1, context + prompt.answer_tokens - 1, prompt.client
+                heappush(self.ends, end)
+        while self.ends and self.ends[0][0] <= self.step:
+            _, context, name = heappop(self.ends)
+            self.context -= context
+            self.clients[name].num_decodes -= 1
+        return ended
 
 
-def _target(cost: StepCost, rules: StepRules) -> tuple[float, int]:
-    """Return the time that prompts may take in a step, and the tokens that they may always have, as `StepTime` has."""
-    rows, ns = efficient(cost, rules.max_step_tokens)
-    if rules.target_seconds is not None:
-        return rules.target_seconds * 1e9, UNIT
-    return max(LEAST_SECONDS * 1e9, ns), rows
-
-
-def _fitting(cost: StepCost, decodes: Load, start: int, most_ns: float, least: int, most: int) -> int:
-    """Return how many tokens of a prompt from `start` on fit beside the decodes into a time, in units."""
-
-    def expected_ns(units: int) -> int:
-        tokens = units * UNIT
-        return cost.expected_ns(
-            decodes._replace(prompt_tokens=tokens, prompt_context=tokens * (2 * start + tokens - 1) // 2)
-        )
-
-    units = bisect_right(range(1, most // UNIT + 1), most_ns, key=expected_ns)
-    return max(units * UNIT, least - decodes.decodes, UNIT)
+def first_token(
+    cost: StepCost, step_time: StepTime, rules: Rules, decodes: Iterable[Decoding], prompts: list[Prompt], place: int
+) -> Ahead:
+    """Return when the prompt at this place has its first token: prompts of a client are in the order in which they are
+    due. `step_time` is one of its own."""
+    turns = _Turns(rules, decodes, prompts)
+    before = sum(turns.left)
+    has_waited, num_parts = False, 0
+    while num_parts < MOST_PARTS:
+        load = turns.decodes
+        taken = turns.filled(step_time)
+        num_parts += len(taken) or 1
+        if not taken and not turns.ends:  # nothing may ever run: only a limit of the cache could say when
+            break
+        has_waited = has_waited or not taken
+        ended = turns.go(taken, cost.expected_ns(step_time.load if taken else load))
+        if place in ended:
+            return Ahead(turns.now_ns, load.decodes, load.decode_context, has_waited)
+    left = sum(max(0, one) for one in turns.left)
+    return Ahead(turns.now_ns * before / max(1, before - left), len(turns.ends), turns.context, True)

@@ -48,17 +48,23 @@ class _Bound:
 
 
 class Calibration:
-    """The calibration of one time of the requests of a kind, such as the first token of those that wait."""
+    """The calibration of one time of the requests of a kind, such as the first token behind several others.
 
-    def __init__(self) -> None:
+    As long as it knows too few of its kind, that of a wider kind answers for it.
+    """
+
+    def __init__(self, wider: Calibration | None = None) -> None:
+        self._wider = wider
         self._bounds = [_Bound(level) for level in LEVELS]
 
     @property
     def is_enough(self) -> bool:
-        return len(self._bounds[0].scores) >= ENOUGH
+        return len(self._bounds[0].scores) >= ENOUGH or (self._wider is not None and self._wider.is_enough)
 
     def calibrated(self, raw: Three) -> Three:
         """Return the low, median and high value of a forecast, moved by what is known of its errors."""
+        if self._wider is not None and len(self._bounds[0].scores) < ENOUGH:
+            return self._wider.calibrated(raw)
         moved = sorted(value * exp(bound.offset) for value, bound in zip(raw, self._bounds, strict=True))
         return moved[0], moved[1], moved[2]
 
@@ -66,3 +72,5 @@ class Calibration:
         """Learn from the time that came, the forecast before calibration, and what was told of it."""
         for bound, value, bound_told in zip(self._bounds, raw, told, strict=True):
             bound.learn(log(max(came, 1.0) / max(value, 1.0)), was_below=came <= bound_told)
+        if self._wider is not None:
+            self._wider.learn(raw, told, came)

@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heapreplace
 from math import exp
 from operator import attrgetter
 from threading import Lock
@@ -19,10 +18,11 @@ from typing import NamedTuple
 
 from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.blocks import BlockHash, hash_block
-from oaiserve.engine.forecast.ahead import Decoding, Prompt, StepRules, first_token
+from oaiserve.engine.forecast.ahead import Decoding, Prompt, Rules, first_token
 from oaiserve.engine.forecast.calibration import LEVELS, Calibration, Three
 from oaiserve.engine.forecast.lengths import LengthCurve, Lengths
-from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.pacing import StepTime
+from oaiserve.engine.scheduler import SHORT_BESIDE, SHORTER_STEPS, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import Load, StepCost
@@ -34,6 +34,7 @@ WINDOW_NS = 5_000_000_000  # of the mean time of a step
 WIDE = (1.2, 2.5, 6.0)  # ratios of an interval's bounds, by which answers are of a kind
 MOST_OPEN = 65_536  # requests whose forecasts wait for what comes
 
+_due = attrgetter("due")
 log = logging.getLogger(__name__)
 
 
@@ -70,9 +71,8 @@ class Ended(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """A prompt among those that are computed or wait: when its turn comes."""
+    """A prompt among those of its client that are computed or wait."""
 
-    client: str
     due: float
     prompt: Prompt
 
@@ -95,14 +95,14 @@ class Forecaster:
     def __init__(
         self,
         scheduler: Scheduler,
-        rules: StepRules,
+        step_time: StepTime,
         cost: Callable[[], StepCost | None],
         numbers: Callable[[], EngineNumbers],
         under_way: Callable[[], tuple[Step | None, int]],
     ) -> None:
-        """`under_way` returns the step that is computed, if one is, and when it began."""
+        """`step_time` is one of its own. `under_way` returns the step that is computed, if one is, and its begin."""
         self._scheduler = scheduler
-        self._rules = rules
+        self._step_time = step_time
         self._cost = cost
         self._numbers = numbers
         self._under_way = under_way
@@ -133,17 +133,25 @@ class Forecaster:
         mean_ns, host_ns, tokens = self._steps(now_ns)
         decodes, turns, residual_ns = self._present(cost, host_ns, now_ns)
         own = self._turn(asked, lengths[1])
-        order = self._in_order([*turns, own])
-        prompts = [turn.prompt for turn in order]
-        found = first_token(cost, self._rules, decodes, prompts, order.index(own), host_ns)
+        order = sorted([*turns, own], key=_due)
+        prompts, place = [turn.prompt for turn in order], order.index(own)
+        limits, num_shorter = self._scheduler.limits, self._scheduler.num_shorter_steps
+        if any(one.has_place and one.tokens_left >= SHORT_BESIDE * own.prompt.tokens_left for one in prompts):
+            num_shorter = SHORTER_STEPS  # as when it arrives
+        services = {name: self._scheduler.service_of(name) for name in {one.client for one in prompts}}
+        rules = Rules(limits.max_running, limits.max_step_tokens, services, num_shorter, host_ns)
+        found = first_token(cost, self._step_time, rules, decodes, prompts, place)
         first_ns = now_ns - asked.received_ns + residual_ns + found.first_token_ns
         beside = found.num_decodes + 1
-        soon_ns = cost.expected_ns(Load(beside, int(found.context), 0, 0, 0, beside)) + host_ns
+        soon_ns = cost.expected_ns(Load(beside, found.context, 0, 0, 0, beside)) + host_ns
         ends = [first_ns + self._decode_ns((length - 1) / tokens, soon_ns, mean_ns or soon_ns) for length in lengths]
         raw = (first_ns, first_ns, first_ns), (ends[0], ends[1], ends[2])
-        wait = "waits" if found.has_waited else own.prompt.tokens_left.bit_length() // 3
+        crowd = 4 if found.has_waited else min(place.bit_length(), 3)
         spread = sum(ends[2] > wide * ends[0] for wide in WIDE)
-        kinds = self._kind(("first token", wait)), self._kind(("end", spread))
+        kinds = (
+            self._kind("first token", crowd, own.prompt.tokens_left.bit_length() // 3),
+            self._kind("end", spread, crowd),
+        )
         told = kinds[0].calibrated(raw[0]), kinds[1].calibrated(raw[1])
         self._open[asked.request_id] = _Open(asked, curve, own, kinds, raw, told)
         if not all(kind.is_enough for kind in kinds):
@@ -156,8 +164,10 @@ class Forecaster:
         mean = self._mean_tokens
         return steps * mean_ns + (soon_ns - mean_ns) * mean * (1 - exp(-steps / mean))
 
-    def _kind(self, name: Hashable) -> Calibration:
-        return self._calibrations.setdefault(name, Calibration())
+    def _kind(self, time: str, *kind: int) -> Calibration:
+        """Return the calibration of the requests of this kind, or of a wider one until enough of them are known."""
+        wider = None if not kind else self._kind(time, *kind[:-1])
+        return self._calibrations.setdefault((time, *kind), Calibration(wider))
 
     def _steps(self, now_ns: int) -> tuple[float, float, float]:
         """Return the mean time of a step of late, that between two of them, and the tokens of a sequence in a step."""
@@ -195,9 +205,9 @@ class Forecaster:
                 done += num_tokens
             left, tokens = sequence.num_tokens - done, self._tokens_left(sequence)
             if left > 1:
-                turns.append(_Turn(sequence.client_name, sequence.key[0], Prompt(left, done, tokens, True)))
+                turns.append(_Turn(sequence.key[0], Prompt(left, done, tokens, True, sequence.client_name)))
             elif tokens > 0:
-                decodes.append(Decoding(tokens, done))
+                decodes.append(Decoding(tokens, done, sequence.client_name))
         turns += [opened.turn for request_id, opened in self._open.items() if request_id not in running]
         return decodes, turns, residual_ns
 
@@ -223,28 +233,8 @@ class Forecaster:
                     break
                 num_cached = start + size
         num_new = sum(map(len, asked.prompts)) - num_cached
-        due, has_place = self._scheduler.due_of(asked.client, num_new)
-        return _Turn(asked.client, due, Prompt(num_new, num_cached, answer_tokens, has_place))
-
-    def _in_order(self, turns: list[_Turn]) -> list[_Turn]:
-        """Return prompts in the order in which they are computed: clients take turns by their counters."""
-        turns.sort(key=attrgetter("due"))
-        by_client: dict[str, list[_Turn]] = {}
-        for turn in turns:
-            by_client.setdefault(turn.client, []).append(turn)
-        if len(by_client) < 2:
-            return turns
-        heap = [(self._scheduler.service_of(name), name, iter(own)) for name, own in by_client.items()]
-        heapify(heap)
-        order = []
-        while heap:
-            service, name, own = heap[0]
-            if (following := next(own, None)) is None:
-                heappop(heap)
-            else:
-                order.append(following)
-                heapreplace(heap, (service + following.prompt.tokens_left, name, own))
-        return order
+        due = self._scheduler.due_of(asked.client, num_new)
+        return _Turn(due, Prompt(num_new, num_cached, answer_tokens, client=asked.client))
 
     def _learn(self, ended: Ended) -> None:
         opened = self._open.pop(ended.request_id, None)

@@ -8,7 +8,7 @@ import pytest
 
 from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.blocks import BlockPool
-from oaiserve.engine.forecast.ahead import Decoding, Prompt, StepRules, first_token
+from oaiserve.engine.forecast.ahead import Ahead, Decoding, Prompt, Rules, first_token
 from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import SamplingParams
@@ -18,25 +18,29 @@ from oaiserve.explain.step_cost import KNOTS, StepCost
 
 # A step takes 10 ms, and 0.25 ms more for each row beyond 16.
 COST = StepCost(tuple(1e6 * (10 + 0.25 * max(0, rows - 16)) for rows in KNOTS))
-RULES = StepRules(max_running=4, max_step_tokens=512)
+RULES = Rules(max_running=4, max_step_tokens=512, services={})
+
+
+def ahead(decodes: list[Decoding], prompts: list[Prompt], place: int = 0, rules: Rules = RULES) -> Ahead:
+    return first_token(COST, StepTime(lambda: COST, None, 512), rules, decodes, prompts, place)
 
 
 def test_a_prompt_alone_takes_its_steps() -> None:
-    assert first_token(COST, RULES, [], [Prompt(16, 0, 10)], 0, 1e6).first_token_ns == 11e6
+    assert ahead([], [Prompt(16, 0, 10)], rules=RULES._replace(host_ns=1e6)).first_token_ns == 11e6
     # 176 tokens fit into 50 ms: 10 + 0.25 * 160.
-    two = first_token(COST, RULES, [], [Prompt(352, 0, 10)], 0, 0.0)
+    two = ahead([], [Prompt(352, 0, 10)])
     assert two.first_token_ns == pytest.approx(100e6)
 
 
 def test_a_request_waits_until_a_place_is_free() -> None:
     decodes = [Decoding(tokens, 100) for tokens in (7, 20, 30, 40)]
-    found = first_token(COST, RULES, decodes, [Prompt(12, 0, 10)], 0, 0.0)
+    found = ahead(decodes, [Prompt(12, 0, 10)])
     assert (found.first_token_ns, found.num_decodes, found.has_waited) == (80e6, 3, True)
 
 
 def test_short_prompts_share_a_step_and_a_later_one_waits_for_those_before() -> None:
     prompts = [Prompt(80, 0, 10), Prompt(80, 0, 10), Prompt(80, 0, 10)]
-    times = [first_token(COST, RULES, [], prompts, place, 0.0).first_token_ns for place in range(3)]
+    times = [ahead([], prompts, place).first_token_ns for place in range(3)]
     assert times[0] == times[1] < times[2]
 
 
@@ -53,8 +57,7 @@ def test_it_is_within_a_step_of_the_real_scheduler(seed: int) -> None:
         sequences.append(Sequence(f"{number}", 0, ids, SamplingParams(), max_len=size + 40))
         scheduler.add(sequences[-1])
     asked = [Prompt(size, 0, 40) for size in sizes]
-    rules = StepRules(16, 512)
-    forecast = [first_token(COST, rules, [], asked, place, 0.0).first_token_ns for place in range(len(sizes))]
+    forecast = [ahead([], asked, place, Rules(16, 512, {})).first_token_ns for place in range(len(sizes))]
     now_ns, came = 0, dict[Sequence, int]()
     while (step := scheduler.schedule()) is not None:
         now_ns += COST.expected_ns(load_of(step))
