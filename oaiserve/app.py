@@ -39,7 +39,7 @@ from oaiserve.http.key_store import KeyStore
 from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Keyring
 from oaiserve.routes import chat, completions, dashboard, debug, embeddings, health, keys, models, scores, tokens
-from oaiserve.routes.access import APIKeys, CountRefusal, Hosts, Origins
+from oaiserve.routes.access import APIKeys, CountRefusal, Hosts
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
@@ -333,8 +333,13 @@ def middleware(
         Middleware(RequestHeaders, is_sampled=is_sampled),
         Middleware(TidyPath),
         Middleware(Errors),
-        Middleware(Hosts, listens_on=server.host, allowed=server.allowed_host, count=count_refused),
-        Middleware(Origins, origins=server.cors_origin, count=count_refused),
+        Middleware(
+            Hosts,
+            listens_on=server.host,
+            allowed=server.allowed_host,
+            origins=server.cors_origin,
+            count=count_refused,
+        ),
     ]
     if server.cors_origin:
         allowed = Middleware(

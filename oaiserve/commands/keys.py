@@ -6,7 +6,7 @@ A running server with --stored-keys notices each change within about a second.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,10 +32,8 @@ class StoreFile:
     """The config file of the server, to read that setting from."""
 
     def opened(self) -> KeyTable:
-        path = self.response_store
-        if path is None and self.config is not None:
-            given = settings_in(self.config)
-            path = given.get("response-store", given.get("response_store"))
+        given = {} if self.config is None else settings_in(self.config)
+        path = self.response_store or given.get("response-store", given.get("response_store"))
         if path is None:
             raise StartupError("Give the file of the keys by --response-store, or the server's settings by --config.")
         return KeyTable(Path(path))
@@ -44,7 +42,7 @@ class StoreFile:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class KeyOptions:
-    """What a key may do."""
+    """The columns of a key that flags set: None leaves them as they are."""
 
     role: Literal["use", "watch", "admin"] | None = None
     """use: ask the model. watch: see metrics, the live page and /debug. admin: both, load adapters, and see all keys.
@@ -68,16 +66,14 @@ class KeyOptions:
     priority: int | None = None
     """Priority of requests that name none, under --policy priority. Others get no better (lower) one."""
 
-    model: tuple[str, ...] = ()
+    models: Annotated[tuple[str, ...] | None, Parameter(name="--model")] = None
     """Name of a model or adapter that the key may ask for. May be repeated. Default, and *: all."""
 
-    @property
-    def values(self) -> dict[str, Any]:
-        limits = {name: getattr(self, name) for name in Limits._fields}
-        return {**limits, "role": self.role, "priority": self.priority, "models": [*self.model] or None}
+
+NO_OPTIONS, BY_SETTINGS = KeyOptions(), StoreFile()
 
 
-def add(name: str, /, *, options: KeyOptions = KeyOptions(), file: StoreFile = StoreFile()) -> int:
+def add(name: str, /, *, options: KeyOptions = NO_OPTIONS, file: StoreFile = BY_SETTINGS) -> None:
     """Make a key and print it, which nothing does again: the file has its digest only.
 
     Parameters
@@ -85,45 +81,34 @@ def add(name: str, /, *, options: KeyOptions = KeyOptions(), file: StoreFile = S
     name
         Whose key it is, as logs show it.
     """
-    key = file.opened().add(name, options.values)
+    key = file.opened().add(name, asdict(options))
     print(f"The key '{name}' is made. Keep it, it is shown this once:", file=sys.stderr)
     print(key)
-    return 0
 
 
-def limit(name: str, /, *, options: KeyOptions = KeyOptions(), file: StoreFile = StoreFile()) -> int:
+def limit(name: str, /, *, options: KeyOptions = NO_OPTIONS, file: StoreFile = BY_SETTINGS) -> None:
     """Change what a key may do, as far as flags say. The rest stays."""
-    file.opened().change(name, options.values)
-    return 0
+    file.opened().change(name, asdict(options))
 
 
-def revoke(name: str, /, *, file: StoreFile = StoreFile()) -> int:
+def revoke(name: str, /, *, file: StoreFile = BY_SETTINGS) -> None:
     """End a key for ever. Answers under way still end."""
     file.opened().revoke(name)
-    return 0
 
 
-def list_(*, file: StoreFile = StoreFile()) -> int:
+def list_(*, file: StoreFile = BY_SETTINGS) -> None:
     """List all keys, the valid ones first, with what they have used today (UTC)."""
-    rows = []
-    for key in file.opened().listed():
-        limits = ", ".join(_limit(name, key[name]) for name in Limits._fields if key[name] is not None)
-        used = f"{key['requests_today']} requests, {key['tokens_today']} tokens, cost {key['cost_today']:.3g}"
-        state = "revoked" if key["revoked"] else key["role"]
-        rows.append(
-            (key["name"], state, limits or "-", ", ".join(key["models"]) or "all", used, _time(key["last_used"]))
-        )
+    rows = [_row(**key) for key in file.opened().listed()]
     print(table(("NAME", "ROLE", "LIMITS", "MODELS", "USED TODAY", "LAST USED"), rows))
-    return 0
 
 
-def _limit(name: str, value: float) -> str:
-    unit, _, per = name.partition("_per_")
-    return f"{value:g} {unit}/{per}"
-
-
-def _time(unix_seconds: float | None) -> str:
-    return "never" if unix_seconds is None else f"{datetime.fromtimestamp(unix_seconds):%Y-%m-%d %H:%M}"
+def _row(
+    name: str, role: str, models: list[str], revoked: float | None, last_used: float | None, **more: Any
+) -> list[str]:
+    limits = [f"{more[of]:g} {of.replace('_per_', '/')}" for of in Limits._fields if more[of] is not None]
+    used = f"{more['requests_today']} requests, {more['tokens_today']} tokens, cost {more['cost_today']:.3g}"
+    last = "never" if last_used is None else f"{datetime.fromtimestamp(last_used):%Y-%m-%d %H:%M}"
+    return [name, "revoked" if revoked else role, ", ".join(limits) or "-", ", ".join(models) or "all", used, last]
 
 
 COMMANDS = (add, list_, limit, revoke)

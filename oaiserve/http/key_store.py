@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -106,7 +105,7 @@ class KeyStore:
             if (version := self._table.version()) != self._version:
                 self._version, self._valid = version, self._table.valid()
                 logger.info("The stored keys have changed: %d are valid.", len(self._valid))
-        except sqlite3.Error as error:
+        except Exception as error:  # whatever it is, the next look may succeed
             logger.error("The table of keys cannot be read: %s. The keys that it had before stay valid.", error)
         self._do_all()
         return self._valid

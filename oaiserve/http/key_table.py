@@ -10,6 +10,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import accumulate
@@ -95,8 +96,10 @@ class KeyTable:
         """Open the file, and create it if it is missing. Raises StartupError."""
         self._connection = opened(path, _SCHEMA, "NORMAL")
         self.clock = clock
-        self.transaction: Callable[..., Any] = lambda: transaction(self._connection)
         self.close = self._connection.close
+
+    def transaction(self) -> AbstractContextManager[None]:
+        return transaction(self._connection)
 
     # -- keys: each change adds 1 to the version of the file -----------------------------------------------------------
 
@@ -154,9 +157,12 @@ class KeyTable:
         self.change(name, {"revoked": self.clock()})
 
     def _change(self, statement: str, values: tuple[Any, ...]) -> int:
-        with self.transaction():
-            changed = self._connection.execute(statement, values).rowcount
-            self._connection.execute(f"PRAGMA user_version = {self.version() + 1}")
+        try:
+            with self.transaction():
+                changed = self._connection.execute(statement, values).rowcount
+                self._connection.execute(f"PRAGMA user_version = {self.version() + 1}")
+        except sqlite3.OperationalError as error:
+            raise StartupError(f"The file of the keys cannot be changed: {error}.") from error
         return changed
 
     # -- uses: call them in a transaction ------------------------------------------------------------------------------
@@ -173,9 +179,6 @@ class KeyTable:
         use.admitted, use.requests, use.tokens = now, 1, tokens
         self._add(use, 1, tokens, 0.0, now)
         use.headers = _headers(self._left(use.key, now), now)
-        self._connection.execute(
-            "DELETE FROM uses WHERE key = ? AND start < ? - ? * period", (use.key.number, now, KEPT_PERIODS)
-        )
 
     def look(self, use: Use) -> None:
         """Note what a key has left for its answer, as `reserve` does, without counting anything."""
@@ -183,12 +186,14 @@ class KeyTable:
         use.headers = _headers(self._left(use.key, now), now)
 
     def settle(self, use: Use, tokens: int, cost: float) -> None:
-        """Count what a request has used in place of what was reserved.
+        """Count what a request has used in place of what was reserved, and forget what its key used long ago.
 
         What is left over was never used, and what was used beyond it is so now."""
         if use.admitted is not None:
-            more = tokens - use.tokens
-            self._add(use, 1 - use.requests, more, cost, use.admitted if more < 0 else self.clock())
+            now, more = self.clock(), tokens - use.tokens
+            self._add(use, 1 - use.requests, more, cost, use.admitted if more < 0 else now)
+            old = "DELETE FROM uses WHERE key = ? AND start < ? - ? * period"
+            self._connection.execute(old, (use.key.number, now, KEPT_PERIODS))
 
     def _add(self, use: Use, requests: int, tokens: int, cost: float, second: float) -> None:
         """Add to the rows of this second, and of the day on which the request was admitted."""
@@ -234,20 +239,15 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refusal(key: Key, left: Left, wanted: float, now: float) -> RateLimited:
-    name = f"{left.unit} per {left.per}"
-    told = f"Limit {left.limit:g}, used {left.used:g}, requested {wanted:g}."
-    if wanted > left.limit:
-        text = f"The request is too large for the key '{key.name}' by its {name}. {told} Ask for fewer tokens."
-        return RateLimited(text, left.unit, None)
-    seconds = max(1, math.ceil(left.back_at(wanted) - now))
-    if left.per == "day":
-        text = f"The key '{key.name}' has used up its {name}. {told} The day ends at midnight, UTC."
-        return RateLimited(text, INSUFFICIENT, seconds, code=INSUFFICIENT)
-    text = f"Rate limit of the key '{key.name}' reached: {name}. {told} Please try again in {seconds} s."
-    return RateLimited(text, left.unit, seconds)
-
-
-INSUFFICIENT = "insufficient_quota"
+    is_too_large = wanted > left.limit
+    seconds = None if is_too_large else max(1, math.ceil(left.back_at(wanted) - now))
+    text = (
+        f"Rate limit of the key '{key.name}' reached for {left.unit} per {left.per}: limit {left.limit:g}, used "
+        f"{left.used:g}, requested {wanted:g}. "
+        + ("Ask for fewer tokens." if is_too_large else f"Please try again in {seconds} s.")
+    )
+    of_day = "insufficient_quota" if left.per == "day" and not is_too_large else None
+    return RateLimited(text, of_day or left.unit, seconds, code=of_day)
 
 
 def _headers(lefts: list[Left], now: float) -> dict[str, str]:

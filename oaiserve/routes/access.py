@@ -44,7 +44,7 @@ def _refuse(scope: Scope, reason: AccessRefusal, error: APIError, count: CountRe
 
 
 class Hosts:
-    """Accepts only requests by one of this server's names, and puts the name into `scope["state"]["host"]`.
+    """Accepts only requests by one of this server's names, and of web pages of its own origin and of allowed ones.
 
     A server for this machine only (`listens_on` is a loopback address) has the loopback names and addresses, and
     `allowed`. Any other has all names; if some are `allowed`, only these, the loopback names, and all IP addresses: an
@@ -52,15 +52,20 @@ class Hosts:
     does.
     """
 
-    def __init__(self, app: ASGIApp, *, listens_on: str, allowed: tuple[str, ...], count: CountRefusal) -> None:
+    def __init__(
+        self, app: ASGIApp, *, listens_on: str, allowed: tuple[str, ...], origins: tuple[str, ...], count: CountRefusal
+    ) -> None:
         self.app = app
+        self._origins = origins
         self._is_local = is_loopback(listens_on.lower())
         self._allowed = {host_name(name) for name in allowed}
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope["state"]["host"] = self._checked(scope)
+            host = self._checked(scope)
+            for origin in Headers(scope=scope).getlist("origin"):
+                self._check_origin(scope, origin, host)
         await self.app(scope, receive, send)
 
     def _checked(self, scope: Scope) -> Authority | None:
@@ -81,23 +86,7 @@ class Hosts:
             _refuse(scope, AccessRefusal.HOST, Forbidden(message, code="host_not_allowed"), self._count, host.name)
         return host
 
-
-class Origins:
-    """Refuses requests of web pages of origins other than this server's own and the allowed ones."""
-
-    def __init__(self, app: ASGIApp, *, origins: tuple[str, ...], count: CountRefusal) -> None:
-        self.app = app
-        self._origins = origins
-        self._count = count
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            for origin in Headers(scope=scope).getlist("origin"):
-                self._check(scope, origin)
-        await self.app(scope, receive, send)
-
-    def _check(self, scope: Scope, origin: str) -> None:
-        host: Authority | None = scope["state"]["host"]
+    def _check_origin(self, scope: Scope, origin: str, host: Authority | None) -> None:
         is_own = host is not None and is_same_origin(origin, scope["scheme"], host)
         if is_own or "*" in self._origins or origin in self._origins:
             return
@@ -110,7 +99,7 @@ class Origins:
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json"})
 _PAGES = frozenset({"/", "/dashboard"})  # a browser sends no key when it loads a page
-_PAGE_FILES = ("/dashboard/static/", "/docs/static/")
+_PAGE_FILES = "/dashboard/static/"
 
 
 def is_open(path: str, *, guard_all: bool) -> bool:

@@ -12,14 +12,9 @@ export function offerKeys() {
   list.hidden = !hasKey();
 }
 
-function limit(key, name) {
-  const [unit, period] = name.split("_per_");
-  return `${number(key[name])} ${unit}/${period}`;
-}
-
 function row(key) {
-  const limits = LIMITS.filter((name) => key[name] !== null).map((name) => limit(key, name));
-  const used = [key.requests_today, key.tokens_today, Math.round(key.cost_today * 1000) / 1000].map(number);
+  const limits = LIMITS.filter((name) => key[name] !== null).map((name) => `${number(key[name])} ${name.replace("_per_", "/")}`);
+  const used = [number(key.requests_today), number(key.tokens_today), Number(key.cost_today.toPrecision(3))];
   const last = key.last_used === null ? "never" : new Date(key.last_used * 1000).toLocaleString();
   return element(
     "tr",
@@ -27,7 +22,7 @@ function row(key) {
     element("th", { scope: "row" }, key.name),
     element("td", {}, key.revoked === null ? key.role : "revoked"),
     element("td", {}, limits.join(", ") || "none"),
-    ...used.map((text) => element("td", { class: "number" }, text)),
+    ...used.map((text) => element("td", { class: "number" }, String(text))),
     element("td", {}, last),
   );
 }

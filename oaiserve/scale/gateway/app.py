@@ -20,7 +20,7 @@ from oaiserve.config import RouteOptions
 from oaiserve.errors import StartupError, Unavailable
 from oaiserve.facts.record import AccessRefusal
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.routes.access import Hosts, Origins
+from oaiserve.routes.access import Hosts
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, json_response, render_http_exception
 from oaiserve.scale.gateway import page
 from oaiserve.scale.gateway.gateway import Gateway
@@ -94,8 +94,7 @@ def create_gateway(
             Middleware(RequestHeaders),
             Middleware(Errors),
             Middleware(TidyPath),
-            Middleware(Hosts, listens_on=options.host, allowed=options.allowed_host, count=count_refused),
-            Middleware(Origins, origins=(), count=count_refused),
+            Middleware(Hosts, listens_on=options.host, allowed=options.allowed_host, origins=(), count=count_refused),
         ],
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,

@@ -69,7 +69,7 @@ _NOT_ASKED = _OF_CONNECTION | {b"host", b"content-length", b"origin", b"x-reques
 _NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")  # told by the gateway alone
 _NOT_ANSWERED = _OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-options", KIND_HEADER.encode()}
 # Whoever asks for these means one replica, and would be misled by whichever answers.
-_OF_ONE_REPLICA = ("/debug", "/dashboard", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_OF_ONE_REPLICA = ("/admin", "/debug", "/dashboard", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 # What one replica keeps, unless all have one store: it is asked for until one has it.
 _KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations", b"/debug/requests/")
 _MODELS = "/v1/models"
