@@ -109,6 +109,14 @@ def _traffic() -> list[Panel]:
                 Query(rate("oaiserve_cached_prompt_tokens_total", REQUESTS), "prompt, cached"),
             ],
         ),
+        lines(
+            "Deadlines",
+            "Requests per second that had a deadline of their own: `met`, `missed`, or `refused` because they would "
+            "most probably have missed it.",
+            "reqps",
+            [Query(rate("oaiserve_deadlines_total", ENGINE, "outcome"), "{{outcome}}")],
+            stacked=True,
+        ),
     ]
 
 
