@@ -175,6 +175,7 @@ def server_telemetry(
             version=__version__,
             snapshot=snapshot or engine.snapshot,
             take_steps=engine.take_steps,
+            open_requests=engine.open_requests,
             model_info=engine.model_info,
             elsewhere=elsewhere,
         ),

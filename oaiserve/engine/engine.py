@@ -60,6 +60,7 @@ from oaiserve.facts.times import monotonic_ns
 
 # Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
 MAX_BODY_BYTES = 64 * 2**20
+MOST_SHOWN = 20  # open requests
 Result = TypeVar("Result")
 
 
@@ -266,6 +267,11 @@ class Engine:
         """Return whether a report has been asked for. From then on requests should have `prefix_keys`."""
         return self._reports.is_asked
 
+    def open_requests(self) -> list[dict[str, Any]]:
+        """Return the newest open requests with their forecasts, for JSON. It may take milliseconds."""
+        forecaster = self._loop.forecaster
+        return [] if forecaster is None else forecaster.open_now(self._clock_ns(), MOST_SHOWN)
+
     def take_steps(self) -> list[StepRecord]:
         """Take the kept records of steps since the last call, oldest first. One thread at a time may call this."""
         steps = []
@@ -332,6 +338,7 @@ class Engine:
                 num_choices=request.num_choices,
                 cache_salt=f"{request.adapter} {request.cache_salt}",
                 received_ns=request.received_ns or now_ns,
+                shown_id=request.origin.request_id,
             )
             event = replace(event, forecast=forecaster.forecast(asked, now_ns))
         self._loop.post(event)

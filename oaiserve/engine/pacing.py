@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from copy import copy
 
 from oaiserve.engine.accounts.step_causes import chunk_load, load_of, sum_of
 from oaiserve.engine.sequence import Sequence
@@ -55,6 +56,10 @@ class StepTime:
         self._load: Load | None = None  # of the step; counted when somebody asks
         self._others: Load | None = None  # of the foreground in the step, beside which background work is scheduled
         self._most_ns = 0.0
+
+    def copy(self) -> StepTime:
+        """Return one with the same targets, for other steps."""
+        return copy(self)
 
     @property
     def load(self) -> Load:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from math import log
 from statistics import NormalDist
+from typing import Any
 
 from oaiserve.facts.fact import fact
+from oaiserve.facts.times import RequestTimes
 
 FORECAST_HEADER = "x-oaiserve-forecast"
 LOW, HIGH = 0.05, 0.95  # the shares of requests that come before the interval's begin and its end
 _NORMAL = NormalDist()
 _HIGH_DEVIATION = _NORMAL.inv_cdf(HIGH)  # from the median, in standard deviations
+
+
+class Held(StrEnum):
+    """The ways in which a time can turn out beside its interval."""
+
+    WITHIN = "within"
+    EARLIER = "earlier"
+    LATER = "later"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,21 @@ class Forecast:
         """Return the low end, the median and the high end of both intervals."""
         first = (self.first_token_low_ns, self.first_token_ns, self.first_token_high_ns)
         return (*first, self.end_low_ns, self.end_ns, self.end_high_ns)
+
+    def held(self, times: RequestTimes) -> Iterator[tuple[str, Held]]:
+        """Yield how the first token and the end turned out, as far as they were promised and came."""
+        told = (
+            ("first_token", times.first_token, self.intervals_ns[:3]),
+            ("end", times.last_token, self.intervals_ns[3:]),
+        )
+        for name, stamp, (low_ns, _, high_ns) in told:
+            if self.is_calibrated and times.received is not None and stamp is not None:
+                came_ns = stamp - times.received
+                yield name, Held.EARLIER if came_ns < low_ns else Held.LATER if came_ns > high_ns else Held.WITHIN
+
+    def shown(self) -> dict[str, Any]:
+        """Return it for JSON; without times, if nothing is promised."""
+        return asdict(self) if self.is_calibrated else {"is_calibrated": False}
 
     def in_header(self) -> str:
         """Return the value of the header, in milliseconds, in the form of `server-timing`."""

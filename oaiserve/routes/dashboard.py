@@ -163,6 +163,7 @@ def _hello(serving: Serving) -> bytes:
         "boundaries_seconds": serving.telemetry.live.boundaries_seconds,
         "samples": serving.telemetry.live.after(0),
         "requests": _recent_rows(serving.telemetry),
+        "open": serving.telemetry.recent.open(),
     }
     return sse.event(msgspec.json.encode(data), "hello")
 
@@ -170,7 +171,8 @@ def _hello(serving: Serving) -> bytes:
 def update(telemetry: Telemetry) -> bytes:
     """Return the message for all viewers. It has the last few samples in case a viewer missed one; viewers ignore those
     that they have."""
-    data = {"samples": telemetry.live.after(0)[-LAST_SAMPLES:], "requests": _recent_rows(telemetry)}
+    samples, recent = telemetry.live.after(0)[-LAST_SAMPLES:], telemetry.recent
+    data = {"samples": samples, "requests": _recent_rows(telemetry), "open": recent.open()}
     return sse.event(msgspec.json.encode(data), "update")
 
 

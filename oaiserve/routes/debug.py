@@ -49,7 +49,7 @@ async def recent_requests(request: Request) -> Response:
         entries = recent.list(
             slowest=asked["slowest"], outcome=asked["outcome"], id_prefix=asked["id"] or "", limit=asked["limit"]
         )
-        return json_response({"requests": entries})
+        return json_response({"requests": entries, "open": recent.open()})
 
     return await run_in_threadpool(render)
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
@@ -50,6 +51,7 @@ class Measured:
     model_info: Mapping[str, str] = field(default_factory=dict)  # values for the labels of oaiserve_model_info
     # These are read for each page.
     elsewhere: Mapping[Metric, Callable[[], Numbers]] = field(default_factory=dict)
+    open_requests: Callable[[], list[dict[str, Any]]] = list  # with their forecasts, for JSON
 
 
 class Metrics:

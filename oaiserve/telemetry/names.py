@@ -177,6 +177,12 @@ DEADLINES = _counter(
     "probably have missed it. The rate of those met is the goodput.",
     "outcome",
 )
+FORECASTS = _counter(
+    "oaiserve_forecasts_total",
+    "Promised times of ended requests. time: first_token or end. held: within the interval, which nine in ten are, "
+    "earlier, or later.",
+    "time held",
+)
 TOOL_CALLS = _counter(
     "oaiserve_tool_calls_total",
     "Calls of tools in ended answers. outcome: called, unparsed if it stayed text because it was no valid call, or "

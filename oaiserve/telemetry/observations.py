@@ -9,6 +9,7 @@ import re
 from array import array
 
 from oaiserve.errors import APIError, kinds_of
+from oaiserve.facts.forecast import Held
 from oaiserve.facts.record import (
     POOLING_OPERATIONS,
     AccessRefusal,
@@ -80,6 +81,9 @@ class Observations:
         ):
             for value in label_values:
                 self.count(metric, (value,), 0)
+        for time in ("first_token", "end"):
+            for held in Held:
+                self.count(names.FORECASTS, (time, held), 0)
         for phase in EXPLAINED:
             for cause in Cause:
                 if cause is not Cause.MODEL_LOAD:
@@ -132,6 +136,8 @@ class Observations:
             self.count(names.REJECTED, (reason,))
         if record.deadline is not None:
             self.count(names.DEADLINES, (record.deadline,))
+        for time, held in account.forecast.held(times):
+            self.count(names.FORECASTS, (time, held))
         if operation not in POOLING_OPERATIONS:
             self._observe_generation(record, labels, origin)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from operator import itemgetter
 from threading import Lock
@@ -27,9 +27,11 @@ class _Kept(NamedTuple):
 
 
 class RecentRequests:
-    """The last `size` records, as entries ready for JSON. The telemetry thread writes them; any thread may read."""
+    """The last `size` records, as entries ready for JSON, and what is open. The telemetry thread writes them; any
+    thread may read."""
 
-    def __init__(self, size: int, epoch_offset_ns: int) -> None:
+    def __init__(self, size: int, epoch_offset_ns: int, open_requests: Callable[[], Entries] = list) -> None:
+        self._open_requests = open_requests
         self._epoch_offset_ns = epoch_offset_ns  # wall clock minus monotonic clock
         self._ring: deque[_Kept] = deque(maxlen=size)
         self._lock = Lock()
@@ -70,6 +72,13 @@ class RecentRequests:
             reached = [(phase.duration_ns, kept) for phase, kept in phases if phase.name == slowest]
             found = [kept for _, kept in sorted(reached, key=itemgetter(0), reverse=True)]
         return [self._entry(kept) for kept in found[:limit]]
+
+    def open(self) -> Entries:
+        """Return the newest open requests, with what each was promised, and its times as they look now."""
+        return [
+            {**entry, "received_unix_ns": entry.pop("received_ns") + self._epoch_offset_ns}
+            for entry in reversed(self._open_requests())
+        ]
 
     def _newest_first(self) -> tuple[_Kept, ...]:
         with self._lock:

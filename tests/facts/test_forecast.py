@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.facts.forecast import NO_FORECAST, Forecast
+from oaiserve.facts.times import RequestTimes
 
 QUARTER = Forecast(True, 50, 100, 400, 1000, 2000, 3000)
 
@@ -24,6 +25,14 @@ def test_a_later_deadline_is_never_missed_more_probably(times: list[int], limit_
     assert sooner is not None
     assert later is not None
     assert 0 <= later <= sooner <= 1
+
+
+def test_a_promise_is_compared_with_what_came_as_far_as_it_came() -> None:
+    held = [dict(QUARTER.held(RequestTimes(received=1000, first_token=1000 + after))) for after in (49, 50, 400, 401)]
+    assert [one["first_token"] for one in held] == ["earlier", "within", "within", "later"]
+    assert not any("end" in one for one in held)
+    assert dict(QUARTER.held(RequestTimes(received=0, first_token=60, last_token=3001)))["end"] == "later"
+    assert not [*NO_FORECAST.held(RequestTimes(received=0, first_token=60))]
 
 
 def test_nothing_is_promised_before_forecasts_are_calibrated() -> None:

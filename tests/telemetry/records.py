@@ -237,6 +237,16 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
     yield vllm_names.PROMPT_TOKENS, vllm, record.prompt_tokens
     if record.deadline is not None:
         yield n.DEADLINES, {"outcome": str(record.deadline)}, 1
+    told, times = record.account.forecast, record.times
+    intervals = (
+        ("first_token", times.first_token, told.first_token_low_ns, told.first_token_high_ns),
+        (*("end", times.last_token, told.end_low_ns, told.end_high_ns),),
+    )
+    for time, came, low_ns, high_ns in intervals if told.is_calibrated else ():
+        if came is not None:
+            late_ns = came - times.received
+            held = "within" if low_ns <= late_ns <= high_ns else "later" if late_ns > high_ns else "earlier"
+            yield n.FORECASTS, {"time": time, "held": held}, 1
     for reason, wait_ns in record.account.waits_ns.items():
         yield n.QUEUE_WAIT_SECONDS, {"reason": str(reason)}, seconds(wait_ns)
     for phase, causes_ns in record.causes_ns.items():

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from math import exp
 from operator import attrgetter
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.blocks import BlockHash, hash_block
-from oaiserve.engine.forecast.ahead import Decoding, Prompt, Rules, first_token
+from oaiserve.engine.forecast.ahead import Ahead, Decoding, Prompt, Rules, first_token
 from oaiserve.engine.forecast.calibration import LEVELS, Calibration, Three
 from oaiserve.engine.forecast.lengths import LengthCurve, Lengths
 from oaiserve.engine.pacing import StepTime
@@ -52,6 +52,7 @@ class Asked(NamedTuple):
     num_choices: int
     cache_salt: str  # as of its sequences
     received_ns: int
+    shown_id: str = ""  # as its client knows it
 
     @property
     def classes(self) -> tuple[Hashable, ...]:
@@ -75,18 +76,27 @@ class _Turn(NamedTuple):
 
     due: float
     prompt: Prompt
+    request_id: str
 
 
 @dataclass(slots=True)
 class _Open:
     """A forecast that waits for what comes."""
 
-    asked: Asked
+    asked: Asked  # without its prompts
+    classes: tuple[Hashable, ...]
     curve: LengthCurve | None  # None: its answers end at their limit
     turn: _Turn
     kinds: tuple[Calibration, Calibration]
     raw: tuple[Three, Three]
     told: tuple[Three, Three]
+
+    @property
+    def forecast(self) -> Forecast:
+        if not all(kind.is_enough for kind in self.kinds):
+            return NO_FORECAST
+        first, end = self.told
+        return Forecast(True, *map(round, first), *(round(max(times)) for times in zip(end, first, strict=True)))
 
 
 class Forecaster:
@@ -120,27 +130,61 @@ class Forecaster:
             try:
                 while self.ended:
                     self._learn(self.ended.popleft())
-                cost = self._cost()
-                return NO_FORECAST if cost is None or len(self._open) >= MOST_OPEN else self._made(asked, cost, now_ns)
+                if (cost := self._cost()) is None or len(self._open) >= MOST_OPEN:
+                    return NO_FORECAST
+                opened = self._open[asked.request_id] = self._made(asked, cost, now_ns)
+                return opened.forecast
             except Exception:  # a request is answered without a forecast, too
                 log.exception("A request got no forecast")
                 return NO_FORECAST
 
-    def _made(self, asked: Asked, cost: StepCost, now_ns: int) -> Forecast:
-        curve = self._lengths.curve(asked.classes) if asked.ends_early else None
+    def open_now(self, now_ns: int, most: int) -> list[dict[str, Any]]:
+        """Return the newest open requests, ready for JSON: what each was promised, and its times as they look now."""
+        with self._lock:
+            shown = list(self._open.values())[-most:]
+            mean_ns, host_ns, tokens = self._steps(now_ns)
+        if (cost := self._cost()) is None:
+            return []
+        decodes, turns, residual_ns = self._present(cost, host_ns, now_ns)
+        turns.sort(key=_due)
+        places = {turn.request_id: place for place, turn in reversed([*enumerate(turns)])}
+        so_far = {one.request_id: one.num_tokens - one.prompt_len for one in self._scheduler.running.copy()}
+        rows = []
+        for opened in shown:
+            asked, first_ns = opened.asked, 0.0
+            if (place := places.get(asked.request_id)) is not None:
+                found = self._first_token(cost, self._step_time.copy(), decodes, turns, place, host_ns)
+                first_ns = residual_ns + found.first_token_ns
+            num_tokens = max(0, so_far.get(asked.request_id, 0))
+            length = asked.limit if opened.curve is None else opened.curve.at(0.5, asked.limit, num_tokens)
+            elapsed_ns = now_ns - asked.received_ns
+            rest_ns = first_ns + (length - num_tokens) / tokens * mean_ns
+            usual_first, usual_end = (told[1] / raw[1] for told, raw in zip(opened.told, opened.raw, strict=True))
+            rows.append(
+                {
+                    "request_id": asked.shown_id,
+                    "operation": asked.operation,
+                    "received_ns": asked.received_ns,
+                    "elapsed_ns": elapsed_ns,
+                    "num_tokens": num_tokens,
+                    "forecast": opened.forecast.shown(),
+                    "first_token_now_ns": round(elapsed_ns + first_ns * usual_first) if first_ns else None,
+                    "end_now_ns": round(elapsed_ns + rest_ns * usual_end),
+                }
+            )
+        return rows
+
+    def _made(self, asked: Asked, cost: StepCost, now_ns: int) -> _Open:
+        classes = asked.classes
+        curve = self._lengths.curve(classes) if asked.ends_early else None
         shares = [level ** (1 / asked.num_choices) for level in LEVELS]
         lengths = [asked.limit if curve is None else curve.at(share, asked.limit) for share in shares]
         mean_ns, host_ns, tokens = self._steps(now_ns)
         decodes, turns, residual_ns = self._present(cost, host_ns, now_ns)
         own = self._turn(asked, lengths[1])
         order = sorted([*turns, own], key=_due)
-        prompts, place = [turn.prompt for turn in order], order.index(own)
-        limits, num_shorter = self._scheduler.limits, self._scheduler.num_shorter_steps
-        if any(one.has_place and one.tokens_left >= SHORT_BESIDE * own.prompt.tokens_left for one in prompts):
-            num_shorter = SHORTER_STEPS  # as when it arrives
-        services = {name: self._scheduler.service_of(name) for name in {one.client for one in prompts}}
-        rules = Rules(limits.max_running, limits.max_step_tokens, services, num_shorter, host_ns)
-        found = first_token(cost, self._step_time, rules, decodes, prompts, place)
+        place = order.index(own)
+        found = self._first_token(cost, self._step_time, decodes, order, place, host_ns)
         first_ns = now_ns - asked.received_ns + residual_ns + found.first_token_ns
         beside = found.num_decodes + 1
         soon_ns = cost.expected_ns(Load(beside, found.context, 0, 0, 0, beside)) + host_ns
@@ -153,11 +197,24 @@ class Forecaster:
             self._kind("end", spread, crowd),
         )
         told = kinds[0].calibrated(raw[0]), kinds[1].calibrated(raw[1])
-        self._open[asked.request_id] = _Open(asked, curve, own, kinds, raw, told)
-        if not all(kind.is_enough for kind in kinds):
-            return NO_FORECAST
-        told_ends = map(max, told[1], told[0])
-        return Forecast(True, *map(round, told[0]), *map(round, told_ends))
+        return _Open(asked._replace(prompts=[]), classes, curve, own, kinds, raw, told)
+
+    def _first_token(
+        self,
+        cost: StepCost,
+        step_time: StepTime,
+        decodes: list[Decoding],
+        order: list[_Turn],
+        place: int,
+        host_ns: float,
+    ) -> Ahead:
+        prompts, own = [turn.prompt for turn in order], order[place].prompt
+        limits, num_shorter = self._scheduler.limits, self._scheduler.num_shorter_steps
+        if any(one.has_place and one.tokens_left >= SHORT_BESIDE * own.tokens_left for one in prompts):
+            num_shorter = SHORTER_STEPS  # as when it arrives
+        services = {name: self._scheduler.service_of(name) for name in {one.client for one in prompts}}
+        rules = Rules(limits.max_running, limits.max_step_tokens, services, num_shorter, host_ns)
+        return first_token(cost, step_time, rules, decodes, prompts, place)
 
     def _decode_ns(self, steps: float, soon_ns: float, mean_ns: float) -> float:
         """Return the time of so many steps: the first ones like those of now, later ones like the mean of late."""
@@ -205,10 +262,11 @@ class Forecaster:
                 done += num_tokens
             left, tokens = sequence.num_tokens - done, self._tokens_left(sequence)
             if left > 1:
-                turns.append(_Turn(sequence.key[0], Prompt(left, done, tokens, True, sequence.client_name)))
+                prompt = Prompt(left, done, tokens, True, sequence.client_name)
+                turns.append(_Turn(sequence.key[0], prompt, sequence.request_id))
             elif tokens > 0:
                 decodes.append(Decoding(tokens, done, sequence.client_name))
-        turns += [opened.turn for request_id, opened in self._open.items() if request_id not in running]
+        turns += [opened.turn for request_id, opened in self._open.copy().items() if request_id not in running]
         return decodes, turns, residual_ns
 
     def _tokens_left(self, sequence: Sequence) -> int:
@@ -234,7 +292,8 @@ class Forecaster:
                 num_cached = start + size
         num_new = sum(map(len, asked.prompts)) - num_cached
         due = self._scheduler.due_of(asked.client, num_new)
-        return _Turn(due, Prompt(num_new, num_cached, answer_tokens, client=asked.client))
+        prompt = Prompt(num_new, num_cached, answer_tokens, client=asked.client)
+        return _Turn(due, prompt, asked.request_id)
 
     def _learn(self, ended: Ended) -> None:
         opened = self._open.pop(ended.request_id, None)
@@ -246,5 +305,5 @@ class Forecaster:
             opened.kinds[1].learn(opened.raw[1], opened.told[1], last - received)
         if ended.num_tokens and opened.curve is not None:
             has_ended = ended.is_whole and ended.num_tokens < opened.asked.limit
-            self._lengths.observe(opened.asked.classes, ended.num_tokens, has_ended=has_ended)
+            self._lengths.observe(opened.classes, ended.num_tokens, has_ended=has_ended)
             self._mean_tokens += 0.02 * (ended.num_tokens - self._mean_tokens)

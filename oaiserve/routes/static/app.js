@@ -3,6 +3,7 @@
 import { Chat } from "./chat.js";
 import { Charts } from "./charts.js";
 import { offerKeys } from "./keys.js";
+import { showOpen } from "./open.js";
 import { byId, element, showProblem } from "./show.js";
 import { events, hasKey, keepKey, Refused, request } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
@@ -69,6 +70,7 @@ async function readFeed(signal) {
       points = new Window(message.boundaries_seconds);
     }
     if (points.add(message.samples)) charts.show(points);
+    showOpen(message.open);
     waterfall.show(message.requests);
     setStatus("live", "Live");
   }

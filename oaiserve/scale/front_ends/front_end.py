@@ -250,6 +250,7 @@ class FrontEnd:
             "render": telemetry.render,
             "list": telemetry.recent.list,
             "get": telemetry.recent.get,
+            "open": telemetry.recent.open,
             "after": telemetry.live.after,
         }
         given = () if value is None else (value,)

@@ -90,6 +90,7 @@ class RemoteReads:
         self.boundaries_seconds = boundaries_seconds
         self.list: Callable[..., builtins.list[Entry]] = partial(read, "list")
         self.get: Callable[[str], Entry | None] = partial(read, "get")
+        self.open: Callable[[], builtins.list[Entry]] = partial(read, "open")
         self.after: Callable[[int], builtins.list[Entry]] = partial(read, "after")
 
 

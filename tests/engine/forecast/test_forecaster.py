@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -11,6 +12,7 @@ from oaiserve.engine.forecast.calibration import ENOUGH
 from oaiserve.engine.request import Aborted, Finished, PromptDone, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.facts.forecast import NO_FORECAST
+from oaiserve.facts.record import Origin
 from tests.engine.doubles import Inbox, make_engine
 
 
@@ -59,3 +61,19 @@ def test_every_end_of_a_request_leaves_nothing_behind() -> None:
         answer(engine, "one")
         answer(engine, "more")
         assert {*forecaster._open} <= {"more"}
+        assert not any(opened.asked.prompts for opened in forecaster._open.values())
+
+
+def test_open_requests_show_what_was_promised_and_how_it_looks_now() -> None:
+    with make_engine(tokenize_workers=0, clock_ns=count(0, 1_000_000).__next__) as engine:
+        for number in range(ENOUGH + 40):
+            answer(engine, f"{number}", 60)
+        asked = Request("long", (TokenPrompt([5, 6, 7]),), SamplingParams(max_tokens=60, ignore_eos=True))
+        events = engine.stream(replace(asked, origin=Origin("shown", "chat"), received_ns=engine._clock_ns()))
+        next(events)
+        (row,) = engine.open_requests()
+        events.close()
+        assert (row["request_id"], row["operation"]) == ("shown", "chat")
+        assert row["forecast"]["is_calibrated"]
+        assert row["elapsed_ns"] < row["end_now_ns"]
+        assert row["end_now_ns"] == pytest.approx(row["forecast"]["end_ns"], rel=0.5)
