@@ -18,10 +18,9 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import (
     App,
@@ -62,9 +61,6 @@ from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Keyring, exposure
 from oaiserve.routes.responses import store
 from oaiserve.scale.several.settings import holds_models, models_of
-
-if TYPE_CHECKING:
-    from oaiserve.scale.front_ends.child import Child
 
 # Serves until it is stopped, on a socket that is bound but does not listen yet, and returns the exit code.
 ServeApp = Callable[[Config, socket.socket], int]
@@ -397,12 +393,6 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.setswitchinterval(SWITCH_SECONDS)
-    children: list[Child] = []
-    if config.server.front_ends:  # which import their modules while the model is loaded
-        from oaiserve.scale.front_ends.child import start_child
-
-        children = [start_child(config, SWITCH_SECONDS) for _ in range(config.server.front_ends)]
-
     with times.part("import of the engine"):
         from oaiserve.engine.engine import Engine
         from oaiserve.engine.system_memory import give_back, keep_freed
@@ -422,7 +412,8 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
 
         connections = allowed_connections(config.server)
         responses = response_store(config.server)
-        if children:
+        if config.server.front_ends:
+            from oaiserve.scale.front_ends.child import start_child
             from oaiserve.scale.front_ends.front_end import Shared
             from oaiserve.scale.front_ends.supervisor import FrontEnds, Supervisor
 
@@ -431,8 +422,7 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
                 config, engine, connections, responses, log_limit, front_ends.snapshot, front_ends.measured()
             )
             shared = Shared(engine, telemetry, responses, connections, log_limit, front_ends.tell)
-            start = partial(start_child, config, SWITCH_SECONDS)
-            supervisor = Supervisor(front_ends, children, start, config.server, shared)
+            supervisor = Supervisor(front_ends, start_child, config, shared)
         else:
             telemetry = server_telemetry(config, engine, connections, responses, log_limit)
             app = create_app(config, engine, telemetry, responses)
@@ -451,7 +441,7 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
     with (
         nullcontext() if ready is not None else announced(_url(config.server, sock.getsockname()[1]), config.model_name)
     ):
-        if children:
+        if config.server.front_ends:
             _listen(config.server, sock, banner)
             supervisor.serve(sock)
         else:

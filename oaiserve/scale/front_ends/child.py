@@ -9,8 +9,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from oaiserve.config import Config
-from oaiserve.scale.front_ends.messages import Begin, pickled
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +31,8 @@ class Child:
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
-def start_child(config: Config, switch_seconds: float) -> Child:
-    """Start a process, which makes itself ready, and then waits for the data of the model."""
+def start_child() -> Child:
+    """Start a process, which imports its modules, and then waits for the settings and the model's data."""
     messages, its_messages = socket.socketpair()
     connections, its_connections = socket.socketpair()
     with its_messages, its_connections:
@@ -46,6 +44,5 @@ def start_child(config: Config, switch_seconds: float) -> Child:
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # so that Ctrl-C reaches the engine process only
         )
-    messages.sendall(pickled(Begin(config, switch_seconds)))  # small enough to wait in the socket
     connections.setblocking(False)
     return Child(process, messages, connections)

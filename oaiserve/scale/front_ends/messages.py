@@ -31,6 +31,7 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
+from oaiserve.engine.text.stored_tokenizer import StoredTokenizer
 from oaiserve.errors import APIError, InternalError, kinds_of, restored
 from oaiserve.facts.record import EngineAccount, RequestRecord
 from oaiserve.facts.trace import TraceContext
@@ -45,27 +46,20 @@ class Message(msgspec.Struct, array_like=True, tag=True):
     """A message is an array: the name of its class, and its fields."""
 
 
-# -- the beginning of a front end: two pickled messages ----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """The settings, which come first: the front end makes itself ready while the model is loaded."""
-
-    config: Config
-    switch_seconds: float  # for which a Python thread may keep the others from running
+# -- the beginning of a front end: a pickled message -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A front end's data of the model, its engine and its telemetry."""
+    """The settings, and a front end's data of the model, its engine and its telemetry."""
 
-    tokenizer: bytes  # a pickled StoredTokenizer: to pickle a large one takes a while, and is done once
+    config: Config
+    switch_seconds: float  # for which a Python thread may keep the others from running
+    tokenizer: StoredTokenizer
     max_model_len: int
     vocab_size: int
     default_params: dict[str, float | int]
     pooling: Pooling | None
-    state: State
     is_on_cpu: bool
     started_unix_seconds: float
     live_boundaries_seconds: dict[str, list[float]]
@@ -277,7 +271,7 @@ def framed(message: Message) -> bytearray:
     return frame
 
 
-def pickled(first: Begin | Model) -> bytes:
-    """Return the bytes of one of the first messages, with their number in front."""
-    body = pickle.dumps(first, pickle.HIGHEST_PROTOCOL)
+def pickled(model: Model) -> bytes:
+    """Return the bytes of the first message, with their number in front. For a large tokenizer, this takes a while."""
+    body = pickle.dumps(model, pickle.HIGHEST_PROTOCOL)
     return LENGTH.pack(len(body)) + body

@@ -19,7 +19,6 @@ from typing import Any, cast
 
 from oaiserve import __version__
 from oaiserve.app import create_app
-from oaiserve.config import Config
 from oaiserve.engine.system_memory import keep_freed
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.trace import TraceContext
@@ -27,7 +26,7 @@ from oaiserve.http.connections import allowed_connections
 from oaiserve.http.server import Server
 from oaiserve.scale.front_ends.calls import EngineProcess
 from oaiserve.scale.front_ends.link import HandedOver, Link
-from oaiserve.scale.front_ends.messages import LENGTH, Begin, Model
+from oaiserve.scale.front_ends.messages import LENGTH, Model
 from oaiserve.scale.front_ends.remote_engine import RemoteEngine
 from oaiserve.scale.front_ends.remote_parts import RemoteConnections, RemoteStore, RemoteTelemetry
 from oaiserve.telemetry import logs, sampling
@@ -40,9 +39,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the engine process handles these
         signal.signal(number, signal.SIG_IGN)
     messages, channel = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:3])
-    begin = cast(Begin, received(messages))
-    sys.setswitchinterval(begin.switch_seconds)
-    options = begin.config.server
+    model = received(messages)
+    sys.setswitchinterval(model.switch_seconds)
+    options = model.config.server
     log_limit = logs.configure(options.log_level, options.log_format)
     for name in ("uvicorn.error", "oaiserve.http.server"):  # each start and end is the engine process's to log
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -52,12 +51,11 @@ def main() -> None:
         gc.freeze()  # all that is imported stays
         keep_freed()
 
-    is_sampled, model = sampling(__version__), cast(Model, received(messages))
-    sys.exit(serve(begin.config, model, messages, channel, is_sampled=is_sampled, log_limit=log_limit, before=before))
+    is_sampled = sampling(__version__)
+    sys.exit(serve(model, messages, channel, is_sampled=is_sampled, log_limit=log_limit, before=before))
 
 
 def serve(
-    config: Config,
     model: Model,
     messages: socket.socket,
     channel: socket.socket,
@@ -70,7 +68,7 @@ def serve(
 
     `is_sampled` returns whether the spans of a trace will be exported, and `before` is called when all is ready.
     """
-    process = EngineProcess(Link(messages))
+    process, config = EngineProcess(Link(messages)), model.config
 
     def shut_down() -> None:
         server.handle_exit(signal.SIGTERM, None)
@@ -81,7 +79,7 @@ def serve(
 
     engine = RemoteEngine(
         process,
-        Tokenizer(pickle.loads(model.tokenizer)),
+        Tokenizer(model.tokenizer),
         model,
         num_workers=config.engine.tokenize_workers,
         on_shutdown=shut_down,
@@ -102,8 +100,8 @@ def serve(
     return 1 if process.link.is_lost else 0
 
 
-def received(messages: socket.socket) -> Any:
-    """Wait for one of the first messages. If the engine process is gone, end this one."""
+def received(messages: socket.socket) -> Model:
+    """Wait for the first message. If the engine process is gone, end this one."""
 
     def read(number: int) -> bytes:
         data = messages.recv(number, socket.MSG_WAITALL)
@@ -112,7 +110,7 @@ def received(messages: socket.socket) -> Any:
         return data
 
     (length,) = LENGTH.unpack(read(LENGTH.size))
-    return pickle.loads(read(length))
+    return cast(Model, pickle.loads(read(length)))
 
 
 if __name__ == "__main__":

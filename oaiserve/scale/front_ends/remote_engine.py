@@ -70,8 +70,8 @@ class RemoteEngine:
         self.pooling = model.pooling
         self.adapters = AdapterTable()
         self.failure: Exception | None = None
-        self.is_ready = False
-        self._learn(model.state)
+        self.is_ready = self.is_reporting = False
+        self.hang = ""
         self._open: dict[str, _Open] = {}
         self._is_stopping = False
         self._all_ended = Flag()

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pickle
 import signal
 import socket
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import uvloop
 
-from oaiserve.config import ServerOptions
+from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.http.listener import Listener
@@ -93,32 +93,33 @@ class Supervisor:
     def __init__(
         self,
         front_ends: FrontEnds,
-        children: Sequence[Child],
         start: Callable[[], Child],
-        options: ServerOptions,
+        config: Config,
         shared: Shared,
         most_silent: int = MOST_SILENT,
     ) -> None:
-        """Take over the first children. `start` starts another one, and may block."""
+        """Prepare the start of front ends. `start` starts the process of one, and may block."""
         self._most_silent = most_silent
         self._front_ends = front_ends
-        self._children = children
         self._start = start
         self._engine = engine = front_ends.engine
         self._shared = shared
-        self._model = Model(
-            tokenizer=pickle.dumps(engine.tokenizer.stored, pickle.HIGHEST_PROTOCOL),
+        self._number = config.server.front_ends
+        model = Model(
+            config=config,
+            switch_seconds=sys.getswitchinterval(),
+            tokenizer=engine.tokenizer.stored,
             max_model_len=engine.max_model_len,
             vocab_size=engine.vocab_size,
             default_params=engine.default_params,
             pooling=engine.pooling,
-            state=State.of(engine),
             is_on_cpu=engine.model_info["device"] == "cpu",
             started_unix_seconds=time.time(),
             live_boundaries_seconds=shared.telemetry.live.boundaries_seconds,
         )
-        self._refusal = None if options.tls_certificate else too_many_connections
-        self._drain_timeout_seconds = options.drain_timeout_seconds
+        self._model = pickled(model)
+        self._refusal = None if config.server.tls_certificate else too_many_connections
+        self._drain_timeout_seconds = config.server.drain_timeout_seconds
         self._num_signals = 0
         self._unplaced: deque[tuple[socket.socket, str]] = deque()  # connections that no front end has taken
         self._retry: asyncio.TimerHandle | None = None
@@ -138,9 +139,7 @@ class Supervisor:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` wants it
                 self._loop.add_signal_handler(number, self.shut_down)
         self._engine.start()
-        keepers = [
-            asyncio.create_task(self._keep(number, child)) for number, child in enumerate(self._children, start=1)
-        ]
+        keepers = [asyncio.create_task(self._keep(number + 1)) for number in range(self._number)]
         watch = asyncio.create_task(self._watch())
         listener = Listener(sock, self._shared.connections, self._begin, refusal=self._refusal)
         await self._is_ending.wait()
@@ -199,11 +198,10 @@ class Supervisor:
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
-    async def _keep(self, number: int, first: Child) -> None:
+    async def _keep(self, number: int) -> None:
         """Keep a front end running, until the shutdown."""
-        child: Child | None = first
         pause_seconds = 0.0
-        while child is not None:
+        while (child := await self._start_after(number, pause_seconds)) is not None:
             started = self._loop.time()
             num_lost = await self._run(number, child)
             how = await asyncio.to_thread(child.end, END_SECONDS)
@@ -213,11 +211,10 @@ class Supervisor:
                 log.error(text, number, how, num_lost)
             if self._loop.time() - started > CALM_SECONDS:
                 pause_seconds = 0.0
-            child = await self._start_again(number, pause_seconds)
             pause_seconds = min(MOST_PAUSE_SECONDS, max(FIRST_PAUSE_SECONDS, 2 * pause_seconds))
 
-    async def _start_again(self, number: int, pause_seconds: float) -> Child | None:
-        """Start a front end again after a pause. Return None if the shutdown begins before."""
+    async def _start_after(self, number: int, pause_seconds: float) -> Child | None:
+        """Start a front end after a pause. Return None if the shutdown begins before."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_ending.wait(), pause_seconds)
@@ -232,8 +229,9 @@ class Supervisor:
         """Serve one process of a front end until its end, and return how many requests are lost with it."""
         link = Link(child.messages)
         front_end = FrontEnd(link, self._shared, on_up=self._place)
-        link.send(pickled(replace(self._model, state=State.of(self._engine))))
+        link.send(self._model)
         front_end.start()
+        front_end.send(State.of(self._engine))
         running = _Running(number, front_end, child)
         self._front_ends.running = [*self._front_ends.running, running]
         if self._is_ending.is_set():

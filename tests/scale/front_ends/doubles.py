@@ -32,19 +32,19 @@ from tests.waiting import wait_until
 class ThreadChild:
     """A front end in a thread. `kill` ends it as far as the engine process sees it."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self) -> None:
         self.messages, self._its_messages = socket.socketpair()
         self.connections, self._its_connections = socket.socketpair()
         self.connections.setblocking(False)
         self.process = self
         self.pid = os.getpid()
         self.code: int | None = None
-        self._thread = threading.Thread(target=self._serve, args=(config,), name="front-end")
+        self._thread = threading.Thread(target=self._serve, name="front-end")
         self._thread.start()
 
-    def _serve(self, config: Config) -> None:
+    def _serve(self) -> None:
         with self._its_messages, self._its_connections:
-            self.code = serve(config, received(self._its_messages), self._its_messages, self._its_connections)
+            self.code = serve(received(self._its_messages), self._its_messages, self._its_connections)
 
     def kill(self) -> None:
         self.messages.shutdown(socket.SHUT_RDWR)
@@ -157,14 +157,15 @@ def serving(
         config, engine, connections, responses, None, front_ends.snapshot, front_ends.measured()
     )
 
+    starts = [first or ThreadChild for _ in range(number)]
+
     def start() -> Child:
-        return cast(Child, ThreadChild(config))
+        return cast(Child, starts.pop()() if starts else ThreadChild())
 
     supervisor = Supervisor(
         front_ends,
-        [(first or start)() for _ in range(number)],
         start,
-        options,
+        config,
         Shared(engine, telemetry, responses, connections, None, front_ends.tell),
         most_silent,
     )
