@@ -88,7 +88,7 @@ def subject(
         kind,
         model,
         dict(sorted(options.items())),
-        {package: _version(package) for package in packages},
+        {package: version_of(package) for package in packages},
         {p.name: _stat(p) for p in files if p in of_model or (p.suffix in suffixes and p.is_file())},
         folder,
         digest,
@@ -183,7 +183,7 @@ def records() -> Iterator[Record]:
             with path.open("rb") as file:
                 header = json.loads(file.readline())
             folder, files = Path(header["folder"]), header["files"]
-            is_current = all(_version(package) == known for package, known in header["versions"].items())
+            is_current = all(version_of(package) == known for package, known in header["versions"].items())
             is_unchanged = all(_stat(folder / name) == known["stat"] for name, known in files.items())
             model = folder if "config.json" in files else folder / min(files)
             yield Record(path, path.name.partition("-")[0], model, header["day"], is_current and is_unchanged)
@@ -225,7 +225,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 
-from oaiserve import __version__
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable, by_kernels, plain
 from oaiserve.engine.model.device import select_device
@@ -37,6 +35,7 @@ from oaiserve.engine.start.load import load_with
 from oaiserve.engine.start.native import refuse_unless_possible, with_native_cache
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started, assemble
+from oaiserve.files.start_cache import version_of
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ class OnGpu:
 
 def _marker_path(request: StartRequest, device: torch.device) -> Path:
     """Return the file of trials for a model on a device, with the versions on which a trial's end depends."""
-    versions = (__version__, torch.__version__, transformers.__version__)
+    versions = map(version_of, ("oaiserve", "torch", "transformers"))
     return marker_path(str(request.source.path.resolve()), torch.cuda.get_device_name(device), *versions)
 
 
