@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import textwrap
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from json import dumps
 from pathlib import Path
@@ -19,14 +16,13 @@ from cyclopts import App, Parameter
 from oaiserve.errors import StartupError
 from oaiserve.explain import commands
 from oaiserve.facts import slos
-from oaiserve.facts.times import monotonic_ns
+from oaiserve.files.progress import Progress
 from oaiserve.plan.recorded import Cost, RecordedLoad, RecordedServer, busiest, read
 from oaiserve.plan.replay import ReplayedLoad
 from oaiserve.plan.search import Highest, alone, calibrated, changes, good_share, highest_rate, replay
 
 BUSIEST_PROMPTS = 300  # that are replayed, as often as it takes: those of the busiest time, if more were recorded
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)  # of the highest rate, which the table shows
-SILENT_SECONDS = 1.5  # between two lines of progress
 _HEAD = ("prompts/s", "good", "TTFT p50", "p99", "ITL p50", "p99", "busy", "cached", "preempted")
 
 
@@ -84,20 +80,17 @@ def _command_line() -> App:
             raise StartupError(f"--attainment is {attainment:g}, but must be above 0 and at most 1.")
         if rate is not None and rate <= 0:
             raise StartupError(f"--rate is {rate:g}, but must be above 0.")
-        with progress() as tell:
-            tell("reading the load")
-            load = read(source)
-            if load.num_waiting_clients:
-                raise StartupError(_no_rate(source, load.num_waiting_clients))
-            tell("finding what else ran there")
-            priced = calibrated(load if cost is None else read(cost, "--cost"))
-            if priced.cost is None:
-                raise StartupError(
-                    f"'{cost or source}' does not say what steps cost. Give --cost a recording of a server (serve "
-                    "--record-requests) without --no-explain that has answered 50 requests, or was stopped in order."
-                )
-            load = replace(load, server=priced.server, cost=priced.cost)
-            outcome = make_plan(load, priced.cost, limits, attainment, rate, tell, with_settings=settings)
+        load = read(source)
+        if load.num_waiting_clients:
+            raise StartupError(_no_rate(source, load.num_waiting_clients))
+        priced = calibrated(load if cost is None else read(cost, "--cost"))
+        if priced.cost is None:
+            raise StartupError(
+                f"'{cost or source}' does not say what steps cost. Give --cost a recording of a server (serve "
+                "--record-requests) without --no-explain that has answered 50 requests, or was stopped in order."
+            )
+        load = replace(load, server=priced.server, cost=priced.cost)
+        outcome = make_plan(load, priced.cost, limits, attainment, rate, with_settings=settings)
         print(render(outcome), end="")
         if json is not None:
             try:
@@ -118,40 +111,16 @@ def _no_rate(source: Path, num_clients: int) -> str:
     )
 
 
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """Show on stderr what the plan is doing, as it tells, and for how long. A replay alone may take seconds."""
-    doing, is_over = [""], threading.Event()
-    began_ns, is_terminal = monotonic_ns(), sys.stderr.isatty()
-
-    def show() -> None:
-        while not is_over.wait(SILENT_SECONDS):
-            text = f"oaiserve plan: {doing[-1]}, {(monotonic_ns() - began_ns) / 1e9:.0f} s so far"
-            print(f"\r\x1b[K{text}" if is_terminal else f"{text}\n", end="", file=sys.stderr, flush=True)
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield doing.append
-    finally:
-        is_over.set()
-        thread.join()
-        if is_terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
 def make_plan(
     whole: RecordedLoad,
     cost: Cost,
     limits: slos.Slos,
     attainment: float,
     rate: float | None,
-    tell: Callable[[str], None],
     *,
     with_settings: bool,
 ) -> dict[str, Any]:
-    """Return the plan, and `tell` what is being done."""
-    tell("searching for the highest rate")
+    """Return the plan. The settings that are tried are counted on stderr, for they take a while."""
     load = busiest(whole, BUSIEST_PROMPTS)
     best = highest_rate(load, cost, load.server, limits, attainment)
     recorded = figures(replay(load, cost, load.server, load.rate), load.rate, limits) if load.rate else None
@@ -178,8 +147,7 @@ def make_plan(
             outcome["rates"].append(figures(replayed, best.rate * share, limits))
     if with_settings:
         tried = []
-        for flag, server in changes(load.server, limits):
-            tell(f"trying {flag}")
+        for flag, server in Progress([*changes(load.server, limits)], desc="Trying settings", unit=" settings"):
             tried.append({"flag": flag, "rate": rate_with(server, load, cost, limits, attainment, best)})
         outcome["settings"] = sorted(tried, key=lambda change: -change["rate"])
     return outcome

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from oaiserve.cli import main
-from oaiserve.plan import command
 from tests.plan.recordings import COST, row, written
 
 
@@ -59,24 +55,6 @@ def test_clients_that_wait_for_answers_tell_no_rate(
         recording.with_name("trace"), *({"timestamp": k, "input_length": 5, "output_length": 2} for k in (4, 6))
     )
     assert main(["plan", "--from", str(trace), "--slo", "ttft:9s", *rest]) == 0
-
-
-def test_the_plan_tells_what_it_is_doing_while_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Noted(io.StringIO):
-        shown = threading.Event()
-
-        def write(self, text: str) -> int:
-            if "searching" in text:
-                self.shown.set()
-            return super().write(text)
-
-    monkeypatch.setattr(command, "SILENT_SECONDS", 0.001)
-    monkeypatch.setattr(sys, "stderr", Noted())
-    with command.progress() as tell:
-        tell("reading")
-        tell("searching for the highest rate")
-        assert sys.stderr.shown.wait(60)
-    assert "oaiserve plan: searching for the highest rate, 0 s so far\n" in sys.stderr.getvalue()
 
 
 @pytest.mark.parametrize(

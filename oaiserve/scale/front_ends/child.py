@@ -10,7 +10,6 @@ import sys
 from dataclasses import dataclass
 
 
-
 @dataclass(frozen=True, slots=True)
 class Child:
     """The process of a front end, with this side's ends of its two pairs of sockets."""
