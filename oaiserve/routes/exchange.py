@@ -25,7 +25,6 @@ from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, Reque
 from oaiserve.facts.times import WAITED_HEADER, RequestTimes, monotonic_ns, waited
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.key_table import Use
-from oaiserve.http.keys import Key
 from oaiserve.routes.middleware import as_api_error, error_response
 from oaiserve.routes.serving import serving_of
 
@@ -54,8 +53,7 @@ class Exchange:
     client: str  # with whom others share the server: the name of its API key, or else its address
     key_name: str | None = None
     owner: str = ""  # a digest of the key; "" without keys
-    key: Key | None = None
-    use: Use | None = None  # of the key, if it is counted
+    use: Use | None = None  # of its key, if that is a stored one
     operation: str = ""
     http_route: str = ""
     ids: StreamIds | None = None  # that a gateway gives it
@@ -171,9 +169,11 @@ class Accounting:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         ids, client = (state["request_id"], state["unique_id"], state["trace"]), (state["client"], state["key_name"])
-        key: Key | None = state["key"]
-        use = None if key is None or key.number is None else Use(key)
-        exchange = Exchange(*ids, *client, state["owner"], key, use, self._operation, self._http_route)
+        # By the digest: the lines of a batch came with the key of the batch.
+        store = serving_of(Request(scope)).key_store
+        key = None if store is None else store.find(state["owner"])
+        use = None if key is None else Use(key)
+        exchange = Exchange(*ids, *client, state["owner"], use, self._operation, self._http_route)
         exchange.routing = state.get("routing", exchange.routing)
         exchange.is_background = state.get("is_background", False)
         state["exchange"] = exchange
@@ -189,8 +189,12 @@ class Accounting:
         async def watched_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.http_status = message["status"]
-                if use is not None:
-                    message["headers"] = [*message["headers"], *await self._limits(scope, use)]
+                if use is not None and store is not None:
+                    if not use.headers:
+                        with suppress(Unavailable):
+                            await store.look(use)
+                    limits = [(name.encode(), value.encode()) for name, value in use.headers.items()]
+                    message["headers"] = [*message["headers"], *limits]
             await send(message)
 
         try:
@@ -210,13 +214,6 @@ class Accounting:
             else:
                 # The terminal event carries the stamps, so a request that is being aborted ends with that event.
                 exchange.stream.on_end(lambda terminal: self._record(scope, exchange, terminal.usage))
-
-    async def _limits(self, scope: Scope, use: Use) -> list[tuple[bytes, bytes]]:
-        """Return the headers of the limits of a key."""
-        if not use.headers and (store := serving_of(Request(scope)).key_store) is not None:
-            with suppress(Unavailable):
-                await store.look(use)
-        return [(name.encode(), value.encode()) for name, value in use.headers.items()]
 
     def _record(self, scope: Scope, exchange: Exchange, usage: Usage) -> None:
         times = exchange.times.ended()

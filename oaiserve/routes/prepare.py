@@ -138,8 +138,8 @@ class Intake(Generic[OwnBody]):
         return Answer(self.serving, self.exchange, request, whole)
 
     def _priority(self) -> int:
-        asked, key = integer(self.body, "priority"), self.exchange.key
-        return asked or 0 if key is None else key.priority_for(asked)
+        asked, use = integer(self.body, "priority"), self.exchange.use
+        return asked or 0 if use is None else use.key.priority_for(asked)
 
     def request(self, prompts: tuple[Prompt, ...], params: SamplingParams, **more: Any) -> Request:
         exchange = self.exchange
@@ -193,8 +193,8 @@ async def prepare(
         body = yield from protocol.parse(kind, content, check_given)
         exchange.is_streaming = bool(getattr(body, "stream", None))  # vectors and scores are never streamed
         exchange.adapter = serving.check_model(getattr(body, "model", None))
-        if exchange.key is not None:
-            exchange.key.check_model(serving.name_of(exchange.adapter))
+        if exchange.use is not None:
+            exchange.use.key.check_model(serving.name_of(exchange.adapter))
         serving.check_task(*tasks)
         exchange.deadline_ns = deadline_ns(http.headers, body, "deadline_ms")
         if not sent:  # else it has had its first token

@@ -14,7 +14,8 @@ from oaiserve import app
 from oaiserve.app import routes
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.adapters import ServedAdapter
-from oaiserve.errors import Overloaded
+from oaiserve.errors import Overloaded, Unauthorized
+from oaiserve.http.key_store import KeyStore
 from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Right
 from oaiserve.routes.access import is_open, right_for
@@ -243,6 +244,17 @@ def test_a_key_is_made_changed_and_revoked_while_the_server_runs(run: RunServer,
             table.revoke("alice")
             wait_until(lambda: served.http.get("/v1/models", headers=headers).status_code == 401)
             assert b"Hello" in next(stream.iter_raw())  # what is under way goes on
+
+
+def test_what_was_asked_with_a_key_is_refused_once_that_is_revoked(table: KeyTable) -> None:
+    """So it is with the lines of a batch, which come to a route without the key, but with its digest."""
+    table.add("alice", {})
+    store, (digest,) = KeyStore(table), table.valid()
+    assert [found and found.name for found in map(store.find, (digest.hex(), "ab", ""))] == ["alice", None, None]
+    table.revoke("alice")
+    store.valid()
+    with pytest.raises(Unauthorized, match="revoked"):
+        store.find(digest.hex())
 
 
 def test_a_table_that_fails_refuses_keys_with_limits_and_counts_the_others_later(
