@@ -26,6 +26,7 @@ from oaiserve import __version__
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.model.cpu.prebuilt import usable_features
+from oaiserve.engine.model.gpu.found import gpu_names
 from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.errors import ANTHROPIC_PATH
 from oaiserve.facts.engine_numbers import EngineNumbers
@@ -140,9 +141,13 @@ def _kind(config: Config) -> str:
     """Return the kind of this server, for gateways; "" if the same request may get other bytes."""
     engine = config.engine
     if engine.device == "cuda" or (engine.device == "auto" and Path("/dev/nvidiactl").exists()):
-        return ""
+        if not engine.exact:
+            return ""
+        device = gpu_names()
+    else:
+        device = sorted(usable_features())
     settings = (engine.dtype, engine.quantize, engine.kv_cache_dtype, engine.compile, engine.max_model_len)
-    return kind_of(config.model, (__version__, config.model_name, *settings, sorted(usable_features())))
+    return kind_of(config.model, (__version__, config.model_name, *settings, device))
 
 
 def server_telemetry(

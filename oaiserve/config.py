@@ -410,6 +410,11 @@ class EngineOptions:
     """On a GPU, capture decodes as CUDA graphs, for several batch sizes up to --max-running, and prompts, for several
     numbers of tokens up to 2,048. Capturing takes some seconds of the start and some memory."""
 
+    exact: bool = False
+    """Serve only if the same request gets the same bytes, whatever else runs. On a CPU, the native step gives them. On
+    a GPU, products and attention of their own keep one order of sums, which takes time: for weights that are not
+    quantized, without adapters. Streams then go on at other servers, and drafts change no answer."""
+
     attention: Attention = "auto"
     """Attention backend on a GPU. triton: oaiserve's own kernels. reference: plain torch, slow. auto: triton if
     it is installed, else reference."""

@@ -17,7 +17,7 @@ import triton
 
 from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.attention.rotation import Rotation
-from oaiserve.engine.model.attention.tiles import BatchTiles
+from oaiserve.engine.model.attention.tiles import BatchTiles, RowTiles
 from oaiserve.engine.model.attention.triton_kernels import decode_kernel, plan_kernel, prefill_kernel, write_kernel
 from oaiserve.engine.model.batch import Batch, Tiles
 
@@ -82,6 +82,38 @@ class TritonAttention:
             decode(query, key, value, cache, batch, out, scoring, plan, rotation=rotation)
         if has_prefills:
             prefill(query, cache, batch, out, scoring, self._tiles)
+        return out
+
+
+class ExactAttention:
+    """The attention of `--exact`: each token is computed in the same order, alone or in a prompt.
+
+    The kernel of prompts computes all rows, with one size of tiles, so that a row sees its keys in the same runs.
+    """
+
+    rotates = True
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch, self._tiles = batch, RowTiles(batch)
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: LayerCache,
+        scoring: Scoring,
+        rotation: Rotation | None = None,
+    ) -> torch.Tensor:
+        query, key, value = (
+            tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value)
+        )
+        out = query.new_empty(*query.shape[:2], value.shape[-1])
+        write(key, value, cache, self._batch.slots, first_token=0, query=query, rotation=rotation)
+        group = query.shape[1] // key.shape[1]
+        dims = [max(16, triton.next_power_of_2(part.shape[3])) for part in (cache.keys, cache.values)]
+        tile = prefill_tile(group, sum(dims), query.element_size(), longest_query=1)
+        prefill(query, cache, self._batch, out, scoring, self._tiles, tile)
         return out
 
 

@@ -8,17 +8,20 @@ that of a CPU's native step. Matrix products are those of the model's modules, w
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Linear
 from torch.nn.functional import embedding, linear
+from transformers.pytorch_utils import Conv1D
 
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.description import MLP, Attention, Decoder, Layer, Matrix, Norm, NotKnown
-from oaiserve.engine.model.gpu.joined_product import Product, joined_product
+from oaiserve.engine.model.gpu.joined_product import Multiply, Product, joined_product
 from oaiserve.engine.model.kv_cache import copy_blocks
 from oaiserve.engine.model.spec import LoadedModel, base_of
 
@@ -26,10 +29,12 @@ from oaiserve.engine.model.spec import LoadedModel, base_of
 class FusedLayers:
     """The layers of a model, ready to run, by `operations`: the module `layer_operations` or `triton_layers`.
 
-    Raises NotKnown for a component without an operation here.
+    With an `exact` product, this computes all products. Raises NotKnown for a component without an operation here.
     """
 
-    def __init__(self, loaded: LoadedModel, decoder: Decoder, operations: ModuleType) -> None:
+    def __init__(
+        self, loaded: LoadedModel, decoder: Decoder, operations: ModuleType, exact: Multiply | None = None
+    ) -> None:
         if not isinstance(decoder.embedding, Tensor):
             raise NotKnown("its embedding is in blocks")
         if decoder.layer_inputs is not None:
@@ -37,8 +42,11 @@ class FusedLayers:
         self._operations = operations
         self._decoder = decoder
         self._embedding = decoder.embedding
-        self._head = loaded.model.get_output_embeddings()
-        self._layers = [_FusedLayer(loaded, index, layer, operations) for index, layer in enumerate(decoder.layers)]
+        self.is_exact = exact is not None
+        self._head = _module_product(loaded.model.get_output_embeddings(), exact)
+        self._layers = [
+            _FusedLayer(loaded, index, layer, operations, exact) for index, layer in enumerate(decoder.layers)
+        ]
         # The sum at the end of a layer is followed by the first norm of the next one.
         self._next_norms = [*(layer.attention_norm for layer in decoder.layers[1:]), decoder.final_norm]
 
@@ -64,7 +72,7 @@ class FusedLayers:
             logits = logits * self._decoder.logits_scale
         if (softcap := self._decoder.logits_softcap) != 0.0:
             logits = (logits / softcap).tanh() * softcap
-        return logits  # type: ignore[no-any-return]
+        return logits
 
     def _embedded(self, batch: Batch) -> Tensor:
         hidden = embedding(batch.input_ids, self._embedding)
@@ -79,7 +87,9 @@ class FusedLayers:
 class _FusedLayer:
     """A layer of the description, with its products. Raises NotKnown for one that is not computed here."""
 
-    def __init__(self, loaded: LoadedModel, index: int, layer: Layer, operations: ModuleType) -> None:
+    def __init__(
+        self, loaded: LoadedModel, index: int, layer: Layer, operations: ModuleType, exact: Multiply | None
+    ) -> None:
         attention, mlp = layer.attention, layer.mlp
         if attention is None or layer.mixer is not None or attention.gate is not None or attention.factors is not None:
             raise NotKnown("it has layers that keep a state, or gates or factors of attention")
@@ -97,8 +107,13 @@ class _FusedLayer:
         if layer.input_gate is not None or layer.factor != 1.0:
             raise NotKnown("its layers have inputs or factors of their own")
         self.described, self._attention, own = layer, attention, attention.parameters
-        self._qkv, self._out = _product(loaded, attention.qkv), _product(loaded, [attention.out])
-        self.mlp = _fused_mlp(loaded, mlp, operations) if isinstance(mlp, MLP) else _mixture(loaded, index)
+        self._qkv, self._out = _product(loaded, attention.qkv, exact), _product(loaded, [attention.out], exact)
+        if isinstance(mlp, MLP):
+            self.mlp = _fused_mlp(loaded, mlp, operations, exact)
+        elif exact is None:
+            self.mlp = _mixture(loaded, index)
+        else:
+            raise NotKnown("it has experts, whose products round by the number of rows")
         self._scoring = Scoring(own.scaling, own.sliding_window, own.softcap, attention.sinks)
         # Queries and keys are normed by head, as attention does it.
         self._norms_heads = not attention.rotates_before_norms and all(
@@ -148,9 +163,9 @@ class _FusedLayer:
         return found[0], found[1]
 
 
-def _fused_mlp(loaded: LoadedModel, mlp: MLP, operations: ModuleType) -> Product:
-    together = _product(loaded, [mlp.up] if mlp.gate is None else [mlp.gate, mlp.up])
-    down, is_gated = _product(loaded, [mlp.down]), mlp.gate is not None
+def _fused_mlp(loaded: LoadedModel, mlp: MLP, operations: ModuleType, exact: Multiply | None) -> Product:
+    together = _product(loaded, [mlp.up] if mlp.gate is None else [mlp.gate, mlp.up], exact)
+    down, is_gated = _product(loaded, [mlp.down], exact), mlp.gate is not None
     return lambda x: down(operations.activate(together(x), mlp.activation, is_gated=is_gated))
 
 
@@ -177,27 +192,37 @@ def _is_of_heads(norm: Norm | None, attention: Attention) -> bool:
     return norm.bias is None and not norm.subtracts_mean and len(norm.weight) == attention.shape.key_dim
 
 
-def _product(loaded: LoadedModel, matrices: list[Matrix]) -> Product:
+def _module_product(module: Any, exact: Multiply | None) -> Product:
+    """Return the product of a linear layer: of its module, or an exact one. Raises NotKnown for packed weights."""
+    if exact is None:
+        return module  # type: ignore[no-any-return]
+    if type(module) not in (Linear, Conv1D):
+        raise NotKnown("its weights stay packed, and products with these round by the number of rows")
+    weight = module.weight.t() if type(module) is Conv1D else module.weight
+    return lambda x: exact(x, weight, module.bias)
+
+
+def _product(loaded: LoadedModel, matrices: list[Matrix], exact: Multiply | None) -> Product:
     """Return the product with all rows of these matrices: a single one if they are of one module, or can be joined."""
     modules = [loaded.model.get_submodule(matrix.module) for matrix in matrices]
     if all(module is modules[0] for module in modules):
         first = matrices[0]
         if not first.heads:
-            return modules[0]
+            return _module_product(modules[0], exact)
         weights = [matrix.weight for matrix in matrices if isinstance(matrix.weight, Tensor)]
         if len(weights) < len(matrices):
             raise NotKnown("its weights are in blocks")
         weight, bias = weights[0] if len(weights) == 1 else torch.cat(weights), first.bias
-        return lambda x: linear(x, weight, bias)
-    return joined_product(modules) or (lambda x: torch.cat([module(x) for module in modules], dim=-1))
+        return lambda x: (exact or linear)(x, weight, bias)
+    parts = [_module_product(module, exact) for module in modules]
+    return joined_product(modules, exact or linear) or (lambda x: torch.cat([part(x) for part in parts], dim=-1))
 
 
 class FusedExecutor:
     """Runs a decoder by its description. `backend` computes attention, and reads and writes `caches`, by layer."""
 
-    is_exact = False  # matrix products round by the number of rows
-
     def __init__(self, layers: FusedLayers, caches: dict[int, LayerCache], backend: Backend) -> None:
+        self.is_exact = layers.is_exact  # others have products that round by the number of rows
         self._layers = layers
         self._caches = caches
         self._backend = backend

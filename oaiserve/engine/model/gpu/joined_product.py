@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module
-from torch.nn.functional import linear
 
 from oaiserve.engine.model.gpu.device_matrices import PackedLinear, joined
 
 Product = Callable[[Tensor], Tensor]  # [T, columns] to [T, rows]
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # as torch.nn.functional.linear
 
 
 @torch.no_grad()
-def joined_product(modules: list[Module]) -> Product | None:
+def joined_product(modules: list[Module], multiply: Multiply) -> Product | None:
     """Return the product with the rows of all these modules, side by side, or None if their matrices cannot be one."""
     parts: list[Any] = modules
     kinds = {type(part) for part in parts}
@@ -32,7 +32,7 @@ def joined_product(modules: list[Module]) -> Product | None:
     first, bias = parts[0], None if parts[0].bias is None else _together([part.bias for part in parts])
     if matrix is None:
         weight = _together([part.weight for part in parts])
-        return lambda x: linear(x, weight, bias)
+        return lambda x: multiply(x, weight, bias)
     begin = 0
     for part in parts:
         part.matrix, begin = matrix.rows(begin, begin + part.out_features), begin + part.out_features

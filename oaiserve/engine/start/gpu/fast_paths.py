@@ -22,6 +22,7 @@ from oaiserve.engine.start.gpu.kernels import attention_problem, sampling_proble
 from oaiserve.engine.start.gpu.layers import fuse_layers
 from oaiserve.engine.start.gpu.products import compute_experts_checked, multiply_checked
 from oaiserve.engine.start.gpu.trials import Trials
+from oaiserve.errors import StartupError
 
 
 class FastPaths(NamedTuple):
@@ -47,7 +48,7 @@ def find_fast_paths(loaded: LoadedModel, options: EngineOptions, trials: Trials)
     if reason := _reason_not_to_fuse(loaded, options, backend):
         trials.off["fused_layers"] = reason
     else:
-        layers = fuse_layers(loaded, options.block_size, trials)
+        layers = fuse_layers(loaded, options, trials)
     return FastPaths(backend, sample_ids, apply_masks, layers)
 
 
@@ -68,7 +69,7 @@ def _attention_and_sampling(
     """Return the backend and the functions that sample: kernels, unless they differ."""
 
     def of_attention() -> object | None:
-        return attention_problem(loaded, select_backend(loaded.device, options.attention), options.block_size)
+        return attention_problem(loaded, _backend(loaded, options), options.block_size)
 
     def of_sampling() -> str | None:
         sample_ids, apply_masks = _sampling()
@@ -76,12 +77,23 @@ def _attention_and_sampling(
 
     attends = trials.is_usable("attention", of_attention)
     samples = trials.is_usable("sampling", of_sampling)
-    backend = select_backend(loaded.device, options.attention) if attends else ReferenceAttention
+    backend = _backend(loaded, options) if attends else ReferenceAttention
     if attends and backend is ReferenceAttention:
         trials.off["attention"] = "attention is in plain torch (--attention)"
     if samples and _sampling()[0] is None:
         trials.off["sampling"] = "Triton is not installed"
     return backend, *(_sampling() if samples else (None, None))
+
+
+def _backend(loaded: LoadedModel, options: EngineOptions) -> Backend:
+    backend = select_backend(loaded.device, options.attention)
+    if not options.exact:
+        return backend
+    if backend is ReferenceAttention:
+        raise StartupError("--exact needs the package triton, and --attention triton.")
+    from oaiserve.engine.model.attention.triton import ExactAttention
+
+    return ExactAttention
 
 
 def _sampling() -> tuple[SampleIds | None, ApplyMasks | None]:

@@ -9,18 +9,21 @@ from types import ModuleType
 
 import torch
 
+from oaiserve.config import EngineOptions
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
+from oaiserve.engine.model.gpu.joined_product import Multiply
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference, compare, tolerance
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.native import transformers_logits
-from oaiserve.engine.step import Step
+from oaiserve.engine.step import Chunk, Step
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ def described(loaded: LoadedModel, block_size: int) -> Decoder:
 
 
 @torch.inference_mode()
-def fuse_layers(loaded: LoadedModel, block_size: int, trials: Trials) -> FusedLayers | None:
+def fuse_layers(loaded: LoadedModel, options: EngineOptions, trials: Trials) -> FusedLayers | None:
     """Return the layers of a model as they run by its description, or None for a model that has none.
 
     What a description has beside the weights is in the device's memory from now on.
@@ -45,7 +48,8 @@ def fuse_layers(loaded: LoadedModel, block_size: int, trials: Trials) -> FusedLa
 
     def problem() -> str | None:
         try:
-            found.append(FusedLayers(loaded, described(loaded, block_size), _operations()))
+            exact = _exact_product() if options.exact else None
+            found.append(FusedLayers(loaded, described(loaded, options.block_size), _operations(), exact))
         except NotKnown as error:  # the reason is in the model: no user can do anything about it
             log.info("The model's layers run in transformers' code: %s", error)
             unknown.append(str(error))
@@ -79,11 +83,31 @@ def fuse_layers_checked(
     return fused if trials.is_usable("fused_layers", problem) else None
 
 
-def _batches(loaded: LoadedModel, *, num_blocks: int, block_size: int) -> Iterator[tuple[str, Batch]]:
-    """Yield prompts and decodes, and the decodes at the model's last position, where rotary tables end."""
+@torch.inference_mode()
+def exactness_problem(executor: Executor, loaded: LoadedModel, *, num_blocks: int, block_size: int) -> str | None:
+    """Compare the logits of sequences that decode together with those of each as a prompt alone, bit by bit."""
+    steps = prompts_and_decodes(_lengths(loaded, num_blocks, block_size), loaded.vocab_size, block_size)
+    for step in steps:
+        logits = executor.forward(build_batch(step, block_size, loaded.device))
+    together = logits.clone()
+    for row, chunk in enumerate(steps[1].chunks):
+        whole = build_batch(Step([Chunk(chunk.sequence, 0, chunk.end)]), block_size, loaded.device)
+        if not torch.equal(executor.forward(whole)[0], together[row]):
+            return f"the last of {chunk.end} tokens has other logits in a prompt of its own than in a step with others"
+    return None
+
+
+def _lengths(loaded: LoadedModel, num_blocks: int, block_size: int) -> list[int]:
+    """Return the lengths of sequences that fit into the cache, and the model."""
     lengths = [length for length in FUSED_LENGTHS if length <= loaded.max_model_len]
     while len(lengths) > 1 and sum(-(-length // block_size) for length in lengths) > num_blocks:
         lengths.pop()
+    return lengths
+
+
+def _batches(loaded: LoadedModel, *, num_blocks: int, block_size: int) -> Iterator[tuple[str, Batch]]:
+    """Yield prompts and decodes, and the decodes at the model's last position, where rotary tables end."""
+    lengths = _lengths(loaded, num_blocks, block_size)
     if not lengths:
         return
     for step in prompts_and_decodes(lengths, loaded.vocab_size, block_size):
@@ -91,6 +115,12 @@ def _batches(loaded: LoadedModel, *, num_blocks: int, block_size: int) -> Iterat
         batch = build_batch(step, block_size, loaded.device)
         yield "the outputs", batch
     yield "the outputs", replace(batch, positions=torch.full_like(batch.positions, loaded.max_model_len - 1))
+
+
+def _exact_product() -> Multiply:
+    from oaiserve.engine.model.gpu.triton_exact import exact_product
+
+    return exact_product
 
 
 def _operations() -> ModuleType:

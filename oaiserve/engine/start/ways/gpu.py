@@ -28,13 +28,14 @@ from oaiserve.engine.start.gpu.fast_paths import FastPaths, find_fast_paths
 from oaiserve.engine.start.gpu.graph_capture import Captured, Graphs, capture_graphs
 from oaiserve.engine.start.gpu.kernels import adapters_problem
 from oaiserve.engine.start.gpu.kv_cache import gpu_sizes, with_measured_scales
-from oaiserve.engine.start.gpu.layers import fuse_layers_checked
+from oaiserve.engine.start.gpu.layers import exactness_problem, fuse_layers_checked
 from oaiserve.engine.start.gpu.trial_marker import TrialMarker, marker_path
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.load import load_with
 from oaiserve.engine.start.native import refuse_unless_possible, with_native_cache
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started, assemble
+from oaiserve.errors import StartupError
 from oaiserve.files.start_cache import version_of
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,12 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
         trials.off["adapters"] = "there are none (--lora)"
     if paths.layers is not None:
         executor = fuse_layers_checked(paths.layers, eager, loaded, paths.backend, trials, **sizes) or eager
+    if options.exact:
+        problem: str | None = trials.off["fused_layers"]
+        if executor is not eager:
+            problem = exactness_problem(executor, loaded, **sizes)
+        if problem is not None:
+            raise StartupError(f"--exact cannot be kept for '{loaded.name}': {problem}. It is served without --exact.")
     max_model_len = longest_request(loaded, num_blocks * options.block_size)
     tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, loaded.device)
     graphs = Graphs()

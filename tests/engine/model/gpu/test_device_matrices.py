@@ -157,7 +157,7 @@ def test_layers_that_stay_packed_compute_the_same_joined_or_not(awq: tuple[Path,
     torch.testing.assert_close(model(ids).logits, want, rtol=1e-4, atol=1e-4)
     attention = model.model.layers[0].self_attn
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    assert joined_product(projections) is not None
+    assert joined_product(projections, torch.nn.functional.linear) is not None
     multiply_by(model, triton_matrices.multiply)
     torch.testing.assert_close(model(ids).logits, want, rtol=1e-4, atol=1e-4)
     assert len({module.matrix.codes.untyped_storage().data_ptr() for module in projections}) == 1

@@ -28,7 +28,14 @@ def test_all_kernels_compile_for_hopper_without_spilling_registers() -> None:
     assert {kernel["kernel"] for kernel in found} == {
         *("write_kernel", "prefill_kernel", "plan_kernel", "decode_kernel"),
         *("best_of_chunk_kernel", "best_kernel", "weights_kernel"),
-        *("shrink_kernel", "expand_kernel", "add_and_norm_kernel", "activate_kernel", "matrix_kernel"),
+        *(
+            "shrink_kernel",
+            "expand_kernel",
+            "add_and_norm_kernel",
+            "activate_kernel",
+            "matrix_kernel",
+            "exact_product_kernel",
+        ),
         *("plan_experts_kernel", "expert_kernel"),
         *("narrow_kernel", "candidates_kernel", "cut_kernel", "scores_kernel", "mask_kernel"),
     }
@@ -38,7 +45,7 @@ def test_all_kernels_compile_for_hopper_without_spilling_registers() -> None:
         if kernel["dtype"] in ("torch.bfloat16", "torch.float16"):
             # These instructions use tensor cores, and load asynchronously.
             matrices = {"shrink_kernel": {"HMMA"}, "expand_kernel": {"HMMA"}, "matrix_kernel": {"HGMMA"}}
-            matrices["expert_kernel"] = {"HGMMA"}
+            matrices["expert_kernel"] = matrices["exact_product_kernel"] = {"HGMMA"}
             matrices |= {"prefill_kernel": {"HGMMA", "LDGSTS"}, "decode_kernel": {"LDGSTS"}}
             found_ones = set(kernel["instructions"])
             assert matrices.get(kernel["kernel"], set()) <= found_ones, kernel

@@ -25,7 +25,7 @@ from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.description import Norm
-from oaiserve.engine.model.gpu import triton_adapters, triton_experts, triton_layers, triton_matrices
+from oaiserve.engine.model.gpu import triton_adapters, triton_exact, triton_experts, triton_layers, triton_matrices
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts
 from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
@@ -36,7 +36,15 @@ from tests.engine.model.steps import CPU, sequence_of
 
 # Whose instructions are looked at; others are not disassembled.
 ON_TENSOR_CORES = {
-    *("shrink_kernel", "expand_kernel", "matrix_kernel", "expert_kernel", "prefill_kernel", "decode_kernel"),
+    *(
+        "shrink_kernel",
+        "expand_kernel",
+        "matrix_kernel",
+        "expert_kernel",
+        "exact_product_kernel",
+        "prefill_kernel",
+        "decode_kernel",
+    ),
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -184,7 +192,7 @@ def multiply_many_rows(kind: Kind) -> None:
 def main() -> None:
     driver.set_active(NoDevice())
     found: list[dict[str, Any]] = []
-    of_layers = triton_adapters, triton_experts, triton_layers, triton_matrices
+    of_layers = triton_adapters, triton_exact, triton_experts, triton_layers, triton_matrices
     for module in (backend, triton_sampling, *of_layers):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, CompileOnly(getattr(module, name), found))
@@ -202,6 +210,9 @@ def main() -> None:
     operate(4096, 14336, 64)
     for rows in (1, 2048):  # the smallest and the largest tiles
         multiply(4096, 6144, rows)
+    for n in (4096, 28672):
+        x, weight = torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(n, 4096, dtype=torch.bfloat16)
+        triton_exact.exact_product(x, weight, None)
     compute_experts("mxfp4", 32, 2880, 2880)
     for kind in ("mxfp4", "int4"):
         multiply_many_rows(kind)
