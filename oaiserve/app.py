@@ -41,6 +41,9 @@ from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Keyring
 from oaiserve.routes import chat, completions, dashboard, debug, embeddings, health, keys, models, scores, tokens
 from oaiserve.routes.access import APIKeys, CountRefusal, Hosts
+from oaiserve.routes.batches import routes as batch_routes
+from oaiserve.routes.batches.runner import BatchRunner
+from oaiserve.routes.batches.store import BatchStore
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
@@ -85,6 +88,8 @@ def create_app(
     """
     stored = response_store(config.server) if responses is None else responses
     num_sharing = max(1, config.server.front_ends)  # processes that share the limits on memory
+    has_batches = config.server.front_ends == 0 and config.server.stores_responses
+    batches = BatchStore(config.server.response_store, store_limits(config.server)) if has_batches else None
     ring, key_store = keyring(config.server)
 
     @asynccontextmanager
@@ -113,6 +118,9 @@ def create_app(
         )
         engine.start()
         tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))]
+        app.state.batches = None if batches is None else BatchRunner(app, app.state.serving, batches, ring)
+        if batches is not None and batches.computes:
+            tasks.append(asyncio.create_task(app.state.batches.run()))
         if ring is not None:
             tasks.append(asyncio.create_task(refresh_keys(ring)))
         try:
@@ -124,6 +132,8 @@ def create_app(
             # `Server.shutdown` has already waited for running requests and cut off the rest.
             await run_in_threadpool(engine.stop, 0.0)
             await stored.close()
+            if batches is not None:
+                await batches.close()
             if key_store is not None:
                 await key_store.close()
             # All records exist only now, because the engine's last events come before its `stop` returns.
@@ -292,6 +302,21 @@ def routes(config: Config) -> list[Route]:
                 ("/{conversation_id}/items", "POST", conversations.add_items),
                 ("/{conversation_id}/items/{item_id}", "GET", conversations.retrieve_item),
                 ("/{conversation_id}/items/{item_id}", "DELETE", conversations.delete_item),
+            )
+        ),
+        *(
+            Route(f"/v1/{path}", route, methods=[method])
+            for path, method, route in (
+                ("files", "POST", batch_routes.upload),
+                ("files", "GET", batch_routes.list_files),
+                ("files/{file_id}", "GET", batch_routes.retrieve_file),
+                ("files/{file_id}", "DELETE", batch_routes.delete_file),
+                ("files/{file_id}/content", "GET", batch_routes.file_content),
+                ("batches", "POST", batch_routes.create),
+                ("batches", "GET", batch_routes.list_batches),
+                ("batches/{batch_id}", "GET", batch_routes.retrieve),
+                ("batches/{batch_id}/cancel", "POST", batch_routes.cancel),
+                ("batches/{batch_id}/answers", "GET", batch_routes.answers),
             )
         ),
         *(

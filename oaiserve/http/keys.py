@@ -98,7 +98,10 @@ class Keyring:
 
     def find(self, key: bytes) -> Key | None:
         """Return the key, or None if it is unknown. By its digest, time tells nothing of a nearly right one."""
-        return self._by_digest.get(sha256(key).digest())
+        return self.of_digest(sha256(key).digest())
+
+    def of_digest(self, digest: bytes) -> Key | None:
+        return self._by_digest.get(digest)
 
     def refresh(self) -> None:
         """Read the files and the table that have changed. It may block, so call it about once a second in a worker

@@ -25,7 +25,9 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 Result = TypeVar("Result")
 
 
-async def read_body(request: Request, serving: Serving) -> bytearray:
+async def read_body(
+    request: Request, serving: Serving, kind: str = "application/json", limit_bytes: int | None = None
+) -> bytearray:
     """Read the whole body of the request. Raises its errors, Overloaded if clients send too many large bodies at once,
     and ClientDisconnect."""
     encodings = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
@@ -33,7 +35,7 @@ async def read_body(request: Request, serving: Serving) -> bytearray:
         raise UnsupportedMedia(
             f"The body must not be compressed: this server reads no content-encoding, got {encodings[:80]!r}."
         )
-    limit_bytes = serving.config.server.body_limit
+    limit_bytes = limit_bytes or serving.config.server.body_limit
     too_large = BodyTooLarge(f"The body is too large: this server reads at most {int(limit_bytes)} bytes.")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and (len(length) > 15 or int(length) > limit_bytes):
@@ -68,11 +70,9 @@ async def read_body(request: Request, serving: Serving) -> bytearray:
     # A web page can send a body without a type to any server, as a form. Everything else that can is not a browser.
     default = "" if "origin" in request.headers else "application/json"
     content_type = request.headers.get("content-type", default).partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        raise InvalidRequest(
-            f"The content type must be application/json, got {content_type[:80]!r}. "
-            "With curl: -H 'content-type: application/json'."
-        )
+    if content_type != kind:
+        advice = " With curl: -H 'content-type: application/json'." if kind == "application/json" else ""
+        raise InvalidRequest(f"The content type must be {kind}, got {content_type[:80]!r}.{advice}")
     return body
 
 

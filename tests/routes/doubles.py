@@ -35,6 +35,7 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.errors import APIError, InvalidRequest
+from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.record import EngineAccount, RequestRecord
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.times import RequestTimes, monotonic_ns
@@ -104,6 +105,8 @@ class FakeEngine:
         self.max_model_len = 4096
         self.vocab_size = VOCAB_SIZE
         self.tokenizer = FakeTokenizer(template)
+        self.capacity = {"max_running": 4}
+        self.step_cost: StepCost | None = None
         self.reset()
 
     def reset(self) -> None:

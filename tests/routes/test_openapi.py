@@ -171,12 +171,15 @@ def test_the_documentation_has_such_examples() -> None:
 
 def test_the_example_of_each_route_is_answered(served: Served) -> None:
     begun = served.post("/v1/conversations").json()["id"]
+    form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": b""}}
+    file_id = served.http.post("/v1/files", **form).json()["id"]
     for pattern, methods in published()["paths"].items():
         path = pattern.replace("{conversation_id}", begun)
         for method, found in methods.items():
             if "requestBody" in found and "lora" not in path:  # which only some servers have
                 example = found["requestBody"]["content"]["application/json"]["example"]
                 example |= {"tokens": [97]} if "tokens" in example else {}  # the vocabulary of the tests is small
+                example |= {"input_file_id": file_id} if "input_file_id" in example else {}
                 if found["tags"] == ["Embeddings and scores"]:
                     served.engine.pooling, served.engine.script = Pooling("embed", 2), pools(*[[0.6, 0.8]] * 3)
                 assert served.http.request(method, path, json=example).status_code == 200, path

@@ -164,7 +164,7 @@ class ResponseDatabase:
         self._thread.shutdown()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        with _reported():
+        with reported():
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _put_all(self) -> None:
@@ -176,7 +176,7 @@ class ResponseDatabase:
                 batch.append((owner, stored, done))
         try:
             if batch:
-                with _reported(), database.transaction(self._connection):
+                with reported(), database.transaction(self._connection):
                     too_old = self._connection.execute("DELETE FROM responses WHERE used_at <= ?", (self._oldest(),))
                     too_large = sum(not self._insert(owner, stored) for owner, stored, _ in batch)
                     in_the_way = self._make_room()
@@ -286,7 +286,7 @@ class ResponseDatabase:
 
 
 @contextmanager
-def _reported() -> Iterator[None]:
+def reported() -> Iterator[None]:
     """Turn an error of the database, such as a full disk, into one for the client, and log it."""
     try:
         yield

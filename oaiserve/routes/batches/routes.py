@@ -1,0 +1,215 @@
+"""The routes of files and batches. They make no records: each request of a batch makes its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from email import message_from_bytes
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from oaiserve.errors import BodyTooLarge, InvalidRequest, NotFound, Overloaded, Unavailable, UnsupportedMedia
+from oaiserve.routes.batches.objects import (
+    WINDOW_SECONDS,
+    BatchBody,
+    BatchObject,
+    BatchPage,
+    Counts,
+    FileObject,
+    FilePage,
+    LineErrors,
+    lines_of,
+)
+from oaiserve.routes.batches.runner import BatchRunner
+from oaiserve.routes.batches.store import Owned
+from oaiserve.routes.body import read_body, read_parsed
+from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.middleware import json_response
+from oaiserve.routes.operation import Deleted, Operation, Parameter, read_query
+from oaiserve.routes.parameters import check_metadata
+from oaiserve.routes.serving import serving_of
+
+MOST_FILE_BYTES = 64 * 2**20
+PIECE_BYTES = 64 * 1024
+LIMIT = Parameter("limit", "How many. Default: 20.", is_integer=True, most=100)
+AFTER = Parameter("after", "The id behind which to begin.")
+DONE_AFTER = Parameter("after", "How many answers the client has.", is_integer=True, least=0)
+PURPOSE = Parameter("purpose", "Only files for this.", allowed=("batch", "batch_output"))
+Item = TypeVar("Item", FileObject, BatchObject)
+
+
+@Operation(
+    summary="Upload a file of requests, as multipart/form-data with `file`, and `purpose` = `batch`.",
+    group="Batches",
+    answer=FileObject,
+    errors=(NotFound, BodyTooLarge, UnsupportedMedia, Overloaded),
+)
+async def upload(request: Request) -> Response:
+    store = _runner(request).store
+    body = await read_body(request, serving_of(request), "multipart/form-data", MOST_FILE_BYTES)
+    content_type = request.headers["content-type"].encode("latin-1")
+    purpose, filename, content = await run_in_threadpool(_parts, content_type, bytes(body))
+    if purpose != "batch":
+        raise invalid("purpose", f"must be 'batch', got {show(purpose)}")
+    now, file_id = int(time.time()), f"file-{uuid4().hex}"
+    file = FileObject(id=file_id, bytes=len(content), created_at=now, filename=filename, purpose="batch")
+    await store.add_file(request.state.owner, file, content)
+    return json_response(file)
+
+
+def _parts(content_type: bytes, body: bytes) -> tuple[str, str, bytes]:
+    """Return the purpose, the name and the content of a file in a form."""
+    form = message_from_bytes(b"content-type: " + content_type + b"\r\n\r\n" + body)
+    parts = form.get_payload() if form.is_multipart() else []
+    found = {part.get_param("name", header="content-disposition"): part for part in parts if not isinstance(part, str)}
+    if "file" not in found or "purpose" not in found:
+        raise InvalidRequest("The form must have the fields 'file' and 'purpose'.", param="file")
+    purpose, content = (found[name].get_payload(decode=True) for name in ("purpose", "file"))
+    assert isinstance(purpose, bytes)
+    assert isinstance(content, bytes)
+    return purpose.decode(errors="replace").strip(), found["file"].get_filename() or "file", content
+
+
+@Operation(summary="The files.", group="Batches", answer=FilePage, query=(LIMIT, AFTER, PURPOSE))
+async def list_files(request: Request) -> Response:
+    query = read_query(request.query_params, (LIMIT, AFTER, PURPOSE))
+    files = await _runner(request).store.files(request.state.owner)
+    return json_response(FilePage(*_page(query, [one for one in files if query["purpose"] in (None, one.purpose)])))
+
+
+@Operation(summary="A file.", group="Batches", answer=FileObject, errors=(NotFound,))
+async def retrieve_file(request: Request) -> Response:
+    return json_response(await _file(request))
+
+
+@Operation(summary="The content of a file.", group="Batches", answer="application/octet-stream", errors=(NotFound,))
+async def file_content(request: Request) -> Response:
+    file, store, owner = await _file(request), _runner(request).store, request.state.owner
+
+    async def pieces() -> AsyncIterator[bytes]:
+        after: int | None = 0
+        while after is not None and (found := await store.content(owner, file.id, after)) is not None:
+            part, after = found
+            for start in range(0, len(part), PIECE_BYTES):
+                yield part[start : start + PIECE_BYTES]
+
+    return StreamingResponse(pieces(), media_type="application/octet-stream")
+
+
+@Operation(summary="Delete a file.", group="Batches", answer=Deleted, errors=(NotFound,))
+async def delete_file(request: Request) -> Response:
+    file = await _file(request)
+    await _runner(request).store.delete_file(request.state.owner, file.id)
+    return json_response(Deleted(file.id, "file"))
+
+
+@Operation(
+    summary="Begin a batch.",
+    group="Batches",
+    body=BatchBody,
+    answer=BatchObject,
+    example={"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
+)
+async def create(request: Request) -> Response:
+    """Answer with the batch and its estimated cost; a file with wrong lines makes one that has failed."""
+    runner, state, now = _runner(request), request.state, int(time.time())
+    body, _ = await read_parsed(request, BatchBody)
+    check_metadata(body.metadata or {})
+    if not runner.store.computes:
+        raise Unavailable("Another server with this --response-store computes the batches. Please ask that one.")
+    found = await runner.store.content(state.owner, body.input_file_id)
+    if found is None:
+        raise NotFound(f"There is no file {show(body.input_file_id)}.", param="input_file_id")
+    lines, errors = await run_in_threadpool(lines_of, found[0], body.endpoint)
+    batch = BatchObject(
+        id=f"batch_{uuid4().hex}",
+        endpoint=body.endpoint,
+        input_file_id=body.input_file_id,
+        created_at=now,
+        expires_at=now + WINDOW_SECONDS,
+        metadata=body.metadata,
+        request_counts=Counts(len(lines)),
+    )
+    owned = Owned(batch, state.owner)
+    if errors:
+        batch.errors = LineErrors(errors)
+        batch.end("failed", now)
+        await runner.store.add_batch(owned, [])
+        return json_response(batch)
+    batch.in_progress_at, batch.oaiserve = now, await runner.estimate(owned, lines)
+    await runner.store.add_batch(owned, lines)
+    answer = json_response(batch)
+    runner.add(owned)
+    return answer
+
+
+@Operation(summary="The batches.", group="Batches", answer=BatchPage, query=(LIMIT, AFTER))
+async def list_batches(request: Request) -> Response:
+    query = read_query(request.query_params, (LIMIT, AFTER))
+    return json_response(BatchPage(*_page(query, await _runner(request).store.batches(request.state.owner))))
+
+
+@Operation(summary="A batch.", group="Batches", answer=BatchObject, errors=(NotFound,))
+async def retrieve(request: Request) -> Response:
+    return json_response(await _batch(request))
+
+
+@Operation(summary="Cancel a batch.", group="Batches", answer=BatchObject, errors=(NotFound,))
+async def cancel(request: Request) -> Response:
+    """Answer with the batch as it has ended. What was answered before stays in its output."""
+    await _runner(request).cancel((await _batch(request)).id)
+    return json_response(await _batch(request))
+
+
+@Operation(
+    summary="The answers of a batch so far, in the order in which they came: oaiserve's own.",
+    group="Batches",
+    answer="application/jsonl",
+    query=(DONE_AFTER,),
+    errors=(NotFound,),
+)
+async def answers(request: Request) -> Response:
+    after = read_query(request.query_params, (DONE_AFTER,))[DONE_AFTER.name] or 0
+    content, end = await _runner(request).store.done_lines((await _batch(request)).id, after)
+    return Response(content, media_type="application/jsonl", headers={"x-after": str(end)})
+
+
+def _runner(request: Request) -> BatchRunner:
+    runner: BatchRunner | None = request.app.state.batches
+    if runner is None:
+        stores = serving_of(request).config.server.stores_responses
+        reason = "front ends (--front-ends)" if stores else "--response-store-number 0"
+        raise InvalidRequest(f"This server has no files and no batches, as it runs with {reason}.")
+    return runner
+
+
+async def _file(request: Request) -> FileObject:
+    file_id = request.path_params["file_id"]
+    for file in await _runner(request).store.files(request.state.owner):
+        if file.id == file_id:
+            return file
+    raise NotFound(f"There is no file {show(file_id)}: it was deleted, or is too old.", param="file_id")
+
+
+async def _batch(request: Request) -> BatchObject:
+    batch_id = request.path_params["batch_id"]
+    for batch in await _runner(request).store.batches(request.state.owner):
+        if batch.id == batch_id:
+            return batch
+    raise NotFound(f"There is no batch {show(batch_id)}.", param="batch_id")
+
+
+def _page(query: dict[str, Any], items: list[Item]) -> tuple[list[Item], str | None, str | None, bool]:
+    limit, start = query["limit"] or 20, 0
+    if (after := query["after"]) is not None:
+        ids = [item.id for item in items]
+        if after not in ids:
+            raise invalid("after", f"there is no {show(after)} here")
+        start = ids.index(after) + 1
+    shown = items[start : start + limit]
+    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+    return shown, first, last, start + limit < len(items)

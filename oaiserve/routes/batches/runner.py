@@ -1,0 +1,223 @@
+"""Answers the lines of batches by the app's own routes, without HTTP, as background work: `BatchRunner`.
+
+It keeps as many lines under way as fill the engine, and some more. What becomes of a line is in the store before the
+next one is taken in its place, so a runner in another process goes on where this one was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.types import Message
+
+from oaiserve.errors import Overloaded, Unauthorized, Unavailable
+from oaiserve.explain.step_cost import Load
+from oaiserve.http.keys import Keyring
+from oaiserve.routes.batches.objects import Estimate, Line, result, usage_of
+from oaiserve.routes.batches.store import BatchStore, Owned, Result
+from oaiserve.routes.middleware import Errors, request_ids
+from oaiserve.routes.serving import Serving
+
+logger = logging.getLogger(__name__)
+
+AHEAD = 16  # lines that are tokenized, or wait to be stored, beside those that run
+CHECK_SECONDS = 60.0
+RETRIES, RETRY_SECONDS = 5, 1.0  # of a line that the server refuses for the moment
+SAMPLED_LINES = 32  # whose tokens are counted for an estimate
+PROMPT_ROWS = 256  # of a step of prompts, for an estimate
+EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
+CANCELLED = ("batch_cancelled", "The batch was cancelled before this request was executed.")
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A batch that has not ended."""
+
+    owned: Owned
+    read: int = 0  # lines up to this number have been taken
+    lines: deque[Line] = field(default_factory=deque)
+    under_way: set[asyncio.Task[None]] = field(default_factory=set)
+    is_read: bool = False  # all of its lines have been taken
+    is_ending: bool = False
+
+
+class BatchRunner:
+    """The batches under way. All of this runs on the event loop."""
+
+    def __init__(self, app: Starlette, serving: Serving, store: BatchStore, keys: Keyring | None) -> None:
+        self._app = app
+        self._asked = Errors(app.router)  # without the middleware for what comes from outside
+        self._serving = serving
+        self.store = store
+        self._keys = keys
+        self._open: dict[str, _Open] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def _max_running(self) -> int:
+        number: int = self._serving.engine.capacity["max_running"]
+        return number
+
+    async def run(self) -> None:
+        """Answer the lines of all batches that have not ended, and of those to come, for ever."""
+        for owned in await self.store.open_batches():
+            self.add(owned)
+        try:
+            while True:
+                self._changed.clear()
+                if self._open:
+                    await self._fill()
+                with suppress(TimeoutError):  # a batch may expire meanwhile
+                    await asyncio.wait_for(self._changed.wait(), CHECK_SECONDS)
+        finally:
+            for one in self._open.values():
+                for task in one.under_way:
+                    task.cancel()
+
+    def add(self, owned: Owned) -> None:
+        self._open[owned.batch.id] = _Open(owned)
+        self._changed.set()
+
+    async def cancel(self, batch_id: str) -> None:
+        """End a batch without what is under way of it. This does nothing if it has ended."""
+        if (one := self._open.get(batch_id)) is not None:
+            await self._end(one, "cancelled", *CANCELLED)
+
+    async def _fill(self) -> None:
+        """Begin as many lines as there is room for, in turns of the batches, and end what is complete."""
+        for one in [*self._open.values()]:
+            counts = one.owned.batch.request_counts
+            if counts.completed + counts.failed == counts.total:
+                await self._end(one, "completed")
+            elif time.time() > one.owned.batch.expires_at:
+                await self._end(one, "expired", *EXPIRED)
+        room = self._max_running + AHEAD - sum(len(one.under_way) for one in self._open.values())
+        while room > 0:
+            has_begun = False
+            for one in [*self._open.values()]:
+                if not one.lines and not one.is_read:
+                    one.lines += await self.store.next_lines(one.owned.batch.id, one.read)
+                    one.is_read = not one.lines
+                if not one.lines or one.is_ending or room <= 0:
+                    continue
+                line = one.lines.popleft()
+                one.read = line.number
+                task = asyncio.create_task(self._answer(one, line))
+                one.under_way.add(task)
+                task.add_done_callback(partial(self._ended, one))
+                has_begun, room = True, room - 1
+            if not has_begun:
+                return
+
+    def _ended(self, one: _Open, task: asyncio.Task[None]) -> None:
+        one.under_way.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Its line is not done: it is computed again when the batch goes on, with the next start.
+            logger.error("A line of batch %s has no answer.", one.owned.batch.id, exc_info=error)
+        self._changed.set()
+
+    async def _end(self, one: _Open, status: Any, code: str = "", message: str = "") -> None:
+        if one.is_ending:
+            return
+        one.is_ending = True
+        under_way = [*one.under_way]
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        await self.store.end(one.owned, status, code, message)
+        self._open.pop(one.owned.batch.id, None)
+        logger.info("Batch %s is %s: %s", one.owned.batch.id, status, one.owned.batch.request_counts)
+
+    async def _answer(self, one: _Open, line: Line) -> None:
+        batch, owned = one.owned.batch, one.owned
+        engine, task = self._serving.engine, asyncio.current_task()
+        num_refused = num_unavailable = 0
+        while True:
+            status, request_id, body = await self._ask(batch.endpoint, line.body, owned, is_background=True)
+            if task is not None and task.cancelling():  # which the route has made an answer of
+                return
+            if status not in (Overloaded.status, Unavailable.status) or num_unavailable == RETRIES:
+                break
+            # A server that ends leaves the line to the next one, and the limits of a key come to an end.
+            num_unavailable += status == Unavailable.status and engine.is_ready
+            num_refused += 1
+            await asyncio.sleep(min(CHECK_SECONDS, RETRY_SECONDS * 2**num_refused))
+        usage = usage_of(body) if status == 200 else None
+        answered = Result(line.number, result(batch.id, line, status, request_id, body), usage)
+        while True:
+            try:
+                return await self.store.put(batch, answered)
+            except Unavailable:  # the store has logged why
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _ask(self, path: str, body: bytes, owned: Owned, *, is_background: bool) -> tuple[int, str, bytes]:
+        """Return the status of an answer, its request's id, and its body."""
+        parts: list[bytes] = []
+        status, is_asked = 0, False
+
+        async def receive() -> Message:
+            nonlocal is_asked
+            if is_asked:  # there is no client that could leave
+                await asyncio.Event().wait()
+            is_asked = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            parts.append(message.get("body", b""))
+
+        scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http"}
+        scope |= {"path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "extensions": {}}
+        scope |= {"headers": [(b"content-type", b"application/json")], "app": self._app, "server": None}
+        ids = request_ids(scope) | {"key_name": None, "owner": owned.owner}
+        if self._keys is not None:
+            key = self._keys.of_digest(bytes.fromhex(owned.owner))
+            if key is None:
+                error = Unauthorized("The API key of this batch is not valid any more.")
+                return error.status, ids["request_id"], msgspec.json.encode(error.body(path))
+            ids |= {"key_name": key.name, "client": key.name}
+        scope["state"] = ids | {"send": send, "is_background": is_background}
+        await self._asked(scope, receive, send)
+        return status, ids["request_id"], b"".join(parts)
+
+    async def estimate(self, owned: Owned, lines: list[Line]) -> Estimate:
+        """Return the cost of these lines. Prompts are counted in some of them, and by their bytes in the others."""
+        batch, num_tokens, num_bytes = owned.batch, 0, 0
+        for line in lines[:: -(-len(lines) // SAMPLED_LINES)]:
+            path, body = _counting(batch.endpoint, msgspec.json.decode(line.body))
+            status, _, answer = await self._ask(path, msgspec.json.encode(body), owned, is_background=False)
+            if status == 200:
+                found = msgspec.json.decode(answer)
+                num_tokens += found.get("count", found.get("input_tokens", 0))
+                num_bytes += len(line.body)
+        prompts = round(num_tokens * sum(len(line.body) for line in lines) / max(1, num_bytes))
+        answers = 0 if batch.endpoint == "/v1/embeddings" else sum(line.most_tokens for line in lines)
+        cost, rows = self._serving.engine.step_cost, min(self._max_running, len(lines))
+        if cost is None:
+            return Estimate(prompts, answers, None)
+        context = rows * (prompts + answers // 2) // len(lines)
+        step_ns = cost.expected_ns(Load(decodes=rows, decode_context=context, draws=rows))
+        prompt_ns = cost.expected_ns(Load(prompt_tokens=PROMPT_ROWS)) / PROMPT_ROWS
+        return Estimate(prompts, answers, round((prompts * prompt_ns + answers / rows * step_ns) / 1e9, 1))
+
+
+def _counting(endpoint: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the request that counts the tokens of the prompt of another one."""
+    if endpoint == "/v1/responses":
+        names = ("model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "text", "reasoning")
+        return "/v1/responses/input_tokens", {name: body[name] for name in names if name in body}
+    prompt = body.get("prompt", body.get("input", ""))
+    if isinstance(prompt, list):
+        prompt = " ".join(map(str, prompt))
+    asked = {"messages": body.get("messages"), "tools": body.get("tools")} if "messages" in body else {"prompt": prompt}
+    return "/tokenize", {"model": body.get("model"), **asked}

@@ -1,0 +1,318 @@
+"""The files and batches of clients, in the database of responses: `BatchStore`, in SQLite on a thread of its own.
+
+The answer to a line is written in one transaction, and is by itself the mark that the line is done: whenever the
+process ends, no line is lost and none is answered twice. The store knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from oaiserve.errors import InvalidRequest
+from oaiserve.files import database
+from oaiserve.files.private import FILE_MODE
+from oaiserve.routes.batches.objects import BatchObject, BatchUsage, FileObject, Line, Status, given_up
+from oaiserve.routes.responses.store import StoreLimits, reported
+
+T = TypeVar("T")
+PAGE_LINES = 64  # that are read at once
+
+_SCHEMA = (
+    """
+CREATE TABLE IF NOT EXISTS files (
+    number INTEGER PRIMARY KEY,
+    owner TEXT NOT NULL,
+    id TEXT NOT NULL UNIQUE,
+    created_at REAL NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    object BLOB NOT NULL,
+    content BLOB, -- NULL: the answers of a batch, in batch_lines
+    batch TEXT,
+    failed INTEGER -- whether those that failed
+)
+""",
+    """
+CREATE TABLE IF NOT EXISTS batches (
+    number INTEGER PRIMARY KEY,
+    owner TEXT NOT NULL,
+    id TEXT NOT NULL UNIQUE,
+    created_at REAL NOT NULL,
+    is_open INTEGER NOT NULL,
+    object BLOB NOT NULL
+)
+""",
+    """
+CREATE TABLE IF NOT EXISTS batch_lines (
+    batch TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    custom_id TEXT NOT NULL,
+    request BLOB NOT NULL,
+    result BLOB, -- NULL: it is not done
+    failed INTEGER,
+    done INTEGER, -- its place in the order in which lines were done
+    PRIMARY KEY (batch, number)
+)
+""",
+    "CREATE INDEX IF NOT EXISTS by_done ON batch_lines (batch, done)",
+)
+
+
+class Owned(NamedTuple):
+    """A batch, and whose it is: the digest of a key, or "" without keys."""
+
+    batch: BatchObject
+    owner: str
+
+
+class Result(NamedTuple):
+    """The answer to a line."""
+
+    number: int
+    content: bytes  # a line of the output
+    usage: BatchUsage | None  # None: it has failed
+
+
+class BatchStore:
+    """Files and batches by owner, in the file of responses, or without a path in memory.
+
+    They are kept for as long as responses, and files have at most as many bytes as these.
+    """
+
+    def __init__(self, path: Path | None, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
+        """Open the file. Raises StartupError."""
+        self._limits = limits
+        self._clock = clock
+        self._connection = database.opened(path, _SCHEMA)
+        self._thread = ThreadPoolExecutor(1, "batch-store")
+        self._waiting: deque[tuple[BatchObject, Result, Future[None]]] = deque()
+        # Of several servers with one file, the one that holds this lock computes the batches.
+        self._lock = None if path is None else os.open(f"{path}-batches", os.O_RDWR | os.O_CREAT, FILE_MODE)
+        self.computes = True
+        try:
+            if self._lock is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.computes = False
+
+    async def close(self) -> None:
+        await self._do(self._connection.close)
+        self._thread.shutdown()
+        if self._lock is not None:
+            os.close(self._lock)
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        with reported():
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    async def add_file(self, owner: str, file: FileObject, content: bytes) -> None:
+        """Keep a file. Raises InvalidRequest if there is no room."""
+        await self._do(partial(self._add_file, owner, file, content))
+
+    async def files(self, owner: str) -> list[FileObject]:
+        """Return the files of an owner, newest first."""
+        query = "SELECT object FROM files WHERE owner = ? AND created_at > ? ORDER BY number DESC"
+        rows = await self._do(lambda: self._all(query, owner, self._oldest()))
+        return [msgspec.json.decode(row, type=FileObject) for (row,) in rows]
+
+    async def delete_file(self, owner: str, file_id: str) -> bool:
+        return await self._do(partial(self._delete_file, owner, file_id))
+
+    async def content(self, owner: str, file_id: str, after: int = 0) -> tuple[bytes, int | None] | None:
+        """Return a part of a file's content, and where the next one begins, or None; None for a file of nobody."""
+        return await self._do(partial(self._content, owner, file_id, after))
+
+    def _add_file(self, owner: str, file: FileObject, content: bytes) -> None:
+        execute, oldest = self._connection.execute, self._oldest()
+        with database.transaction(self._connection):
+            execute(
+                "DELETE FROM batch_lines WHERE batch IN (SELECT id FROM batches WHERE created_at <= ? AND NOT is_open)",
+                (oldest,),
+            )
+            execute("DELETE FROM batches WHERE created_at <= ? AND NOT is_open", (oldest,))
+            execute("DELETE FROM files WHERE created_at <= ?", (oldest,))
+            ((taken,),) = self._all("SELECT coalesce(sum(num_bytes), 0) FROM files")
+            if taken + len(content) > self._limits.num_bytes:
+                raise InvalidRequest(
+                    f"Files may have {self._limits.num_bytes} bytes together (--response-store-bytes), there are "
+                    f"{taken} already, and this one has {len(content)}. Delete some, or send less.",
+                    param="file",
+                )
+            self._insert_file(owner, file, content)
+
+    def _insert_file(
+        self, owner: str, file: FileObject, content: bytes | None, batch: str | None = None, failed: bool | None = None
+    ) -> None:
+        self._connection.execute(
+            "INSERT INTO files (owner, id, created_at, num_bytes, object, content, batch, failed)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (owner, file.id, self._clock(), file.bytes, msgspec.json.encode(file), content, batch, failed),
+        )
+
+    def _delete_file(self, owner: str, file_id: str) -> bool:
+        execute = self._connection.execute
+        with database.transaction(self._connection):
+            execute(
+                "DELETE FROM batch_lines WHERE (batch, failed) IN"
+                " (SELECT batch, failed FROM files WHERE owner = ? AND id = ? AND batch IS NOT NULL)",
+                (owner, file_id),
+            )
+            found = execute("DELETE FROM files WHERE owner = ? AND id = ?", (owner, file_id)).rowcount
+        execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log beside the file would still have it
+        return found > 0
+
+    def _content(self, owner: str, file_id: str, after: int) -> tuple[bytes, int | None] | None:
+        found = self._all(
+            "SELECT content, batch, failed FROM files WHERE owner = ? AND id = ? AND created_at > ?",
+            *(owner, file_id, self._oldest()),
+        )
+        if not found or found[0][1] is None:
+            return (found[0][0], None) if found else None
+        rows = self._all(
+            "SELECT number, result FROM batch_lines WHERE batch = ? AND failed = ? AND number > ?"
+            " ORDER BY number LIMIT ?",
+            *(*found[0][1:], after, PAGE_LINES),
+        )
+        return b"".join(content for _, content in rows), rows[-1][0] if rows else None
+
+    # -- batches ------------------------------------------------------------------------------------------------------
+
+    async def add_batch(self, owned: Owned, lines: list[Line]) -> None:
+        await self._do(partial(self._add_batch, owned, lines))
+
+    async def batches(self, owner: str) -> list[BatchObject]:
+        """Return the batches of an owner, newest first."""
+        query = "SELECT object FROM batches WHERE owner = ? AND (is_open OR created_at > ?) ORDER BY number DESC"
+        rows = await self._do(lambda: self._all(query, owner, self._oldest()))
+        return [msgspec.json.decode(row, type=BatchObject) for (row,) in rows]
+
+    async def open_batches(self) -> list[Owned]:
+        """Return all batches that have not ended, oldest first."""
+        query = "SELECT object, owner FROM batches WHERE is_open ORDER BY number"
+        rows = await self._do(lambda: self._all(query))
+        return [Owned(msgspec.json.decode(row, type=BatchObject), owner) for row, owner in rows]
+
+    async def next_lines(self, batch_id: str, after: int) -> list[Line]:
+        """Return the next lines behind a number that are not done."""
+        query = (
+            "SELECT number, custom_id, request FROM batch_lines WHERE batch = ? AND result IS NULL AND number > ?"
+            " ORDER BY number LIMIT ?"
+        )
+        return [Line(*row) for row in await self._do(lambda: self._all(query, batch_id, after, PAGE_LINES))]
+
+    async def done_lines(self, batch_id: str, after: int) -> tuple[bytes, int]:
+        """Return answers in the order in which they came, behind so many, and how many come before the next ones."""
+        query = "SELECT result FROM batch_lines WHERE batch = ? AND done > ? ORDER BY done LIMIT ?"
+        rows = await self._do(lambda: self._all(query, batch_id, after, 16 * PAGE_LINES))
+        return b"".join(content for (content,) in rows), after + len(rows)
+
+    async def put(self, batch: BatchObject, answered: Result) -> None:
+        """Keep the answer to a line, and count it in the batch. When this returns, no crash loses it."""
+        done: Future[None] = Future()
+        self._waiting.append((batch, answered, done))
+        self._thread.submit(self._put_all)
+        with reported():
+            await asyncio.wrap_future(done)
+
+    async def end(self, owned: Owned, status: Status, code: str = "", message: str = "") -> None:
+        """End a batch. The lines that are not done are given up with this error."""
+        await self._do(partial(self._end, owned, status, code, message))
+
+    def _add_batch(self, owned: Owned, lines: list[Line]) -> None:
+        batch = owned.batch
+        with database.transaction(self._connection):
+            self._connection.execute(
+                "INSERT INTO batches (owner, id, created_at, is_open, object) VALUES (?, ?, ?, ?, ?)",
+                (owned.owner, batch.id, self._clock(), bool(lines), msgspec.json.encode(batch)),
+            )
+            self._connection.executemany(
+                "INSERT INTO batch_lines (batch, number, custom_id, request) VALUES (?, ?, ?, ?)",
+                ((batch.id, *line[:3]) for line in lines),
+            )
+
+    def _put_all(self) -> None:
+        """Keep all answers that wait, in one transaction."""
+        waiting = []
+        while self._waiting:
+            waiting.append(self._waiting.popleft())
+        if not waiting:
+            return
+        try:
+            with database.transaction(self._connection):
+                for batch, answered, _ in waiting:
+                    self._put(batch, answered)
+                for batch in {batch.id: batch for batch, _, _ in waiting}.values():
+                    self._write(batch)
+        except Exception as error:  # each of them gets it
+            for batch, _, done in waiting:
+                ((row,),) = self._all("SELECT object FROM batches WHERE id = ?", batch.id)
+                kept = msgspec.json.decode(row, type=BatchObject)
+                batch.request_counts, batch.usage = kept.request_counts, kept.usage
+                done.set_exception(error)
+        else:
+            for _, _, done in waiting:
+                done.set_result(None)
+
+    def _put(self, batch: BatchObject, answered: Result) -> None:
+        number, content, usage = answered
+        counts, whole = batch.request_counts, batch.usage
+        marked = self._connection.execute(
+            "UPDATE batch_lines SET result = ?, failed = ?, done = ?, request = x''"
+            " WHERE batch = ? AND number = ? AND result IS NULL",
+            (content, usage is None, counts.completed + counts.failed + 1, batch.id, number),
+        )
+        if not marked.rowcount:
+            return  # it was given up meanwhile
+        if usage is None:
+            counts.failed += 1
+            return
+        counts.completed += 1
+        whole.input_tokens += usage.input_tokens
+        whole.output_tokens += usage.output_tokens
+        whole.total_tokens += usage.total_tokens
+        whole.input_tokens_details.cached_tokens += usage.input_tokens_details.cached_tokens
+        whole.output_tokens_details.reasoning_tokens += usage.output_tokens_details.reasoning_tokens
+
+    def _write(self, batch: BatchObject) -> None:
+        self._connection.execute("UPDATE batches SET object = ? WHERE id = ?", (msgspec.json.encode(batch), batch.id))
+
+    def _end(self, owned: Owned, status: Status, code: str, message: str) -> None:
+        batch, now = owned.batch, int(self._clock())
+        with database.transaction(self._connection):
+            rest = self._all("SELECT number, custom_id FROM batch_lines WHERE batch = ? AND result IS NULL", batch.id)
+            for number, custom_id in rest:
+                self._put(batch, Result(number, given_up(batch.id, number, custom_id, code, message), None))
+            for failed, name in enumerate(("output_file_id", "error_file_id")):
+                ((num_lines, num_bytes),) = self._all(
+                    "SELECT count(*), sum(length(result)) FROM batch_lines WHERE batch = ? AND failed = ?",
+                    *(batch.id, failed),
+                )
+                if num_lines:
+                    file_id, filename = f"file-{uuid4().hex}", f"{batch.id}_{name[:-8]}.jsonl"
+                    file = FileObject(
+                        id=file_id, bytes=num_bytes, created_at=now, filename=filename, purpose="batch_output"
+                    )
+                    self._insert_file(owned.owner, file, None, batch.id, bool(failed))
+                    setattr(batch, name, file_id)
+            batch.end(status, now)
+            self._write(batch)
+            self._connection.execute("UPDATE batches SET is_open = 0 WHERE id = ?", (batch.id,))
+
+    def _oldest(self) -> float:
+        return self._clock() - self._limits.seconds
+
+    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(query, values).fetchall()

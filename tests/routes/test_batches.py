@@ -1,0 +1,319 @@
+"""Files and batches: OpenAI's client works with them, and no line is lost or doubled, whenever a server ends."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai import OpenAI
+
+from oaiserve.app import create_app
+from oaiserve.config import Config, ServerOptions
+from oaiserve.engine.request import Request
+from oaiserve.errors import Overloaded
+from oaiserve.explain.step_cost import KNOTS, StepCost
+from oaiserve.routes.batches import runner
+from oaiserve.routes.batches.routes import _parts
+from tests.routes.conftest import Serve, Served, run_server, serving
+from tests.routes.doubles import FakeEngine, FakeTelemetry, says
+
+CHAT = "/v1/chat/completions"
+
+
+def line(number: int, url: str = CHAT, **body: Any) -> dict[str, Any]:
+    asked = {"messages": [{"role": "user", "content": f"Number {number}"}], "max_tokens": 5} | body
+    return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": asked}
+
+
+def jsonl(*lines: object) -> bytes:
+    return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
+
+
+def begin(sdk: OpenAI, *lines: object, endpoint: Any = CHAT) -> Any:
+    file = sdk.files.create(file=("in.jsonl", jsonl(*lines)), purpose="batch")
+    return sdk.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", metadata={"a": "b"})
+
+
+def ended(sdk: OpenAI, batch: Any) -> Any:
+    """Wait for the end of a batch. Each test does: servers are shared."""
+    while batch.status == "in_progress":
+        time.sleep(0.01)
+        batch = sdk.batches.retrieve(batch.id)
+    return batch
+
+
+def answers(sdk: OpenAI, file_id: str) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in sdk.files.content(file_id).text.splitlines()]
+
+
+def client(url: str, key: str = "any") -> OpenAI:
+    return OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+
+
+@pytest.fixture
+def sdk(served: Served) -> Iterator[OpenAI]:
+    with client(served.url) as sdk:
+        yield sdk
+
+
+def test_a_batch_is_answered_in_the_background_and_openais_client_reads_it(served: Served, sdk: OpenAI) -> None:
+    batch = begin(sdk, *map(line, range(1, 301)))
+    assert (batch.status, batch.endpoint, batch.metadata) == ("in_progress", CHAT, {"a": "b"})
+    assert batch.expires_at - batch.created_at == 24 * 3600
+    batch = ended(sdk, batch)
+    counts = batch.request_counts
+    assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 300, 300, 0)
+    assert (batch.usage.input_tokens, batch.usage.output_tokens, batch.usage.total_tokens) == (900, 600, 1500)
+    found = answers(sdk, batch.output_file_id)
+    assert [one["custom_id"] for one in found] == [f"line-{number}" for number in range(1, 301)]
+    assert {one["response"]["body"]["choices"][0]["message"]["content"] for one in found} == {"Hello world"}
+    assert all(one["response"]["status_code"] == 200 and one["error"] is None for one in found)
+    assert len({one["id"] for one in found}) == len({one["response"]["request_id"] for one in found}) == 300
+    assert batch.error_file_id is None
+    asked = [served.engine.submitted.get_nowait() for _ in range(300)]
+    assert all(one.is_background for one in asked)
+    assert all(served.telemetry.records.get_nowait().background for _ in range(300))
+
+
+def test_files_are_listed_read_and_deleted(sdk: OpenAI) -> None:
+    content = jsonl(line(1), line(2)).replace(b"\n", b"\r\n")
+    files = [sdk.files.create(file=(f"{name}.jsonl", content), purpose="batch") for name in "ab"]
+    assert [(one.filename, one.bytes, one.purpose) for one in files] == [
+        (f"{name}.jsonl", len(content), "batch") for name in "ab"
+    ]
+    assert [one.id for one in sdk.files.list(limit=1)][:2] == [files[1].id, files[0].id], "it reads all pages"
+    assert sdk.files.retrieve(files[0].id) == files[0]
+    assert sdk.files.content(files[0].id).read() == content
+    assert sdk.files.delete(files[0].id).deleted
+    for ask in (sdk.files.retrieve, sdk.files.content, sdk.files.delete):
+        with pytest.raises(openai.NotFoundError, match="There is no file"):
+            ask(files[0].id)
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "number"),
+    [
+        (b"", "empty_file", 1),
+        (jsonl(line(1)) + b"no json\n", "invalid_json_line", 2),
+        (jsonl(line(1), line(2, url="/v1/completions")), "mismatched_url", 2),
+        (jsonl(line(1), line(1)), "duplicate_custom_id", 2),
+        (jsonl(line(1, stream=True)), "unsupported_parameter", 1),
+    ],
+)
+def test_a_file_with_a_wrong_line_makes_a_batch_that_has_failed(
+    sdk: OpenAI, content: bytes, code: str, number: int
+) -> None:
+    file = sdk.files.create(file=("in.jsonl", content), purpose="batch")
+    batch = sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    assert batch.status == "failed"
+    assert [(error.code, error.line) for error in batch.errors.data] == [(code, number)]
+    assert ended(sdk, batch).failed_at is not None
+
+
+def test_a_line_that_is_refused_is_in_the_file_of_errors_and_the_others_go_on(sdk: OpenAI) -> None:
+    batch = ended(sdk, begin(sdk, line(1), line(2, temperature=-3), line(3, model="nobody")))
+    counts = batch.request_counts
+    assert (batch.status, counts.completed, counts.failed) == ("completed", 1, 2)
+    assert [one["custom_id"] for one in answers(sdk, batch.output_file_id)] == ["line-1"]
+    refused = answers(sdk, batch.error_file_id)
+    assert [(one["custom_id"], one["response"]["status_code"]) for one in refused] == [("line-2", 400), ("line-3", 404)]
+    assert refused[0]["response"]["body"]["error"]["param"] == "temperature"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "used"),
+    [
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 4}, 3),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 4}, 3),
+    ],
+)
+def test_other_routes_are_answered_too(sdk: OpenAI, endpoint: str, body: dict[str, Any], used: int) -> None:
+    batch = begin(sdk, {"custom_id": "a", "method": "POST", "url": endpoint, "body": body}, endpoint=endpoint)
+    assert batch.oaiserve == {"prompt_tokens": 2, "output_tokens": 4, "expected_seconds": None}
+    batch = ended(sdk, batch)
+    assert (batch.request_counts.completed, batch.usage.input_tokens) == (1, used)
+
+
+def test_the_cost_is_estimated_before_a_batch_begins(served: Served, sdk: OpenAI) -> None:
+    served.engine.step_cost = StepCost(tuple(1e6 * knot for knot in KNOTS))
+    batch = begin(sdk, *(line(10 + number, max_tokens=100) for number in range(80)))
+    served.engine.step_cost = None
+    # A prompt token takes 1 ms here, and so does a row of a step.
+    assert ended(sdk, batch).status == "completed"
+    assert batch.oaiserve == {"prompt_tokens": 720, "output_tokens": 8000, "expected_seconds": 8.7}
+
+
+def waits_for(number: int) -> Callable[[Request], Any]:
+    """Return a script that answers so many requests, and leaves the others without an answer."""
+    left = iter(range(number))
+
+    def script(request: Request) -> Any:
+        return says("Hello", " world")(request) if next(left, None) is not None else []
+
+    return script
+
+
+def test_a_batch_is_cancelled_with_what_it_has(served: Served, sdk: OpenAI) -> None:
+    served.engine.script = waits_for(3)
+    batch = begin(sdk, *map(line, range(1, 41)))
+    while (batch := sdk.batches.retrieve(batch.id)).request_counts.completed < 3:
+        time.sleep(0.01)
+    batch = sdk.batches.cancel(batch.id)
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("cancelled", 3, 37)
+    assert not served.engine.open, "what was under way is aborted"
+    assert {one["error"]["code"] for one in answers(sdk, batch.error_file_id)} == {"batch_cancelled"}
+    assert sdk.batches.cancel(batch.id) == batch
+
+
+def test_what_is_not_done_in_time_is_given_up(served: Served, sdk: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.engine.script = waits_for(1)
+    monkeypatch.setattr(runner, "CHECK_SECONDS", 0.01)
+    now = time.time()
+    batch = begin(sdk, line(1), line(2))
+    monkeypatch.setattr(runner.time, "time", lambda: now + 25 * 3600)
+    batch = ended(sdk, batch)
+    assert (batch.status, batch.request_counts.completed) == ("expired", 1)
+    assert [one["error"]["code"] for one in answers(sdk, batch.error_file_id)] == ["batch_expired"]
+
+
+def test_a_line_that_the_server_has_no_room_for_comes_again(
+    served: Served, sdk: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "RETRY_SECONDS", 0.001)
+    served.engine.submit_error = Overloaded("full")
+    batch = begin(sdk, line(1))
+    while served.telemetry.records.empty():
+        time.sleep(0.001)
+    served.engine.submit_error = None
+    assert ended(sdk, batch).request_counts.completed == 1
+
+
+def test_answers_are_read_while_they_come(served: Served, sdk: OpenAI) -> None:
+    served.engine.script = waits_for(3)
+    batch, found = begin(sdk, *map(line, range(1, 8))), b""
+    after = "0"
+    while found.count(b"\n") < 3:
+        answer = served.http.get(f"/v1/batches/{batch.id}/answers", params={"after": after})
+        found, after = found + answer.content, answer.headers["x-after"]
+    assert after == "3"
+    assert {json.loads(text)["custom_id"] for text in found.splitlines()} == {"line-1", "line-2", "line-3"}
+    sdk.batches.cancel(batch.id)
+
+
+def test_nobody_finds_files_and_batches_of_another_key(serve: Serve) -> None:
+    url = serve(api_key=("one", "two")).url
+    with client(url, "one") as one, client(url, "two") as two:
+        batch = ended(one, begin(one, line(1)))
+        assert batch.status == "completed"
+        assert [*two.files.list()] == [*two.batches.list()] == []
+        for ask, name in (
+            (two.batches.retrieve, batch.id),
+            (two.batches.cancel, batch.id),
+            (two.files.content, batch.output_file_id),
+            (two.files.delete, batch.output_file_id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                ask(name)
+        with pytest.raises(openai.NotFoundError, match="There is no file"):
+            two.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [({"front_ends": 2}, "--front-ends"), ({"response_store_number": 0}, "--response-store-num")]
+)
+def test_a_server_without_batches_says_why(options: dict[str, Any], reason: str) -> None:
+    with serving(Config("demo", ServerOptions(**options))) as served:
+        assert reason in served.http.get("/v1/batches").json()["error"]["message"]
+
+
+def test_files_together_have_no_more_bytes_than_are_allowed(serve: Serve) -> None:
+    with client(serve(response_store_bytes=1000).url) as sdk:
+        first = sdk.files.create(file=("a", b"x" * 900), purpose="batch")
+        with pytest.raises(openai.BadRequestError, match="--response-store-bytes"):
+            sdk.files.create(file=("b", b"x" * 101), purpose="batch")
+        sdk.files.delete(first.id)
+        sdk.files.create(file=("b", b"x" * 101), purpose="batch")
+
+
+def test_a_form_without_a_file_is_refused(served: Served) -> None:
+    for form, reason in (({"purpose": "batch"}, "'file' and 'purpose'"), ({"purpose": "vision"}, "must be 'batch'")):
+        files = {"file": ("a", b"x")} if form["purpose"] == "vision" else {"other": ("a", b"x")}
+        answer = served.http.post("/v1/files", data=form, files=files)
+        assert (answer.status_code, reason in answer.json()["error"]["message"]) == (400, True)
+    assert "multipart/form-data" in served.http.post("/v1/files", json={}).json()["error"]["message"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(content=st.binary(max_size=300) | st.text(max_size=99).map(str.encode))
+def test_the_content_of_a_file_arrives_as_it_is(content: bytes) -> None:
+    sent = httpx.Request("POST", "http://x", data={"purpose": "batch"}, files={"file": ("a.jsonl", content)})
+    assert _parts(sent.headers["content-type"].encode(), sent.read()) == ("batch", "a.jsonl", content)
+
+
+# -- the end of a server, at any moment --------------------------------------------------------------------------------
+
+
+def app_of(path: Path, engine: FakeEngine) -> Any:
+    return create_app(Config("org/demo", ServerOptions(response_store=path)), engine, FakeTelemetry())
+
+
+@settings(max_examples=8, deadline=None)
+@given(ends=st.lists(st.integers(0, 30), min_size=1, max_size=4))
+def test_wherever_servers_end_no_line_is_lost_or_doubled(
+    ends: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("store") / "responses.db"
+    total, done, batch = sum(ends) + 10, 0, None
+    for number in [*ends, 10**6]:
+        engine = FakeEngine()
+        engine.script = waits_for(number)
+        with run_server(app_of(path, engine)) as url, client(url) as sdk:
+            batch = begin(sdk, *map(line, range(1, 1 + total))) if batch is None else sdk.batches.retrieve(batch.id)
+            done += number
+            if done < total:
+                while sdk.batches.retrieve(batch.id).request_counts.completed < done:
+                    time.sleep(0.005)
+                continue
+            batch = ended(sdk, batch)
+            found = answers(sdk, batch.output_file_id)
+    assert [one["custom_id"] for one in found] == [f"line-{number}" for number in range(1, 1 + total)]
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (total, 0)
+    assert batch.usage.output_tokens == 2 * total, "what was begun twice counts once"
+
+
+def test_of_servers_with_one_store_the_first_computes_the_batches(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    with ExitStack() as stack:
+        urls = [stack.enter_context(run_server(app_of(path, FakeEngine()))) for _ in range(2)]
+        one, two = (stack.enter_context(client(url)) for url in urls)
+        assert ended(two, begin(one, line(1))).status == "completed"
+        with pytest.raises(openai.APIStatusError, match="Another server"):
+            begin(two, line(1))
+
+
+def test_the_lines_of_a_key_that_was_revoked_are_refused(tmp_path: Path) -> None:
+    engine, keys, path = FakeEngine(), tmp_path / "keys", tmp_path / "responses.db"
+    engine.script = waits_for(0)
+    keys.write_text("a old\nb new\n")
+    options = ServerOptions(response_store=path, api_key_file=(keys,))
+    with (
+        run_server(create_app(Config("m", options), engine, FakeTelemetry()), options) as url,
+        client(url, "old") as sdk,
+    ):
+        begin(sdk, line(1))
+    keys.write_text("b new\n")
+    app = create_app(Config("m", options), engine, FakeTelemetry())
+    with run_server(app, options), closing(sqlite3.connect(path)) as database:
+        while (row := database.execute("SELECT result FROM batch_lines").fetchone()) == (None,):
+            time.sleep(0.01)
+    assert json.loads(row[0])["response"]["status_code"] == 401
