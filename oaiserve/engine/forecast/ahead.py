@@ -19,7 +19,9 @@ from oaiserve.engine.waiting import GENERATED_WEIGHT
 from oaiserve.explain.step_cost import Load, StepCost
 
 _service = attrgetter("service")
-MOST_PARTS = 400  # of prompts: what is left of a longer queue takes as long, for each token, as what went before
+# Parts of prompts that are followed, each for some microseconds. What is left of a longer queue takes as long, for each
+# token, as what went before.
+MOST_PARTS = 96
 
 
 class Rules(NamedTuple):
@@ -123,8 +125,8 @@ class _Turns:
             client.waiting.pop(0)
             insort(client.begun, head)
             num_running += 1
-        for _, number in reversed(begun):
-            self._take(number, None, step_time, taken, budget)
+        while begun and budget[0] > 0:
+            self._take(begun.pop()[1], None, step_time, taken, budget)
         return taken
 
     def _passes(self, head: int, number: int) -> bool:
@@ -135,7 +137,9 @@ class _Turns:
     ) -> bool:
         """Give a prompt its tokens, of which it leaves half to a shorter one behind it. Return False if none fit."""
         left, prompt = self.left[number], self.prompts[number]
-        if budget[0] <= 0 or not step_time.has_room(left):
+        if budget[0] > 0 and not step_time.has_room(left):
+            budget[0] = 0  # nor for others
+        if budget[0] <= 0:
             return False
         share = SHORTER_SHARE if self.step < self.rules.num_shorter_steps else 1.0
         if behind is not None and self.left[behind] < left and self.prompts[behind].client == prompt.client:
@@ -182,6 +186,17 @@ class _Turns:
             self.clients[name].num_decodes -= 1
         return ended
 
+    def ahead_of(self, place: int) -> int:
+        """Return about how many tokens are computed before the first token of a prompt, with its own: of each other
+        client as many as of its own, if there are so many."""
+        totals = dict.fromkeys(self.clients, 0)
+        for number, left in enumerate(self.left):
+            name = self.prompts[number].client
+            if name != self.prompts[place].client or number <= place:
+                totals[name] += max(0, left)
+        own = totals[self.prompts[place].client]
+        return sum(min(total, own) for total in totals.values())
+
 
 def first_token(
     cost: StepCost, step_time: StepTime, rules: Rules, decodes: Iterable[Decoding], prompts: list[Prompt], place: int
@@ -189,17 +204,16 @@ def first_token(
     """Return when the prompt at this place has its first token: prompts of a client are in the order in which they are
     due. `step_time` is one of its own."""
     turns = _Turns(rules, decodes, prompts)
-    before = sum(turns.left)
-    has_waited, num_parts = False, 0
+    has_waited, num_parts, before = False, 0, turns.ahead_of(place)
     while num_parts < MOST_PARTS:
         load = turns.decodes
         taken = turns.filled(step_time)
-        num_parts += len(taken) or 1
+        num_parts += len(taken) + 1
         if not taken and not turns.ends:  # nothing may ever run: only a limit of the cache could say when
             break
         has_waited = has_waited or not taken
         ended = turns.go(taken, cost.expected_ns(step_time.load if taken else load))
         if place in ended:
             return Ahead(turns.now_ns, load.decodes, load.decode_context, has_waited)
-    left = sum(max(0, one) for one in turns.left)
-    return Ahead(turns.now_ns * before / max(1, before - left), len(turns.ends), turns.context, True)
+    done = max(1, before - turns.ahead_of(place))
+    return Ahead(turns.now_ns * before / done, len(turns.ends), turns.context, has_waited=True)
