@@ -176,6 +176,7 @@ def server_telemetry(
     """
     elsewhere: dict[names.Metric, Callable[[], Numbers]] = {
         names.ENGINE_FEATURE: lambda: {(name,): int(not reason) for name, reason in engine.features.items()},
+        names.METER_JOULES: lambda: {(): engine.energy.joules} if engine.energy.is_known else {},
         names.STORED_RESPONSES: lambda: {(): responses.counts().number},
         names.STORED_RESPONSE_BYTES: lambda: {(): responses.counts().num_bytes},
         names.STORED_RESPONSES_DROPPED: lambda: {(why,): number for why, number in responses.counts().dropped.items()},
@@ -191,6 +192,7 @@ def server_telemetry(
             snapshot=snapshot or engine.snapshot,
             take_steps=engine.take_steps,
             open_requests=engine.open_requests,
+            read_meters=engine.energy.read,
             model_info=engine.model_info,
             elsewhere=elsewhere,
         ),

@@ -518,6 +518,9 @@ class EngineOptions:
     """End the process, with exit code 70, when the engine hangs by --hang-seconds, for a supervisor to start it
     again."""
 
+    cost_per_hour: float | None = None
+    """Price of an hour of this machine, in any currency: each request is shown its part of it (docs/costs.md)."""
+
     lookahead: int = 8
     """Number of waiting sequences to try after one that does not fit into the KV cache yet. 0: none may overtake it."""
 
@@ -580,6 +583,7 @@ class EngineOptions:
             prefill_max_requests=1,
             itl_target_seconds=0.001,
             hang_seconds=1,
+            cost_per_hour=0,
             step_target_seconds=0.001,
             prefill_max_tokens=1,
             quantized_cache=0,

@@ -31,6 +31,8 @@ class BlockPool:
     A block is free, or has one reference for each sequence that uses it. A full block can be published under its hash.
     It keeps its content when its last reference goes, and is found until it is allocated again. Free blocks are
     allocated in the order of `_free`: first those without a hash, then the least recently used ones.
+
+    The time for which blocks are used is divided: while several sequences use one, each has held a part of it.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -45,6 +47,27 @@ class BlockPool:
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._published: dict[BlockHash, int] = {}
         self.num_reusable = 0  # free blocks that can still be found by their hash
+        self._now_ns = 0
+        self.used_ns = 0  # blocks times nanoseconds, until now
+        self._held_ns = [0.0] * num_blocks  # by one that has held a block since its first reference
+        self._since_ns = [0] * num_blocks  # the last change of its references
+
+    def at(self, now_ns: int) -> None:
+        """Note the time of the changes that follow. One before the last is taken for that."""
+        if now_ns > self._now_ns:
+            self.used_ns += (now_ns - self._now_ns) * self.num_used
+            self._now_ns = now_ns
+
+    def held_ns(self, blocks: Sequence[int]) -> float:
+        """Return the time that others have held these blocks, which whoever has just begun to share them has not."""
+        return sum(map(self._held_ns.__getitem__, blocks))
+
+    def _settle(self, block: int) -> None:
+        if references := self._references[block]:
+            self._held_ns[block] += (self._now_ns - self._since_ns[block]) / references
+        else:
+            self._held_ns[block] = 0.0
+        self._since_ns[block] = self._now_ns
 
     @property
     def num_used(self) -> int:
@@ -72,6 +95,7 @@ class BlockPool:
         if num_blocks > len(self._free) - num_revived:
             return None
         for block in shared:
+            self._settle(block)
             if self._references[block] == 0:
                 del self._free[block]
                 self.num_reusable -= 1
@@ -83,23 +107,29 @@ class BlockPool:
                 del self._published[block_hash]
                 self._hashes[block] = None
                 self.num_reusable -= 1
+            self._settle(block)
             self._references[block] = 1
             self.allocations[block] += 1
             blocks.append(block)
         return blocks
 
-    def release(self, blocks: Sequence[int], *, first: bool = False) -> None:
-        """Remove one reference from each block. The last blocks of a sequence are the first to be allocated again,
-        because a hit on them needs all blocks before them; and all of them before others if they are to be `first`."""
+    def release(self, blocks: Sequence[int], *, first: bool = False) -> float:
+        """Remove one reference from each block, and return the time for which it held them, added up. The last blocks
+        of a sequence are the first to be allocated again, because a hit on them needs all blocks before them; and all
+        of them before others if they are to be `first`."""
+        held_ns = 0.0
         for block in reversed(blocks):
             if self._references[block] == 0:
                 raise AssertionError(f"block {block} was released once too often")
+            self._settle(block)
+            held_ns += self._held_ns[block]
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._free[block] = None
                 if first or self._hashes[block] is None:
                     self._free.move_to_end(block, last=False)
                 self.num_reusable += self._hashes[block] is not None
+        return held_ns
 
     def publish(self, block: int, block_hash: BlockHash) -> None:
         """Let other sequences find a full and computed block, unless one with the same content is published already."""

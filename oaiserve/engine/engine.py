@@ -20,6 +20,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.accounts.costs import Rates
+from oaiserve.engine.accounts.energy import Energy
 from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.backpressure import SharedLimit
@@ -78,10 +80,11 @@ class Engine:
         *,
         machine: MachineTime | None = None,
         cores_ns: Callable[[], int] = process_time_ns,
+        energy: Energy | None = None,
         learn: Run | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
-        """Make an engine, not started yet. The last four are for tests; `EngineLoop` says what they do."""
+        """Make an engine, not started yet. All but the first two are for tests; `EngineLoop` says what they do."""
         options = options or EngineOptions()
         self.tokenizer = model.tokenizer
         self.pooling = model.pooling
@@ -96,6 +99,7 @@ class Engine:
             "block_size": str(options.block_size),
             "kv_blocks": str(model.num_blocks),
         }
+        self.energy = energy or Energy.found()  # which somebody must read once a second
         limits = Limits(
             max_running=min(options.max_running, model.num_states or options.max_running),
             max_step_tokens=options.step_tokens(model.max_step_tokens_default),
@@ -153,6 +157,7 @@ class Engine:
             step_target_seconds=options.step_target_seconds,
             machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
             cores_ns=cores_ns,
+            rates=Rates(model.block_bytes, model.weight_bytes, options.cost_per_hour, self.energy),
             learn=learn,
             hang_seconds=options.hang_seconds,
             exit_on_hang=options.exit_on_hang,

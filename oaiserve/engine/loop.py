@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
+from oaiserve.engine.accounts.costs import Rates
 from oaiserve.engine.accounts.host_time import HostTime
 from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.accounts.shares import Shares
@@ -80,6 +81,7 @@ class EngineLoop:
         step_target_seconds: float | None,
         machine: MachineTime | None,
         cores_ns: Callable[[], int],
+        rates: Rates,
         learn: Run | None,
         hang_seconds: float,
         exit_on_hang: bool,
@@ -96,6 +98,7 @@ class EngineLoop:
         self._clock_ns = clock_ns
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._warm_up = model.warm_up
+        self._block_bytes = model.block_bytes
         self._is_warm = Event()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         # owned by the engine thread
@@ -127,6 +130,7 @@ class EngineLoop:
             waiting=waiting,
             clock_ns=clock_ns,
             stop_tokenizing=stop_tokenizing,
+            rates=rates,
             causes=self.causes,
             note_end=self.forecaster.ended.append if self.forecaster is not None else lambda ended: None,
         )
@@ -259,6 +263,11 @@ class EngineLoop:
         numbers = self._account.numbers
         numbers.num_waiting_tokens = requests.num_waiting_tokens
         numbers.drain_rate = requests.drain_rate.per_second
+        numbers.kv_byte_ns = self._scheduler.pool.used_ns * self._block_bytes
+        if self.causes is not None:
+            shares = self.causes.shares
+            numbers.core_ns, numbers.nobody_core_ns = shares.cores.total, shares.cores.nobody
+            numbers.nobody_machine_ns = shares.time.nobody
         numbers.num_out_of_memory = self._stepper.num_out_of_memory
         num_open = len(requests) - requests.num_background  # who waits for the latter chooses no server by it
         self.snapshot = self._account.published(self._scheduler, self._host.since_ns, num_open)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from random import getrandbits
 
+from oaiserve.engine.accounts.costs import Rates
 from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.backpressure import Deadlines, DrainRate, Limit, SharedLimit
@@ -53,6 +54,7 @@ from oaiserve.errors import (
     Unavailable,
 )
 from oaiserve.explain.causes import RequestCauses
+from oaiserve.explain.step_cost import Work
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, EventKind
 from oaiserve.facts.times import RequestTimes
@@ -109,6 +111,8 @@ class OpenRequest:
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     waiting_tokens: int = 0  # of its prompts, until it enters a step
     num_waiting: int = 0  # choices that have not entered a step
+    needs_ids: bool = False  # as in its sequences
+    held_ns: float = 0.0  # as in those of its sequences that have ended
     progress_ns: int | None = None  # when its progress was last reported
 
 
@@ -125,6 +129,7 @@ class OpenRequests:
         waiting: SharedLimit,
         clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
+        rates: Rates,
         causes: StepCauses | None = None,
         note_end: Callable[[Ended], object] = lambda ended: None,
     ) -> None:
@@ -140,6 +145,7 @@ class OpenRequests:
         self._pools = model.pooling is not None  # each prompt is computed in one step, and answered by a vector
         self._clock_ns = clock_ns
         self._stop_tokenizing = stop_tokenizing
+        self._rates = rates
         self._causes = causes
         self._note_end = note_end
         self._open: dict[str, OpenRequest] = {}
@@ -290,6 +296,7 @@ class OpenRequests:
                 )
                 sequence.wants_prompt_logprobs = logprobs is not None and choice == 0
                 sequence.causes = opened.causes
+                opened.needs_ids = sequence.needs_ids
                 opened.outputs[sequence] = ChoiceOutput(
                     sequence,
                     self.table,
@@ -465,7 +472,8 @@ class OpenRequests:
         del self._open[opened.request.request_id]
         self.num_background -= opened.request.is_background
         now_ns = self._clock_ns()
-        opened.notes.close(self._numbers, now_ns, is_last=not self._open)
+        opened.notes.close(self._numbers, now_ns)
+        self._scheduler.pool.at(now_ns)
         for output in opened.outputs.values():
             opened.account.note_length(output.num_tokens)
         if opened.times.scheduled is None and opened.outputs:  # it never entered a step
@@ -473,12 +481,32 @@ class OpenRequests:
             opened.account.waits_ns = self._scheduler.of(first).waits.settle(first, now_ns)
         for sequence in opened.outputs:
             self._scheduler.remove(sequence)
+            opened.held_ns += sequence.held_ns
+        self._note_cost(opened)
         self._stop_waiting(opened, opened.num_waiting)
         if opened.times.tokenized is None:
             self._stop_tokenizing(opened.request.request_id)
         num_tokens, is_whole = opened.account.longest_choice_tokens, isinstance(terminal, Finished)
         self._note_end(Ended(opened.request.request_id, opened.times, num_tokens, is_whole))
         self.emit(opened, terminal)
+
+    def _note_cost(self, opened: OpenRequest) -> None:
+        account, usage, steps = opened.account, opened.usage, self._causes
+        account.kv_byte_seconds = opened.held_ns * self._rates.block_bytes / 1e9
+        if steps is None or opened.causes is None:
+            return
+        self._rates.close(account, opened.causes, steps.shares, is_last=not self._open)
+        if opened.times.first_token is not None and (step_time := self._scheduler.step_time) is not None:
+            work = Work(
+                len(opened.prompts),
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                account.num_choices,
+                usage.completion_tokens,
+                account.longest_choice_tokens,
+                opened.needs_ids,
+            )
+            self._rates.compare(account, steps.cost, work, step_time.lone_tokens)
 
     def finish_if_complete(self, opened: OpenRequest, now_ns: int) -> None:
         if not opened.outputs:

@@ -115,6 +115,16 @@ class StepTime:
         cost, load = self._cost, self._known()
         return cost is not None and cost.expected_ns(load.without_prompts()) > self.target_ns
 
+    @property
+    def lone_tokens(self) -> int:
+        """The most tokens of a prompt in a step without anything else."""
+        cost = self._cost
+        if cost is None:
+            return FIRST
+        rows = range(1, self._most_tokens + 1)
+        found = bisect_right(rows, self.target_ns, key=lambda number: cost.expected_ns(Load(prompt_tokens=number)))
+        return max(found, min(self._efficient, self._most_tokens))
+
     def rows_beside(self, num_rows: int) -> int:
         """Return how many rows a step may have in all, beside decodes of clients with no more than their share."""
         cost = self._cost

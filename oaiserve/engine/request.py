@@ -252,6 +252,7 @@ class Usage:
     cached_tokens: int
     completion_tokens: int  # every sampled token of every choice
     max_tokens_cut_to: int | None = None  # because the context has no room for more
+    account: EngineAccount | None = None  # if the client has asked what the request costs
 
 
 @dataclass(slots=True)

@@ -98,6 +98,7 @@ class Results:
         if output.finish_reason is not None:
             notes.finished(sequence, output.finish_reason, now_ns, batch)
             self._scheduler.remove(sequence)
+            opened.held_ns += sequence.held_ns
             del opened.outputs[sequence]
             opened.account.note_length(output.num_tokens)
             self._requests.finish_if_complete(opened, now_ns)

@@ -220,6 +220,7 @@ class Scheduler:
 
     def schedule(self, now_ns: int = 0) -> Step | None:
         """Return the next step, or None if there is nothing to compute. The time is for the account of waits."""
+        self.pool.at(now_ns)
         step, later = Step(), self.background
         if later is not None:
             later._own_step = Step()
@@ -502,7 +503,7 @@ class Scheduler:
     def _copy_on_write(self, sequence: Sequence, index: int, new_block: int, step: Step) -> None:
         shared, sequence.blocks[index] = sequence.blocks[index], new_block
         step.copies.append((shared, new_block))
-        self.pool.release([shared])
+        sequence.held_ns += self.pool.release([shared])
 
     def _preempt(self, sequence: Sequence, step: Step) -> None:
         """Take the blocks of a sequence, and let it wait. Published blocks keep their content until they are needed."""
@@ -614,6 +615,7 @@ class Scheduler:
         blocks = self._allocate(num_new + needs_copy, shared)
         if blocks is None:
             return False
+        sequence.held_ns -= self.pool.held_ns(shared)
         later = self.background
         while later is not None and later.running and len(self.running) + len(later.running) >= self.max_running:
             self._take_from_background()
@@ -815,6 +817,7 @@ class Scheduler:
             shared = self.pool.allocate(0, blocks)
             assert shared is not None
             sibling.blocks = shared
+            sibling.held_ns -= self.pool.held_ns(shared)
             sibling.num_computed = sibling.num_cached = leader.prompt_len - 1
             self._forked[sibling] = None
         self._unpark(leader)
@@ -864,7 +867,8 @@ class Scheduler:
                 self._unpark(block_hash)
 
     def _release(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks, first=sequence.is_background)  # of what others have cached, nothing goes
+        # Of what others have cached, nothing goes.
+        sequence.held_ns += self.pool.release(sequence.blocks, first=sequence.is_background)
         sequence.blocks = []
         if self.states is not None and sequence.state is not None:
             self.states.release(sequence.state)

@@ -85,6 +85,7 @@ class Sequence:
     num_cached: int = 0  # prompt tokens that were in the prefix cache when it was first admitted
     has_asked_disk: bool = False  # for cached blocks, which it does once
     blocks: list[int] = field(default_factory=list)
+    held_ns: float = 0.0  # blocks times nanoseconds, of those that it has given back, less what others held before
     state: int | None = None  # its place in the pool of states, where the model's layers keep one
     state_ends: list[int] = field(default_factory=list)  # the numbers of tokens after which its state is to be kept
     hashes: list[BlockHash] = field(default_factory=list)  # of its first full blocks

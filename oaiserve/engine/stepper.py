@@ -229,6 +229,7 @@ class Stepper:
     def _end(self, launched: _Launched, result: StepResult) -> None:
         step = launched.step
         ended_ns = self._host.enter(HostPart.PROCESS, step)
+        self._scheduler.pool.at(ended_ns)
         for opened in launched.newcomers:
             opened.notes.first_step_ended(self._account.numbers)
         step_ns = self._account.step_ended(step, result, launched.at_ns, ended_ns)

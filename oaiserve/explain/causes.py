@@ -41,6 +41,7 @@ class RequestCauses:
     # Its shares, as `oaiserve.engine.accounts.shares` divides them, since it began:
     core_ns: float = 0.0
     machine_ns: float = 0.0
+    weight_reads: float = 0.0  # by steps, each divided by its rows
     _since: Parts = NOTHING  # the totals when its phase began
     _num_preempted: int = 0  # sequences
     may_have_missed: bool = False  # steps, because it was preempted. If so:

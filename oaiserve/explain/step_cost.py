@@ -38,6 +38,18 @@ class Load(NamedTuple):
         return Load(self.decodes, self.decode_context, self.cached_context, 0, 0, draws, edits, self.drafted)
 
 
+class Work(NamedTuple):
+    """The sizes of a request that has ended."""
+
+    num_prompts: int
+    prompt_tokens: int  # of all prompts
+    cached_tokens: int  # of these
+    num_choices: int
+    completion_tokens: int  # of all choices
+    longest_choice_tokens: int
+    needs_ids: bool  # the host edits the logits of all draws
+
+
 def place(rows: int) -> tuple[int, float]:
     """Return the knot below a number of rows, and the position between it and the next one, 0 to 1. Beyond the last
     knot, the line goes on."""
@@ -84,12 +96,11 @@ class StepCost:
             ns += self.edit_ns * edits + self.draft_ns * drafted
         return int(ns)
 
-    def row_ns(self, load: Load) -> float:
-        """Return the part of each row of a step in what its rows cost together."""
-        rows = load.decodes + load.prompt_tokens
+    def together_ns(self, rows: int) -> float:
+        """Return what so many rows of a step cost together, whatever they are."""
         index, way = _PLACES[rows] if rows < _MANY else place(rows)
         rows_ns = self.rows_ns
-        return (rows_ns[index] + way * (rows_ns[index + 1] - rows_ns[index])) / rows
+        return rows_ns[index] + way * (rows_ns[index + 1] - rows_ns[index])
 
     def share_ns(self, part: Load, load: Load) -> float:
         """Return the share of a part of a step's load in the step. The shares of all parts add up to its expected time.
@@ -97,13 +108,33 @@ class StepCost:
         Each part has what it adds. What rows have in common, such as reading the weights, is divided by rows, and the
         cost of having prompts by their tokens.
         """
-        ns = part.num_tokens * self.row_ns(load) + self.draw_ns * part.draws + self.edit_ns * part.edits
+        rows = load.decodes + load.prompt_tokens
+        ns = self.together_ns(rows) * part.num_tokens / rows + self.draw_ns * part.draws + self.edit_ns * part.edits
         ns += self.decode_context_ns * part.decode_context + self.cached_context_ns * part.cached_context
         ns += self.draft_ns * part.drafted
         if part.prompt_tokens:
             ns += self.prompt_context_ns * part.prompt_context
             ns += self.prompts_ns * part.prompt_tokens / load.prompt_tokens
         return ns
+
+    def alone_ns(self, work: Work, step_tokens: int) -> int:
+        """Return the expected time of a whole request without others, with so many prompt tokens in a step.
+
+        Its choices decode side by side, without drafts.
+        """
+        computed = work.prompt_tokens - work.cached_tokens
+        full, rest = divmod(computed, step_tokens)
+        ns = full * (self.together_ns(step_tokens) + self.prompts_ns)
+        if rest:
+            ns += self.together_ns(rest) + (self.prompts_ns if rest > 1 else 0.0)
+        prompt, cached = work.prompt_tokens / work.num_prompts, work.cached_tokens / work.num_prompts
+        ns += self.prompt_context_ns * work.num_prompts * (prompt * prompt - cached * cached) / 2
+        ns += self.draw_ns * min(work.num_choices, work.completion_tokens)
+        if (decodes := work.completion_tokens - work.num_choices) > 0:  # each choice has its first token by then
+            rows = max(1, round(decodes / max(1, work.longest_choice_tokens - 1)))
+            ns += self.together_ns(rows) * decodes / rows + (self.draw_ns + self.cached_context_ns * cached) * decodes
+            ns += self.decode_context_ns * decodes * (prompt - cached + decodes / work.num_choices / 2)
+        return int(ns + self.edit_ns * work.completion_tokens * work.needs_ids)
 
 
 # While nothing is learnt, steps are divided by rows alone.

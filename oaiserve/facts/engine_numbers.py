@@ -135,6 +135,20 @@ class EngineNumbers:
         "Time that the model took, over all steps. On a GPU it is the time that the GPU was busy, by its own clock.",
         metric="oaiserve_engine_model_seconds_total",
     )
+    core_ns: int = fact(
+        "Time that the process used of cores, up to the last step: that of ended requests, of open ones and of nobody.",
+        metric="oaiserve_meter_core_seconds_total",
+    )
+    nobody_core_ns: int = fact(
+        "Of that, the time that is no request's: the start, and times without work.",
+        metric="oaiserve_nobody_core_seconds_total",
+    )
+    nobody_machine_ns: int = fact(
+        "Time of the engine that is no request's: times without work.", metric="oaiserve_nobody_machine_seconds_total"
+    )
+    kv_byte_ns: int = fact(
+        "Bytes of the KV cache that sequences used, times seconds.", metric="oaiserve_meter_kv_byte_seconds_total"
+    )
     idle_with_work_ns: int = fact(
         "Time between steps while there was work: the engine thread's own work and its waits for a core. On a GPU it "
         "is the time that the GPU waited for the next launch, by its own clock.",

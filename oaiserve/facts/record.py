@@ -163,7 +163,7 @@ class EngineAccount:
     core_ns: int | None = fact(
         "Time of the process's cores that is its share of its steps, and of the work between them.",
         None,
-        json=True,
+        json="cost.core_ns",
         log=True,
         span="oaiserve.cost.core_ns",
         log_when="core_ns",
@@ -171,10 +171,58 @@ class EngineAccount:
     machine_ns: int | None = fact(
         "Time of the engine that is its share: of a step with others, a part.",
         None,
-        json=True,
+        json="cost.machine_ns",
         log=True,
         span="oaiserve.cost.machine_ns",
         log_when="machine_ns",
+    )
+    alone_ns: int | None = fact(
+        "Time of the engine that it would have taken without others, by the learnt cost of steps.",
+        None,
+        json="cost.alone_ns",
+        log=True,
+        span="oaiserve.cost.alone_ns",
+        log_when="alone_ns",
+    )
+    kv_byte_seconds: float = fact(
+        "Bytes of the KV cache times the seconds that it held them; those of a shared prefix are divided.",
+        0.0,
+        json="cost.kv_byte_seconds",
+        log=True,
+        span="oaiserve.cost.kv_byte_seconds",
+        when="kv_byte_seconds",
+    )
+    weight_bytes: int | None = fact(
+        "Bytes of weights that its steps have read: of a step with others, its rows' part.",
+        None,
+        json="cost.weight_bytes",
+        log=True,
+        span="oaiserve.cost.weight_bytes",
+        log_when="weight_bytes",
+    )
+    joules: float | None = fact(
+        "Energy of its shares. None: no meter can be read.",
+        None,
+        json="cost.joules",
+        log=True,
+        span="oaiserve.cost.joules",
+        log_when="joules",
+    )
+    price: float | None = fact(
+        "Its part of --cost-per-hour. None without that.",
+        None,
+        json="cost.price",
+        log=True,
+        span="oaiserve.cost.price",
+        log_when="price",
+    )
+    alone_price: float | None = fact(
+        "The same without others.",
+        None,
+        json="cost.alone_price",
+        log=True,
+        span="oaiserve.cost.alone_price",
+        log_when="alone_price",
     )
     # The next five are of the grammar that constrains the answer, if there is one.
     grammar_kind: str | None = fact(

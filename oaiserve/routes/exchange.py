@@ -28,6 +28,8 @@ from oaiserve.http.key_table import Use
 from oaiserve.routes.middleware import as_api_error, error_response
 from oaiserve.routes.serving import serving_of
 
+COST_HEADER = "x-include-cost"  # true: the usage says what the request costs
+
 
 class RequestTimings(msgspec.Struct):
     """The phases of a streamed answer, in nanoseconds, without `respond`, which has not ended."""
@@ -68,6 +70,7 @@ class Exchange:
     stream: LoopStream | None = None  # the engine's events, once the request was accepted
     is_streaming: bool = False
     is_background: bool = False  # it can wait
+    wants_cost: bool = False  # in the usage
     max_tokens_cut_to: int | None = None  # the least of all prompts; None: what was asked for fits
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by index of the choice
     tool_calls: dict[ToolCallOutcome, int] = field(default_factory=dict)  # by outcome, as in the record

@@ -26,7 +26,7 @@ from oaiserve.routes import parameters, protocol
 from oaiserve.routes.bodies import MAX_CHOICES_PER_REQUEST, SamplingBody
 from oaiserve.routes.body import in_turns_if_large, read_body
 from oaiserve.routes.deadlines import deadline_ns
-from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.exchange import COST_HEADER, Exchange
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.parameters import Wanted, integer
 from oaiserve.routes.respond import Answer, RenderWhole, Shape
@@ -197,6 +197,7 @@ async def prepare(
             exchange.use.key.check_model(serving.name_of(exchange.adapter))
         serving.check_task(*tasks)
         exchange.deadline_ns = deadline_ns(http.headers, body, "deadline_ms")
+        exchange.wants_cost = http.headers.get(COST_HEADER) == "true"
         if not sent:  # else it has had its first token
             exchange.ttft_deadline_ns = deadline_ns(http.headers, body, "ttft_deadline_ms")
         return make(Intake(serving, exchange, content, body, id_prefix, sent))

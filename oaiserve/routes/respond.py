@@ -303,6 +303,7 @@ class Answer:
                     exchange.max_tokens_cut_to = room
             elif isinstance(event, Finished):
                 event.usage.max_tokens_cut_to = exchange.max_tokens_cut_to
+                event.usage.account = event.account if exchange.wants_cost else None
         return events
 
     def _headers(self) -> dict[str, str]:

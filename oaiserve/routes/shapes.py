@@ -65,6 +65,19 @@ class CompletionTokensDetails(msgspec.Struct):
     max_tokens_cut_to: int | UnsetType = UNSET  # where the context had no room for what was asked for
 
 
+class Cost(msgspec.Struct):
+    """A request's shares of what the server used, as docs/costs.md describes them. None: it is not known."""
+
+    core_ns: int | None
+    machine_ns: int | None
+    alone_ns: int | None
+    kv_byte_seconds: float
+    weight_bytes: int | None
+    joules: float | None
+    price: float | None
+    alone_price: float | None
+
+
 class TokenUsage(msgspec.Struct):
     """The tokens of a request: each prompt counts once, the choices count all."""
 
@@ -73,6 +86,7 @@ class TokenUsage(msgspec.Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    oaiserve_cost: Cost | UnsetType = UNSET  # where the header x-include-cost asks for it
 
 
 class Progress(msgspec.Struct):
@@ -199,6 +213,7 @@ def usage_object(usage: Usage, reasoning_tokens: int | UnsetType = UNSET) -> Tok
         usage.prompt_tokens + usage.completion_tokens,
         PromptTokensDetails(usage.cached_tokens),
         UNSET if details == CompletionTokensDetails() else details,
+        told_cost(usage),
     )
 
 
@@ -208,6 +223,11 @@ def progress_comment(event: PromptProgress) -> bytes:
 
 def told_cut(usage: Usage) -> int | UnsetType:
     return UNSET if usage.max_tokens_cut_to is None else usage.max_tokens_cut_to
+
+
+def told_cost(usage: Usage) -> Cost | UnsetType:
+    account = usage.account
+    return UNSET if account is None else Cost(*(getattr(account, name) for name in Cost.__struct_fields__))
 
 
 def filled(frame: bytes, *fillings: Iterable[bytes]) -> Iterator[bytes]:

@@ -75,7 +75,7 @@ class Telemetry:
     ) -> None:
         # The offset is taken once per process, and turns every stamp into epoch time.
         epoch_offset_ns = time.time_ns() - monotonic_ns()
-        self._steps_of_engine = measured.take_steps
+        self._steps_of_engine, self._read_meters = measured.take_steps, measured.read_meters
         self.recent = RecentRequests(recent_requests, epoch_offset_ns, measured.open_requests)
         elsewhere = dict(measured.elsewhere)
         if log_limit is not None:
@@ -127,6 +127,7 @@ class Telemetry:
         return steps
 
     def _tick(self) -> None:
+        self._read_meters()
         self._metrics.update()
         if self._log_limit is not None:
             self._log_limit.tell()

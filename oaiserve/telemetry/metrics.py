@@ -52,6 +52,7 @@ class Measured:
     # These are read for each page.
     elsewhere: Mapping[Metric, Callable[[], Numbers]] = field(default_factory=dict)
     open_requests: Callable[[], list[dict[str, Any]]] = list  # with their forecasts, for JSON
+    read_meters: Callable[[], None] = lambda: None  # called once a second, on the telemetry thread
 
 
 class Metrics:

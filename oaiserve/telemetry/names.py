@@ -40,7 +40,7 @@ ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 STEP_TOKEN_BUCKETS = tuple(float(2**exponent) for exponent in range(15))  # 1 to 16384
 
 
-_UNITS = ("seconds", "tokens", "ratio", "bytes", "blocks", "sequences")
+_UNITS = ("seconds", "tokens", "ratio", "bytes", "blocks", "sequences", "joules", "price")
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +210,28 @@ PHASE_CAUSE_SECONDS = _counter(
     "do model_load and host of a phase receive in which the model was loaded.",
     "phase cause",
 )
+# What ended requests cost. `client` is the name of the API key, empty without one.
+COST_CORE_SECONDS = _counter(
+    "oaiserve_cost_core_seconds_total", "Time of the process's cores that was the share of ended requests.", "client"
+)
+COST_MACHINE_SECONDS = _counter(
+    "oaiserve_cost_machine_seconds_total", "Time of the engine that was the share of ended requests.", "client"
+)
+COST_ALONE_SECONDS = _counter(
+    "oaiserve_cost_alone_seconds_total", "Time of the engine that ended requests would have taken alone.", "client"
+)
+COST_KV_BYTE_SECONDS = _counter(
+    "oaiserve_cost_kv_byte_seconds_total",
+    "Bytes of the KV cache that ended requests held, times seconds. Those of a shared prefix are divided.",
+    "client",
+)
+COST_WEIGHT_BYTES = _counter(
+    "oaiserve_cost_weight_bytes_total", "Bytes of weights that were read for ended requests.", "client"
+)
+COST_JOULES = _counter(
+    "oaiserve_cost_joules_total", "Energy of ended requests, where a meter can be read: RAPL or NVML.", "client"
+)
+COST_PRICE = _counter("oaiserve_cost_price_total", "The part of ended requests in --cost-per-hour.", "client")
 GRAMMAR_COMPILE_SECONDS = _histogram(
     "oaiserve_grammar_compile_seconds",
     PHASE_BUCKETS,
@@ -313,6 +335,10 @@ STORED_RESPONSES_DROPPED = _counter(
     "Answers of /v1/responses that the store dropped. reason: age (--response-store-seconds), room (others needed "
     "it: --response-store-number, --response-store-bytes) or size (larger than the whole store).",
     "reason",
+)
+METER_JOULES = _counter(
+    "oaiserve_meter_joules_total",
+    "Energy of the machine's CPUs and memory, and of the GPU, since the start, where a meter can be read.",
 )
 EVENT_LOOP_LAG_SECONDS = _histogram(
     "oaiserve_event_loop_lag_seconds", PHASE_BUCKETS, "Delay with which the event loop wakes up a sleeping task."

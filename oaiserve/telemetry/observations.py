@@ -29,9 +29,10 @@ OPERATIONS = frozenset({"chat", "messages", "responses", "text_completion"}) | P
 FINISH_REASONS = frozenset({"stop", "length"})
 ABORT = "abort"
 OTHER = "other"
-MOST_ADAPTERS = 512  # that have series of their own
+MOST_NAMES = 512  # of adapters, and of clients, that have series of their own
 EXPLAINED = ("prefill", "decode")  # the phases that have causes
 PER_RATIO = 1_000_000  # ratios are counted in millionths, as integers
+PER_FINE_UNIT = 10**9  # so are joules and prices in billionths, of which a token may cost few
 # Labels of a series that only another metric shows.
 _MORE_LABELS: dict[Metric, tuple[str, ...]] = {names.DURATION_SECONDS: ("error_type",)}
 # Prometheus keeps exemplar times in milliseconds, and warns of a second exemplar that has the same bucket and time.
@@ -46,6 +47,7 @@ class Observations:
     def __init__(self, model: str, epoch_offset_ns: int) -> None:
         self._model = model
         self._adapters: set[str] = set()
+        self._clients: set[str] = set()
         self._epoch_offset_ns = epoch_offset_ns
         self._exemplars_unix_ns = -EXEMPLAR_SPACING_NS  # when the last request that left exemplars ended
         self._error_types = frozenset(kinds_of(APIError))
@@ -103,7 +105,7 @@ class Observations:
         phases = times.phases()
         operation = _known(record.operation, OPERATIONS)
         error_type = _known(record.error_type, self._error_types) if record.error_type else ""
-        model = self._model if record.adapter is None else self._known_adapter(record.adapter)
+        model = self._model if record.adapter is None else _bounded(self._adapters, record.adapter)
         labels = (record.outcome, operation, model)
         origin = self._origin(record, phases[-1].end_ns + self._epoch_offset_ns)
 
@@ -138,6 +140,7 @@ class Observations:
             self.count(names.DEADLINES, (record.deadline,))
         for time, held in account.forecast.held(times):
             self.count(names.FORECASTS, (time, held))
+        self._observe_costs(record)
         if operation not in POOLING_OPERATIONS:
             self._observe_generation(record, labels, origin)
 
@@ -175,13 +178,19 @@ class Observations:
         step_gaps_ns = array("q", filter(None, record.account.inter_token_ns))
         self.distributions[names.STEP_GAP_SECONDS].add_all(labels, step_gaps_ns, origin)
 
-    def _known_adapter(self, name: str) -> str:
-        """Return the name of an adapter. Adapters come and go, so not all of them can have series."""
-        if name not in self._adapters:
-            if len(self._adapters) >= MOST_ADAPTERS:
-                return OTHER
-            self._adapters.add(name)
-        return name
+    def _observe_costs(self, record: RequestRecord) -> None:
+        account, labels = record.account, (_bounded(self._clients, record.client or ""),)
+        for metric, amount in (
+            (names.COST_CORE_SECONDS, account.core_ns),
+            (names.COST_MACHINE_SECONDS, account.machine_ns),
+            (names.COST_ALONE_SECONDS, account.alone_ns),
+            (names.COST_KV_BYTE_SECONDS, account.kv_byte_seconds * NS_PER_SECOND),
+            (names.COST_WEIGHT_BYTES, account.weight_bytes),
+            (names.COST_JOULES, None if account.joules is None else account.joules * PER_FINE_UNIT),
+            (names.COST_PRICE, None if account.price is None else account.price * PER_FINE_UNIT),
+        ):
+            if amount is not None:
+                self.count(metric, labels, round(amount))
 
     def _origin(self, record: RequestRecord, ended_unix_ns: int) -> Origin | None:
         """Return the origin of the record's exemplars, or None if another record has left exemplars a moment ago."""
@@ -200,7 +209,17 @@ class Observations:
 
 def _per_unit(metric: Metric) -> int:
     """Return the number of counted integers in a unit of the metric."""
-    return {"seconds": NS_PER_SECOND, "ratio": PER_RATIO}.get(metric.unit, 1)
+    fine = {"joules": PER_FINE_UNIT, "price": PER_FINE_UNIT}
+    return {"seconds": NS_PER_SECOND, "ratio": PER_RATIO, **fine}.get(metric.unit, 1)
+
+
+def _bounded(known: set[str], name: str) -> str:
+    """Return a name, or "other". Adapters and clients come and go, so not all of them can have series."""
+    if name not in known:
+        if len(known) >= MOST_NAMES:
+            return OTHER
+        known.add(name)
+    return name
 
 
 def _known(value: str, known: frozenset[str]) -> str:

@@ -56,7 +56,10 @@ def _rows(name: Callable[[Fact], str], when: Callable[[Fact], str]) -> list[_Row
 
 _JSON_ROWS = _rows(lambda row: row.json, lambda row: "")
 _JSON = _Place(row for row in _JSON_ROWS if "." not in row[1])
-_GRAMMAR = _Place((path, name[8:], "") for path, name, _ in _JSON_ROWS if name.startswith("grammar."))
+_GRAMMAR, _COST = (
+    _Place((path, name.removeprefix(within), "") for path, name, _ in _JSON_ROWS if name.startswith(within))
+    for within in ("grammar.", "cost.")
+)
 _LOG_ROWS = _rows(lambda row: row.log, lambda row: row.log_when)
 _LOG = _Place(_LOG_ROWS)
 _LOG_TIMES = frozenset(name for path, name, _ in _LOG_ROWS if path.endswith("_ns"))
@@ -71,6 +74,7 @@ def json_of(record: RequestRecord) -> dict[str, Any]:
     grammar = _GRAMMAR.values(record)
     shown = {name: value if type(value) in _SIMPLE else _plain(value) for name, value in _JSON.values(record).items()}
     shown["grammar"] = None if grammar["kind"] is None else grammar
+    shown["cost"] = _COST.values(record)
     shown["forecast"] = record.account.forecast.shown()
     return shown
 

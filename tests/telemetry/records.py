@@ -247,6 +247,18 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
             late_ns = came - times.received
             held = "within" if low_ns <= late_ns <= high_ns else "later" if late_ns > high_ns else "earlier"
             yield n.FORECASTS, {"time": time, "held": held}, 1
+    account = record.account
+    for metric, amount in (
+        (n.COST_CORE_SECONDS, account.core_ns and seconds(account.core_ns)),
+        (n.COST_MACHINE_SECONDS, account.machine_ns and seconds(account.machine_ns)),
+        (n.COST_ALONE_SECONDS, account.alone_ns and seconds(account.alone_ns)),
+        (n.COST_KV_BYTE_SECONDS, account.kv_byte_seconds),
+        (n.COST_WEIGHT_BYTES, account.weight_bytes),
+        (n.COST_JOULES, account.joules),
+        (n.COST_PRICE, account.price),
+    ):
+        if amount is not None:
+            yield metric, {"client": record.client or ""}, amount
     for reason, wait_ns in record.account.waits_ns.items():
         yield n.QUEUE_WAIT_SECONDS, {"reason": str(reason)}, seconds(wait_ns)
     for phase, causes_ns in record.causes_ns.items():

@@ -88,12 +88,9 @@ class RequestNotes:
     def finished(self, sequence: Sequence, reason: str, now_ns: int, batch: int) -> None:
         self._account.note(EventKind.FINISHED, now_ns, sequence.index, reason=reason, batch=batch)
 
-    def close(self, numbers: EngineNumbers, now_ns: int, *, is_last: bool) -> None:
-        """Complete the account of a request that ends, or of the last one that is open."""
+    def close(self, numbers: EngineNumbers, now_ns: int) -> None:
         account, before = self._account, self._before
         account.stalled_ns += sum(now_ns - since_ns for since_ns in self._preempted_ns.values())
-        if self._steps is not None and self._causes is not None:
-            account.core_ns, account.machine_ns = self._steps.shares.close(self._causes, is_last=is_last)
         if before is None:
             return
         account.first_step = before.num_steps

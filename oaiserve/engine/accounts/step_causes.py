@@ -100,9 +100,12 @@ class StepCauses:
             lone.alone_ns += expected_ns
             lone.core_ns += core_ns
             lone.machine_ns += machine_ns
+            lone.weight_reads += 1
         else:
             token_ns, context_ns, cached_ns = self._plain_ns
-            beside = unit * (weigh.row_ns(load) + weigh.draw_ns - token_ns)  # a row of many costs less than one alone
+            rows = load.decodes + load.prompt_tokens
+            beside = unit * (weigh.together_ns(rows) / rows + weigh.draw_ns - token_ns)  # a row of many costs less
+            read = 1 / rows
             for chunk in chunks:
                 sequence, start, num_tokens, max_draws, _, _ = chunk
                 own = sequence.causes
@@ -114,6 +117,7 @@ class StepCauses:
                     share = unit * ns + beside
                     own.core_ns += core_ns * share
                     own.machine_ns += machine_ns * share
+                    own.weight_reads += read
                     continue
                 if own.may_have_missed and before is None:
                     before = self.totals
@@ -208,6 +212,7 @@ class StepCauses:
             share = weigh.share_ns(part, load) * unit
             own.core_ns += self.shares.cores.of_step * share
             own.machine_ns += self.shares.time.of_step * share
+            own.weight_reads += part.num_tokens / load.num_tokens
             if self._cost is not None:
                 own.computed(*_costs_ns(self._cost, part, load, expected_ns, decodes_ns, is_again=own in again))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from transformers import PreTrainedModel
 
 from oaiserve.engine.model.adapted_modules import AddTo, adapted, plain
 from oaiserve.engine.model.adapters import Adapter
@@ -23,6 +24,7 @@ class EagerExecutor:
 
     def __init__(self, loaded: LoadedModel, caches: dict[int, LayerCache], backend: Backend) -> None:
         self._model = loaded.model
+        self.weight_bytes = bytes_of(loaded.model)
         self._backend = backend
         self.caches = caches
         self.add_adapters: Callable[[Batch], AddTo] = plain
@@ -53,3 +55,10 @@ class EagerExecutor:
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         if self.caches:  # or else no layer has attention
             copy_blocks(self.caches.values(), copies)
+
+
+def bytes_of(model: PreTrainedModel) -> int:
+    """Return the bytes of a model's weights that each step reads: all but a table of tokens that is not the head's."""
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    is_read = head is not None and head.weight is table
+    return sum(each.nbytes for each in (*model.parameters(), *model.buffers()) if is_read or each is not table)

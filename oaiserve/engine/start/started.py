@@ -14,9 +14,10 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.model.adapters import load_adapter
+from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.prebuilt import usable_features
 from oaiserve.engine.model.cpu.variants import AMX_FEATURES
-from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import ModelSpec
@@ -48,11 +49,13 @@ class Started(NamedTuple):
     max_step_tokens_default: int
     num_states: int = 0  # of sequences; 0 if no layer keeps one
     warm_up: Callable[[], None] = lambda: None  # to be called by the thread that runs the steps, before the first one
+    block_bytes: int = 0
+    weight_bytes: int = 0
     features: Mapping[str, str] = MappingProxyType({})  # the faster ways to compute, each with why it is off, or ""
 
 
 def started_on_cpu(
-    executor: Executor,
+    executor: EagerExecutor | NativeDecoder,
     spec: ModelSpec,
     options: EngineOptions,
     adaptable: Mapping[str, tuple[int, int]],
@@ -76,6 +79,8 @@ def started_on_cpu(
         longest_request(spec, num_blocks * options.block_size),
         CPU_STEP_TOKENS,
         num_states=num_states,
+        block_bytes=options.block_size * spec.kv_bytes_per_token,
+        weight_bytes=executor.weight_bytes,
         features=features,
     )
 

@@ -20,7 +20,7 @@ from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, 
 from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.parameters import Wanted
 from oaiserve.routes.respond import Timings
-from oaiserve.routes.shapes import Head, call_id, encode, told_cut
+from oaiserve.routes.shapes import Cost, Head, call_id, encode, told_cost, told_cut
 
 
 class AnswerText(msgspec.Struct, tag_field="type", tag="text"):
@@ -63,6 +63,7 @@ class MessageUsage(msgspec.Struct):
     output_tokens: int
     cache_creation_input_tokens: int = 0
     output_tokens_details: ThinkingTokens | UnsetType = UNSET
+    oaiserve_cost: Cost | UnsetType = UNSET  # where the header x-include-cost asks for it
 
 
 class AnswerMessage(msgspec.Struct, kw_only=True):
@@ -180,6 +181,7 @@ class MessagesShape:
         shown = MessageUsage(usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens, usage.completion_tokens)
         if self._reads_reasoning or usage.max_tokens_cut_to is not None:
             shown.output_tokens_details = ThinkingTokens(self._reader.num_reasoning_tokens, told_cut(usage))
+        shown.oaiserve_cost = told_cost(usage)
         return shown
 
     def _stop(self, usage: Usage) -> tuple[StopReason, str | None]:

@@ -17,7 +17,7 @@ from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.logprobs import ContentToken, chat_entries, chat_entries_in_parts
 from oaiserve.routes.responses.items import encrypted
 from oaiserve.routes.responses.offered import OfferedTools, input_of
-from oaiserve.routes.shapes import HOLE, call_id
+from oaiserve.routes.shapes import HOLE, Cost, call_id
 
 NO_LOGPROBS = msgspec.Raw(b"[]")
 
@@ -112,6 +112,7 @@ class ResponseUsage(msgspec.Struct):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+    oaiserve_cost: Cost | UnsetType = UNSET  # where the header x-include-cost asks for it
 
 
 class IncompleteDetails(msgspec.Struct):

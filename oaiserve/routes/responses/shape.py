@@ -30,7 +30,7 @@ from oaiserve.routes.responses.output import (
     ResponseOutput,
     ResponseUsage,
 )
-from oaiserve.routes.shapes import Head, encode, filled, progress_comment, told_cut
+from oaiserve.routes.shapes import Head, encode, filled, progress_comment, told_cost, told_cut
 
 
 class ResponsesShape:
@@ -161,6 +161,7 @@ class ResponsesShape:
             usage.completion_tokens,
             OutputTokensDetails(self._reader.num_reasoning_tokens, told_cut(usage)),
             usage.prompt_tokens + usage.completion_tokens,
+            told_cost(usage),
         )
 
     def _object(

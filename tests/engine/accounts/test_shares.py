@@ -37,6 +37,7 @@ class Meters:
         self.random, self.clock, self.cores = random.Random(seed), Clock(), 777
         self.engine: Engine | None = None
         self.machine_ns: dict[str, float] = {}  # of each request
+        self.of_nobody: list[str] = []  # requests that had ended when a step computed for them
 
     def read(self) -> int:
         self.cores += self.random.randint(0, 1000)
@@ -52,6 +53,8 @@ class Meters:
             if name in self.engine._loop.requests._open:
                 share = cost.share_ns(chunk_load(chunk), load_of(step)) / cost.share_ns(load_of(step), load_of(step))
                 self.machine_ns[name] = self.machine_ns.get(name, 0.0) + ns * share
+            else:
+                self.of_nobody.append(name)
 
 
 @pytest.mark.usefixtures("overlap")
@@ -65,8 +68,11 @@ class Meters:
         max_size=7,
     ),
     st.integers(0, 10**6),
+    st.booleans(),
 )
-def test_shares_and_what_is_nobodys_add_up_to_the_meters_exactly(asked: list[dict[str, Any]], seed: int) -> None:
+def test_shares_and_what_is_nobodys_add_up_to_the_meters_exactly(
+    asked: list[dict[str, Any]], seed: int, is_shared: bool
+) -> None:
     meters = Meters(seed)
     runner = ScriptedRunner(computing=meters.compute)
     with make_engine(
@@ -74,8 +80,10 @@ def test_shares_and_what_is_nobodys_add_up_to_the_meters_exactly(asked: list[dic
         clock_ns=meters.clock,
         cores_ns=meters.read,
         kv_blocks=24,
+        block_bytes=10**9,
+        weight_bytes=10**6,
         max_model_len=60,
-        prefix_cache=False,
+        prefix_cache=is_shared,
     ) as engine:
         began_ns, shares = meters.clock.now_ns, engine._loop.causes.shares
         meters.engine = engine
@@ -95,6 +103,11 @@ def test_shares_and_what_is_nobodys_add_up_to_the_meters_exactly(asked: list[dic
         parts = [getattr(account, name) for account in accounts]
         assert all(type(part) is int and part >= 0 for part in parts)
         assert sum(parts) + meter.nobody == meter.total
+    assert sum(account.kv_byte_seconds for account in accounts) == pytest.approx(engine._loop._scheduler.pool.used_ns)
+    read = sum(account.weight_bytes for account in accounts)
+    assert read <= engine.snapshot().num_steps * 10**6 + len(accounts)
+    if not set(meters.of_nobody):
+        assert read == pytest.approx(engine.snapshot().num_steps * 10**6, abs=len(accounts))
     assert shares.time.total == meters.clock.now_ns - began_ns
     assert shares.time.nobody >= 3_000_000_000
     assert shares.cores.nobody >= 777

@@ -70,6 +70,11 @@ class Blocks:
         return len(self.rows)
 
     @property
+    def nbytes(self) -> int:
+        of_row: int = self.data.shape[1] + (0 if self.scales is None else self.scales.shape[1])
+        return len(self.rows) * of_row
+
+    @property
     def shape(self) -> tuple[int, int]:
         form = FORMATS[self.kind]
         if self.scales is not None:

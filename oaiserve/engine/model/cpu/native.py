@@ -72,6 +72,7 @@ class NativeDecoder:
         if reserved is not None and not is_passing:
             reserved.keep(library.lent_bytes(self._handle))
         self.caches = self._operations.caches
+        self.weight_bytes = self._operations.weight_bytes
 
     def __del__(self) -> None:
         self._library.free_decoder(self._handle)

@@ -103,6 +103,8 @@ class Operations:
     def _add_decoder(self, decoder: Decoder) -> None:
         operations = self._operations
         self._embed(decoder.embedding, self._hidden, decoder.embedding_scale, decoder.position_embedding)
+        if decoder.head.weight is not decoder.embedding:
+            operations.weights.num_bytes = 0  # a step reads some rows of the table
         if decoder.layer_inputs is not None:
             self._inputs_of_layers(decoder.layer_inputs, len(decoder.layers))
         for index, layer in enumerate(Progress(decoder.layers, desc="Packing weights", unit=" layers")):
@@ -110,6 +112,7 @@ class Operations:
         last = operations.elements(self._width)
         operations.add("norm", "norm", self._hidden, last, Normalize.of(decoder.final_norm), True)
         head = operations.weights.pack([decoder.head])
+        self.weight_bytes = operations.weights.num_bytes
         x = operations.input_of(last, head, of_logits_rows=True)
         operations.add("logits", "logits", x, head, decoder.logits_scale, decoder.logits_softcap)
 

@@ -25,6 +25,7 @@ class WeightPacker:
         # Of weights in blocks, by their index: the width of their input, which is then in eight bits.
         self.widths: dict[int, int] = {}
         self.orders: dict[int, int] = {}  # where the order of their columns is in memory, unless it is the input's
+        self.num_bytes = 0
         self._library, self._handle, self._pool = library, handle, pool
         self._kept: list[NDArray[np.int32]] = []  # orders, which native code has pointers to
         self._shared: dict[int, int] = {}  # the index of a matrix in blocks by its id(), because others may share it
@@ -46,6 +47,7 @@ class WeightPacker:
         weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
         n, k = weight.shape
         bias_pointer = None if bias is None else bias.data_ptr()
+        self.num_bytes += weight.nbytes
         return self._library.add_weights(self._handle, weight.data_ptr(), n, k, bias_pointer)  # type: ignore[no-any-return]
 
     def pack_gated(self, gate: Matrix, up: Matrix) -> int:
@@ -62,6 +64,7 @@ class WeightPacker:
             and _have_one_order(gate.weight, up.weight)
         ):
             rows = _side_by_side(gate.weight.addresses(), up.weight.addresses())
+            self.num_bytes += gate.weight.nbytes + up.weight.nbytes
             scales = [gate.weight.scale_addresses(), up.weight.scale_addresses()]
             together = None if scales[0] is None or scales[1] is None else _side_by_side(scales[0], scales[1])
             kinds = np.full(len(rows) // PANEL, gate.weight.kind, np.int32)
@@ -71,6 +74,7 @@ class WeightPacker:
             return index
         both = [self.expanded(matrix.weight).contiguous() for matrix in (gate, up)]
         pointers = [tensor.data_ptr() for tensor in both]
+        self.num_bytes += sum(tensor.nbytes for tensor in both)
         bias_pointer = None if bias is None else bias.data_ptr()
         return int(self._library.add_gated_weights(self._handle, *pointers, n, k, bias_pointer))
 
@@ -79,6 +83,7 @@ class WeightPacker:
         is_shared = len(parts) == 1 and bias is None
         if is_shared and id(parts[0]) in self._shared:
             return self._shared[id(parts[0])]
+        self.num_bytes += sum(part.nbytes for part in parts)
         rows = padded(np.concatenate([part.addresses() for part in parts]), PANEL)
         kinds = np.concatenate([np.full(-(-len(part) // PANEL), part.kind, np.int32) for part in parts])
         found = [addresses for part in parts if (addresses := part.scale_addresses()) is not None]

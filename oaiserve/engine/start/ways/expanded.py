@@ -7,7 +7,8 @@ from functools import partial
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.served_model import ServedModel
@@ -44,7 +45,7 @@ def start_on_cpu(loaded: LoadedModel, options: EngineOptions, key: Subject | Non
     refuse_unless_possible(loaded, options)
     num_threads = options.cpu_threads or default_threads()
     num_blocks, num_states = cpu_sizes(loaded, options)
-    executor: Executor | None = None
+    executor: EagerExecutor | NativeDecoder | None = None
     if options.compile:
         executor = native_or_none(loaded, options, key, num_blocks=num_blocks, num_threads=num_threads)
     if executor is None:

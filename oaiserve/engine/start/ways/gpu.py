@@ -126,6 +126,8 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
         max_model_len,
         GPU_STEP_TOKENS,
         num_states=num_states,
+        block_bytes=options.block_size * loaded.kv_bytes_per_token,
+        weight_bytes=eager.weight_bytes,
         warm_up=partial(warm_up, runner, loaded, paths.apply_masks),
         features=trials.off,
     )

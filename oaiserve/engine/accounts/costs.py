@@ -1,0 +1,42 @@
+"""The cost of a request: its shares, with what they come to in bytes, joules and money. Engine thread only, stdlib."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oaiserve.engine.accounts.energy import Energy
+from oaiserve.engine.accounts.shares import Shares
+from oaiserve.explain.causes import RequestCauses
+from oaiserve.explain.step_cost import StepCost, Work
+from oaiserve.facts.record import EngineAccount
+
+HOUR_NS = 3600 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a block of the KV cache, a step, a second of the machine and one of its cores come to."""
+
+    block_bytes: int
+    weight_bytes: int  # that each step reads
+    price_per_hour: float | None
+    energy: Energy
+
+    def close(self, account: EngineAccount, own: RequestCauses, shares: Shares, *, is_last: bool) -> None:
+        """Complete the account of a request that has ended, or of the last one that was open."""
+        core_ns, machine_ns = shares.close(own, is_last=is_last)
+        account.core_ns, account.machine_ns = core_ns, machine_ns
+        account.weight_bytes = round(own.weight_reads * self.weight_bytes)
+        account.joules = self.energy.joules_of(core_ns, machine_ns)
+        account.price = self.price_of(machine_ns)
+
+    def price_of(self, machine_ns: int | None) -> float | None:
+        if machine_ns is None or self.price_per_hour is None:
+            return None
+        return machine_ns / HOUR_NS * self.price_per_hour
+
+    def compare(self, account: EngineAccount, cost: StepCost | None, work: Work, step_tokens: int) -> None:
+        """Say what a request with its whole prompt computed would have cost without others, if steps are known."""
+        if cost is not None:
+            account.alone_ns = cost.alone_ns(work, step_tokens)
+            account.alone_price = self.price_of(account.alone_ns)

@@ -1,0 +1,119 @@
+"""The energy of the machine, by the meters that it has: RAPL's of CPUs and memory, NVML's of GPUs. Stdlib only.
+
+Reading them takes up to milliseconds, so it is not done by the engine thread: whoever calls `read` about once a second
+does it. RAPL's files can be read by root alone, unless an administrator permits more.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oaiserve.facts.times import monotonic_ns
+
+RAPL = Path("/sys/class/powercap")
+LEAST_NS = 900_000_000  # between two readings
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Counter:
+    """A counter of energy, in joules so far. One that wraps begins again at 0 behind `wraps_at`."""
+
+    read: Callable[[], float]
+    wraps_at: float = 0.0
+    last: float = 0.0
+
+    def since_last(self) -> float:
+        before, self.last = self.last, self.read()
+        return self.last - before + (self.wraps_at if self.last < before else 0.0)
+
+
+class Energy:
+    """The joules of a machine so far, and the power that shares of requests are multiplied by.
+
+    Of the CPUs' energy, each of the machine's cores has a part, used or not. A GPU's is the engine's, as long as it
+    runs. What no request has is nobody's: idle cores, other processes, and waiting.
+    """
+
+    def __init__(
+        self,
+        cpu: list[Counter],
+        gpu: list[Counter],
+        num_cores: int = os.cpu_count() or 1,
+        clock_ns: Callable[[], int] = monotonic_ns,
+    ) -> None:
+        self._cpu, self._gpu = cpu, gpu
+        self._num_cores = num_cores
+        self._clock_ns = clock_ns
+        self._read_ns: int | None = None
+        self.joules = 0.0  # since the first reading
+        self._watts: tuple[float, float] | None = None  # of a core, and of the GPUs: as last measured; any may read
+
+    @classmethod
+    def found(cls, rapl: Path = RAPL) -> Energy:
+        """Return the energy by the meters that this process can read; of none, nothing is known."""
+        return cls(rapl_counters(rapl), nvml_counters())
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self._cpu or self._gpu)
+
+    def read(self) -> None:
+        """Read the meters, unless it was done a moment ago."""
+        now_ns, last_ns = self._clock_ns(), self._read_ns
+        if not self.is_known or (last_ns is not None and now_ns - last_ns < LEAST_NS):
+            return
+        try:
+            cpu, gpu = (sum(counter.since_last() for counter in counters) for counters in (self._cpu, self._gpu))
+        except Exception:  # a driver may go away; NVML's errors are no OSErrors
+            log.exception("The meters of energy can no longer be read: requests have no joules from now on")
+            self._cpu, self._gpu, self._watts = [], [], None
+            return
+        self._read_ns = now_ns
+        if last_ns is not None:
+            self.joules += cpu + gpu
+            seconds = (now_ns - last_ns) / 1e9
+            self._watts = cpu / seconds / self._num_cores, gpu / seconds
+
+    def joules_of(self, core_ns: int, machine_ns: int) -> float | None:
+        """Return the energy of these shares by the power of the last second, or None where it is not known."""
+        if self._watts is None:
+            return None
+        per_core, of_gpus = self._watts
+        return (core_ns * per_core + machine_ns * of_gpus) / 1e9
+
+
+def rapl_counters(folder: Path = RAPL) -> list[Counter]:
+    """Return the counters of CPU packages and of their memory that this process can read."""
+    found = []
+    for zone in sorted(folder.glob("intel-rapl:*")):
+        try:
+            name = (zone / "name").read_text().strip()
+            most = int((zone / "max_energy_range_uj").read_text()) / 1e6
+            if name.startswith("package") or name == "dram":  # "core" is a part of a package
+                counter = Counter(lambda file=zone / "energy_uj": int(file.read_text()) / 1e6, most)  # type: ignore[misc]
+                counter.since_last()
+                found.append(counter)
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def nvml_counters() -> list[Counter]:
+    """Return the counter of the GPU that this process uses, if nvidia-ml-py is installed."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        named = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+        gpu = nvml.nvmlDeviceGetHandleByIndex(int(named)) if named.isdigit() else nvml.nvmlDeviceGetHandleByUUID(named)
+        counter = Counter(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3)
+        counter.since_last()
+    except Exception:  # no such package, no driver, or an older GPU, of which each raises an error of its own
+        return []
+    return [counter]

@@ -1,0 +1,96 @@
+"""`Lab` is an engine that has learnt what steps cost, with a clock and a machine that tests disturb."""
+
+from __future__ import annotations
+
+import random
+
+from oaiserve.engine.accounts.step_causes import chunk_load, load_of
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.request import Event, Request, Terminal, TokenChunk
+from oaiserve.engine.step import Step
+from oaiserve.explain.step_cost import KNOTS, Load, StepCost
+from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request, wait_until_idle
+
+MS = 1_000_000
+TRUE = StepCost(
+    rows_ns=tuple(8.0 * MS + 0.3 * MS * max(0, rows - 4) for rows in KNOTS),
+    decode_context_ns=500.0,
+    prompt_context_ns=100.0,
+    draw_ns=50_000.0,
+    prompts_ns=1.0 * MS,
+)
+
+
+class Machine:
+    """A machine that takes the core for `stolen_ns` in each step."""
+
+    num_threads = 1
+
+    def __init__(self) -> None:
+        self.stolen_ns = 0
+
+    def delay_ns(self) -> int:
+        return self.stolen_ns
+
+    def more_ns(self, most_ns: int) -> int:
+        return 0
+
+
+class Lab:
+    """An engine that has learnt what steps cost, and a clock, a machine and consumers that tests disturb."""
+
+    def __init__(self, **options: int) -> None:
+        self.clock, self.machine = Clock(), Machine()
+        self.runner = ScriptedRunner(computing=self._compute)
+        self.log: list[tuple[Load, dict[str, Load]]] = []  # of each step: of all, and of each request
+        defaults = {"kv_blocks": 4096, "max_model_len": 4096, "max_running": 16, "max_step_tokens": 256}
+        engine_options = {"tokenize_workers": 0, "prefix_cache": False, **defaults, **options}
+        self.engine: Engine = make_engine(
+            self.runner,
+            clock_ns=self.clock,
+            machine=self.machine,
+            **engine_options,
+        )
+
+    def _compute(self, step: Step) -> None:
+        """Take the true time of the clock, and the time that the machine steals."""
+        load, parts = load_of(step), dict[str, Load]()
+        for chunk in step.chunks:
+            own = parts.get(chunk.sequence.request_id, Load())
+            parts[chunk.sequence.request_id] = Load(*map(sum, zip(own, chunk_load(chunk), strict=True)))
+        self.log.append((load, parts))
+        self.clock.now_ns += TRUE.expected_ns(load) + self.machine.stolen_ns
+
+    def learn(self, longest: int = 700, number: int = 60) -> None:
+        rng = random.Random(1)
+        lengths = [(min(longest, rng.choice([1, 2, 30, 200, 700])), rng.randint(1, 30)) for _ in range(number)]
+        for times in range(4):
+            self.run(request(f"alone {times}", prompt_len=30, max_tokens=40))
+        self.run(*(request(f"warm {i}", prompt_len=n, max_tokens=m) for i, (n, m) in enumerate(lengths)))
+        for few in (4, 2, 1):
+            self.run(*(request(f"few {few} {i}", prompt_len=30, max_tokens=80) for i in range(few)))
+
+    def run(self, *requests: Request, after: int = 0, deliver_ns: int = 0) -> dict[str, Terminal]:
+        """Run requests: the first one, and the others when that has so many tokens. A hand-over takes `deliver_ns`."""
+        self.log.clear()
+        first, *others = requests
+        inbox, left = Inbox(), {"tokens": after}
+
+        def deliver(events: list[Event]) -> None:
+            self.clock.now_ns += deliver_ns
+            left["tokens"] -= sum(isinstance(event, TokenChunk) for event in events)
+            if after and others and left["tokens"] <= 0:
+                for other in others:
+                    self.engine.submit(other, inbox)
+                others.clear()
+            inbox(events)
+
+        names = [each.request_id for each in requests]
+        self.engine.submit(first, deliver)
+        if not after:
+            for other in others:
+                self.engine.submit(other, inbox)
+            others.clear()
+        ended = inbox.wait_terminal(*names)
+        wait_until_idle(self.engine)
+        return ended

@@ -1,0 +1,86 @@
+"""The meters of energy: they are read where they are, wrap, and are divided with nothing lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oaiserve.engine.accounts.energy import Counter, Energy, rapl_counters
+from tests.engine.doubles import Clock
+
+WRAPS_AT = 262_143_328_850  # µJ, as of a real package: an hour at 150 W wraps twice
+
+
+class Package:
+    """The files of RAPL for a package and its memory, whose meter wraps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.zones = {"intel-rapl:0": "package-0", "intel-rapl:0:0": "core", "intel-rapl:0:1": "dram"}
+        self.folder, self.microjoules = folder, WRAPS_AT - 10_000_000
+        for zone, name in self.zones.items():
+            (folder / zone).mkdir()
+            (folder / zone / "name").write_text(f"{name}\n")
+            (folder / zone / "max_energy_range_uj").write_text(f"{WRAPS_AT}\n")
+        self.use(0)
+
+    def use(self, joules: float) -> None:
+        self.microjoules += round(joules * 1e6)
+        for zone, name in self.zones.items():
+            value = 0 if name == "dram" else self.microjoules % WRAPS_AT
+            (self.folder / zone / "energy_uj").write_text(f"{value}\n")
+
+
+def test_shares_of_an_hour_add_up_to_what_the_meter_has_counted_though_it_wraps(tmp_path: Path) -> None:
+    package, clock = Package(tmp_path), Clock()
+    energy = Energy(rapl_counters(tmp_path), [], num_cores=2, clock_ns=clock)
+    used = given = 0.0
+    energy.read()
+    assert energy.joules_of(10**9, 0) is None
+    for second in range(3600):
+        watts = 150 + 10 * (second % 7)
+        package.use(watts)
+        used += watts
+        clock.move(1)
+        energy.read()
+        given += energy.joules_of(2 * 10**9, 10**9)
+    assert energy.joules == pytest.approx(used)
+    assert given == pytest.approx(used, rel=0.02)
+
+
+def test_idle_cores_and_other_processes_are_nobodys(tmp_path: Path) -> None:
+    package, clock = Package(tmp_path), Clock()
+    energy = Energy(rapl_counters(tmp_path), [], num_cores=8, clock_ns=clock)
+    energy.read()
+    package.use(100)
+    clock.move(0.5)
+    energy.read()  # too soon to tell
+    assert energy.joules_of(10**9, 0) is None
+    clock.move(0.5)
+    energy.read()
+    assert energy.joules_of(10**9, 0) == pytest.approx(100 / 8)
+
+
+def test_a_gpu_is_the_engines_for_its_share_of_time() -> None:
+    clock, joules = Clock(), iter([0, 700])
+    energy = Energy([], [Counter(lambda: next(joules))], clock_ns=clock)
+    energy.read()
+    clock.move(1)
+    energy.read()
+    assert energy.joules_of(10**12, 10**9 // 4) == pytest.approx(175)
+
+
+def test_without_a_meter_nothing_is_known_and_a_meter_that_fails_is_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nothing = Energy(rapl_counters(tmp_path), [])
+    nothing.read()
+    assert not nothing.is_known
+    assert nothing.joules_of(1, 1) is None
+    package = Package(tmp_path)
+    energy = Energy(rapl_counters(tmp_path), [])
+    package.zones.clear()
+    (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
+    energy.read()
+    assert not energy.is_known
+    assert "requests have no joules" in caplog.text
