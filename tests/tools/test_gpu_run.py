@@ -91,7 +91,8 @@ def test_a_section_says_why_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> 
     assert list(parts(gpu_section, "cpu", quick=True)) == [{"problem": NOT_ON_CPU}]
     monkeypatch.setattr("tools.gpu.section.find_spec", lambda _: None)
     kernels = Section("b", "none:run", 60, needs_triton=True)
-    assert list(parts(kernels, "cpu", quick=True)) == [{"problem": NO_TRITON}]
+    assert list(parts(kernels, "cpu", quick=True)) == [{"problem": NO_TRITON, "off": {}}]
+    assert list(parts(kernels, "cuda", quick=True)) == [{"problem": NO_TRITON, "off": {"triton": NO_TRITON}}]
 
 
 def test_section_names_are_unique_and_correctness_comes_before_speed() -> None:

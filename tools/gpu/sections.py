@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 NOT_ON_CPU = "not measured on a CPU"
+BROKEN_INTERPRETER = "Triton 3.6's interpreter needs a NumPy below 2.5; on a GPU its kernels run with any"
 NO_TRITON = "Triton is not installed: there are no kernels of ours."
 
 

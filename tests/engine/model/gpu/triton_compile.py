@@ -79,6 +79,7 @@ class CompileOnly:
                 "kernel": name,
                 "dtype": str(arguments[0].dtype),
                 "constants": {name: value for name, value in constants.items() if not name.startswith("TILE")},
+                "registers": int(re.search(r"REG:(\d+)", code)[1]),
                 "stack_bytes": int(re.search(r"STACK:(\d+)", code)[1]),  # spilled registers
                 "shared_bytes": compiled.metadata.shared,
                 "instructions": sorted(set(re.findall(r"\b(HGMMA|QGMMA|HMMA|LDGSTS)\b", code))),
