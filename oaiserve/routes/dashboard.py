@@ -172,7 +172,12 @@ def update(telemetry: Telemetry) -> bytes:
     """Return the message for all viewers. It has the last few samples in case a viewer missed one; viewers ignore those
     that they have."""
     samples, recent = telemetry.live.after(0)[-LAST_SAMPLES:], telemetry.recent
-    data = {"samples": samples, "requests": _recent_rows(telemetry), "open": recent.open()}
+    data = {
+        "samples": samples,
+        "requests": _recent_rows(telemetry),
+        "open": recent.open(),
+        "costs": telemetry.live.costs,
+    }
     return sse.event(msgspec.json.encode(data), "update")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from oaiserve.facts.engine_numbers import EngineNumbers
@@ -18,6 +19,7 @@ from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.series import NS_PER_SECOND
 
 MOST_SAMPLES = 300
+MOST_CLIENTS = 20  # whose costs are shown: those that cost most
 # The telemetry thread wakes up once a second, sometimes slightly early by this clock.
 INTERVAL_NS = 950_000_000
 
@@ -49,6 +51,8 @@ class Live:
         self._observed = observed
         self._distributions = {name: observed.distributions[metric] for name, metric in _HISTOGRAMS.items()}
         self._before: dict[str, Totals] = {}
+        # Of each client: its name, the time of the engine and of cores and the time alone, in ns, and the price.
+        self.costs: list[tuple[str, int, int, int, float]] = []
 
     @property
     def boundaries_seconds(self) -> dict[str, list[float]]:
@@ -66,7 +70,7 @@ class Live:
             return
         self._last_ns = now_ns
         self._num_made += 1
-        now, totals = snapshot(), self._totals()
+        now, totals, self.costs = snapshot(), self._totals(), self._costs()
         increases: dict[str, Totals] = {}
         for name, total in totals.items():
             before = self._before.get(name, {})
@@ -104,6 +108,22 @@ class Live:
             "computed_tokens": {"all": round(sum(child.total for child in steps))},
             **{name: self._buckets(name) for name in _HISTOGRAMS},
         }
+
+    def _costs(self) -> list[tuple[str, int, int, int, float]]:
+        kinds = (names.COST_MACHINE_SECONDS, names.COST_CORE_SECONDS, names.COST_ALONE_SECONDS, names.COST_PRICE)
+        machine, cores, alone, price = (self._observed.counters[metric] for metric in kinds)
+        paid = price.values
+        clients = sorted(machine.values.items(), key=itemgetter(1), reverse=True)[:MOST_CLIENTS]
+        return [
+            (
+                client[0],
+                ns,
+                cores.values.get(client, 0),
+                alone.values.get(client, 0),
+                paid.get(client, 0) / price.per_unit,
+            )
+            for client, ns in clients
+        ]
 
     def _buckets(self, name: str) -> Totals:
         """Return the number of values in each bucket. Other requests than finished ones say little of durations."""

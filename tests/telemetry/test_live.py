@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.record import Outcome, StepKind, StepRecord
+from oaiserve.facts.record import EngineAccount, Outcome, StepKind, StepRecord
 from oaiserve.telemetry.live import INTERVAL_NS, MOST_SAMPLES, Live
 from oaiserve.telemetry.observations import Observations
 from tests.engine.doubles import Clock
@@ -60,3 +60,14 @@ def test_samples_are_a_second_apart_and_the_oldest_are_dropped() -> None:
     numbers = [sample["number"] for sample in live.after(0)]
     assert numbers == list(range(2, MOST_SAMPLES + 2))
     assert live.after(MOST_SAMPLES) == live.after(0)[-1:]
+
+
+def test_the_costs_are_those_of_ended_requests_by_client_the_largest_first(make_record) -> None:
+    live, observed, clock = make_live()
+    for client, machine_ns in (("ada", 5), (None, 30), ("ada", 7)):
+        account = EngineAccount(core_ns=2 * machine_ns, machine_ns=machine_ns, alone_ns=100, price=0.25)
+        observed.observe(make_record(client=client, account=account))
+    assert live.costs == []
+    clock.move(2)
+    live.sample(lambda: NOW)
+    assert live.costs == [("", 30, 60, 100, 0.25), ("ada", 12, 24, 200, 0.5)]

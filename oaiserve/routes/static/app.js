@@ -2,6 +2,7 @@
 
 import { Chat } from "./chat.js";
 import { Charts } from "./charts.js";
+import { showCosts } from "./costs.js";
 import { offerKeys } from "./keys.js";
 import { showOpen } from "./open.js";
 import { byId, element, showProblem } from "./show.js";
@@ -71,6 +72,7 @@ async function readFeed(signal) {
     }
     if (points.add(message.samples)) charts.show(points);
     showOpen(message.open);
+    showCosts(message.costs);
     waterfall.show(message.requests);
     setStatus("live", "Live");
   }

@@ -1,6 +1,7 @@
 // Shows the account of one request in a dialog.
 
 import { Axis } from "./axis.js";
+import { costFacts } from "./costs.js";
 import { byId, duration, element, percent, phaseCells, placeBar, words } from "./show.js";
 import { request } from "./sse.js";
 
@@ -32,6 +33,7 @@ function account(entry) {
       ["Between events", gaps(entry.token_gaps)],
       ["Tokens per event", entry.mean_event_tokens?.toFixed(1) ?? "–"],
       ["Steps", steps(entry.steps)],
+      ...costFacts(entry.cost),
       ["Trace", entry.trace_id],
     ]),
     element("h3", {}, "Phases"),

@@ -1,0 +1,34 @@
+// Shows what requests cost: of one request as facts, and of each client since the start as a table.
+
+import { byId, duration, element, number, percent } from "./show.js";
+
+const UNITS = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [0, "B"]];
+
+function bytes(value) {
+  const [size, unit] = UNITS.find(([least]) => value >= least);
+  return `${number(value / (size || 1))} ${unit}`;
+}
+
+const seconds = (ns) => (ns === null ? "–" : duration(ns / 1e9));
+const small = (value) => (value === null ? "–" : String(Number(value.toPrecision(3))));
+
+// Returns names and texts of what a request cost, as far as it is known.
+export function costFacts({ machine_ns: machine, core_ns: core, alone_ns: alone, ...cost }) {
+  if (machine === null) return [];
+  const spent = [`${seconds(machine)} of the engine, ${seconds(alone)} alone`, `${seconds(core)} of cores`];
+  const held = [`${bytes(cost.kv_byte_seconds)}·s of KV cache`, `${bytes(cost.weight_bytes)} of weights`];
+  const joules = cost.joules === null ? [] : [`${small(cost.joules)} J`];
+  const price = cost.price === null ? [] : [`price ${small(cost.price)}, ${small(cost.alone_price)} alone`];
+  return [["Cost", [...spent, ...held, ...joules, ...price].join("; ")]];
+}
+
+// Shows the clients that cost most, from lists of a name, nanoseconds of the engine, of cores and alone, and a price.
+export function showCosts(clients) {
+  byId("costs").hidden = clients.length === 0;
+  const total = clients.reduce((sum, [, machine]) => sum + machine, 0);
+  const rows = clients.map(([client, machine, core, alone, price]) => {
+    const cells = [seconds(machine), percent(machine / Math.max(1, total)), seconds(core), seconds(alone), price ? small(price) : "–"];
+    return element("tr", {}, element("th", { scope: "row" }, client || "without a key"), ...cells.map((text) => element("td", { class: "number" }, text)));
+  });
+  byId("cost-rows").replaceChildren(...rows);
+}
