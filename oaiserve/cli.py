@@ -81,6 +81,7 @@ OTHER_COMMANDS = {
 }
 # Each is a file of its name in `oaiserve.commands`.
 SMALL_COMMANDS = {
+    "batch": "Answer the requests of a file, as work that can wait.",
     "chat": "Chat with a model in the terminal.",
     "keys": "Make, list, limit and revoke API keys.",
     "doctor": "Say what this machine means for serving.",

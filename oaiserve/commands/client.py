@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from http.client import HTTPException, HTTPResponse
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
@@ -42,11 +42,17 @@ class Client:
         self._opener = build_opener(*[ProxyHandler({})] if is_here else [])
 
     def open(
-        self, path: str, body: object = None, *, accept: str = "application/json", seconds: float | None = None
+        self,
+        path: str,
+        body: object = None,
+        *,
+        accept: str = "application/json",
+        content_type: str = "application/json",
+        seconds: float | None = None,
     ) -> HTTPResponse:
         """Ask, with a POST if there is a body, and return the answer, which is yet to be read. Raises NoAnswer."""
-        headers = {"authorization": f"Bearer {self.key}", "accept": accept, "content-type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
+        headers = {"authorization": f"Bearer {self.key}", "accept": accept, "content-type": content_type}
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         try:
             answer: HTTPResponse = self._opener.open(Request(self.url + path, data, headers), timeout=seconds)
         except HTTPError as error:
@@ -54,6 +60,11 @@ class Client:
         except (OSError, HTTPException, ValueError) as error:
             raise NoAnswer(f"{self.url} does not answer: {getattr(error, 'reason', error)}.") from error
         return answer
+
+    def ask(self, path: str, body: object = None, content_type: str = "application/json") -> Any:
+        """Return what the JSON of an answer says. Raises NoAnswer."""
+        with self.open(path, body, content_type=content_type) as answer:
+            return json.load(answer)
 
     def text(self, path: str, accept: str = "text/plain") -> str:
         """Return the text at a path, which the server has at once. Raises NoAnswer."""

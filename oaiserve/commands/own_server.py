@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import Thread
 
 from rich.console import Console
@@ -21,6 +21,23 @@ from oaiserve.errors import StartupError
 
 POLL_SECONDS = 0.05
 _PREFIX = re.compile(r"\S+ \S+ [A-Z]+ +\S+  ")  # of a line of the log
+
+
+def server_with(stack: ExitStack, model: str | None, url: str | None) -> tuple[Client, str]:
+    """Return a client of a server that has the model, and the model's name there. If need be, one is started."""
+    if url is None:
+        for server in servers.running():
+            client = Client(server.url)
+            try:
+                found = client.models()
+            except NoAnswer:
+                continue
+            for each in found:
+                if (model is None and each.task == "generate") or (model is not None and model in each.names):
+                    return client, each.name
+        return (client := stack.enter_context(own_server(model or "demo"))), client.model(None).name
+    client = Client(url)
+    return client, client.model(model).name
 
 
 @contextmanager

@@ -1,0 +1,129 @@
+"""The command `oaiserve batch`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from oaiserve.commands.client import Client
+from oaiserve.commands.own_server import server_with
+from oaiserve.errors import StartupError
+from oaiserve.files.progress import Progress
+
+POLL_SECONDS = 0.2
+INTERRUPTED = 130  # the exit code, as of a shell
+_MARK = "oaiserve_batch"  # in the metadata of a batch: the digest of its file
+
+
+def command(requests: Path, answers: Path, /, *, model: str | None = None, url: str | None = None) -> int:
+    """Answer all requests of a file as work that can wait, and go on where an earlier run was stopped.
+
+    Your server that has the model computes them. If none has, one is started, and stopped at the end.
+
+    Parameters
+    ----------
+    requests
+        Lines of JSON with custom_id, url and body, as of OpenAI's batches.
+    answers
+        The file of the answers. What it has is not computed again.
+    model
+        The model. Default: that of your server that started last on this machine, or else demo.
+    url
+        The server's address.
+    """
+    try:
+        content = requests.read_bytes()
+        lines = {json.loads(text)["custom_id"]: text for text in content.splitlines() if text.strip()}
+        endpoints = {json.loads(text)["url"] for text in lines.values()}
+        done = _done(answers)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        message = (
+            f"'{requests}' must have custom_id, url and body in each line, and '{answers}' be writable: {error!r}."
+        )
+        raise StartupError(message) from error
+    if len(endpoints) > 1:
+        raise StartupError(f"'{requests}' has requests for {', '.join(sorted(endpoints))}: make a file for each.")
+    digest = sha256(content).hexdigest()
+    with ExitStack() as stack:
+        file = stack.enter_context(answers.open("ab"))
+        bar = stack.enter_context(Progress(desc="Requests", total=len(lines), initial=len(done), unit=""))
+        begun: list[str] | None = None  # batches of this file that an earlier run has begun
+        while left := [text for name, text in lines.items() if name not in done]:
+            if begun is None:
+                client = server_with(stack, model, url)[0]
+                begun = [one["id"] for one in client.ask("/v1/batches?limit=100")["data"] if _is_of(one, digest)]
+            batch_id = begun.pop() if begun else _begin(client, b"\n".join(left), *endpoints, digest=digest)
+            try:
+                for page in _pages(client, batch_id):
+                    for text in page:
+                        answer = json.loads(text)
+                        if answer["response"] is not None and answer["custom_id"] not in done:
+                            done.add(answer["custom_id"])
+                            file.write(text)
+                            bar.update()
+                    file.flush()
+                    os.fsync(file.fileno())
+            except KeyboardInterrupt:
+                client.ask(f"/v1/batches/{batch_id}/cancel", {})
+                print("Stopped. The same command goes on.", file=sys.stderr)
+                return INTERRUPTED
+    print(f"'{answers}' has the answers to all of the {len(lines)} requests.", file=sys.stderr)
+    return 0
+
+
+def _done(answers: Path) -> set[str]:
+    """Return the requests that have their answers in a file, from which the begin of a line at its end is cut off."""
+    if not answers.exists():
+        return set()
+    content = answers.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    os.truncate(answers, len(whole))
+    return {json.loads(text)["custom_id"] for text in whole.splitlines()}
+
+
+def _is_of(batch: dict[str, Any], digest: str) -> bool:
+    return (batch["metadata"] or {}).get(_MARK) == digest and batch["status"] in ("in_progress", "completed")
+
+
+def _begin(client: Client, content: bytes, endpoint: str, *, digest: str) -> str:
+    """Begin a batch, tell its cost, and return its id."""
+    boundary = token_hex(16)
+    part = f'--{boundary}\r\nContent-Disposition: form-data; name="%s"\r\n\r\n'
+    form = f"{part % 'purpose'}batch\r\n{part % 'file'}".encode() + content + f"\r\n--{boundary}--\r\n".encode()
+    file = client.ask("/v1/files", form, f"multipart/form-data; boundary={boundary}")
+    asked = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": "24h", "metadata": {_MARK: digest}}
+    batch = client.ask("/v1/batches", asked)
+    if batch["status"] == "failed":
+        raise StartupError(" ".join(f"Line {one['line']}: {one['message']}" for one in batch["errors"]["data"]))
+    cost, seconds = batch["oaiserve"], batch["oaiserve"]["expected_seconds"]
+    time_of = "a time that is not known yet" if seconds is None else f"{seconds:,.0f} s if nobody else asks"
+    print(
+        f"{batch['request_counts']['total']} requests: about {cost['prompt_tokens']:,} tokens of prompts, at most "
+        f"{cost['output_tokens']:,} of answers, {time_of}.",
+        file=sys.stderr,
+    )
+    return str(batch["id"])
+
+
+def _pages(client: Client, batch_id: str) -> Iterator[list[bytes]]:
+    """Yield the lines of the answers of a batch as they come, up to its end."""
+    after = 0
+    while True:
+        has_ended = client.ask(f"/v1/batches/{batch_id}")["status"] != "in_progress"
+        with client.open(f"/v1/batches/{batch_id}/answers?after={after}") as answer:
+            page = answer.read().splitlines(keepends=True)
+        after += len(page)
+        if page:
+            yield page
+        elif has_ended:
+            return
+        else:
+            time.sleep(POLL_SECONDS)
