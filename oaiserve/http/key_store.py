@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from oaiserve.errors import RateLimited, Unauthorized, Unavailable
+from oaiserve.errors import RateLimited, Unavailable
 from oaiserve.http.key_table import KeyTable, Use
 from oaiserve.http.keys import NO_LIMITS, Key
 
@@ -29,7 +29,7 @@ class KeyStore:
 
     def __init__(self, table: KeyTable) -> None:
         self._table = table
-        self._version, self._valid, self._revoked = table.version(), table.valid(), table.revoked()
+        self._version, self._valid = table.version(), table.valid()
         self._thread = ThreadPoolExecutor(1, "key-store")
         # Each with what somebody waits for, or None where a use is settled.
         self._waiting: deque[tuple[Use, Callable[[], None], Future[None] | None]] = deque()
@@ -37,12 +37,6 @@ class KeyStore:
     def valid(self) -> Mapping[bytes, Key]:
         """Return the keys that are valid now, and try again to count what could not be counted. This blocks."""
         return self._thread.submit(self._refreshed).result()
-
-    def find(self, digest: str) -> Key | None:
-        """Return the stored key with this digest, or None for any other. Raises Unauthorized if it is revoked."""
-        if (found := bytes.fromhex(digest)) in self._revoked:
-            raise Unauthorized("The API key has been revoked.")
-        return self._valid.get(found)
 
     async def reserve(self, use: Use, tokens: int) -> None:
         """Admit a request, and reserve so many tokens for it if its key has limits. Raises RateLimited, Unavailable."""
@@ -109,7 +103,7 @@ class KeyStore:
     def _refreshed(self) -> Mapping[bytes, Key]:
         try:
             if (version := self._table.version()) != self._version:
-                self._version, self._valid, self._revoked = version, self._table.valid(), self._table.revoked()
+                self._version, self._valid = version, self._table.valid()
                 logger.info("The stored keys have changed: %d are valid.", len(self._valid))
         except Exception as error:  # whatever it is, the next look may succeed
             logger.error("The table of keys cannot be read: %s. The keys that it had before stay valid.", error)

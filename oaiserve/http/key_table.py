@@ -116,10 +116,6 @@ class KeyTable:
             found[digest] = Key(name, digest, ROLES[role], number, Limits(*limits), priority, (*json.loads(models),))
         return found
 
-    def revoked(self) -> set[bytes]:
-        """Return the digests of the keys that were revoked."""
-        return {digest for (digest,) in self._connection.execute("SELECT digest FROM keys WHERE revoked IS NOT NULL")}
-
     def listed(self) -> list[dict[str, Any]]:
         """Return all keys for people, with their use of today."""
         query = f"""

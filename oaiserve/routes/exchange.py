@@ -25,6 +25,7 @@ from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, Reque
 from oaiserve.facts.times import WAITED_HEADER, RequestTimes, monotonic_ns, waited
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.key_table import Use
+from oaiserve.http.keys import Key
 from oaiserve.routes.middleware import as_api_error, error_response
 from oaiserve.routes.serving import serving_of
 
@@ -172,10 +173,8 @@ class Accounting:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         ids, client = (state["request_id"], state["unique_id"], state["trace"]), (state["client"], state["key_name"])
-        # By the digest: the lines of a batch came with the key of the batch.
-        store = serving_of(Request(scope)).key_store
-        key = None if store is None else store.find(state["owner"])
-        use = None if key is None else Use(key)
+        key: Key | None = state["key"]
+        use, store = None if key is None or key.number is None else Use(key), serving_of(Request(scope)).key_store
         exchange = Exchange(*ids, *client, state["owner"], use, self._operation, self._http_route)
         exchange.routing = state.get("routing", exchange.routing)
         exchange.is_background = state.get("is_background", False)

@@ -14,15 +14,16 @@ from oaiserve import app
 from oaiserve.app import routes
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.adapters import ServedAdapter
-from oaiserve.errors import Overloaded, Unauthorized
-from oaiserve.http.key_store import KeyStore
+from oaiserve.errors import Overloaded
 from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Right
 from oaiserve.routes.access import is_open, right_for
+from oaiserve.routes.batches import runner
 from oaiserve.routes.operation import operation_of
 from tests.routes.conftest import Served, serving
 from tests.routes.doubles import fails, says, starts
 from tests.routes.test_access import SPELLINGS, bearer, check_refused
+from tests.routes.test_batches import begin, line
 from tests.waiting import wait_until
 
 RunServer = Callable[[], AbstractContextManager[Served]]
@@ -246,15 +247,23 @@ def test_a_key_is_made_changed_and_revoked_while_the_server_runs(run: RunServer,
             assert b"Hello" in next(stream.iter_raw())  # what is under way goes on
 
 
-def test_what_was_asked_with_a_key_is_refused_once_that_is_revoked(table: KeyTable) -> None:
-    """So it is with the lines of a batch, which come to a route without the key, but with its digest."""
-    table.add("alice", {})
-    store, (digest,) = KeyStore(table), table.valid()
-    assert [found and found.name for found in map(store.find, (digest.hex(), "ab", ""))] == ["alice", None, None]
-    table.revoke("alice")
-    store.valid()
-    with pytest.raises(Unauthorized, match="revoked"):
-        store.find(digest.hex())
+def test_lines_of_a_batch_use_the_limits_of_its_key(
+    run: RunServer, table: KeyTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line beyond them comes again, unless it is too large for any day."""
+    monkeypatch.setattr(runner, "RETRY_SECONDS", 0.01)
+    key = table.add("alice", {"requests_per_day": 2, "tokens_per_day": 3000, "priority": 7})
+    with asking(run, key) as served:
+        sdk = OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0)
+        large = line(3, max_tokens=4000)
+        batch = begin(sdk, line(1), large, line(2), line(4))
+        wait_until(lambda: sdk.batches.retrieve(batch.id).request_counts.completed == 2)
+        wait_until(lambda: sdk.batches.retrieve(batch.id).request_counts.failed == 1)
+        assert used(table)["requests"] == 2
+        assert served.engine.submitted.get(timeout=60).priority == 7
+        table.change("alice", {"requests_per_day": 3})
+        wait_until(lambda: sdk.batches.retrieve(batch.id).status == "completed")
+    assert used(table) == {"requests": 3, "tokens": 15}
 
 
 def test_a_table_that_fails_refuses_keys_with_limits_and_counts_the_others_later(

@@ -142,10 +142,10 @@ class BatchRunner:
         engine, task = self._serving.engine, asyncio.current_task()
         num_refused = num_unavailable = 0
         while True:
-            status, request_id, body = await self._ask(batch.endpoint, line.body, owned, is_background=True)
+            status, retries, request_id, body = await self._ask(batch.endpoint, line.body, owned, is_background=True)
             if task is not None and task.cancelling():  # which the route has made an answer of
                 return
-            if status not in (Overloaded.status, Unavailable.status) or num_unavailable == RETRIES:
+            if not retries or num_unavailable == RETRIES:
                 break
             # A server that ends leaves the line to the next one, and the limits of a key come to an end.
             num_unavailable += status == Unavailable.status and engine.is_ready
@@ -159,10 +159,10 @@ class BatchRunner:
             except Unavailable:  # the store has logged why
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _ask(self, path: str, body: bytes, owned: Owned, *, is_background: bool) -> tuple[int, str, bytes]:
-        """Return the status of an answer, its request's id, and its body."""
+    async def _ask(self, path: str, body: bytes, owned: Owned, *, is_background: bool) -> tuple[int, bool, str, bytes]:
+        """Return the status of an answer, whether it may be another one later, its request's id, and its body."""
         parts: list[bytes] = []
-        status, is_asked = 0, False
+        status, retries, is_asked = 0, False, False
 
         async def receive() -> Message:
             nonlocal is_asked
@@ -172,30 +172,32 @@ class BatchRunner:
             return {"type": "http.request", "body": body, "more_body": False}
 
         async def send(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
+            nonlocal status, retries
+            if message["type"] == "http.response.start":
+                status, is_final = message["status"], (b"x-should-retry", b"false") in message["headers"]
+                retries = status in (Overloaded.status, Unavailable.status) and not is_final
             parts.append(message.get("body", b""))
 
         scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http"}
         scope |= {"path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "extensions": {}}
         scope |= {"headers": [(b"content-type", b"application/json")], "app": self._app, "server": None}
-        ids = request_ids(scope) | {"key_name": None, "owner": owned.owner}
+        ids = request_ids(scope) | {"key": None, "key_name": None, "owner": owned.owner}
         if self._keys is not None:
             key = self._keys.of_digest(bytes.fromhex(owned.owner))
             if key is None:
                 error = Unauthorized("The API key of this batch is not valid any more.")
-                return error.status, ids["request_id"], msgspec.json.encode(error.body(path))
-            ids |= {"key_name": key.name, "client": key.name}
+                return error.status, False, ids["request_id"], msgspec.json.encode(error.body(path))
+            ids |= {"key": key, "key_name": key.name, "client": key.name}
         scope["state"] = ids | {"send": send, "is_background": is_background}
         await self._asked(scope, receive, send)
-        return status, ids["request_id"], b"".join(parts)
+        return status, retries, ids["request_id"], b"".join(parts)
 
     async def estimate(self, owned: Owned, lines: list[Line]) -> Estimate:
         """Return the cost of these lines. Prompts are counted in some of them, and by their bytes in the others."""
         batch, num_tokens, num_bytes = owned.batch, 0, 0
         for line in lines[:: -(-len(lines) // SAMPLED_LINES)]:
             path, body = _counting(batch.endpoint, msgspec.json.decode(line.body))
-            status, _, answer = await self._ask(path, msgspec.json.encode(body), owned, is_background=False)
+            status, _, _, answer = await self._ask(path, msgspec.json.encode(body), owned, is_background=False)
             if status == 200:
                 found = msgspec.json.decode(answer)
                 num_tokens += found.get("count", found.get("input_tokens", 0))
