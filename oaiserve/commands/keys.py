@@ -61,7 +61,7 @@ class KeyOptions:
     """Most tokens in the same time."""
 
     cost_per_day: float | None = None
-    """Most seconds of cores in the same time, as far as they were spent on its requests."""
+    """Most cost in the same time: a part of --cost-per-hour, or without that seconds of cores."""
 
     priority: int | None = None
     """Priority of requests that name none, under --policy priority. Others get no better (lower) one."""

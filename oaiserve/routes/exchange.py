@@ -225,8 +225,9 @@ class Accounting:
         address, port = scope.get("server") or (None, None)
         adapter = None if exchange.adapter is None else exchange.adapter.name
         if exchange.use is not None and serving.key_store is not None:
-            num_tokens = usage.prompt_tokens + usage.completion_tokens
-            serving.key_store.settle(exchange.use, num_tokens, (exchange.account.core_ns or 0) / 1e9)
+            core_ns, price = exchange.account.core_ns, exchange.account.price
+            cost = (core_ns or 0) / 1e9 if price is None else price
+            serving.key_store.settle(exchange.use, usage.prompt_tokens + usage.completion_tokens, cost)
         serving.telemetry.record(
             RequestRecord(
                 request_id=exchange.request_id,

@@ -14,14 +14,17 @@ from oaiserve import app
 from oaiserve.app import routes
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.adapters import ServedAdapter
+from oaiserve.engine.request import Finished, Usage
 from oaiserve.errors import Overloaded
+from oaiserve.facts.record import EngineAccount
+from oaiserve.facts.times import RequestTimes
 from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Right
 from oaiserve.routes.access import is_open, right_for
 from oaiserve.routes.batches import runner
 from oaiserve.routes.operation import operation_of
 from tests.routes.conftest import Served, serving
-from tests.routes.doubles import fails, says, starts
+from tests.routes.doubles import fails, prompts_done, says, starts
 from tests.routes.test_access import SPELLINGS, bearer, check_refused
 from tests.routes.test_batches import begin, line
 from tests.waiting import wait_until
@@ -188,6 +191,21 @@ def test_whatever_ends_a_request_its_reservation_is_settled(run: RunServer, tabl
         served.engine.script = says(*"0123456789")
         served.complete(max_tokens=1, n=2)
         wait_until(lambda: used(table) == {"requests": 4, "tokens": 8 + 23})
+
+
+@pytest.mark.parametrize(("price", "cost"), [(None, 2.5), (0.75, 0.75)])
+def test_a_request_costs_its_price_or_else_its_seconds_of_cores(
+    run: RunServer, table: KeyTable, price: float | None, cost: float
+) -> None:
+    with asking(run, table.add("alice", {"cost_per_day": 2 * cost})) as served:
+        account = EngineAccount(core_ns=2_500_000_000, price=price)
+        served.engine.script = lambda request: [
+            [*prompts_done(request), Finished(request.request_id, Usage(3, 0, 0), RequestTimes(), account)]
+        ]
+        for done in (1, 2):
+            assert served.complete(max_tokens=0).status_code == 200
+            wait_until(lambda done=done: table.listed()[0]["cost_today"] == done * cost)
+        assert served.complete().json()["error"]["code"] == "insufficient_quota"
 
 
 def test_a_key_without_limits_is_counted_and_gets_no_headers(run: RunServer, table: KeyTable) -> None:
