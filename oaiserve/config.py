@@ -24,7 +24,7 @@ ContinueStreams = Literal["any", "alike", "never"]
 KVCacheDtype = Literal["auto", "int8", "fp8"]
 Attention = Literal["auto", "triton", "reference"]
 DraftSource = Literal["auto", "lookup", "off"]
-SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
+SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest", "deadline"]
 # fmt: off
 ToolCallParser = Literal[
     "auto", "none", "hermes", "llama3_json", "llama4_pythonic", "mistral", "qwen3_coder", "openai", "deepseek_v3",
@@ -493,7 +493,8 @@ class EngineOptions:
     """Order in which waiting requests are scheduled. fair: clients take turns, the one that got the fewest tokens
     first, and so do the requests of a client, where short prompts pass long ones; a client is an API key, or else an
     address. fcfs: first come, first served, whoever asks. priority: the lowest number in the request field "priority"
-    first. shortest: the shortest prompt first, with ageing, so that no request starves."""
+    first. shortest: the shortest prompt first, with ageing, so that no request starves. deadline: first what has to
+    begin first to keep its deadline; a request without one has to begin within 30 seconds."""
 
     prefill_max_requests: int | None = None
     """Most sequences that prefill in one step. Default: no separate limit."""

@@ -10,6 +10,7 @@ from typing import Any
 
 _MOST_NAMED = 20  # models that an error names
 ANTHROPIC_PATH = "/v1/messages"  # and all below it
+DEADLINE_HEADER = "x-oaiserve-deadline"  # of a refusal for a deadline, which says nothing of other requests
 # Anthropic's types of errors by status. Other errors are the request's below 500, and the server's from there on.
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -237,6 +238,24 @@ class Unavailable(APIError):
 
     status = 503
     code = "service_unavailable"
+
+
+class DeadlineRefused(Unavailable):
+    """The request would very probably miss its deadline: it is not begun, and told the forecast, in milliseconds."""
+
+    code = "deadline_unreachable"
+
+    def __init__(self, message: str, *, forecast: dict[str, list[float]], retry_after_seconds: int) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
+        self.forecast = forecast
+
+    def body(self, path: str = "", **ids: str) -> dict[str, Any]:
+        found = super().body(path, **ids)
+        found["error"]["forecast"] = self.forecast
+        return found
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), DEADLINE_HEADER: "refused"}
 
 
 class StartupError(Exception):

@@ -41,6 +41,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.slack import Slack, alone_ns, refusal, turn_ns
 from oaiserve.engine.step import Chunk, Logprobs, Step
 from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 from oaiserve.engine.tokenize import Tokenized
@@ -154,6 +155,7 @@ class OpenRequests:
         self._waiting = waiting
         self._waiting_tokens = SharedLimit(bounds.max_waiting_tokens)
         self._deadlines = Deadlines(self._open.__contains__)
+        self._slack = Slack()
         # read by any thread
         self.num_background = 0  # open requests that can wait
         self.num_left_waiting = 0  # choices that entered a step, or ended before
@@ -177,6 +179,15 @@ class OpenRequests:
     def next_deadline_ns(self) -> int | None:
         """Return the time at which the next request will have waited, or taken, too long."""
         return self._deadlines.next_ns
+
+    def latest_start_ns(self, request: Request, prompts: list[list[int]]) -> int | None:
+        """Return when a request has to begin to keep its deadlines, or None without one. Any thread may ask."""
+        if not prompts or request.deadline_ns is request.first_token_deadline_ns is None:
+            return None
+        cost = None if self._causes is None else self._causes.cost
+        most_tokens = self._bounds.length(len(prompts[0]), request.params.max_tokens) - len(prompts[0])
+        prompt_ns = alone_ns(cost, sum(map(len, prompts)))
+        return self._slack.latest_start_ns(request.first_token_deadline_ns, request.deadline_ns, prompt_ns, most_tokens)
 
     def submitted(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
         """Open a request. Its deadlines count from `submitted_ns`: a step may have been under way since then."""
@@ -256,6 +267,12 @@ class OpenRequests:
             self._note_end(Ended(request.request_id, RequestTimes()))
             return
         opened.times.tokenized, opened.account.forecast = tokenized.at_ns, tokenized.forecast
+        received_ns, first_ns, end_ns = opened.times.received or 0, request.first_token_deadline_ns, request.deadline_ns
+        if first_ns is not None or end_ns is not None:
+            within = (None if at_ns is None else at_ns - received_ns for at_ns in (first_ns, end_ns))
+            if (refused := refusal(tokenized.forecast, *within)) is not None:
+                self._fail(opened, refused)
+                return
         num_waiting = 0 if request.is_background else tokenized.num_prompt_tokens
         if not self._waiting_tokens.take(request.client, num_waiting):
             message = f"{self.num_waiting_tokens} prompt tokens are waiting already; try again later."
@@ -267,6 +284,8 @@ class OpenRequests:
         stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
         opened.usage.prompt_tokens = tokenized.num_prompt_tokens
         opened.account.prompts, opened.account.cache_salt = tokenized.token_ids, request.cache_salt
+        arrived_ns = tokenized.at_ns or self._clock_ns()
+        start_ns = self.latest_start_ns(request, tokenized.token_ids)
         second_starts = tokenized.second_starts or [None] * len(tokenized.token_ids)
         for prompt_index, token_ids in enumerate(tokenized.token_ids):
             seed = getrandbits(64) if params.seed is None else params.seed
@@ -285,6 +304,8 @@ class OpenRequests:
                     stop_ids=stop_ids,
                     draw_key=draw_key(seed, choice),
                     priority=request.priority,
+                    turn_ns=turn_ns(arrived_ns, start_ns),
+                    latest_start_ns=None if start_ns is None or start_ns < arrived_ns else start_ns,
                     cache_salt=f"{request.adapter} {request.cache_salt}",
                     adapter=request.adapter,
                     client_name=request.client,
@@ -486,8 +507,14 @@ class OpenRequests:
         self._stop_waiting(opened, opened.num_waiting)
         if opened.times.tokenized is None:
             self._stop_tokenizing(opened.request.request_id)
-        num_tokens, is_whole = opened.account.longest_choice_tokens, isinstance(terminal, Finished)
-        self._note_end(Ended(opened.request.request_id, opened.times, num_tokens, is_whole))
+        num_tokens, is_whole, times = opened.account.longest_choice_tokens, isinstance(terminal, Finished), opened.times
+        is_late = isinstance(terminal, Failed) and isinstance(terminal.error, DeadlineMissed)
+        self._note_end(Ended(opened.request.request_id, times, num_tokens, is_whole, now_ns if is_late else None))
+        if times.scheduled is not None and times.first_token is not None:
+            cost = None if self._causes is None else self._causes.cost
+            prompt_ns = alone_ns(cost, opened.usage.prompt_tokens - opened.usage.cached_tokens)
+            decode_ns = (times.last_token or now_ns) - times.first_token
+            self._slack.note(prompt_ns, times.first_token - times.scheduled, decode_ns, num_tokens)
         self.emit(opened, terminal)
 
     def _note_cost(self, opened: OpenRequest) -> None:

@@ -30,6 +30,7 @@ from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import Policy, fcfs
 from oaiserve.engine.prefixes import Prefixes
 from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.slack import PATIENCE_NS
 from oaiserve.engine.step import Chunk, Draw, Step
 from oaiserve.engine.waiting import WaitingQueue
 from oaiserve.facts.record import WaitReason
@@ -103,6 +104,8 @@ class Scheduler:
         self.limits = limits
         self._key_of = policy.key
         self._by_client = policy.by_client
+        self._by_key = policy.passes
+        self._now_ns = 0
         self.disk = disk
         self.background = background
         self._own_step = Step()  # of the background: its part of the step that is being scheduled
@@ -156,9 +159,15 @@ class Scheduler:
         """Return in how many next steps prompts get a part of their time only. Any thread may ask."""
         return self._num_shorter_steps if self._by_client else 0
 
-    def due_of(self, client: str, num_tokens: int) -> float:
-        """Return about when a prompt with so many tokens would be due if it came now, as in `Sequence.key`. Any thread
-        may ask."""
+    def client_of(self, name: str) -> str:
+        """Return the client with whose sequences others take turns: all are of one, if the policy has no turns."""
+        return name if self._by_client else ""
+
+    def due_of(self, client: str, num_tokens: int, turn_ns: int) -> float:
+        """Return about when a prompt with so many tokens and this turn would be due if it came now, as in
+        `Sequence.key`. Any thread may ask."""
+        if self._by_key:
+            return turn_ns
         return self._waiting.due_of(client, num_tokens) if self._by_client else self._num_arrived
 
     def service_of(self, client: str) -> int:
@@ -235,6 +244,7 @@ class Scheduler:
     def _fill(self, step: Step, now_ns: int) -> None:
         """Add own decodes and prompts to an empty step."""
         self.waits.begin_step(now_ns)
+        self._now_ns = now_ns
         if self.step_time is not None and self._beside is not None:
             self.step_time.begin(step, self._beside)  # bounds decodes, too
         num_decodes = self._continue_decodes(step)
@@ -543,6 +553,9 @@ class Scheduler:
                     )
                     share -= spent
                     budget -= spent
+            if head is not None and self._by_key and (head.latest_start_ns or self._now_ns) < self._now_ns:
+                self._put_further_back(head)
+                continue
             if head is None:
                 reason = (
                     WaitReason.TOKEN_BUDGET if is_held else WaitReason.STEP_UNDER_WAY
@@ -603,6 +616,12 @@ class Scheduler:
                 budget -= self._add_chunk(sequence, step, budget)
         self._waiting.release()
         self.waits.reason = reason
+
+    def _put_further_back(self, late: Sequence) -> None:
+        """Let a sequence that has to begin earlier than now wait for those that may still keep their deadlines."""
+        self._waiting.take(late)
+        late.key, late.latest_start_ns = (late.key[0] + PATIENCE_NS, *late.key[1:]), None
+        self._waiting.put_back(late)
 
     def _admit(self, sequence: Sequence, shared: list[int], step: Step) -> bool:
         """Give a waiting sequence its blocks, `shared` ones first, and let it run. Return False if there is no room."""
@@ -679,6 +698,8 @@ class Scheduler:
 
     def _passes(self, head: Sequence | None, sequence: Sequence) -> bool:
         """Return whether the next waiting sequence goes before the prompt of this one, which is under way."""
+        if self._by_key:
+            return head is not None and head.key < sequence.key
         if head is None or head.client is not sequence.client or not self._by_client:
             return False
         return head.turn.num_running == 0 and head.key < sequence.key

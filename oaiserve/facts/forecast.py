@@ -98,6 +98,14 @@ class Forecast:
         first_low, first, first_high, end_low, end, end_high = (ns / 1e6 for ns in self.intervals_ns)
         return f"{times('first_token', first, first_low, first_high)}, {times('end', end, end_low, end_high)}"
 
+    @property
+    def first_token_interval_ns(self) -> tuple[int, int, int]:
+        return self.first_token_low_ns, self.first_token_ns, self.first_token_high_ns
+
+    @property
+    def end_interval_ns(self) -> tuple[int, int, int]:
+        return self.end_low_ns, self.end_ns, self.end_high_ns
+
     def first_token_after(self, limit_ns: int) -> float | None:
         """Return the probability that the first token comes later than that; None while nothing is promised."""
         return self._after(limit_ns, self.first_token_low_ns, self.first_token_ns, self.first_token_high_ns)

@@ -34,6 +34,8 @@ class Arrival:
     num_choices: int = 1
     client: str = ""
     drafts: list[int] = field(default_factory=list)  # its tokens in turn: alone in a step, several in one, alone, ...
+    deadline_seconds: float | None = None  # from its arrival to the deadline of its end
+    most_tokens: int = 0  # that its client would have taken, if that is more than it got
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,27 @@ import heapq
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from oaiserve.engine.accounts.step_causes import load_of
+from oaiserve.engine.backpressure import Deadlines, Limit
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.drafting.lookup import Lookup
+from oaiserve.engine.forecast.forecaster import Asked, Ended, Forecaster
 from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.slack import Slack, alone_ns, refusal, turn_ns
 from oaiserve.engine.step import Chunk, ChunkResult, Step
+from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.times import RequestTimes
 from oaiserve.plan.recorded import Arrival, Cost, RecordedServer
 
 DISTURBANCE_SECONDS = 0.02  # the mean of one disturbance, which holds up one step
+UseOfDeadlines = Literal["kept", "ended", "ignored"]
 WRONG = 0  # the id of a guess that does not come true; ids of a replay's answers are below 0
 
 
@@ -38,6 +45,7 @@ class Served:
 
     arrived: float
     num_answer_tokens: int
+    deadline: float | None = None  # since then, of its end
     ttft: float | None = None
     gaps: list[float] = field(default_factory=list)
     num_tokens: int = 0
@@ -49,6 +57,16 @@ class Served:
         if self.ttft is None or self.num_tokens < self.num_answer_tokens:
             return None
         return self.ttft + sum(self.gaps)
+
+    @property
+    def deadline_ns(self) -> int | None:
+        return None if self.deadline is None else int((self.arrived + self.deadline) * 1e9)
+
+    @property
+    def is_in_time(self) -> bool:
+        """Return whether it was answered within its deadline, if it has one."""
+        latency = self.latency
+        return latency is not None and (self.deadline is None or latency <= self.deadline)
 
     @property
     def tpot(self) -> float | None:
@@ -74,13 +92,22 @@ class ReplayedLoad:
     hit_share: float  # of the prompt tokens, found in the prefix cache
     num_preemptions: int
     num_refused: int  # prompts that do not fit into the KV cache at all
+    num_late: int = 0  # that were ended at their deadline
+    num_refused_late: int = 0  # that were refused, because they would very probably be
 
 
 class LoadReplay:
     """A simulated engine with the settings of a server. Use it once."""
 
-    def __init__(self, server: RecordedServer, cost: Cost) -> None:
+    def __init__(self, server: RecordedServer, cost: Cost, deadlines: UseOfDeadlines = "kept") -> None:
+        """If deadlines are `kept`, prompts are refused and ended as by the server; if they are `ended`, these are not
+        refused, and if `ignored`, they are computed to their ends."""
         self._cost = cost
+        self._use = deadlines
+        self._deadlines = Deadlines(lambda _: True)
+        self._slack = Slack()
+        self._num_late = self._num_refused_late = 0
+        self._numbers = EngineNumbers()
         self._rng = random.Random(0)
         limits = Limits(
             server.max_running,
@@ -98,6 +125,13 @@ class LoadReplay:
         targets = {"target_seconds": server.step_target_seconds, "itl_target_seconds": server.itl_target_seconds}
         self._scheduler.step_time = StepTime(lambda: cost.step, most_tokens=limits.max_step_tokens, **targets)
         self._drafts = Drafts() if server.drafts else None
+        self._forecaster = Forecaster(
+            self._scheduler,
+            StepTime(lambda: cost.step, most_tokens=limits.max_step_tokens, **targets),
+            lambda: cost.step,
+            lambda: self._numbers.copy(),
+            lambda: (None, 0),
+        )
         self._open: dict[Sequence, Served] = {}
         self._now = self._busy = 0.0
         self._num_refused = self._num_added = 0
@@ -114,11 +148,12 @@ class LoadReplay:
         while (coming or self._open) and self._now < give_up_seconds:
             while coming and coming[0][0] <= self._now:
                 ready, _, copy, arrival = heapq.heappop(coming)
-                served.append(Served(ready - before, arrival.answer_tokens))
+                served.append(Served(ready - before, arrival.answer_tokens, arrival.deadline_seconds))
                 self._add(arrival, copy, served[-1])
+            self._end_late()
             if self._drafts is not None:
                 self._drafts.propose(scheduler.running, others_wait=scheduler.num_waiting > 0)
-            step = scheduler.schedule()
+            step = scheduler.schedule(int(self._now * 1e9))
             if step is None:
                 if not coming:
                     break
@@ -127,12 +162,28 @@ class LoadReplay:
             seconds = self._seconds(step)
             self._now += seconds
             self._busy += seconds + host_seconds
+            self._numbers.num_steps += 1
+            self._numbers.num_step_sequences += len(step.chunks)
+            self._numbers.model_ns += int(seconds * 1e9)
+            self._numbers.idle_with_work_ns += int(host_seconds * 1e9)
             self._commit(step, int(seconds * 1e9))
             self._now += host_seconds
-        served += [Served(ready - before, arrival.answer_tokens) for ready, _, _, arrival in coming]
+        served += [
+            Served(ready - before, arrival.answer_tokens, arrival.deadline_seconds) for ready, _, _, arrival in coming
+        ]
         hits, queries = scheduler.num_prefix_hits, scheduler.num_prefix_queries
         busy_share, hit_share = self._busy / max(self._now, 1e-9), hits / max(1, queries)
-        return ReplayedLoad(served, busy_share, hit_share, scheduler.num_preemptions, self._num_refused)
+        counts = (scheduler.num_preemptions, self._num_refused, self._num_late, self._num_refused_late)
+        return ReplayedLoad(served, busy_share, hit_share, *counts)
+
+    def _end_late(self) -> None:
+        """End the prompts whose deadline has passed."""
+        for name, _ in self._deadlines.take_expired(int(self._now * 1e9)):
+            late = [sequence for sequence in self._open if sequence.request_id == name]
+            self._num_late += bool(late)
+            for sequence in late:
+                self._scheduler.remove(sequence)
+                self._tell_end(sequence, self._open.pop(sequence))
 
     def _seconds(self, step: Step) -> float:
         """Return the seconds of a step, with its disturbances. These come at random, and take exponential times."""
@@ -147,13 +198,25 @@ class LoadReplay:
     def _add(self, arrival: Arrival, copy: int, served: Served) -> None:
         leader: Sequence | None = None
         self._num_added += 1
+        name, length = str(self._num_added), len(arrival.prompt)
+        most_tokens = max(arrival.most_tokens, arrival.answer_tokens)
+        now_ns, end_ns = int(self._now * 1e9), served.deadline_ns
+        start_ns = self._slack.latest_start_ns(None, end_ns, alone_ns(self._cost.step, length), most_tokens)
+        own_turn_ns = turn_ns(now_ns, start_ns)
+        if end_ns is not None and self._use != "ignored":
+            if self._use == "kept" and self._will_miss(arrival, name, copy, served, own_turn_ns):
+                self._num_refused_late += 1
+                return
+            self._deadlines.add(end_ns, name, Limit.END)
         for choice in range(arrival.num_choices):
             sequence = Sequence(
-                str(self._num_added),
+                name,
                 choice,
                 arrival.prompt,
                 SamplingParams(),
-                max_len=len(arrival.prompt) + arrival.answer_tokens,
+                max_len=length + most_tokens,
+                turn_ns=own_turn_ns,
+                latest_start_ns=None if start_ns is None or start_ns < now_ns else start_ns,
                 cache_salt=str(copy),
                 client_name=arrival.client,
             )
@@ -174,13 +237,52 @@ class LoadReplay:
             self._drafts.verified(step, [ChunkResult(token_ids) for token_ids in drawn], step_ns)
         for chunk, token_ids in zip(step.chunks, drawn, strict=True):
             sequence = chunk.sequence
+            served = answers[sequence]
+            token_ids = token_ids[: served.num_answer_tokens - sequence.num_generated]
             scheduler.commit(chunk, token_ids)
             if not token_ids:
                 continue
             if sequence.index == 0:
-                answers[sequence].tokens(len(token_ids), at)
-            if len(sequence.token_ids) >= sequence.max_len:
+                served.tokens(len(token_ids), at)
+            if sequence.num_generated >= served.num_answer_tokens:
+                scheduler.remove(sequence)
                 del answers[sequence]
+                self._tell_end(sequence, served)
+
+    def _will_miss(self, arrival: Arrival, name: str, copy: int, served: Served, turn_ns: int) -> bool:
+        """Return whether a prompt will very probably miss its deadline, by the forecast that the server would make."""
+        most_tokens, received_ns = max(arrival.most_tokens, arrival.answer_tokens), int(served.arrived * 1e9)
+        asked = Asked(
+            name,
+            arrival.client,
+            operation="",
+            grammar_kind=None,
+            prompts=[arrival.prompt],
+            limit=most_tokens,
+            is_limited=True,
+            ends_early=most_tokens > arrival.answer_tokens,
+            num_choices=arrival.num_choices,
+            cache_salt=str(copy),
+            received_ns=received_ns,
+            turn_ns=turn_ns,
+        )
+        forecast = self._forecaster.forecast(asked, int(self._now * 1e9))
+        return refusal(forecast, None, (served.deadline_ns or 0) - received_ns) is not None
+
+    def _tell_end(self, sequence: Sequence, served: Served) -> None:
+        """Let the forecaster and the policy learn from an answer, or from how long one has taken that is ended."""
+        if served.deadline is None or sequence.index:
+            return
+        first, now_ns, latency = served.ttft, int(self._now * 1e9), served.latency
+        times = RequestTimes(received=int(served.arrived * 1e9))
+        times.first_token = None if first is None else int((served.arrived + first) * 1e9)
+        times.last_token = None if latency is None else int((served.arrived + latency) * 1e9)
+        if times.first_token is not None:
+            self._slack.note(0, 0, (times.last_token or now_ns) - times.first_token, served.num_tokens)
+        late_ns = now_ns if latency is None else None
+        self._forecaster.ended.append(
+            Ended(sequence.request_id, times, served.num_tokens, latency is not None, late_ns)
+        )
 
 
 def _drawn(chunk: Chunk) -> list[int]:

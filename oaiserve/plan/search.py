@@ -101,7 +101,7 @@ def changes(server: RecordedServer, slos: Slos) -> Iterator[tuple[str, RecordedS
         if tokens != server.max_step_tokens:
             yield f"--max-step-tokens {tokens}", replace(server, max_step_tokens=tokens)
     for policy in POLICIES:
-        if policy not in (server.policy, "priority"):  # no recording has priorities
+        if policy not in (server.policy, "priority", "deadline"):  # no recording has priorities or deadlines
             yield f"--policy {policy}", replace(server, policy=policy)
     yield f"--kv-blocks {server.kv_blocks * 2}", replace(server, kv_blocks=server.kv_blocks * 2)
     target = slos.get("itl", slos.get("tpot"))

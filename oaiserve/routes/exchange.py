@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.request import TokenChunk, Usage
 from oaiserve.engine.streams import LoopStream
-from oaiserve.errors import APIError, DeadlineMissed, SlowReader, Unavailable
+from oaiserve.errors import APIError, DeadlineMissed, DeadlineRefused, SlowReader, Unavailable
 from oaiserve.facts.continuation import StreamIds
 from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, RequestRecord, ToolCallOutcome
 from oaiserve.facts.times import WAITED_HEADER, RequestTimes, monotonic_ns, waited
@@ -155,6 +155,8 @@ class Exchange:
         limits_ns = (self.deadline_ns, times.duration_ns), (self.ttft_deadline_ns, times.time_to_first_token_ns)
         if limits_ns[0][0] is limits_ns[1][0] is None or self.outcome is Outcome.CANCELLED:
             return None
+        if isinstance(self.error, DeadlineRefused):
+            return DeadlineOutcome.REFUSED
         in_time = all(limit is None or (took is not None and took <= limit) for limit, took in limits_ns)
         return DeadlineOutcome.MET if self.outcome is Outcome.FINISHED and in_time else DeadlineOutcome.MISSED
 

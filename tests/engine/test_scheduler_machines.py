@@ -15,6 +15,7 @@ from oaiserve.engine.blocks import StatePool
 from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.slack import turn_ns
 from oaiserve.engine.step import Draw
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from tests.engine.memory import Memory, make, sequence
@@ -74,6 +75,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for choice in range(choices):
             name = f"{self.num_arrived}" if is_one else f"{self.num_arrived}.{choice}"
             fields = {"priority": number, "cache_salt": salt, "client_name": client, "adapter": number + 1}
+            fields["turn_ns"] = turn_ns(self.now_ns, start_ns := self.now_ns + own if number else None)
+            fields["latest_start_ns"] = start_ns
             fields["is_background"] = self.has_background and own % 2 == 0
             self.open.append(sequence(name, prompt, max_tokens, **fields))
             self.open[-1].needs_ids = number == 0
@@ -188,6 +191,8 @@ MACHINES: dict[str, dict[str, object]] = {
     "without cache": WITHOUT_CACHE,
     "priority": {"policy": "priority"},
     "shortest": {"policy": "shortest"},
+    "deadline": {"policy": "deadline"},
+    "deadline, overlap, several, with time": {**OVERLAP, **SEVERAL, "policy": "deadline", "has_time": True},
     "fair": {"policy": "fair"},
     "fair, with time": {"policy": "fair", "has_time": True},
     "overlap, several, fair, with time": {**OVERLAP, **SEVERAL, "policy": "fair", "has_time": True},

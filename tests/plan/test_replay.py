@@ -129,3 +129,27 @@ def test_settings_are_tried_one_at_a_time() -> None:
         "--itl-target-seconds 0.05",
     } == set(flags)
     assert all(other != server for other in flags.values())
+
+
+def test_late_prompts_are_computed_ended_or_refused() -> None:
+    """One place, and each prompt takes 0.1 s: of twenty that come at once with half a second, five are in time."""
+    server = RecordedServer(max_running=1, policy="deadline", prefix_cache=False)
+    arrivals = [(0.0, index, Arrival(0, prompt(8, 100 * index), 10, deadline_seconds=0.501)) for index in range(20)]
+    replayed = {use: LoadReplay(server, Cost(FLAT), use).run(arrivals) for use in ("ignored", "ended", "kept")}
+    assert {use: sum(one.is_in_time for one in found.served) for use, found in replayed.items()} == dict.fromkeys(
+        replayed, 5
+    )
+    assert [one.latency is not None for one in replayed["ignored"].served] == [True] * 20
+    assert [one.latency is not None for one in replayed["ended"].served] == [True] * 5 + [False] * 15
+    assert (replayed["ignored"].num_late, replayed["ended"].num_late) == (0, 15)
+    assert replayed["kept"].num_refused_late == 0, "no forecast is calibrated"
+
+
+def test_a_calibrated_forecast_refuses_what_would_be_late() -> None:
+    server = RecordedServer(max_running=1, policy="fcfs", prefix_cache=False)
+    calm = [(index * 0.2, index, Arrival(0, prompt(8, 100 * index), 10, deadline_seconds=9)) for index in range(250)]
+    crowd = [(60.0, index, Arrival(0, prompt(8, 100 * index), 10, deadline_seconds=0.45)) for index in range(250, 270)]
+    ended, kept = (LoadReplay(server, Cost(FLAT), use).run([*calm, *crowd]) for use in ("ended", "kept"))
+    assert (ended.num_late, kept.num_late) == (16, 0)
+    assert sum(one.is_in_time for one in kept.served) == sum(one.is_in_time for one in ended.served) == 254
+    assert kept.num_refused_late == 16

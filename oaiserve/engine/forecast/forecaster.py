@@ -53,6 +53,7 @@ class Asked(NamedTuple):
     cache_salt: str  # as of its sequences
     received_ns: int
     shown_id: str = ""  # as its client knows it
+    turn_ns: int = 0  # where the policy asks for it
 
     @property
     def classes(self) -> tuple[Hashable, ...]:
@@ -69,6 +70,7 @@ class Ended(NamedTuple):
     times: RequestTimes
     num_tokens: int = 0  # of its longest choice
     is_whole: bool = False  # or else it was cut off, and would have gone on
+    late_ns: int | None = None  # when it was cut off at its deadline
 
 
 class _Turn(NamedTuple):
@@ -262,10 +264,10 @@ class Forecaster:
                 done += num_tokens
             left, tokens = sequence.num_tokens - done, self._tokens_left(sequence)
             if left > 1:
-                prompt = Prompt(left, done, tokens, True, sequence.client_name)
+                prompt = Prompt(left, done, tokens, True, self._scheduler.client_of(sequence.client_name))
                 turns.append(_Turn(sequence.key[0], prompt, sequence.request_id))
             elif tokens > 0:
-                decodes.append(Decoding(tokens, done, sequence.client_name))
+                decodes.append(Decoding(tokens, done, self._scheduler.client_of(sequence.client_name)))
         turns += [opened.turn for request_id, opened in self._open.copy().items() if request_id not in running]
         return decodes, turns, residual_ns
 
@@ -291,13 +293,19 @@ class Forecaster:
                     break
                 num_cached = start + size
         num_new = sum(map(len, asked.prompts)) - num_cached
-        due = self._scheduler.due_of(asked.client, num_new)
-        prompt = Prompt(num_new, num_cached, answer_tokens, client=asked.client)
+        due = self._scheduler.due_of(asked.client, num_new, asked.turn_ns)
+        prompt = Prompt(num_new, num_cached, answer_tokens, client=self._scheduler.client_of(asked.client))
         return _Turn(due, prompt, asked.request_id)
 
     def _learn(self, ended: Ended) -> None:
         opened = self._open.pop(ended.request_id, None)
         received, first, last = ended.times.received, ended.times.first_token, ended.times.last_token
+        if opened is not None and received is not None and ended.late_ns is not None:
+            # It would have come later. If it is not later than was told, it says nothing.
+            late_ns = ended.late_ns - received
+            if first is None:
+                opened.kinds[0].learn(opened.raw[0], opened.told[0], max(late_ns, opened.told[0][1]))
+            opened.kinds[1].learn(opened.raw[1], opened.told[1], max(late_ns, opened.told[1][1]))
         if opened is None or received is None or first is None:
             return
         opened.kinds[0].learn(opened.raw[0], opened.told[0], first - received)

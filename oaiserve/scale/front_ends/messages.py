@@ -222,7 +222,7 @@ def _encoded(value: Any) -> Any:
     if isinstance(value, Exception):
         text = str(value).encode(errors="surrogatepass")  # it may quote half of a surrogate pair
         attributes = vars(value) if isinstance(value, APIError) else {}
-        return type(value).__name__, text, *map(attributes.get, ("param", "code", "retry_after_seconds"))
+        return type(value).__name__, text, *map(attributes.get, ("param", "code", "retry_after_seconds", "forecast"))
     raise NotImplementedError(f"no message has a {type(value).__name__}")
 
 
@@ -235,12 +235,13 @@ def _decoded(kind: Any, value: Any) -> Any:
         ids, texts, logprobs, ends = value
         return TokenLogprobs((array("i", ids), texts, array("d", logprobs), array("q", ends)))
     if isinstance(kind, type) and issubclass(kind, Exception):
-        name, text, param, code, retry_after_seconds = value
+        name, text, param, code, retry_after_seconds, forecast = value
         message = text.decode(errors="surrogatepass")
         own: type[Exception] = _ERRORS.get(name, InternalError)
         if not issubclass(own, APIError):
             return own(message) if message else own()
         attributes = {"message": message, "param": param, "code": code, "retry_after_seconds": retry_after_seconds}
+        attributes |= {} if forecast is None else {"forecast": forecast}
         return restored(own, (message,), attributes)
     raise NotImplementedError(f"no message has a {kind}")
 

@@ -35,7 +35,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
     Usage,
 )
-from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest, ModelNotFound, Overloaded
+from oaiserve.errors import APIError, ContextLengthExceeded, DeadlineRefused, InvalidRequest, ModelNotFound, Overloaded
 from oaiserve.facts.continuation import split_at_marks, take_sent
 from oaiserve.facts.record import Cause, EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
 from oaiserve.facts.times import RequestTimes
@@ -125,6 +125,7 @@ def errors() -> list[Exception]:
     found = [kind("The message.", param="p", retry_after_seconds=3) for kind in kinds(InvalidRequest)]
     found += [Overloaded("text", code="own"), ModelNotFound("a", "b", "c"), InvalidRequest("quotes '\ud83d'")]
     return [
+        DeadlineRefused("Too late.", forecast={"end_ms": [1.0, 2.0, 3.5]}, retry_after_seconds=4),
         *found,
         ContextLengthExceeded(8, 9, None, param="messages"),
         BadAdapter("it is broken"),

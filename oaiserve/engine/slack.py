@@ -1,0 +1,90 @@
+"""`Slack` says when a request with deadlines has to begin at the latest, by how long requests have taken of late.
+
+The engine thread notes, any thread may ask: that reads three numbers. No torch, no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from oaiserve.engine.backpressure import MOST_RETRY_SECONDS
+from oaiserve.errors import DeadlineRefused
+from oaiserve.explain.step_cost import Load, StepCost
+from oaiserve.facts.forecast import Forecast
+
+# Under the policy `deadline`, a sequence without a deadline, or with a late one, has its turn as if it had to begin so
+# long after its arrival. One whose latest start has passed goes so much further back. None that arrives later than its
+# turn goes before it.
+PATIENCE_NS = 30_000_000_000
+# Under overload, requests begin at their latest start, so it has to be early enough for most: this share of prompts and
+# of the times of tokens was shorter. Of the lengths of answers it is the median, or short ones are given up early.
+SHARE = 0.85
+MOST_REMEMBERED = 200  # requests
+VERY_PROBABLY = 0.9  # a request that misses a deadline with this probability is refused
+
+
+class Slack:
+    """The lengths of answers of late, and the times of their tokens, and of prompts beside what they take alone."""
+
+    def __init__(self) -> None:
+        self._stretches, self._tokens_ns, self._lengths = (deque[float](maxlen=MOST_REMEMBERED) for _ in range(3))
+        self._stretch, self._token_ns, self._length = 1.0, 0.0, 0.0
+
+    def note(self, alone_ns: int, prefill_ns: int, decode_ns: int, num_tokens: int) -> None:
+        """Note how long a prompt took, and how long it takes alone if that is known; and an answer, or its part."""
+        if alone_ns:
+            self._stretches.append(prefill_ns / alone_ns)
+            self._stretch = max(1.0, _quantile(self._stretches, SHARE))
+        if num_tokens > 1:
+            self._lengths.append(num_tokens)
+            self._tokens_ns.append(decode_ns / (num_tokens - 1))
+            self._length, self._token_ns = _quantile(self._lengths, 0.5), _quantile(self._tokens_ns, SHARE)
+
+    def latest_start_ns(self, first_ns: int | None, end_ns: int | None, alone_ns: int, most_tokens: int) -> int | None:
+        """Return the latest start for deadlines of the first token and of the end, or None if there is none.
+
+        `alone_ns` is the time of the prompt alone, or 0, and `most_tokens` the limit of the answer.
+        """
+        prompt_ns, answer_ns = self._stretch * alone_ns, min(self._length, most_tokens) * self._token_ns
+        starts = [] if first_ns is None else [first_ns - int(prompt_ns)]
+        starts += [] if end_ns is None else [end_ns - int(prompt_ns + answer_ns)]
+        return min(starts, default=None)
+
+
+def turn_ns(arrived_ns: int, start_ns: int | None) -> int:
+    """Return when the turn of a sequence comes under the policy `deadline`, by its latest start if it has one."""
+    latest_ns = arrived_ns + PATIENCE_NS
+    return latest_ns if start_ns is None or start_ns < arrived_ns else min(start_ns, latest_ns)
+
+
+def _quantile(values: deque[float], share: float) -> float:
+    return sorted(values)[int(share * len(values))]
+
+
+def alone_ns(cost: StepCost | None, num_tokens: int) -> int:
+    """Return the time that a prompt takes alone, or 0 if that is not known."""
+    return 0 if cost is None else cost.expected_ns(Load(0, 0, 0, num_tokens, num_tokens * (num_tokens - 1) // 2, 1))
+
+
+def refusal(forecast: Forecast, first_ns: int | None, end_ns: int | None) -> DeadlineRefused | None:
+    """Return the error of a request that will very probably miss a deadline, in nanoseconds from its receipt."""
+    for what, limit_ns, after, times_ns in (
+        ("begin", first_ns, forecast.first_token_after, forecast.first_token_interval_ns),
+        ("end", end_ns, forecast.end_after, forecast.end_interval_ns),
+    ):
+        if limit_ns is not None and (after(limit_ns) or 0.0) >= VERY_PROBABLY:
+            low, median, high = (f"{time_ns / 1e6:,.0f}" for time_ns in times_ns)
+            message = (
+                f"The answer would very probably not {what} within {limit_ns / 1e6:,.0f} ms, as the request asks for: "
+                f"half of such requests {what} within {median} ms, and nine in ten after {low} to {high} ms. "
+                "Please try again later, or allow more time."
+            )
+            shown = {"first_token_ms": forecast.first_token_interval_ns, "end_ms": forecast.end_interval_ns}
+            wait_seconds = math.ceil((times_ns[1] - limit_ns) / 1e9)
+            return DeadlineRefused(
+                message,
+                retry_after_seconds=max(1, min(MOST_RETRY_SECONDS, wait_seconds)),
+                forecast={name: [time_ns / 1e6 for time_ns in three] for name, three in shown.items()},
+            )
+    return None

@@ -1,0 +1,164 @@
+"""The policy `deadline`: whose turn it is, who waits for whom at most, and what is refused by its forecast."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oaiserve.engine.policy import deadline
+from oaiserve.engine.request import Finished
+from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.slack import PATIENCE_NS, Slack, alone_ns, refusal, turn_ns
+from oaiserve.explain.step_cost import KNOTS, StepCost
+from oaiserve.facts.forecast import NO_FORECAST, Forecast
+from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request
+from tests.engine.memory import Memory, memory_of, sequence
+
+SECOND_NS = 1_000_000_000
+# The first token after 1 to 4 s, and the end after 4 to 16 s, with medians of 2 and 8.
+FORECAST = Forecast(True, *(number * SECOND_NS for number in (1, 2, 4, 4, 8, 16)))
+
+
+def due(name: str, start: float | None, at: float = 0, prompt: int = 4, **fields: Any) -> Sequence:
+    """Return a sequence that arrives at a second, with a latest start or without a deadline."""
+    start_ns, at_ns = None if start is None else int(start * SECOND_NS), int(at * SECOND_NS)
+    late = start_ns is not None and start_ns < at_ns
+    return sequence(
+        name, prompt, turn_ns=turn_ns(at_ns, start_ns), latest_start_ns=None if late else start_ns, **fields
+    )
+
+
+def admitted(memory: Memory, second: float = 0) -> list[str]:
+    order = []
+    while (step := memory.scheduler.schedule(int(second * SECOND_NS))) is not None:
+        order += [one.request_id for one in step.admitted]
+        memory.execute(step)
+    return order
+
+
+def test_the_least_slack_goes_first_and_without_a_deadline_it_is_half_a_minute() -> None:
+    memory = memory_of(max_running=1, policy=deadline)
+    memory.add(due("patient", 50), due("none", None), due("soon", 9), due("urgent", 2))
+    assert admitted(memory) == ["urgent", "soon", "patient", "none"], "patience is the same for both"
+
+
+def test_what_had_to_begin_earlier_goes_behind_what_can_still_be_met_and_is_not_given_up() -> None:
+    memory = memory_of(max_running=1, policy=deadline)
+    memory.add(due("late", 2), due("hopeless", 3, at=4), due("met", 9), due("none", None))
+    assert admitted(memory, second=5) == ["met", "none", "late", "hopeless"]
+
+
+def test_an_urgent_prompt_passes_one_under_way_which_goes_on_with_the_rest_of_the_step() -> None:
+    memory = memory_of(kv_blocks=64, policy=deadline)
+    memory.add(due("long", 20, prompt=40))
+    assert memory.run() == [("long", 8)]
+    memory.add(due("urgent", 5, prompt=6, max_tokens=1))
+    assert memory.run() == [("urgent", 6), ("long", 2)]
+    memory.add(due("patient", 25, prompt=6))
+    assert memory.run() == [("long", 8)]
+
+
+@dataclass
+class Arrived:
+    sequence: Sequence
+    at: int
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), load=st.sampled_from([2, 4, 6]))
+def test_nobody_is_overtaken_by_what_arrives_after_its_own_turn(seed: int, load: int) -> None:
+    """However urgent and many those are that come later, each sequence is admitted before all of them."""
+    rng, memory = random.Random(seed), memory_of(max_running=2, kv_blocks=64, policy=deadline, lookahead=0)
+    arrived: dict[str, Arrived] = {}
+    order: list[str] = []
+    for at in range(0, 120, 2):
+        for number in range(rng.randint(0, load)):
+            start = rng.choice([None, at - 1, at, at + rng.randrange(5), at + rng.randrange(100)])
+            one = due(f"{at}.{number}", start, at, prompt=rng.randint(1, 9), max_tokens=rng.randint(1, 6))
+            arrived[one.request_id] = Arrived(one, at)
+            memory.add(one)
+        step = memory.scheduler.schedule(at * SECOND_NS)
+        if step is not None:
+            order += [one.request_id for one in step.admitted if not one.num_preemptions]
+            memory.execute(step)
+    order += admitted(memory, second=10**6)
+    assert sorted(order) == sorted(arrived), "all of them get their turn"
+    patience = PATIENCE_NS / SECOND_NS
+    for place, name in enumerate(order):
+        before = max((arrived[other].at for other in order[:place]), default=0)
+        assert before <= arrived[name].at + 2 * patience
+        if arrived[name].sequence.turn_ns == arrived[name].sequence.key[0]:  # it was not late
+            assert before * SECOND_NS <= arrived[name].sequence.turn_ns
+
+
+def test_the_latest_start_leaves_time_for_the_prompt_and_the_answer_as_they_were_of_late() -> None:
+    slack, cost = Slack(), StepCost(tuple(1e6 * knot for knot in KNOTS))
+    assert alone_ns(None, 100) == 0
+    prompt_ns = alone_ns(cost, 64)
+    assert prompt_ns == 64 * 10**6
+    assert slack.latest_start_ns(None, None, prompt_ns, 10) is None
+    assert slack.latest_start_ns(None, 9 * SECOND_NS, prompt_ns, 10) == 9 * SECOND_NS - prompt_ns
+    for number in range(100):  # prompts take three times as long, answers have 21 tokens in the median, 50 ms each
+        length = 11 + number % 21
+        slack.note(prompt_ns, 3 * prompt_ns, (length - 1) * 50_000_000, length)
+    assert slack.latest_start_ns(9 * SECOND_NS, None, prompt_ns, 100) == 9 * SECOND_NS - 3 * prompt_ns
+    assert slack.latest_start_ns(None, 9 * SECOND_NS, prompt_ns, 100) == 9 * SECOND_NS - 3 * prompt_ns - 21 * 50_000_000
+    assert slack.latest_start_ns(None, 9 * SECOND_NS, prompt_ns, 4) == 9 * SECOND_NS - 3 * prompt_ns - 4 * 50_000_000
+    assert slack.latest_start_ns(5 * SECOND_NS, 9 * SECOND_NS, prompt_ns, 4) == 5 * SECOND_NS - 3 * prompt_ns
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "says"),
+    [
+        (None, None, None),
+        (None, 20, None),
+        (None, 8, None),  # half of them keep it
+        (None, 4, "end within 4,000 ms"),
+        (1, 20, "begin within 1,000 ms"),
+        (2, 20, None),
+        (1, 4, "begin within 1,000 ms"),
+    ],
+)
+def test_what_nine_in_ten_would_miss_is_refused_with_the_forecast(
+    first: int | None, end: int | None, says: str | None
+) -> None:
+    limits = [None if limit is None else limit * SECOND_NS for limit in (first, end)]
+    error = refusal(FORECAST, *limits)
+    assert refusal(NO_FORECAST, *limits) is None, "nothing is refused by a forecast that is not calibrated"
+    assert (error is None) == (says is None)
+    if error is not None:
+        assert says in error.message
+        assert (error.status, error.code) == (503, "deadline_unreachable")
+        assert error.forecast == {"first_token_ms": [1000, 2000, 4000], "end_ms": [4000, 8000, 16_000]}
+        assert error.retry_after_seconds == (1 if "begin" in error.message else 4)
+
+
+def test_the_engine_refuses_at_once_and_computes_nothing_in_vain() -> None:
+    runner, inbox, clock = ScriptedRunner(), Inbox(), Clock()
+    with make_engine(runner, clock_ns=clock, tokenize_workers=0, policy="deadline") as engine:
+        for name, forecast, seconds in (("in vain", FORECAST, 3), ("met", FORECAST, 20), ("unknown", NO_FORECAST, 3)):
+            engine._loop.forecaster = SimpleNamespace(forecast=lambda asked, now_ns, told=forecast: told)
+            own = replace(request(name, max_tokens=2), received_ns=clock(), deadline_ns=clock() + seconds * SECOND_NS)
+            engine.submit(own, inbox)
+        ended = inbox.wait_terminal("in vain", "met", "unknown")
+    assert ended["in vain"].error.code == "deadline_unreachable"
+    assert ended["in vain"].account.forecast == FORECAST
+    assert all(isinstance(ended[name], Finished) for name in ("met", "unknown"))
+    assert "in vain" not in {name for step in runner.steps for name, _, _ in step}
+
+
+def test_without_a_free_block_the_one_with_more_slack_gives_way() -> None:
+    memory = memory_of(kv_blocks=4, max_step_tokens=16, prefix_cache=False, policy=deadline)
+    memory.add(due("patient", 25, max_tokens=8), due("urgent", 5, max_tokens=8))
+    while memory.scheduler.num_preemptions == 0:
+        memory.run()
+    assert [one.request_id for one in memory.scheduler.running] == ["urgent"], "the one with more slack gave way"
+    memory.run_out()
+    assert memory.scheduler.num_waiting == 0
+    assert all(one.place is not Place.RUNNING for one in memory.scheduler.running)
