@@ -427,10 +427,13 @@ ERROR_TYPE = "error.type"
 HTTP_REQUEST_METHOD, HTTP_RESPONSE_STATUS = "http.request.method", "http.response.status_code"
 SERVER_ADDRESS, SERVER_PORT = "server.address", "server.port"
 
+# What the names of spans mean, by OpenTelemetry's registry for GenAI, which has no release yet, and of the resource.
+GEN_AI_SCHEMA = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
+RESOURCE_SCHEMA = "https://opentelemetry.io/schemas/1.44.0"  # which that of GenAI builds on
+
 GEN_AI_OPERATION_NAME = "gen_ai.operation.name"
 GEN_AI_PROVIDER_NAME = "gen_ai.provider.name"
 GEN_AI_OUTPUT_TYPE = "gen_ai.output.type"
-GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
 GEN_AI_RESPONSE_MODEL = "gen_ai.response.model"
 GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"  # seconds
 
@@ -448,6 +451,9 @@ GEN_AI_REQUEST_PARAMS = {
     "dimensions": "gen_ai.embeddings.dimension.count",
 }
 
+# Those that are floats by the conventions, even if a client sent an integer.
+FLOATS = frozenset({"temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty"})
+
 # -- OpenTelemetry's metrics ------------------------------------------------------------------------------------------
 # These show the series above under other names, and so do vLLM's. Where a label has another name, too:
 RENAMED = {
@@ -457,6 +463,9 @@ RENAMED = {
     "gen_ai_request_model": "model",
     "gen_ai_response_model": "model",
 }
+# The conventions know no operations of their own for these routes, which `http.route` tells apart.
+GEN_AI_OPERATIONS = {"messages": "chat", "responses": "chat"}
+RENAMED_VALUES = {"gen_ai_operation_name": GEN_AI_OPERATIONS}
 FINISHED = (("outcome", str(Outcome.FINISHED)),)  # only finished requests
 
 _GEN_AI_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "gen_ai_response_model")

@@ -60,7 +60,7 @@ def resource(version: str, service: str = names.SERVICE_NAME) -> Resource:
     from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
 
     defaults = Resource({SERVICE_NAME: service, SERVICE_VERSION: version})
-    return Resource.create(defaults.merge(OTELResourceDetector().detect()).attributes)
+    return Resource.create(defaults.merge(OTELResourceDetector().detect()).attributes, names.RESOURCE_SCHEMA)
 
 
 def _value(environ: Mapping[str, str], *variables: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The page for /metrics is rendered in Prometheus' classic text format and in OpenMetrics.
+"""The page for /metrics is rendered in Prometheus' text and protobuf formats, and in OpenMetrics 1 and 2.
 
 A scrape comes every few seconds, or twenty times a second from a router, and most numbers have not changed since the
 previous one. So each histogram keeps its rendered lines. This module is not thread-safe.
@@ -10,16 +10,15 @@ from collections.abc import Iterable
 from enum import StrEnum
 from functools import cache, partial
 from itertools import chain
-from types import SimpleNamespace
-from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder, generate_latest
-from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.metrics_core import Metric as LibraryMetric
 from prometheus_client.utils import floatToGoString
 
 from oaiserve.facts.times import monotonic_ns
+from oaiserve.telemetry import protobuf
 from oaiserve.telemetry.names import Metric
+from oaiserve.telemetry.native import SCHEMA, ZERO_THRESHOLD
 from oaiserve.telemetry.series import (
     NS_PER_SECOND,
     CallbackFamily,
@@ -33,22 +32,26 @@ from oaiserve.telemetry.series import (
 
 
 class Form(StrEnum):
-    """The two formats of the page; the value of each is its content type."""
+    """The formats of the page; the value of each is its content type. The last two have native histograms, too."""
 
     TEXT = "text/plain; version=0.0.4; charset=utf-8"
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    OPENMETRICS_2 = "application/openmetrics-text; version=2.0.0; charset=utf-8"
+    PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
 
 
 def negotiate(accept: str | None) -> Form:
-    """Return OpenMetrics if the Accept header asks for it, else the classic text format."""
-    try:
-        _, content_type = choose_encoder(accept or "")
-    except TypeError:  # the client library compares version numbers, and a version that is not a number raises
-        return Form.TEXT
-    return Form.OPENMETRICS if content_type.startswith("application/openmetrics-text") else Form.TEXT
+    """Return the first format of ours that the Accept header asks for, or the classic text format."""
+    for asked in (accept or "").split(","):
+        kind, *params = (part.strip() for part in asked.split(";"))
+        if kind == "application/vnd.google.protobuf" and "encoding=delimited" in params:
+            return Form.PROTOBUF
+        if kind == "application/openmetrics-text" and "version=0.0.1" not in params:
+            return Form.OPENMETRICS_2 if "version=2.0.0" in params else Form.OPENMETRICS
+    return Form.TEXT
 
 
-# The lines of the client library's own collectors are kept for so long: they are a third of the cost of most pages.
+# What the client library's own collectors have found is kept for so long: it is a third of the cost of most pages.
 REGISTRY_SECONDS = 1.0
 
 
@@ -62,104 +65,129 @@ class Page:
         self._registry = registry
         self._collected_ns: int | None = None
         # Collected together, so that no counter goes back between formats.
-        self._lines_of_registry: dict[Form, bytes] = {}
+        self._blocks_of_registry: list[_Numbers] = []
 
     def render(self, form: Form) -> bytes:
-        parts = list(chain.from_iterable((block.headers[form], block.lines(form)) for block in self._blocks))
         now_ns = monotonic_ns()
         if self._collected_ns is None or now_ns - self._collected_ns > REGISTRY_SECONDS * NS_PER_SECOND:
             self._collected_ns = now_ns
-            collected = list(self._registry.collect())
-            moment: Any = SimpleNamespace(collect=lambda: collected)  # both encoders see the same numbers
-            self._lines_of_registry = {
-                Form.TEXT: generate_latest(moment),
-                Form.OPENMETRICS: openmetrics.generate_latest(moment),  # type: ignore[no-untyped-call]
-            }
-        return b"".join((*parts, self._lines_of_registry[form]))
+            self._blocks_of_registry = [_Numbers(_family_of(metric)) for metric in self._registry.collect()]
+        end = b"# EOF\n" if form in (Form.OPENMETRICS, Form.OPENMETRICS_2) else b""
+        return b"".join((*(block.render(form) for block in chain(self._blocks, self._blocks_of_registry)), end))
+
+
+def _family_of(collected: LibraryMetric) -> CallbackFamily:
+    """Return the family of a counter or gauge of the client library."""
+    labels = tuple(collected.samples[0].labels)
+    points = {tuple(sample.labels.values()): sample.value for sample in collected.samples}
+    name = collected.samples[0].name
+    return CallbackFamily(Metric(name, collected.type, collected.documentation, labels=labels), lambda: points)
 
 
 class _Numbers:
-    """Renders a family of counters, gauges or infos: one line per sample, the same in both formats."""
+    """Renders a family of counters, gauges or infos: one line per sample, the same in all text formats."""
 
     def __init__(self, family: CounterFamily | CallbackFamily) -> None:
-        self.headers = _headers(family.metric)
+        self._headers = _headers(family.metric)
         self._family = family
         self._start = cache(partial(_start_of_line, family.metric))
 
-    def lines(self, form: Form) -> bytes:
-        points = self._family.points().items()
-        return "".join(f"{self._start(values)}{_number(value)}\n" for values, value in points).encode()
+    def render(self, form: Form) -> bytes:
+        metric, points = self._family.metric, self._family.points().items()
+        if form is Form.PROTOBUF:
+            return protobuf.family_of(
+                metric, b"".join(protobuf.sample_of(metric, at, protobuf.number(value)) for at, value in points)
+            )
+        lines = (f"{self._start(values)}{_number(value)}\n" for values, value in points)
+        return self._headers[form] + "".join(lines).encode()
 
 
 class _Histograms:
-    """Renders a family of histograms or summaries: the buckets, if it has any, then the count and the sum."""
+    """Renders a family of histograms or summaries: the buckets, if it has any, the count and the sum."""
 
     def __init__(self, family: HistogramFamily) -> None:
-        self.headers = _headers(family.metric)
+        self._headers = _headers(family.metric)
         self._family = family
         self._histograms: dict[LabelValues, _Histogram] = {}
 
-    def lines(self, form: Form) -> bytes:
+    def render(self, form: Form) -> bytes:
         for child in self._family.children():
             if child.labels not in self._histograms:
                 self._histograms[child.labels] = _Histogram(self._family, child)
-        return "".join(histogram.lines(form) for histogram in self._histograms.values()).encode()
+        samples = b"".join(histogram.render(form) for histogram in self._histograms.values())
+        if form is Form.PROTOBUF:
+            return protobuf.family_of(self._family.metric, samples)
+        return self._headers[form] + samples
 
 
 class _Histogram:
     def __init__(self, family: HistogramFamily, child: HistogramChild) -> None:
-        metric = family.metric
-
-        def start(suffix: str, **more: str) -> str:
-            return _start_of_line(metric, child.labels, suffix, **more).replace("%", "%%")
-
-        bounds = [_number(bound) for bound in (*metric.buckets, float("inf"))] if metric.buckets else []
-        buckets = [start("_bucket", le=bound) for bound in bounds]
-        end = f"{start('_count')}%d.0\n{start('_sum')}%s\n"
-        # The %s of a bucket is its exemplar, or empty.
-        self._template = "".join(f"{bucket}%d.0%s\n" for bucket in buckets) + end
+        start = partial(_start_of_line, family.metric, child.labels)
+        self._bounds = [_number(bound) for bound in (*family.metric.buckets, float("inf"))]
+        self._buckets = [start("_bucket", le=bound) for bound in self._bounds] if family.metric.buckets else []
+        self._start, self._count, self._sum = start(), start("_count"), start("_sum")
         self._family = family
         self._child = child
         self._num = dict.fromkeys(Form, -1)
-        self._lines = dict.fromkeys(Form, "")
+        self._rendered = dict.fromkeys(Form, b"")
 
-    def lines(self, form: Form) -> str:
-        num = self._child.num
-        if num != self._num[form]:
-            self._num[form] = num
-            self._lines[form] = self._template % self._values(form)
-        return self._lines[form]
+    def render(self, form: Form) -> bytes:
+        if self._child.num != self._num[form]:
+            self._num[form] = self._child.num
+            if form is Form.PROTOBUF:
+                value = protobuf.histogram(self._family, self._child)
+                self._rendered[form] = protobuf.sample_of(self._family.metric, self._child.labels, value)
+            else:
+                self._rendered[form] = self._text(form).encode()
+        return self._rendered[form]
 
-    def _values(self, form: Form) -> tuple[object, ...]:
-        """Return the values for the placeholders in the template."""
+    def _text(self, form: Form) -> str:
         family, child = self._family, self._child
         total = _number(family.total(child))
-        if not family.metric.buckets:
-            return (child.num, total)
-        counts = family.cumulative(child)
-        exemplars = [""] * len(counts)
-        for bucket, (value, origin) in family.exemplars(child).items() if form is Form.OPENMETRICS else ():
-            at_seconds = origin.at_unix_ns / NS_PER_SECOND
-            exemplars[bucket] = (
-                f' # {{trace_id="{origin.trace_id:032x}"}} {_number(value / family.per_unit)} {at_seconds}'
-            )
-        return (*chain.from_iterable(zip(counts, exemplars, strict=True)), counts[-1], total)
+        counts = family.cumulative(child) if self._buckets else ()
+        exemplars = dict.fromkeys(range(len(counts)), "")
+        for bucket, (value, origin) in family.exemplars(child).items() if form is not Form.TEXT else ():
+            at_seconds, trace_id = origin.at_unix_ns / NS_PER_SECOND, f"{origin.trace_id:032x}"
+            exemplars[bucket] = f' # {{trace_id="{trace_id}"}} {_number(value / family.per_unit)} {at_seconds}'
+        if form is Form.OPENMETRICS_2:
+            return f"{self._start}{{{self._composite(counts, total)}}}{''.join(exemplars.values())}\n"
+        lines = zip(self._buckets, counts, exemplars.values(), strict=True)
+        buckets = "".join(f"{start}{count}.0{exemplar}\n" for start, count, exemplar in lines)
+        return f"{buckets}{self._count}{child.num}.0\n{self._sum}{total}\n"
+
+    def _composite(self, counts: Iterable[int], total: str) -> str:
+        """Return the value of OpenMetrics 2, which is all of a histogram, or of a summary."""
+        fields = [f"count:{self._child.num}", f"sum:{total}"]
+        if not self._buckets:
+            return ",".join((*fields, "quantile:[]"))
+        zeros, gaps, native = self._family.native(self._child)
+        fields += [f"schema:{SCHEMA}", f"zero_threshold:{ZERO_THRESHOLD}", f"zero_count:{zeros}"]
+        if native:
+            fields.append(f"positive_spans:[{','.join(f'{gap}:1' for gap in gaps)}]")
+            fields.append(f"positive_buckets:[{','.join(map(str, native))}]")
+        classic = (f"{bound}:{count}" for bound, count in zip(self._bounds, counts, strict=True))
+        return ",".join((*fields, f"bucket:[{','.join(classic)}]"))
 
 
 def _headers(metric: Metric) -> dict[Form, bytes]:
-    """Return the HELP and TYPE lines of a metric in each format, and the UNIT line, which only OpenMetrics has.
+    """Return the HELP and TYPE lines of a metric in each text format, and the UNIT line, which only OpenMetrics has.
 
-    In OpenMetrics the suffixes `_total` and `_info` belong to the samples, and not to the name of the family.
+    In OpenMetrics 1 the suffixes `_total` and `_info` belong to the samples, and not to the name of the family.
     """
     help_text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
     kind = "gauge" if metric.type == "info" else metric.type
     text = f"# HELP {metric.name} {help_text}\n# TYPE {metric.name} {kind}\n"
     suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
-    name, help_text = metric.name.removesuffix(suffix), help_text.replace('"', r"\"")
-    unit = f"# UNIT {name} {metric.unit}\n" if metric.unit else ""
+    help_text = help_text.replace('"', r"\"")
+
+    def of_openmetrics(name: str) -> bytes:
+        unit = f"# UNIT {name} {metric.unit}\n" if metric.unit else ""
+        return f"# HELP {name} {help_text}\n# TYPE {name} {metric.type}\n{unit}".encode()
+
     return {
         Form.TEXT: text.encode(),
-        Form.OPENMETRICS: f"# HELP {name} {help_text}\n# TYPE {name} {metric.type}\n{unit}".encode(),
+        Form.OPENMETRICS: of_openmetrics(metric.name.removesuffix(suffix)),
+        Form.OPENMETRICS_2: of_openmetrics(metric.name),
     }
 
 

@@ -14,11 +14,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from itertools import accumulate, islice
-from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
-from oaiserve.telemetry.names import RENAMED, Metric
+from oaiserve.telemetry.names import RENAMED, RENAMED_VALUES, Metric
+from oaiserve.telemetry.native import NativeBuckets, native_boundaries, native_buckets
 
 LabelValues = tuple[str, ...]
 Number = int | float
@@ -58,10 +58,11 @@ class Counter:
 class DistributionChild:
     """The distribution of the values with one combination of label values."""
 
-    __slots__ = ("counts", "exemplars", "num", "total")
+    __slots__ = ("counts", "exemplars", "native", "num", "total")
 
     def __init__(self, num_buckets: int) -> None:
         self.counts = [0] * num_buckets  # not cumulative; the last bucket has the values above all boundaries
+        self.native: dict[int, int] = defaultdict(int)  # counts by place in the boundaries of native histograms
         self.exemplars: dict[int, Exemplar] = {}  # by bucket: the latest exemplar
         self.num = 0
         self.total: Number = 0
@@ -77,6 +78,7 @@ class Distribution:
         self.labels = labels
         self.per_unit = per_unit
         self.boundaries = sorted({round(bound * per_unit) for metric in shown_as for bound in metric.buckets})
+        self.native_boundaries = native_boundaries(per_unit)
         num_buckets = len(self.boundaries) + 1
         # It only grows.
         self.children: dict[LabelValues, DistributionChild] = defaultdict(lambda: DistributionChild(num_buckets))
@@ -85,6 +87,7 @@ class Distribution:
         child = self.children[labels]
         bucket = bisect_left(self.boundaries, value)  # `le`: a boundary itself is in
         child.counts[bucket] += 1
+        child.native[bisect_left(self.native_boundaries, value)] += 1
         child.num += 1
         child.total += value
         if origin is not None:
@@ -100,6 +103,8 @@ class Distribution:
             buckets = list(map(partial(bisect_left, self.boundaries), part))
             for bucket, num in Tally(buckets).items():
                 child.counts[bucket] += num
+            for place, num in Tally(map(partial(bisect_left, self.native_boundaries), part)).items():
+                child.native[place] += num
             if origin is not None:
                 for bucket, value in dict(zip(buckets, part, strict=True)).items():
                     child.exemplars[bucket] = Exemplar(value, origin)
@@ -113,19 +118,24 @@ def labelling(
     """Return the map from labels of a series to those of a metric, or to None if the metric does not show them.
 
     A label of the metric that the series does not have, under the same name or that of `names.RENAMED`, is one of the
-    `constants`. The metric adds up over labels of the series that it does not have.
+    `constants`. The metric adds up over labels of the series that it does not have, and over `names.RENAMED_VALUES`.
     """
     where = [(labels.index(label), value) for label, value in metric.where]
     names = [RENAMED.get(label, label) for label in metric.labels]
-    parts = [  # the position in the labels of the series, or -1 and a constant
-        (labels.index(name), "") if name in labels else (-1, constants[label])
+    parts = [  # the position in the labels of the series and other names of its values, or -1 and a constant
+        (labels.index(name), "", RENAMED_VALUES.get(label, NO_CONSTANTS))
+        if name in labels
+        else (-1, constants[label], {})
         for label, name in zip(metric.labels, names, strict=True)
     ]
 
     def shown(values: LabelValues) -> LabelValues | None:
         if any(values[position] != value for position, value in where):
             return None
-        return tuple(constant if position < 0 else values[position] for position, constant in parts)
+        return tuple(
+            constant if position < 0 else renamed.get(values[position], values[position])
+            for position, constant, renamed in parts
+        )
 
     return shown
 
@@ -181,10 +191,9 @@ class HistogramFamily:
         self._shown = labelling(metric, series.labels, constants)
         self._num_seen = 0  # children of the series that are in `_children`, or that this family does not show
         self._children: dict[LabelValues, HistogramChild] = {}
-        ends = [series.boundaries.index(round(bound * series.per_unit)) for bound in metric.buckets]
-        ends.append(len(series.boundaries))
-        self._ends = ends  # for each bucket of the metric, the last bucket of the series within it
-        self._pick = itemgetter(*ends) if len(ends) > 1 else lambda counts: (counts[-1],)
+        # For each bucket of the metric, the last bucket of the series within it.
+        self._ends = [series.boundaries.index(round(bound * series.per_unit)) for bound in metric.buckets]
+        self._ends.append(len(series.boundaries))
 
     def children(self) -> Iterable[HistogramChild]:
         """Return the histograms of the family in the order in which they first had a value."""
@@ -197,11 +206,15 @@ class HistogramFamily:
             self._num_seen = len(series_children)
         return self._children.values()
 
-    def cumulative(self, child: HistogramChild) -> tuple[int, ...]:
+    def cumulative(self, child: HistogramChild) -> list[int]:
         """Return the number of values at or below each bucket boundary of the metric, and last that of all values."""
         counts = [part.counts for part in child.parts]
         added = counts[0] if len(counts) == 1 else map(sum, zip(*counts, strict=True))
-        return self._pick(list(accumulate(added)))
+        sums = list(accumulate(added))
+        return [sums[end] for end in self._ends]
+
+    def native(self, child: HistogramChild) -> NativeBuckets:
+        return native_buckets(self.per_unit, [part.native for part in child.parts])
 
     def total(self, child: HistogramChild) -> float:
         """Return the sum of the histogram's values, in units of the metric."""

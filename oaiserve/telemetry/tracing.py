@@ -98,7 +98,7 @@ class Tracing:
     ) -> None:
         self._epoch_offset_ns = epoch_offset_ns
         self._resource = resource(version, service)
-        self._scope = InstrumentationScope(names.SERVICE_NAME, version)
+        self._scope = InstrumentationScope(names.SERVICE_NAME, version, names.GEN_AI_SCHEMA)
         self._limits = SpanLimits()
         self._sampling = TraceSampling(self._resource, sampler)
         self.is_sampled = self._sampling.is_sampled
@@ -148,7 +148,7 @@ class Tracing:
         server_span = self._span(
             whole, server, parent, dict(sampling.attributes or {}), status=status, kind=otel.SpanKind.SERVER
         )
-        whole = whole._replace(name=f"{record.operation} {record.model}")
+        whole = whole._replace(name=f"{names.GEN_AI_OPERATIONS.get(record.operation, record.operation)} {record.model}")
         inner = new_context(_new_span_id())
         # To the sampled steps of the request, as far as they are still stored.
         links = [otel.Link(context) for number, context in self._steps.copy() if number in record.account.steps]
@@ -300,11 +300,13 @@ def _client_span(trace: TraceContext) -> otel.SpanContext | None:
 
 def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     found: dict[str, AttributeValue] = attributes(record)
+    found[names.GEN_AI_OPERATION_NAME] = names.GEN_AI_OPERATIONS.get(record.operation, record.operation)
     found[names.GEN_AI_PROVIDER_NAME] = names.SERVICE_NAME
     found[names.GEN_AI_RESPONSE_MODEL] = record.model
     if record.operation not in POOLING_OPERATIONS:
         found[names.GEN_AI_OUTPUT_TYPE] = "json" if record.account.grammar_kind in _JSON_KINDS else "text"
     for param, value in record.params.items():
+        value = float(value) if param in names.FLOATS else value
         found[names.GEN_AI_REQUEST_PARAMS.get(param, names.REQUEST_PARAM_PREFIX + param)] = value
     if record.stream and record.times.time_to_first_token_ns is not None:
         found[names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK] = record.times.time_to_first_token_ns / 1e9

@@ -74,9 +74,12 @@ def selectors(query: str) -> Iterator[tuple[str, set[str]]]:
             yield name, set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", _STRING.sub('""', matchers)))
 
 
-def unknown_names(query: str) -> list[str]:
-    """Return every metric and label in the query that neither the server nor a recording rule has."""
-    known = KNOWN_LABELS | recorded()
+def unknown_names(query: str, *, without: tuple[str, ...] = ()) -> list[str]:
+    """Return every metric and label in the query that neither the server nor a recording rule has.
+
+    The server is taken to lack all metrics whose names begin as one in `without`.
+    """
+    known = {name: labels for name, labels in (KNOWN_LABELS | recorded()).items() if not name.startswith(without)}
     used = list(selectors(query))
     labels_of_all = {label for name, _ in used for label in known.get(name, set())}
     grouped = {label.strip() for group in _GROUPING.findall(query) for label in group.split(",") if label.strip()}

@@ -76,6 +76,19 @@ def test_a_query_uses_known_metrics_labels_and_variables(panel: dict[str, Any]) 
             )
 
 
+@pytest.mark.parametrize("without", [(), ("gen_ai_", "vllm:")], ids=["today's names", "others renamed"])
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_a_board_has_all_it_asks_for_whatever_others_rename(board: dict[str, Any], without: tuple[str, ...]) -> None:
+    """Boards ask for our own names, which stay. Those of OpenTelemetry's conventions, and of vLLM, may change."""
+    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    asked += [note["expr"] for note in board["annotations"]["list"] if "expr" in note]
+    asked += re.findall(
+        r"^label_values\((.*), \w+\)$", "\n".join(str(v["query"]) for v in board["templating"]["list"]), re.M
+    )
+    assert len(asked) > 4
+    assert [name for expr in asked for name in promql.unknown_names(expr, without=without)] == []
+
+
 def test_every_phase_has_a_heatmap() -> None:
     heatmaps = [panel["title"] for panel in BOARDS["oaiserve-phases.json"]["panels"] if panel["type"] == "heatmap"]
     assert heatmaps == list(PHASES)

@@ -117,27 +117,32 @@ Value = Fraction | int
 
 def expected(records: Iterable[RequestRecord]) -> dict[Key, float]:
     """Return every sample that the records make, by name and labels. Counters that are 0 are left out."""
-    histograms: defaultdict[tuple[str, frozenset[tuple[str, str]]], list[Value]] = defaultdict(list)
     counters: Counter[Key] = Counter()
     by_name = {metric.name: metric for metric in (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)}
     for record in records:
-        for metric, labels, value in histogram_values(record):
-            if is_left_out(record, metric):
-                continue
-            assert set(labels) == set(metric.labels)
-            histograms[key(metric.name, **labels)].append(value)
         for metric, labels, amount in counted(record):
             if is_left_out(record, metric):
                 continue
             assert set(labels) == set(metric.labels)
             counters[key(metric.name, **labels)] += amount
     found: dict[Key, float] = {name: float(amount) for name, amount in counters.items() if amount}
-    for (name, labels), values in histograms.items():
+    for (name, labels), values in histograms(records).items():
         for bound in (*by_name[name].buckets, float("inf")):
             number = len(values) if bound == float("inf") else sum(value <= Fraction(repr(bound)) for value in values)
             found[f"{name}_bucket", labels | {("le", str(bound))}] = number
         found[f"{name}_count", labels] = len(values)
         found[f"{name}_sum", labels] = float(sum(values))
+    return found
+
+
+def histograms(records: Iterable[RequestRecord]) -> dict[Key, list[Value]]:
+    """Return the values of each histogram."""
+    found: defaultdict[Key, list[Value]] = defaultdict(list)
+    for record in records:
+        for metric, labels, value in histogram_values(record):
+            if not is_left_out(record, metric):
+                assert set(labels) == set(metric.labels)
+                found[key(metric.name, **labels)].append(value)
     return found
 
 
@@ -156,7 +161,7 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
     own = {"outcome": str(record.outcome), "operation": record.operation, "model": MODEL}
     vllm = {"model_name": MODEL, "engine": "0"}
     gen_ai = {
-        "gen_ai_operation_name": record.operation,
+        "gen_ai_operation_name": names.GEN_AI_OPERATIONS.get(record.operation, record.operation),
         "gen_ai_provider_name": "oaiserve",
         "gen_ai_request_model": MODEL,
         "gen_ai_response_model": MODEL,

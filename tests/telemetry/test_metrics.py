@@ -20,7 +20,18 @@ from oaiserve.facts.record import EngineAccount, RequestRecord, StepKind, StepRe
 from oaiserve.telemetry import names, observations, vllm_names
 from oaiserve.telemetry.metrics import Metrics
 from oaiserve.telemetry.page import Form
-from tests.telemetry.pages import FORMS, OPENMETRICS, TEXT, Key, families, key, metrics_of, samples
+from tests.telemetry.pages import (
+    FORMS,
+    OPENMETRICS,
+    OPENMETRICS_2,
+    PROTOBUF,
+    TEXT,
+    Key,
+    families,
+    key,
+    metrics_of,
+    samples,
+)
 from tests.telemetry.records import expected, records
 from tests.telemetry.reported import PROCESS_METRICS
 
@@ -196,12 +207,13 @@ def test_every_metric_in_names_is_on_the_page_and_no_other(form: str, full: Metr
         for family in families(full.render(form)[0], form)
         if not family.name.startswith(("process_", "python_"))
     }
-    kinds = {} if form == OPENMETRICS else {"info": "gauge"}
+    kinds = {} if "openmetrics" in form else {"info": "gauge"}
     assert found == {(m.name, kinds.get(m.type, m.type), m.help): {frozenset(m.labels)} for m in ALL}
 
 
-def test_openmetrics_has_the_units(full: Metrics) -> None:
-    units = {family.name: family.unit for family in families(full.render(OPENMETRICS)[0], OPENMETRICS) if family.unit}
+@pytest.mark.parametrize("form", [OPENMETRICS, OPENMETRICS_2, PROTOBUF])
+def test_all_formats_but_the_classic_one_have_the_units(form: str, full: Metrics) -> None:
+    units = {family.name: family.unit for family in families(full.render(form)[0], form) if family.unit}
     assert units == {m.name.removesuffix("_total"): m.unit for m in ALL if m.unit}
 
 
@@ -342,12 +354,15 @@ def test_requests_that_end_within_two_milliseconds_leave_exemplars_of_the_first_
             "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.3",
             Form.OPENMETRICS,
         ),
+        ("application/openmetrics-text;version=2.0.0,application/openmetrics-text;version=1.0.0", Form.OPENMETRICS_2),
+        (f"{PROTOBUF.replace(' ', '')};q=0.6,application/openmetrics-text;version=1.0.0;q=0.5", Form.PROTOBUF),
+        (f"text/html,{PROTOBUF.replace('delimited', 'text')}", Form.TEXT),
     ],
 )
 def test_render_negotiates_the_format(accept: str | None, form: Form, metrics: Metrics) -> None:
     page, chosen = metrics.render(accept)
     assert chosen == form.value
-    assert page.endswith(b"# EOF\n") is (form is Form.OPENMETRICS)
+    assert page.endswith(b"# EOF\n") is (form in (Form.OPENMETRICS, Form.OPENMETRICS_2))
 
 
 # -- threads ----------------------------------------------------------------------------------------------------------
@@ -400,7 +415,7 @@ def test_callers_that_arrive_while_a_page_is_rendered_share_the_next() -> None:
     for form in FORMS:
         page, *others = [page for asked, page in pages if asked == form]
         assert all(other is page for other in others)
-        assert page.endswith(b"# EOF\n") is (form == OPENMETRICS)
+        assert page.endswith(b"# EOF\n") is ("openmetrics" in form)
 
 
 def test_a_page_that_failed_to_render_is_not_shared() -> None:

@@ -25,7 +25,7 @@ def test_the_tree_is_server_then_operation_then_phases(make_record) -> None:
     assert (inner.name, inner.kind, inner.parent) == ("chat demo", SpanKind.INTERNAL, server.context)
     assert all(span.parent == inner.context for span in phases)
     assert {span.instrumentation_scope for span in (server, inner, *phases)} == {
-        InstrumentationScope("oaiserve", "1.2.3")
+        InstrumentationScope("oaiserve", "1.2.3", names.GEN_AI_SCHEMA)
     }
     assert server.resource.attributes.items() >= {"service.name": "oaiserve", "service.version": "1.2.3"}.items()
 

@@ -49,7 +49,6 @@ class Lab:
             self.runner,
             clock_ns=self.clock,
             machine=self.machine,
-            cores_ns=lambda: 2 * self.clock.now_ns,
             **engine_options,
         )
 
