@@ -76,7 +76,7 @@ class RecentRequests:
     def open(self) -> Entries:
         """Return the newest open requests, with what each was promised, and its times as they look now."""
         return [
-            {**entry, "received_unix_ns": entry.pop("received_ns") + self._epoch_offset_ns}
+            {"received_unix_ns": entry.pop("received_ns") + self._epoch_offset_ns, **entry}
             for entry in reversed(self._open_requests())
         ]
 
