@@ -183,6 +183,7 @@ class Engine:
             self._loop.requests.computed_prompts,
             is_cached=lambda block_hash: pool.find(block_hash) is not None,
             clock_ns=clock_ns,
+            pace=lambda: self._loop.requests.pace,
         )
 
     @classmethod

@@ -58,8 +58,10 @@ from oaiserve.explain.causes import RequestCauses
 from oaiserve.explain.step_cost import Work
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, EventKind
+from oaiserve.facts.report import Pace
 from oaiserve.facts.times import RequestTimes
 
+PACE_TOKENS = 512  # of the prompt by which routers are told how fast prompts are computed
 LONG_PROMPT = 64  # tokens to compute: for fewer, no progress is reported
 PROGRESS_NS = 1_000_000_000  # between two reports of a request
 MOST_TAKEN_UP = 64  # tokens that another server has sent, between two steps: each takes some 6 us
@@ -179,6 +181,12 @@ class OpenRequests:
     def next_deadline_ns(self) -> int | None:
         """Return the time at which the next request will have waited, or taken, too long."""
         return self._deadlines.next_ns
+
+    @property
+    def pace(self) -> Pace:
+        """Return the time of a prompt token and of an answer, as of late, for routers. Any thread may ask."""
+        cost = None if self._causes is None else self._causes.cost
+        return Pace(alone_ns(cost, PACE_TOKENS) / PACE_TOKENS / 1e9, self._slack.answer_ns / 1e9)
 
     def latest_start_ns(self, request: Request, prompts: list[list[int]]) -> int | None:
         """Return when a request has to begin to keep its deadlines, or None without one. Any thread may ask."""

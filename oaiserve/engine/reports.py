@@ -14,7 +14,7 @@ from threading import Lock
 
 from oaiserve.engine.blocks import BlockHash
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.report import HeldPrefixes, ReplicaReport
+from oaiserve.facts.report import HeldPrefixes, Pace, ReplicaReport
 
 # A report that is asked for earlier is the one before again: several routers share one, and its means are of a while.
 LEAST_NS = 500_000_000
@@ -35,12 +35,14 @@ class Reports:
         prompts: deque[ComputedPrompt],
         is_cached: Callable[[BlockHash], bool],
         clock_ns: Callable[[], int],
+        pace: Callable[[], Pace] = Pace,
     ) -> None:
         """`prompts` gets the prompts computed by the engine thread. `is_cached` may be called on any thread."""
         self._snapshot = snapshot
         self._prompts = prompts
         self._is_cached = is_cached
         self._clock_ns = clock_ns
+        self._pace = pace
         self._lock = Lock()
         self._held: HeldPrefixes[BlockHash] = HeldPrefixes()
         self._incarnation = token_hex(8)
@@ -77,5 +79,6 @@ class Reports:
                 num_waiting=now.num_waiting + now.num_tokenizing,
                 kv_use=now.kv_usage,
                 step_seconds=step_seconds,
+                pace=self._pace(),
             )
             return self._last

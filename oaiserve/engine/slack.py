@@ -41,6 +41,11 @@ class Slack:
             self._tokens_ns.append(decode_ns / (num_tokens - 1))
             self._length, self._token_ns = _quantile(self._lengths, 0.5), _quantile(self._tokens_ns, SHARE)
 
+    @property
+    def answer_ns(self) -> int:
+        """Return the time of an answer of the median length."""
+        return int(self._length * self._token_ns)
+
     def latest_start_ns(self, first_ns: int | None, end_ns: int | None, alone_ns: int, most_tokens: int) -> int | None:
         """Return the latest start for deadlines of the first token and of the end, or None if there is none.
 

@@ -36,6 +36,10 @@ class Prompt(NamedTuple):
     conversation: int  # of its text up to the end of the first user message, the same in all turns of a conversation
     num_tokens: int  # about
     model: str = ""  # as the body names it
+    deadlines_ms: tuple[int | None, int | None] = (
+        None,
+        None,
+    )  # of the first token and of the end, as the body has them
 
 
 def prompt_of_body(content: bytes | bytearray) -> Prompt:
@@ -71,6 +75,10 @@ def prompt_of(body: Mapping[str, Any]) -> Prompt:
     num_first = len(parts) - len(messages) + next(users, len(messages))
     salt = _encode([body.get("model"), body.get("cache_salt")])
     prompt = prompt_of_text(b",".join(parts), salt, len(b",".join(parts[:num_first])))
+    first, end = (
+        value if type(value := body.get(name)) is int else None for name in ("ttft_deadline_ms", "deadline_ms")
+    )
+    prompt = prompt._replace(deadlines_ms=(first, end))
     return prompt._replace(model=model) if isinstance(model := body.get("model"), str) else prompt
 
 

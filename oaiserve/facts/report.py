@@ -9,8 +9,8 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,6 +23,20 @@ MOST_KEYS = 1024
 ROUTER_HEADER = "x-oaiserve-router"  # of whoever asks; of a peer that is no trusted proxy, it is dropped
 
 Place = TypeVar("Place")
+
+
+class Pace(NamedTuple):
+    """How long a replica takes, as of late, in seconds; 0 while that is not known."""
+
+    prompt_token: float = 0.0
+    answer: float = 0.0  # of the median length
+
+
+class Within(NamedTuple):
+    """The time that is left until the deadlines of a request, in seconds; None without one."""
+
+    first_token: float | None = None
+    end: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,7 @@ class ReplicaReport:
     kv_use: float = 0.0  # share of the KV cache's blocks that sequences use
     step_seconds: float = 0.0  # mean time of a step since the report before
     models: tuple[str, ...] = ()  # the names of its model and adapters; none: it does not say
+    pace: Pace = Pace()  # noqa: RUF009 - immutable
 
     @property
     def is_full(self) -> bool:
@@ -64,6 +79,7 @@ class Report(msgspec.Struct):
     step_seconds: float = 0.0
     is_hung: bool = False  # its engine does not go on
     models: tuple[str, ...] = ()  # the names of its model and adapters
+    pace: Pace = Pace()
 
     @classmethod
     def of(cls, made: ReplicaReport, *, is_ready: bool, is_hung: bool, models: tuple[str, ...]) -> Report:
@@ -72,9 +88,8 @@ class Report(msgspec.Struct):
 
     def of_replica(self, name: str) -> ReplicaReport:
         keys, load = array("Q", self.keys), (self.num_open, self.waiting_tokens)
-        return ReplicaReport(
-            name, self.incarnation, self.number, *load, keys, step_seconds=self.step_seconds, models=self.models
-        )
+        made = ReplicaReport(name, self.incarnation, self.number, *load, keys)
+        return replace(made, step_seconds=self.step_seconds, models=self.models, pace=self.pace)
 
 
 class HeldPrefixes(Generic[Place]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from oaiserve.facts.prefix_keys import Prompt
-from oaiserve.facts.report import ReplicaReport
+from oaiserve.facts.report import ReplicaReport, Within
 from oaiserve.facts.routing_decision import Decision
 from oaiserve.scale.router import NoReplica, Router
 
@@ -49,7 +49,12 @@ class Routers:
             router.learn(report, now_ns)
 
     def choose(
-        self, prompt: Prompt, now_ns: int, session: str | None = None, without: Collection[str] = ()
+        self,
+        prompt: Prompt,
+        now_ns: int,
+        session: str | None = None,
+        without: Collection[str] = (),
+        within: Within | None = None,
     ) -> Decision:
         """Choose the replica for a request, among those with its model. Raises NoReplica."""
         router = self._by_model.get(prompt.model)
@@ -57,7 +62,7 @@ class Routers:
             if self._is_strict and prompt.model:
                 raise NoReplica(f"no replica has the model {prompt.model}")
             router = self._all
-        return router.choose(prompt, now_ns, session, without)
+        return router.choose(prompt, now_ns, session, without, within)
 
     def _divide(self, now_ns: int) -> None:
         served = {frozenset(models) for models in self._models.values()}

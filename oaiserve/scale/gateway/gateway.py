@@ -24,9 +24,19 @@ from starlette.types import Receive, Scope, Send
 
 from oaiserve.config import RouteOptions
 from oaiserve.engine.backpressure import SharedLimit
-from oaiserve.errors import ANTHROPIC_PATH, BadGateway, BodyTooLarge, NotFound, Overloaded, RequestTimeout, Unavailable
+from oaiserve.errors import (
+    ANTHROPIC_PATH,
+    DEADLINE_HEADER,
+    BadGateway,
+    BodyTooLarge,
+    NotFound,
+    Overloaded,
+    RequestTimeout,
+    Unavailable,
+)
 from oaiserve.facts.continuation import IDS_HEADER, KIND_HEADER, SENT_HEADER, Piece, StreamIds, split_at_marks
 from oaiserve.facts.prefix_keys import Prompt, prompt_of_body
+from oaiserve.facts.report import Within
 from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.facts.trace import Attempt, TraceContext
@@ -57,6 +67,7 @@ SIGN_OF_LIFE, SIGN_OF_LIFE_SECONDS = b": the answer is about to go on\n\n", 2.0
 LARGE_BYTES = 64 * 1024  # larger bodies are looked at in a worker thread
 MOST_EVENT_BYTES = 16 * 2**20  # of one event of a stream: the last one of /v1/responses has the whole answer
 SESSION_HEADER = "x-session-id"
+DEADLINES = (b"x-ttft-deadline-ms", b"x-deadline-ms")
 ROUTE_HEADER, TRACEPARENT = DECISION_HEADER.encode(), b"traceparent"
 
 # The headers of one connection, not of the next one.
@@ -92,6 +103,23 @@ class _Asked:
     sent: list[Piece] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     status: int | None = None  # of the answer that the client has
+    deadlines_ms: tuple[int | None, int | None] = (None, None)  # of its first token and its end, since it began
+
+    def within(self, now_ns: int) -> Within | None:
+        """Return what is left of its deadlines. A stream that goes on has had its first token."""
+        first, end = self.deadlines_ms
+        if first is end is None:
+            return None
+        gone = (now_ns - self.began_ns) / 1e9
+        return Within(
+            None if first is None or self.sent else first / 1e3 - gone, None if end is None else end / 1e3 - gone
+        )
+
+    def deadline_headers(self, within: Within | None, *, is_beside: bool) -> list[tuple[bytes, bytes]]:
+        """Return the headers that tell a replica what is left. One beside it counts from when the request came here."""
+        left_ms = [None if left is None else max(1, int(left * 1e3)) for left in within or ()]
+        told = zip(DEADLINES, self.deadlines_ms if is_beside else left_ms, strict=False)
+        return [(name, b"%d" % milliseconds) for name, milliseconds in told if milliseconds is not None]
 
     @property
     def looks_for_one(self) -> bool:
@@ -273,7 +301,8 @@ class Gateway:
         refused: _Begun | None = None
         while len(tried) < MOST_TRIES or asked.looks_for_one:
             try:
-                decision = self._router.choose(asked.prompt, monotonic_ns(), asked.session, tried)
+                within = asked.within(now_ns := monotonic_ns())
+                decision = self._router.choose(asked.prompt, now_ns, asked.session, tried, within)
             except NoReplica:
                 break
             if moves:
@@ -289,6 +318,7 @@ class Gateway:
             found[names.HTTP_REQUEST_METHOD] = asked.method
             asked.attempts.append(attempt := Attempt(monotonic_ns(), found))
             own = [(ROUTE_HEADER, as_text(decision).encode())]
+            own += asked.deadline_headers(within, is_beside=self._residents is not None)
             if self._tracing is not None:
                 is_sampled = self._tracing.is_sampled(asked.trace)
                 own.append((TRACEPARENT, asked.trace.traceparent(attempt.span_id, is_sampled=is_sampled).encode()))
@@ -318,7 +348,7 @@ class Gateway:
                 return begun
             moves, refused = str(status), begun
             attempt.end(monotonic_ns(), moves)
-            if status == 503:
+            if status == 503 and not begun.answer.header(DEADLINE_HEADER.encode()):
                 self._watch.exclude(upstream.name, "it takes no requests (503)")
         if refused is None:
             raise NoReplica
@@ -451,7 +481,15 @@ async def _asked(scope: Scope, body: bytearray, *, has_ids: bool) -> _Asked:
         ids = StreamIds(state["unique_id"], int(time.time()), getrandbits(63))
         headers.append((IDS_HEADER.encode(), ids.as_text.encode()))
     session = Headers(scope=scope).get(SESSION_HEADER)
-    return _Asked(method, target, headers, body, prompt, session, began_ns, state["trace"])
+    asked = _Asked(method, target, headers, body, prompt, session, began_ns, state["trace"])
+    # A replica counts from when it gets the request, so it is told what is left: the earlier one of header and body.
+    found = {name: int(value) for name, value in headers if name in DEADLINES and value.isdigit() and len(value) < 10}
+    found = {name: milliseconds for name, milliseconds in found.items() if milliseconds}
+    both = [(found.get(name), own) for name, own in zip(DEADLINES, prompt.deadlines_ms, strict=True)]
+    first, end = (min((one for one in two if one is not None), default=None) for two in both)
+    asked.deadlines_ms = first, end
+    asked.headers = [header for header in headers if header[0] not in found]
+    return asked
 
 
 async def _show_signs_of_life(send_part: Send, left: asyncio.Task[None]) -> None:

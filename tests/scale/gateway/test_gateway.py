@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -23,7 +24,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.prefix_keys import key_of_session, prompt_of
+from oaiserve.facts.record import DeadlineOutcome
 from oaiserve.facts.routing_decision import of_text
 from oaiserve.scale.gateway.watch import Watch, addresses_of
 from oaiserve.scale.router import score, seed_of
@@ -256,6 +259,38 @@ def test_a_full_replica_passes_requests_on_and_a_client_learns_when_all_are_full
             replica.runner.permit(1000)
         answered = [replica_of(one.result(TIMEOUT_SECONDS)) for one in asked]
         assert answered == [first.name, first.name, second.name, second.name]
+
+
+def test_where_a_deadline_would_be_missed_another_replica_is_asked_with_what_is_left() -> None:
+    second_ns = 10**9
+    late = Forecast(True, *(seconds * second_ns for seconds in (50, 60, 70, 80, 90, 100)))
+    with fleet(2) as running:
+        first = running.replicas[replica_of(running.ask(headers={"x-session-id": "one"}))]
+        (second,) = (replica for replica in running.replicas.values() if replica is not first)
+        first.engine._loop.forecaster = SimpleNamespace(forecast=lambda asked, now_ns: late)
+        second.engine._loop.forecaster = SimpleNamespace(forecast=lambda asked, now_ns: NO_FORECAST)
+        headers = {"x-session-id": "one", "x-deadline-ms": "40000"}
+        met = running.ask(headers=headers, body={"ttft_deadline_ms": 45_000, "deadline_ms": 50_000})
+        assert (met.status_code, replica_of(met)) == (200, second.name)
+        refused, answered = first.telemetry, second.telemetry
+        while (record := refused.next_record()).deadline is None:
+            pass
+        assert record.deadline is DeadlineOutcome.REFUSED
+        record = answered.next_record()
+        assert 0 < record.deadline_ns <= 40 * second_ns
+        assert 0 < record.ttft_deadline_ns <= 45 * second_ns
+        assert not running.watch.silent, "who refuses for a deadline takes other requests"
+        second.engine._loop.forecaster = first.engine._loop.forecaster
+        told = running.ask(headers=headers)
+        assert (told.status_code, told.json()["error"]["code"]) == (503, "deadline_unreachable")
+        assert told.json()["error"]["forecast"]["end_ms"] == [80_000, 90_000, 100_000]
+        assert running.ask(headers={"x-session-id": "one"}).status_code == 200
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", ""])
+def test_a_deadline_that_is_none_is_refused_by_the_replica(four: Fleet, text: str) -> None:
+    refused = four.ask(headers={"x-deadline-ms": text})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-deadline-ms")
 
 
 def test_the_faster_a_replica_reports_the_sooner_it_is_missed() -> None:
