@@ -13,9 +13,9 @@ from oaiserve.facts.fact import fact
 from oaiserve.facts.times import RequestTimes
 
 FORECAST_HEADER = "x-oaiserve-forecast"
-LOW, HIGH = 0.05, 0.95  # the shares of requests that come before the interval's begin and its end
+LEVELS = (0.05, 0.5, 0.95)  # the shares of requests that come before an interval's begin, its median and its end
 _NORMAL = NormalDist()
-_HIGH_DEVIATION = _NORMAL.inv_cdf(HIGH)  # from the median, in standard deviations
+_HIGH_DEVIATION = _NORMAL.inv_cdf(LEVELS[2])  # from the median, in standard deviations
 
 
 class Held(StrEnum):
@@ -33,40 +33,30 @@ class Forecast:
     They count from the stamp `received`. While nothing is promised, all of them are 0.
     """
 
-    is_calibrated: bool = fact(
-        "Whether enough answers were compared with their forecasts. Before, nothing is promised.",
-        False,
-        json="forecast.is_calibrated",
-    )
-    first_token_low_ns: int = fact(
-        "One request in twenty has its first token earlier.", json="forecast.first_token_low_ns"
-    )
+    is_calibrated: bool = False  # enough answers were compared with their forecasts
+    first_token_low_ns: int = 0  # one request in twenty has it earlier
     first_token_ns: int = fact(
         "The forecast time to first token: half of the requests have it earlier.",
-        json="forecast.first_token_ns",
         log="forecast_first_token_ms",
         span="oaiserve.forecast.first_token_ns",
         when="is_calibrated",
     )
     first_token_high_ns: int = fact(
         "One request in twenty has its first token later.",
-        json="forecast.first_token_high_ns",
         span="oaiserve.forecast.first_token_high_ns",
-        when="is_calibrated",
+        span_when="is_calibrated",
     )
-    end_low_ns: int = fact("One request in twenty has its last token earlier.", json="forecast.end_low_ns")
+    end_low_ns: int = 0  # as of the first token
     end_ns: int = fact(
         "The forecast time to the last token: half of the requests have it earlier.",
-        json="forecast.end_ns",
         log="forecast_end_ms",
         span="oaiserve.forecast.end_ns",
         when="is_calibrated",
     )
     end_high_ns: int = fact(
         "One request in twenty has its last token later.",
-        json="forecast.end_high_ns",
         span="oaiserve.forecast.end_high_ns",
-        when="is_calibrated",
+        span_when="is_calibrated",
     )
 
     @property

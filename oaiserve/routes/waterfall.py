@@ -35,6 +35,9 @@ def _head(entry: Entry) -> Iterable[str]:
     ttft_ns = entry["time_to_first_token_ns"]
     first_token = f", first token after {_ms(ttft_ns)}" if ttft_ns is not None else ""
     yield f"duration    {_ms(entry['duration_ns'])}{first_token}"
+    if (told := entry["forecast"])["is_calibrated"]:
+        first, end = (f"{_ms(told[f'{of}_ns'])} (to {_ms(told[f'{of}_high_ns'])})" for of in ("first_token", "end"))
+        yield f"forecast    first token after {first}, end after {end}"
     tokens = f"{entry['prompt_tokens']} prompt ({entry['cached_tokens']} cached)"
     yield f"tokens      {tokens}, {entry['completion_tokens']} generated"
     if (drafted := entry["num_draft_tokens"]) > 0:

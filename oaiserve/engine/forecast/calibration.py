@@ -13,7 +13,8 @@ from bisect import bisect_left, insort
 from collections import deque
 from math import exp, log
 
-LEVELS = (0.05, 0.5, 0.95)
+from oaiserve.facts.forecast import LEVELS
+
 ENOUGH = 100  # scores, before anything is promised
 MOST_SCORES = 400  # of the last requests
 PACE = 0.01  # by which a level adapts

@@ -15,11 +15,12 @@ from math import exp
 from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.blocks import BlockHash, hash_block
 from oaiserve.engine.forecast.ahead import Ahead, Decoding, Prompt, Rules, first_token
-from oaiserve.engine.forecast.calibration import LEVELS, Calibration, Three
+from oaiserve.engine.forecast.calibration import Calibration, Three
 from oaiserve.engine.forecast.lengths import LengthCurve, Lengths
 from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.scheduler import SHORT_BESIDE, SHORTER_STEPS, Scheduler
@@ -27,7 +28,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import Load, StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.forecast import NO_FORECAST, Forecast
+from oaiserve.facts.forecast import LEVELS, NO_FORECAST, Forecast
 from oaiserve.facts.times import RequestTimes
 
 WINDOW_NS = 5_000_000_000  # of the mean time of a step
@@ -278,7 +279,7 @@ class Forecaster:
         opened = self._open.get(sequence.request_id)
         if opened is None or opened.curve is None:
             return limit - so_far
-        share = (hash((sequence.request_id, sequence.index)) % 1021 + 0.5) / 1021
+        share = (crc32(f"{sequence.request_id} {sequence.index}".encode()) % 1021 + 0.5) / 1021
         return opened.curve.at(share, limit, so_far) - so_far
 
     def _turn(self, asked: Asked, answer_tokens: int) -> _Turn:
