@@ -108,7 +108,8 @@ class EngineLoop:
         self._fits = FitThread()
         self.causes = None
         if machine is not None:
-            self.causes = StepCauses(machine, StepCostFit(learn or self._fits.run), Shares(cores_ns()))
+            time_fit, cores_fit = (StepCostFit(learn or self._fits.run) for _ in range(2))
+            self.causes = StepCauses(machine, time_fit, Shares(cores_ns(), cores_fit))
         if (causes := self.causes) is not None:
             most_tokens = scheduler.limits.max_step_tokens
             scheduler.step_time = StepTime(lambda: causes.cost, step_target_seconds, most_tokens, itl_target_seconds)

@@ -541,7 +541,7 @@ class OpenRequests:
                 account.longest_choice_tokens,
                 opened.needs_ids,
             )
-            self._rates.compare(account, steps.cost, work, step_time.lone_tokens)
+            self._rates.compare(account, steps.cost, steps.shares.cores_fit.cost, work, step_time.lone_tokens)
 
     def finish_if_complete(self, opened: OpenRequest, now_ns: int) -> None:
         if not opened.outputs:

@@ -184,6 +184,14 @@ class EngineAccount:
         span="oaiserve.cost.alone_ns",
         log_when="alone_ns",
     )
+    alone_core_ns: int | None = fact(
+        "Time of cores that it would have taken without others, by what steps take of them.",
+        None,
+        json="cost.alone_core_ns",
+        log=True,
+        span="oaiserve.cost.alone_core_ns",
+        log_when="alone_core_ns",
+    )
     kv_byte_seconds: float = fact(
         "Bytes of the KV cache times the seconds that it held them; those of a shared prefix are divided.",
         0.0,

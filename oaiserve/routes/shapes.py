@@ -71,6 +71,7 @@ class Cost(msgspec.Struct):
     core_ns: int | None
     machine_ns: int | None
     alone_ns: int | None
+    alone_core_ns: int | None
     kv_byte_seconds: float
     weight_bytes: int | None
     joules: float | None

@@ -18,6 +18,7 @@ COST = {
     "core_ns": 7_000_001,
     "machine_ns": 3_000_001,
     "alone_ns": 9_000_001,
+    "alone_core_ns": 17_000_001,
     "kv_byte_seconds": 2.5,
     "weight_bytes": 10**8,
     "joules": None,

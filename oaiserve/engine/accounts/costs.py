@@ -35,8 +35,13 @@ class Rates:
             return None
         return machine_ns / HOUR_NS * self.price_per_hour
 
-    def compare(self, account: EngineAccount, cost: StepCost | None, work: Work, step_tokens: int) -> None:
-        """Say what a request with its whole prompt computed would have cost without others, if steps are known."""
-        if cost is not None:
-            account.alone_ns = cost.alone_ns(work, step_tokens)
+    def compare(
+        self, account: EngineAccount, time: StepCost | None, cores: StepCost | None, work: Work, step_tokens: int
+    ) -> None:
+        """Say what a request with its whole prompt computed would have cost without others, as far as it is known what
+        steps take of the engine's time and of cores."""
+        if time is not None:
+            account.alone_ns = time.alone_ns(work, step_tokens)
             account.alone_price = self.price_of(account.alone_ns)
+        if cores is not None:
+            account.alone_core_ns = cores.alone_ns(work, step_tokens)

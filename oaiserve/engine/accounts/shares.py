@@ -7,6 +7,7 @@ the start, and times without a request in a step. Work between two steps belongs
 from __future__ import annotations
 
 from oaiserve.explain.causes import RequestCauses
+from oaiserve.explain.step_cost_fit import StepCostFit
 
 
 class Meter:
@@ -33,10 +34,14 @@ class Meter:
 
 
 class Shares:
-    """The two meters, and the requests that have just ended. `cores_ns` is what the process has used so far."""
+    """The two meters, and the requests that have just ended. `cores_ns` is what the process has used so far.
 
-    def __init__(self, cores_ns: int) -> None:
+    `cores_fit` learns what a step takes of cores, as another one does of its time: it tells what a request alone takes.
+    """
+
+    def __init__(self, cores_ns: int, cores_fit: StepCostFit) -> None:
         self.cores, self.time = Meter(cores_ns), Meter(0)
+        self.cores_fit = cores_fit
         self._closed: list[RequestCauses] = []  # they may have had a chunk in the step under way
 
     def step_ended(self) -> None:

@@ -146,6 +146,7 @@ class StepCauses:
         self.number += 1
         if self.number <= WARM_UP:
             return None
+        self.shares.cores_fit.observe(load, core_ns)
         own_ns = took_ns - lost_ns
         if cost is None or own_ns <= 0:
             self._fit.observe(load, took_ns, weight)

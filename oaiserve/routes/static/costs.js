@@ -13,9 +13,9 @@ const seconds = (ns) => (ns === null ? "–" : duration(ns / 1e9));
 const small = (value) => (value === null ? "–" : String(Number(value.toPrecision(3))));
 
 // Returns names and texts of what a request cost, as far as it is known.
-export function costFacts({ machine_ns: machine, core_ns: core, alone_ns: alone, ...cost }) {
+export function costFacts({ machine_ns: machine, core_ns: core, alone_ns: alone, alone_core_ns: aloneCore, ...cost }) {
   if (machine === null) return [];
-  const spent = [`${seconds(machine)} of the engine, ${seconds(alone)} alone`, `${seconds(core)} of cores`];
+  const spent = [`${seconds(machine)} of the engine, ${seconds(alone)} alone`, `${seconds(core)} of cores, ${seconds(aloneCore)} alone`];
   const held = [`${bytes(cost.kv_byte_seconds)}·s of KV cache`, `${bytes(cost.weight_bytes)} of weights`];
   const joules = cost.joules === null ? [] : [`${small(cost.joules)} J`];
   const price = cost.price === null ? [] : [`price ${small(cost.price)}, ${small(cost.alone_price)} alone`];

@@ -49,6 +49,7 @@ class Lab:
             self.runner,
             clock_ns=self.clock,
             machine=self.machine,
+            cores_ns=lambda: 2 * self.clock.now_ns,
             **engine_options,
         )
 

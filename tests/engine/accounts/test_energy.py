@@ -37,13 +37,13 @@ def test_shares_of_an_hour_add_up_to_what_the_meter_has_counted_though_it_wraps(
     used = given = 0.0
     energy.read()
     assert energy.joules_of(10**9, 0) is None
-    for second in range(3600):
-        watts = 150 + 10 * (second % 7)
-        package.use(watts)
-        used += watts
-        clock.move(1)
+    for number in range(360):  # of ten seconds each
+        joules = 1500 + 100 * (number % 7)
+        package.use(joules)
+        used += joules
+        clock.move(10)
         energy.read()
-        given += energy.joules_of(2 * 10**9, 10**9)
+        given += energy.joules_of(2 * 10**10, 10**10)
     assert energy.joules == pytest.approx(used)
     assert given == pytest.approx(used, rel=0.02)
 
