@@ -15,7 +15,7 @@ COMMANDS = {
     "bench.quantized_peers": "beside llama.cpp on the same GGUF files, beside vLLM on 4-bit checkpoints",
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
-    "goodput": "requests within their deadlines by load and policy, simulated: docs/scale.md",
+    "goodput": "requests within their deadlines by load and policy, simulated: docs/slow-requests.md",
     "overhead": "the cost of telemetry, in paired runs",
     "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
     "gpu.compiled": "registers and memory of the kernels as compiled for an H200: docs/benchmarks.md",

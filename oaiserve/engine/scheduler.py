@@ -654,7 +654,7 @@ class Scheduler:
             self._give_state(self.states, sequence, step)
         self.waits.leave(sequence)
         self._count(sequence, running=1, waiting=-1)
-        sequence.place = Place.RUNNING
+        sequence.place, sequence.latest_start_ns = Place.RUNNING, None
         self._waiting.begin(sequence)
         step.admitted.append(sequence)
         insort(self.running, sequence, key=_key)

@@ -155,10 +155,10 @@ def test_the_engine_refuses_at_once_and_computes_nothing_in_vain() -> None:
 
 def test_without_a_free_block_the_one_with_more_slack_gives_way() -> None:
     memory = memory_of(kv_blocks=4, max_step_tokens=16, prefix_cache=False, policy=deadline)
-    memory.add(due("patient", 25, max_tokens=8), due("urgent", 5, max_tokens=8))
+    patient, urgent = due("patient", 25, max_tokens=8), due("urgent", 5, max_tokens=8)
+    memory.add(patient, urgent)
     while memory.scheduler.num_preemptions == 0:
         memory.run()
-    assert [one.request_id for one in memory.scheduler.running] == ["urgent"], "the one with more slack gave way"
-    memory.run_out()
-    assert memory.scheduler.num_waiting == 0
-    assert all(one.place is not Place.RUNNING for one in memory.scheduler.running)
+    assert (patient.place, urgent.place) == (Place.WAITING, Place.RUNNING)
+    assert admitted(memory, second=30) == ["patient"]
+    assert patient.key[0] == patient.turn_ns, "what has begun once does not go further back"
