@@ -24,9 +24,9 @@ FIRST = 128
 # Beside decodes of others, those of a client with more than its share of rows lengthen a step to so many times their
 # time alone, or to so much in any case, which nobody notices.
 BESIDE_OTHERS, BESIDE_NS = 2, 10e6
-# To so many times its time, background work may lengthen a step of others. The cost is not known exactly, and 1.05 is
-# to be kept.
-BESIDE_FOREGROUND = 1.04
+# To so many times its time, background work may lengthen a step of others: 1.05 is to be kept, and the cost is not
+# known exactly. It has flat parts by chance, so a row counts at least as the mean of SMOOTH further ones.
+BESIDE_FOREGROUND, SMOOTH = 1.02, 16
 
 
 class StepTime:
@@ -56,6 +56,7 @@ class StepTime:
         self._load: Load | None = None  # of the step; counted when somebody asks
         self._others: Load | None = None  # of the foreground in the step, beside which background work is scheduled
         self._most_ns = 0.0
+        self._alone_ns = self._row_ns = 0.0  # the time of `_others`, and that of each further row
 
     def copy(self) -> StepTime:
         """Return one with the same targets, for other steps."""
@@ -81,8 +82,10 @@ class StepTime:
             if self._given_ns is not None:
                 self._efficient = UNIT
         if others is not None and cost is not None:
-            self._others = load_of(others)
-            self._most_ns = BESIDE_FOREGROUND * cost.expected_ns(self._others)
+            self._others = load = load_of(others)
+            self._alone_ns = cost.expected_ns(load)
+            self._row_ns = (cost.expected_ns(load._replace(decodes=load.decodes + SMOOTH)) - self._alone_ns) / SMOOTH
+            self._most_ns = BESIDE_FOREGROUND * self._alone_ns
 
     def begin_with(self, decodes: Load) -> None:
         """Begin with a step that is only thought of."""
@@ -99,12 +102,11 @@ class StepTime:
 
     def decodes_beside(self, decodes: Iterable[Sequence]) -> int:
         """Return how many of these decodes of background work, in their order, a step of others has room for."""
-        load, cost, number = self._others, self._cost, 0
+        load, number = self._others, 0
         assert load is not None
-        assert cost is not None
         for one in decodes:
             load = sum_of((load, chunk_load(Chunk(one, one.num_computed, 1))))
-            if cost.expected_ns(load) > self._most_ns:
+            if self._expected_ns(load) > self._most_ns:
                 break
             number += 1
         return number
@@ -185,7 +187,13 @@ class StepTime:
         load = load._replace(
             prompt_tokens=load.prompt_tokens + num_tokens, prompt_context=context, draws=load.draws + 1
         )
-        return load, 0.0 if self._cost is None else self._cost.expected_ns(load)
+        return load, self._expected_ns(load)
+
+    def _expected_ns(self, load: Load) -> float:
+        ns = 0.0 if self._cost is None else self._cost.expected_ns(load)
+        if self._others is None:
+            return ns
+        return max(ns, self._alone_ns + self._row_ns * (load.num_tokens - self._others.num_tokens))
 
 
 def efficient(cost: StepCost, most_tokens: int) -> tuple[int, float]:

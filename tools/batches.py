@@ -1,0 +1,119 @@
+"""Batches: killed servers, beside others, and alone: python -m tools.batches [kills|beside|alone] [--rounds N]
+
+`kills` sends SIGKILL to a server in the middle of a batch, again and again; the exit code is 1 if a line was lost,
+doubled or answered otherwise than without kills. `beside` has two streams at a time, with and without a batch in turns;
+`alone` the tokens per second of a batch and of the same requests sent at once, in turns. The model is the demo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+from typing import Any
+
+import httpx
+
+from tools.load import run_bench
+from tools.server_process import exit_on_sigterm, running_oaiserve
+
+PATH, STREAMS, LINES = "/v1/completions", 2, 400
+WORDS = ["river", "stone", "seven", "lamp", "under", "paper", "green", "often", "walk", "cloud", "table", "north"]
+
+
+def bodies(seed: int, number: int, tokens: int) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    asked = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
+    return [asked | {"prompt": " ".join(rng.choices(WORDS, k=30))} for _ in range(number)]
+
+
+def begin(http: httpx.Client, requests: list[dict[str, Any]]) -> str:
+    lines = [{"custom_id": f"{number}", "url": PATH, "body": body} for number, body in enumerate(requests)]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    file = http.post("/v1/files", data={"purpose": "batch"}, files={"file": content}).json()
+    asked = {"input_file_id": file["id"], "endpoint": PATH, "completion_window": "24h"}
+    return str(http.post("/v1/batches", json=asked).json()["id"])
+
+
+def wait(http: httpx.Client, batch: str, most: float = 1.0) -> dict[str, Any]:
+    """Wait until this share of the lines is done."""
+    while (found := http.get(f"/v1/batches/{batch}").json())["status"] == "in_progress":
+        if found["request_counts"]["completed"] >= most * found["request_counts"]["total"]:
+            break
+        time.sleep(0.1)
+    return dict(found)
+
+
+def texts(http: httpx.Client, batch: dict[str, Any]) -> list[tuple[str, str]]:
+    found = map(json.loads, http.get(f"/v1/files/{batch['output_file_id']}/content").text.splitlines())
+    return [(one["custom_id"], one["response"]["body"]["choices"][0]["text"]) for one in found]
+
+
+def kills(rounds: int) -> int:
+    batch, undisturbed = "", []
+    with TemporaryDirectory() as folder:
+        for number in range(rounds + 2):  # the first one is undisturbed, and the last one ends what is left
+            flags = ("--response-store", str(Path(folder) / f"{number > 0}"), "--kv-cache-memory", "256MiB")
+            with running_oaiserve(*flags) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+                batch = batch if number > 1 else begin(http, bodies(0, LINES, 12))
+                if 0 < number <= rounds:
+                    wait(http, batch, number / (rounds + 1))
+                    server.process.kill()
+                elif not number:
+                    undisturbed = texts(http, wait(http, batch, 2))
+                else:
+                    last = wait(http, batch, 2)
+                    found = texts(http, last)
+    is_same = found == undisturbed and last["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
+    print(f"{rounds} kills, {len(found)} answers, {'the same' if is_same else 'others'} as without kills")
+    return not is_same
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("kills", "beside", "alone"))
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    exit_on_sigterm()
+    if given.what == "kills":
+        return kills(given.rounds)
+    found: dict[bool, list[float]] = {False: [], True: []}
+    is_alone = given.what == "alone"
+    with (
+        running_oaiserve("--no-prefix-cache") as server,  # both of a pair have the same prompts
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        NamedTemporaryFile() as file,
+    ):
+        load = {"--num-requests": 64, "--input-len": 30, "--max-new-tokens": 64, "--concurrency": 64}
+        run_bench(server.url, load, "--no-stop-on-eos")  # so that the cost of steps is known
+        for number in range(2 * given.rounds):
+            has_batch, begun = number % 4 in (1, 2), time.monotonic()
+            asked = bodies(number // 2, 128 if is_alone else LINES, 48)
+            batch = begin(http, asked) if has_batch else ""
+            if is_alone and has_batch:
+                tokens = wait(http, batch, 2)["usage"]["output_tokens"]
+                found[has_batch].append(tokens / (time.monotonic() - begun))
+                continue
+            Path(file.name).write_text("".join(json.dumps(body) + "\n" for body in asked))
+            most = {"--requests": file.name, "--concurrency": 128, "--num-requests": 128}
+            own = most if is_alone else load | {"--concurrency": STREAMS, "--seed": number // 2, "--num-requests": 24}
+            run = run_bench(server.url, own, "--no-stop-on-eos")["runs"][0]["metrics"]
+            itl, rate = run["distributions"]["itl"]["p99"], run["completion_tokens_per_second"]
+            found[has_batch].append(rate if is_alone else itl)
+            if has_batch:
+                counts = http.post(f"/v1/batches/{batch}/cancel").json()["request_counts"]
+                print(f"{counts['completed']} lines were answered meanwhile")
+    for has_batch, values in found.items():
+        shown = f"{median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
+        print(f"{given.what}, {'with' if has_batch else 'without'} a batch: {shown}")
+    print(f"ratio of medians {median(found[True]) / median(found[False]):.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
