@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oaiserve.facts.fact import fact
 from oaiserve.facts.forecast import NO_FORECAST, Forecast
@@ -115,6 +115,11 @@ class RequestEvent(NamedTuple):
     details: Mapping[str, int | str]
 
 
+def _cost(name: str, meaning: str) -> Any:
+    """Declare a part of what a request cost, which is left out where it is not known."""
+    return fact(meaning, None, json=f"cost.{name}", log=True, span=f"oaiserve.cost.{name}", log_when=name)
+
+
 @dataclass(slots=True)
 class EngineAccount:
     """The facts that the engine thread notes about a request in addition to its stamps.
@@ -160,78 +165,19 @@ class EngineAccount:
     decode_causes_ns: dict[Cause, int] = field(default_factory=dict)
     num_prefill_steps: int = 0  # of `num_steps`, those up to the first token
     # Its shares of what the server used, which with those of nobody add up to the meters. None with --no-explain.
-    core_ns: int | None = fact(
-        "Time of the process's cores that is its share of its steps, and of the work between them.",
-        None,
-        json="cost.core_ns",
-        log=True,
-        span="oaiserve.cost.core_ns",
-        log_when="core_ns",
+    core_ns: int | None = _cost(
+        "core_ns", "Time of the process's cores that is its share of its steps, and of the work between them."
     )
-    machine_ns: int | None = fact(
-        "Time of the engine that is its share: of a step with others, a part.",
-        None,
-        json="cost.machine_ns",
-        log=True,
-        span="oaiserve.cost.machine_ns",
-        log_when="machine_ns",
+    machine_ns: int | None = _cost("machine_ns", "Time of the engine that is its share: of a step with others, a part.")
+    alone_ns: int | None = _cost("alone_ns", "Time of the engine that it would have taken without others, as learnt.")
+    alone_core_ns: int | None = _cost("alone_core_ns", "Time of cores that it would have taken without others.")
+    kv_byte_seconds: float | None = _cost(
+        "kv_byte_seconds",
+        "Bytes of the KV cache times the seconds that it held them; those of a shared prefix divided.",
     )
-    alone_ns: int | None = fact(
-        "Time of the engine that it would have taken without others, by the learnt cost of steps.",
-        None,
-        json="cost.alone_ns",
-        log=True,
-        span="oaiserve.cost.alone_ns",
-        log_when="alone_ns",
-    )
-    alone_core_ns: int | None = fact(
-        "Time of cores that it would have taken without others, by what steps take of them.",
-        None,
-        json="cost.alone_core_ns",
-        log=True,
-        span="oaiserve.cost.alone_core_ns",
-        log_when="alone_core_ns",
-    )
-    kv_byte_seconds: float = fact(
-        "Bytes of the KV cache times the seconds that it held them; those of a shared prefix are divided.",
-        0.0,
-        json="cost.kv_byte_seconds",
-        log=True,
-        span="oaiserve.cost.kv_byte_seconds",
-        when="kv_byte_seconds",
-    )
-    weight_bytes: int | None = fact(
-        "Bytes of weights that its steps have read: of a step with others, its rows' part.",
-        None,
-        json="cost.weight_bytes",
-        log=True,
-        span="oaiserve.cost.weight_bytes",
-        log_when="weight_bytes",
-    )
-    joules: float | None = fact(
-        "Energy of its shares. None: no meter can be read.",
-        None,
-        json="cost.joules",
-        log=True,
-        span="oaiserve.cost.joules",
-        log_when="joules",
-    )
-    price: float | None = fact(
-        "Its part of --cost-per-hour. None without that.",
-        None,
-        json="cost.price",
-        log=True,
-        span="oaiserve.cost.price",
-        log_when="price",
-    )
-    alone_price: float | None = fact(
-        "The same without others.",
-        None,
-        json="cost.alone_price",
-        log=True,
-        span="oaiserve.cost.alone_price",
-        log_when="alone_price",
-    )
+    weight_bytes: int | None = _cost("weight_bytes", "Bytes of weights that its steps have read: its rows' part.")
+    joules: float | None = _cost("joules", "Energy of its shares. None: no meter can be read.")
+    price: float | None = _cost("price", "Its part of --cost-per-hour. None without that.")
     # The next five are of the grammar that constrains the answer, if there is one.
     grammar_kind: str | None = fact(
         "The kind of the grammar, as in oaiserve.engine.request.GrammarKind.",

@@ -72,11 +72,10 @@ class Cost(msgspec.Struct):
     machine_ns: int | None
     alone_ns: int | None
     alone_core_ns: int | None
-    kv_byte_seconds: float
+    kv_byte_seconds: float | None
     weight_bytes: int | None
     joules: float | None
     price: float | None
-    alone_price: float | None
 
 
 class TokenUsage(msgspec.Struct):

@@ -184,13 +184,13 @@ class Observations:
             (names.COST_CORE_SECONDS, account.core_ns),
             (names.COST_MACHINE_SECONDS, account.machine_ns),
             (names.COST_ALONE_SECONDS, account.alone_ns),
-            (names.COST_KV_BYTE_SECONDS, account.kv_byte_seconds * NS_PER_SECOND),
             (names.COST_WEIGHT_BYTES, account.weight_bytes),
-            (names.COST_JOULES, None if account.joules is None else account.joules * PER_FINE_UNIT),
-            (names.COST_PRICE, None if account.price is None else account.price * PER_FINE_UNIT),
+            (names.COST_KV_BYTE_SECONDS, account.kv_byte_seconds),
+            (names.COST_JOULES, account.joules),
+            (names.COST_PRICE, account.price),
         ):
             if amount is not None:
-                self.count(metric, labels, round(amount))
+                self.count(metric, labels, amount if isinstance(amount, int) else round(amount * _per_unit(metric)))
 
     def _origin(self, record: RequestRecord, ended_unix_ns: int) -> Origin | None:
         """Return the origin of the record's exemplars, or None if another record has left exemplars a moment ago."""

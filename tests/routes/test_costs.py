@@ -23,7 +23,6 @@ COST = {
     "weight_bytes": 10**8,
     "joules": None,
     "price": 0.125,
-    "alone_price": 0.375,
 }
 PROMPTS = {
     CHAT: {"messages": [{"role": "user", "content": "Hi"}]},

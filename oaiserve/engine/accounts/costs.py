@@ -28,12 +28,8 @@ class Rates:
         account.core_ns, account.machine_ns = core_ns, machine_ns
         account.weight_bytes = round(own.weight_reads * self.weight_bytes)
         account.joules = self.energy.joules_of(core_ns, machine_ns)
-        account.price = self.price_of(machine_ns)
-
-    def price_of(self, machine_ns: int | None) -> float | None:
-        if machine_ns is None or self.price_per_hour is None:
-            return None
-        return machine_ns / HOUR_NS * self.price_per_hour
+        if self.price_per_hour is not None:
+            account.price = machine_ns / HOUR_NS * self.price_per_hour
 
     def compare(
         self, account: EngineAccount, time: StepCost | None, cores: StepCost | None, work: Work, step_tokens: int
@@ -42,6 +38,5 @@ class Rates:
         steps take of the engine's time and of cores."""
         if time is not None:
             account.alone_ns = time.alone_ns(work, step_tokens)
-            account.alone_price = self.price_of(account.alone_ns)
         if cores is not None:
             account.alone_core_ns = cores.alone_ns(work, step_tokens)

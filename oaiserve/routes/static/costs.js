@@ -18,7 +18,7 @@ export function costFacts({ machine_ns: machine, core_ns: core, alone_ns: alone,
   const spent = [`${seconds(machine)} of the engine, ${seconds(alone)} alone`, `${seconds(core)} of cores, ${seconds(aloneCore)} alone`];
   const held = [`${bytes(cost.kv_byte_seconds)}·s of KV cache`, `${bytes(cost.weight_bytes)} of weights`];
   const joules = cost.joules === null ? [] : [`${small(cost.joules)} J`];
-  const price = cost.price === null ? [] : [`price ${small(cost.price)}, ${small(cost.alone_price)} alone`];
+  const price = cost.price === null ? [] : [`price ${small(cost.price)}`];
   return [["Cost", [...spent, ...held, ...joules, ...price].join("; ")]];
 }
 

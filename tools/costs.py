@@ -1,0 +1,73 @@
+"""Compares what requests cost with the machine's meters: python -m tools.costs
+
+Clients of several kinds load the demo model, and one asks the same again and again: first alone, then beside them.
+Prints the sums of the costs beside the meters, and the cost of that request alone beside what it is said to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from threading import Thread
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tools.server_process import exit_on_sigterm, running_oaiserve
+
+KINDS = [(20, 60)] * 4 + [(200, 20)] * 3 + [(10, 200)]  # of clients: most words of a prompt, most tokens of an answer
+SAME = (60, 48)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=150, help="of load (default 150)")
+    seconds = parser.parse_args().seconds
+    exit_on_sigterm()
+    with running_oaiserve("--recent-requests", "100000", "--no-prefix-cache", "--drafts", "off") as server:
+        alone = [ask(server.url, *SAME) for _ in range(8)][2:]  # behind those by which the cost of steps is learnt
+        end = time.monotonic() + seconds
+        threads = [Thread(target=load, args=(server.url, *kind, end)) for kind in KINDS]
+        for thread in threads:
+            thread.start()
+        beside = []
+        while time.monotonic() < end:
+            beside.append(ask(server.url, *SAME))
+        for thread in threads:
+            thread.join()
+        alone += [ask(server.url, *SAME) for _ in range(6)]
+        time.sleep(1)  # until the last one is recorded
+        costs = [each["cost"] for each in httpx.get(f"{server.url}/debug/requests").json()["requests"]]
+        families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
+        meters = {sample.name: sample.value for family in families for sample in family.samples}
+    nobody, total = (meters[f"oaiserve_{name}_core_seconds_total"] for name in ("nobody", "meter"))
+    requests, process = sum(cost["core_ns"] for cost in costs) / 1e9, meters["process_cpu_seconds_total"]
+    print(f"{len(costs)} requests: {requests:.9f} s of cores, nobody {nobody:.9f} s; the meter {total:.9f} s")
+    print(f"the process by Linux at the scrape: {process:.2f} s")
+    held = sum(cost["kv_byte_seconds"] for cost in costs)
+    print(f"KV cache: {held:.6g} of {meters['oaiserve_meter_kv_byte_seconds_total']:.6g} byte-seconds")
+    real = statistics.median(cost["core_ns"] for cost in alone)
+    for name, found in (("alone", alone), ("beside others", beside)):
+        ratios = sorted(cost["alone_core_ns"] / real for cost in found)
+        own, near = statistics.median(cost["core_ns"] for cost in found), sum(abs(r - 1) <= 0.05 for r in ratios)
+        print(f"{name}: {own / 1e6:.0f} ms of cores; said to be alone {statistics.median(ratios):.3f} of really alone")
+        print(f"  {ratios[0]:.3f} to {ratios[-1]:.3f}; within 5 %: {near} of {len(ratios)}")
+
+
+def ask(url: str, words: int, tokens: int) -> dict[str, float]:
+    body = {"prompt": " ".join(f"{number}" for number in range(words)), "max_tokens": tokens, "ignore_eos": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers={"x-include-cost": "true"}, timeout=600)
+    cost: dict[str, float] = answer.json()["usage"]["oaiserve_cost"]
+    return cost
+
+
+def load(url: str, words: int, tokens: int, end: float) -> None:
+    while time.monotonic() < end:
+        ask(url, random.randint(1, words), random.randint(1, tokens))
+        time.sleep(random.expovariate(0.4))
+
+
+if __name__ == "__main__":
+    main()
