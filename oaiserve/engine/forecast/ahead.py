@@ -72,15 +72,16 @@ class _Client:
 class _Turns:
     """The prompts, the decodes beside them, and the steps so far."""
 
-    def __init__(self, rules: Rules, decodes: Iterable[Decoding], prompts: list[Prompt]) -> None:
+    def __init__(self, step_time: StepTime, rules: Rules, decodes: Iterable[Decoding], prompts: list[Prompt]) -> None:
         self.rules = rules
         self.prompts = prompts
         self.left = [prompt.tokens_left for prompt in prompts]
         self.step, self.now_ns, self.context = 0, 0.0, 0
+        self.step_time = step_time
+        self.taken: list[tuple[int, int]] = []  # by the step that is filled: prompts, and how many tokens of each
+        self.budget = 0  # further tokens of that step
         self.clients: dict[str, _Client] = {}
-        self.ends: list[
-            tuple[int, int, str]
-        ] = []  # a heap: after which step, the context that each has then, its client
+        self.ends: list[tuple[int, int, str]] = []  # a heap of decodes: the step and the context at their end, client
         for one in decodes:
             self.ends.append((one.tokens_left, one.context + one.tokens_left, one.client))
             self.context += one.context
@@ -96,15 +97,11 @@ class _Turns:
             client = self.clients[name] = _Client(self.rules.services.get(name, 0))
         return client
 
-    @property
-    def decodes(self) -> Load:
-        return Load(len(self.ends), self.context, 0, 0, 0, len(self.ends))
-
-    def filled(self, step_time: StepTime) -> list[tuple[int, int]]:
-        """Return the prompts in the next step, each with its number of tokens: as `Scheduler._compute_prompts`."""
-        step_time.begin_with(self.decodes)
-        taken: list[tuple[int, int]] = []
-        budget = [self.rules.max_step_tokens - len(self.ends)]
+    def fill(self) -> None:
+        """Take prompts into the next step, as `Scheduler._compute_prompts` does."""
+        decodes = Load(len(self.ends), self.context, 0, 0, 0, len(self.ends))
+        self.step_time.begin_with(decodes)
+        self.taken, self.budget = [], self.rules.max_step_tokens - decodes.decodes
         clients = self.clients.values()
         begun = sorted(((one.service, number) for one in clients for number in one.begun), reverse=True)
         num_running = len(self.ends) + len(begun)
@@ -112,48 +109,45 @@ class _Turns:
             waiting = [one for one in clients if one.waiting]
             client = min(waiting, key=_service) if waiting else None
             head = None if client is None else client.waiting[0]
-            while begun and budget[0] > 0 and (head is None or not self._passes(head, begun[-1][1])):
+            while begun and self.budget > 0 and (head is None or not self._passes(head, begun[-1][1])):
                 number = begun.pop()[1]
-                behind = begun[-1][1] if begun else head
-                self._take(number, behind, step_time, taken, budget)
-            if head is None or client is None or budget[0] <= 0:
+                self._take(number, begun[-1][1] if begun else head)
+            if head is None or client is None:
                 break
             if num_running >= self.rules.max_running and (client.num_decodes or client.begun):
                 break
-            if not self._take(head, None, step_time, taken, budget):
+            if not self._take(head):
                 break
             client.waiting.pop(0)
             insort(client.begun, head)
             num_running += 1
-        while begun and budget[0] > 0:
-            self._take(begun.pop()[1], None, step_time, taken, budget)
-        return taken
+        while begun and self._take(begun.pop()[1]):
+            pass
 
     def _passes(self, head: int, number: int) -> bool:
         return head < number and self.prompts[head].client == self.prompts[number].client
 
-    def _take(
-        self, number: int, behind: int | None, step_time: StepTime, taken: list[tuple[int, int]], budget: list[int]
-    ) -> bool:
-        """Give a prompt its tokens, of which it leaves half to a shorter one behind it. Return False if none fit."""
+    def _take(self, number: int, behind: int | None = None) -> bool:
+        """Take a prompt into the step. It leaves half to a shorter one behind it. Return False if there is no room."""
         left, prompt = self.left[number], self.prompts[number]
-        if budget[0] > 0 and not step_time.has_room(left):
-            budget[0] = 0  # nor for others
-        if budget[0] <= 0:
+        if self.budget <= 0 or not self.step_time.has_room(left):
+            self.budget = 0  # nor for others
             return False
         share = SHORTER_SHARE if self.step < self.rules.num_shorter_steps else 1.0
         if behind is not None and self.left[behind] < left and self.prompts[behind].client == prompt.client:
             share /= 2
         start = prompt.start + prompt.tokens_left - left
-        part = step_time.fitting(start, min(left, budget[0]), share)
-        step_time.add(start, part)
-        budget[0] -= part
+        part = self.step_time.fitting(start, min(left, self.budget), share)
+        self.step_time.add(start, part)
+        self.budget -= part
         self.clients[prompt.client].service += part
-        taken.append((number, part))
+        self.taken.append((number, part))
         return True
 
-    def go(self, taken: list[tuple[int, int]], ns: float) -> list[int]:
-        """Go on by this step, and by those after it that are alike. Return the prompts that have ended."""
+    def go(self, ns: float) -> list[int]:
+        """Go on by the filled step, which takes so long, and by those after it that are alike. Return the prompts that
+        have ended."""
+        taken = self.taken
         ended = [number for number, part in taken if part >= self.left[number]]
         steps = 1
         if not ended and len(taken) < 2:
@@ -203,17 +197,16 @@ def first_token(
 ) -> Ahead:
     """Return when the prompt at this place has its first token: prompts of a client are in the order in which they are
     due. `step_time` is one of its own."""
-    turns = _Turns(rules, decodes, prompts)
+    turns = _Turns(step_time, rules, decodes, prompts)
     has_waited, num_parts, before = False, 0, turns.ahead_of(place)
     while num_parts < MOST_PARTS:
-        load = turns.decodes
-        taken = turns.filled(step_time)
-        num_parts += len(taken) + 1
-        if not taken and not turns.ends:  # nothing may ever run: only a limit of the cache could say when
+        num_decodes, context = len(turns.ends), turns.context
+        turns.fill()
+        num_parts += len(turns.taken) + 1
+        if not turns.taken and not turns.ends:  # nothing may ever run: only a limit of the cache could say when
             break
-        has_waited = has_waited or not taken
-        ended = turns.go(taken, cost.expected_ns(step_time.load if taken else load))
-        if place in ended:
-            return Ahead(turns.now_ns, load.decodes, load.decode_context, has_waited)
+        has_waited = has_waited or not turns.taken
+        if place in turns.go(cost.expected_ns(step_time.load)):
+            return Ahead(turns.now_ns, num_decodes, context, has_waited)
     done = max(1, before - turns.ahead_of(place))
     return Ahead(turns.now_ns * before / done, len(turns.ends), turns.context, has_waited=True)

@@ -99,7 +99,8 @@ class _Open:
         if not all(kind.is_enough for kind in self.kinds):
             return NO_FORECAST
         first, end = self.told
-        return Forecast(True, *map(round, first), *(round(max(times)) for times in zip(end, first, strict=True)))
+        times = *first, *map(max, end, first)
+        return Forecast(True, *(max(1, round(ns)) for ns in times))
 
 
 class Forecaster:
