@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from oaiserve.engine.accounts.energy import Counter, Energy, rapl_counters
+from oaiserve.engine.accounts.energy import Counter, Energy, nvml_counters, rapl_counters
 from tests.engine.doubles import Clock
 
 WRAPS_AT = 262_143_328_850  # µJ, as of a real package: an hour at 150 W wraps twice
@@ -84,3 +86,22 @@ def test_without_a_meter_nothing_is_known_and_a_meter_that_fails_is_given_up(
     energy.read()
     assert not energy.is_known
     assert "requests have no joules" in caplog.text
+
+
+@pytest.mark.parametrize(("visible", "asked"), [(None, 0), ("3,1", 3), ("GPU-7f", "GPU-7f")])
+def test_the_gpu_of_this_process_is_the_first_that_it_may_see(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: int | str
+) -> None:
+    joules = {asked: iter([5_000, 7_500])}  # mJ
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=int,
+        nvmlDeviceGetHandleByUUID=str,
+        nvmlDeviceGetTotalEnergyConsumption=lambda gpu: next(joules[gpu]),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (counter,) = nvml_counters()
+    assert counter.since_last() == pytest.approx(2.5)
