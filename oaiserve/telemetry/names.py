@@ -64,20 +64,14 @@ def unit_of(name: str) -> str:
     return last if last in _UNITS else ""
 
 
-def _counter(name: str, help: str, labels: str = "") -> Metric:
-    return Metric(name, "counter", help, unit_of(name), tuple(labels.split()))
-
-
-def _gauge(name: str, help: str, labels: str = "", of: str | None = None) -> Metric:
-    return Metric(name, "gauge", help, unit_of(name), tuple(labels.split()), of=of)
+def _metric(name: str, help: str, labels: str = "", of: str | None = None) -> Metric:
+    """Return a counter, an info or a gauge, as the name ends."""
+    kind = {"total": "counter", "info": "info"}.get(name.rpartition("_")[2], "gauge")
+    return Metric(name, kind, help, unit_of(name), tuple(labels.split()), of=of)
 
 
 def _histogram(name: str, buckets: tuple[float, ...], help: str, labels: str = "", unit: str = "") -> Metric:
     return Metric(name, "histogram", help, unit or unit_of(name), tuple(labels.split()), buckets)
-
-
-def _info(name: str, help: str, labels: str) -> Metric:
-    return Metric(name, "info", help, labels=tuple(labels.split()))
 
 
 _REQUEST = "outcome operation model"  # labels
@@ -160,50 +154,50 @@ REQUEST_MAX_TOKENS = _histogram(
     "past tokenization are left out.",
     _REQUEST,
 )
-REQUESTS = _counter(
+REQUESTS = _metric(
     "oaiserve_requests_total",
     "Ended requests. status: the HTTP status, empty if none was sent. error_type: the class of the error, or empty.",
     f"{_REQUEST} status error_type",
 )
-REJECTED = _counter("oaiserve_rejected_total", "Rejected requests, by the class of the error.", "reason")
-FINISHED_CHOICES = _counter(
+REJECTED = _metric("oaiserve_rejected_total", "Rejected requests, by the class of the error.", "reason")
+FINISHED_CHOICES = _metric(
     "oaiserve_finished_choices_total",
     "Choices of ended requests. reason: stop, length, or abort for unfinished ones of a cancelled or failed request.",
     "operation model reason",
 )
-DEADLINES = _counter(
+DEADLINES = _metric(
     "oaiserve_deadlines_total",
     "Ended requests with a deadline whose clients stayed. outcome: met, missed, or refused because they would most "
     "probably have missed it. The rate of those met is the goodput.",
     "outcome",
 )
-FORECASTS = _counter(
+FORECASTS = _metric(
     "oaiserve_forecasts_total",
     "Promised times of ended requests. time: first_token or end. held: within the interval, which nine in ten are, "
     "earlier, or later.",
     "time held",
 )
-TOOL_CALLS = _counter(
+TOOL_CALLS = _metric(
     "oaiserve_tool_calls_total",
     "Calls of tools in ended answers. outcome: called, unparsed if it stayed text because it was no valid call, or "
     "left_out for a tool that the model was not told of, because only OpenAI hosts it.",
     "outcome",
 )
-PROMPT_TOKENS = _counter("oaiserve_prompt_tokens_total", "Prompt tokens of ended requests.", "operation model")
-CACHED_PROMPT_TOKENS = _counter(
+PROMPT_TOKENS = _metric("oaiserve_prompt_tokens_total", "Prompt tokens of ended requests.", "operation model")
+CACHED_PROMPT_TOKENS = _metric(
     "oaiserve_cached_prompt_tokens_total",
     "Prompt tokens of ended requests that were found in the prefix cache.",
     "operation model",
 )
-GENERATION_TOKENS = _counter(
+GENERATION_TOKENS = _metric(
     "oaiserve_generation_tokens_total", "Generated tokens of ended requests, over all choices.", "operation model"
 )
-QUEUE_WAIT_SECONDS = _counter(
+QUEUE_WAIT_SECONDS = _metric(
     "oaiserve_queue_wait_seconds_total",
     "Time that ended requests spent in the phase queue, by what they waited for.",
     "reason",
 )
-PHASE_CAUSE_SECONDS = _counter(
+PHASE_CAUSE_SECONDS = _metric(
     "oaiserve_phase_cause_seconds_total",
     "Time that ended requests spent in the phases prefill and decode, by its cause: alone, neighbour_decodes, "
     "neighbour_prompts, preemption, constraint, host, machine or unexplained. The causes of a phase add up to it. So "
@@ -211,27 +205,27 @@ PHASE_CAUSE_SECONDS = _counter(
     "phase cause",
 )
 # What ended requests cost. `client` is the name of the API key, empty without one.
-COST_CORE_SECONDS = _counter(
+COST_CORE_SECONDS = _metric(
     "oaiserve_cost_core_seconds_total", "Time of the process's cores that was the share of ended requests.", "client"
 )
-COST_MACHINE_SECONDS = _counter(
+COST_MACHINE_SECONDS = _metric(
     "oaiserve_cost_machine_seconds_total", "Time of the engine that was the share of ended requests.", "client"
 )
-COST_ALONE_SECONDS = _counter(
+COST_ALONE_SECONDS = _metric(
     "oaiserve_cost_alone_seconds_total", "Time of the engine that ended requests would have taken alone.", "client"
 )
-COST_KV_BYTE_SECONDS = _counter(
+COST_KV_BYTE_SECONDS = _metric(
     "oaiserve_cost_kv_byte_seconds_total",
     "Bytes of the KV cache that ended requests held, times seconds. Those of a shared prefix are divided.",
     "client",
 )
-COST_WEIGHT_BYTES = _counter(
+COST_WEIGHT_BYTES = _metric(
     "oaiserve_cost_weight_bytes_total", "Bytes of weights that were read for ended requests.", "client"
 )
-COST_JOULES = _counter(
+COST_JOULES = _metric(
     "oaiserve_cost_joules_total", "Energy of ended requests, where a meter can be read: RAPL or NVML.", "client"
 )
-COST_PRICE = _counter("oaiserve_cost_price_total", "The part of ended requests in --cost-per-hour.", "client")
+COST_PRICE = _metric("oaiserve_cost_price_total", "The part of ended requests in --cost-per-hour.", "client")
 GRAMMAR_COMPILE_SECONDS = _histogram(
     "oaiserve_grammar_compile_seconds",
     PHASE_BUCKETS,
@@ -242,32 +236,24 @@ GRAMMAR_COMPILE_SECONDS = _histogram(
 
 # Metrics of the engine. They are read from its numbers at each scrape, except the histograms, which have every step.
 ENGINE = {
-    row.name: Metric(
-        row.metric,
-        "counter" if row.metric.endswith("_total") else "gauge",
-        row.meaning,
-        unit_of(row.metric),
-        of=row.name,
-    )
-    for row in facts_of(EngineNumbers)
-    if row.metric
+    row.name: _metric(row.metric, row.meaning, of=row.name) for row in facts_of(EngineNumbers) if row.metric
 }  # by the field of EngineNumbers
-ADAPTER_REQUESTS = _gauge(
+ADAPTER_REQUESTS = _metric(
     "oaiserve_adapter_requests",
     "Sequences of each adapter that is loaded, by its name. state: running, in steps of the engine; waiting, in "
     "its queue.",
     "model state",
 )
-KV_CACHE_USAGE = _gauge(
+KV_CACHE_USAGE = _metric(
     "oaiserve_kv_cache_usage_ratio", "Share of the KV cache's blocks in use, 0 to 1.", of="kv_usage"
 )
-KV_BLOCKS = _gauge(
+KV_BLOCKS = _metric(
     "oaiserve_kv_blocks",
     "Blocks of the KV cache. state: used by sequences; cached, which is unused but kept by the prefix cache; "
     "free. The three add up to all blocks.",
     "state",
 )
-DRAFT_TOKENS = _counter(
+DRAFT_TOKENS = _metric(
     "oaiserve_draft_tokens_total",
     "Tokens of drafts. accepted: they came true, so the answer has them. rejected: they were computed in vain.",
     "outcome",
@@ -287,13 +273,13 @@ STEP_COST_ERROR = _histogram(
     "decode or mixed.",
     "kind",
 )
-ENGINE_HOST_SECONDS = _counter(
+ENGINE_HOST_SECONDS = _metric(
     "oaiserve_engine_host_seconds_total",
     "Time of the engine thread by what it did: idle, commands, schedule, launch, masks, wait, process or "
     "hand_over. The parts add up to all of its time.",
     "part",
 )
-ENGINE_FEATURE = _gauge(
+ENGINE_FEATURE = _metric(
     "oaiserve_engine_feature",
     "1 for a faster way to compute that is on, 0 for one that is off, because it was not asked for or failed its "
     "check at the start. feature: drafts or exact (the same logits in any step); on a CPU native_step or amx; on a "
@@ -303,58 +289,58 @@ ENGINE_FEATURE = _gauge(
 )
 
 # Metrics of the process.
-CONNECTIONS = _gauge("oaiserve_connections", "Open connections, those in a TLS handshake included.")
-CONNECTIONS_REFUSED = _counter(
+CONNECTIONS = _metric("oaiserve_connections", "Open connections, those in a TLS handshake included.")
+CONNECTIONS_REFUSED = _metric(
     "oaiserve_connections_refused_total",
     "Connections that the server closed against the client's will. reason: all (--max-connections), address "
     "(--max-connections-per-address), header_timeout, handshake (TLS: failed or too late), invalid (broken HTTP, "
     "or headers that are too large).",
     "reason",
 )
-FRONT_ENDS = _gauge("oaiserve_front_ends", "Front ends that serve now (--front-ends).")
-FRONT_ENDS_ENDED = _counter(
+FRONT_ENDS = _metric("oaiserve_front_ends", "Front ends that serve now (--front-ends).")
+FRONT_ENDS_ENDED = _metric(
     "oaiserve_front_ends_ended_total", "Front ends that ended while the server went on, and start again."
 )
-FRONT_END_CPU_SECONDS = _counter(
+FRONT_END_CPU_SECONDS = _metric(
     "oaiserve_front_end_cpu_seconds_total",
     "CPU time of each front end, by its number, since it was started last. That of the engine's process is "
     "process_cpu_seconds_total.",
     "front_end",
 )
-FRONT_END_RESIDENT_BYTES = _gauge("oaiserve_front_end_resident_memory_bytes", "Memory of each front end.", "front_end")
-FRONT_END_OPEN_FDS = _gauge("oaiserve_front_end_open_fds", "Open files and sockets of each front end.", "front_end")
-STORED_RESPONSES = _gauge(
+FRONT_END_RESIDENT_BYTES = _metric("oaiserve_front_end_resident_memory_bytes", "Memory of each front end.", "front_end")
+FRONT_END_OPEN_FDS = _metric("oaiserve_front_end_open_fds", "Open files and sockets of each front end.", "front_end")
+STORED_RESPONSES = _metric(
     "oaiserve_stored_responses",
     "Answers of /v1/responses in the store. If processes share a file, those of all, as of this one's last use of it.",
 )
-STORED_RESPONSE_BYTES = _gauge(
+STORED_RESPONSE_BYTES = _metric(
     "oaiserve_stored_response_bytes", "Bytes of the answers in the store and of their inputs."
 )
-STORED_RESPONSES_DROPPED = _counter(
+STORED_RESPONSES_DROPPED = _metric(
     "oaiserve_stored_responses_dropped_total",
     "Answers of /v1/responses that the store dropped. reason: age (--response-store-seconds), room (others needed "
     "it: --response-store-number, --response-store-bytes) or size (larger than the whole store).",
     "reason",
 )
-METER_JOULES = _counter(
+METER_JOULES = _metric(
     "oaiserve_meter_joules_total",
     "Energy of the machine's CPUs and memory, and of the GPU, since the start, where a meter can be read.",
 )
 EVENT_LOOP_LAG_SECONDS = _histogram(
     "oaiserve_event_loop_lag_seconds", PHASE_BUCKETS, "Delay with which the event loop wakes up a sleeping task."
 )
-REFUSED_ACCESS = _counter(
+REFUSED_ACCESS = _metric(
     "oaiserve_refused_access_total",
     "Requests refused before they reached a route. reason: missing_key, unknown_key, role (that of the key has "
     "not the right), host (a name that the server does not answer to) or origin (a web page of another site).",
     "reason",
 )
-BUILD_INFO = _info(
+BUILD_INFO = _metric(
     "oaiserve_build_info",
     "Versions of oaiserve and Python, and the model's name. The value is 1.",
     "version python model",
 )
-MODEL_INFO = _info(
+MODEL_INFO = _metric(
     "oaiserve_model_info",
     "How the model is served. A label is empty if its value is unknown. The value is 1.",
     "model dtype device max_model_len block_size kv_blocks",
@@ -362,19 +348,19 @@ MODEL_INFO = _info(
 
 # Metrics of telemetry itself.
 SCRAPE_DURATION_SECONDS = Metric("oaiserve_scrape_duration_seconds", "summary", "Time to render /metrics.", "seconds")
-TELEMETRY_ERRORS = _counter(
+TELEMETRY_ERRORS = _metric(
     "oaiserve_telemetry_errors_total",
     "Failures of telemetry by consumer. recent, metrics, log, tracing, recording: it failed on a record. queue: a "
     "record was dropped because the queue was full. tick: the periodic update of the metrics failed.",
     "consumer",
 )
-SPANS = _counter(
+SPANS = _metric(
     "oaiserve_spans_total",
     "Spans by result. Each span is counted as ended, and then as exported, failed (the collector did not accept "
     "it) or dropped (the queue was full, or the time at shutdown too short).",
     "result",
 )
-LOG_MESSAGES = _counter(
+LOG_MESSAGES = _metric(
     "oaiserve_log_messages_total",
     "Messages of the log by level. result: written; left_out, because there were many of the same kind.",
     "level result",

@@ -68,8 +68,11 @@ export class Charts {
   }
 
   #draw({ chart, plot, values }) {
-    const style = getComputedStyle(document.documentElement);
-    const color = (name) => style.getPropertyValue(name).trim();
+    // A canvas does not resolve light-dark(), so the plot takes each colour on and is asked for it.
+    const color = (name) => {
+      plot.style.color = `var(${name})`;
+      return getComputedStyle(plot).color;
+    };
     // Shows the values under the pointer, or the last ones.
     const showValues = (drawn) => {
       const at = drawn.cursor.idx ?? drawn.data[0].length - 1;
