@@ -95,6 +95,11 @@ class InvalidRequest(ClientError):
     status = 400
 
 
+def invalid(param: str, reason: str, where: str = "") -> InvalidRequest:
+    """Return the error of a parameter. `where` is the wrong place in it, such as tools[0].function.name."""
+    return InvalidRequest(f"Invalid '{where or param}': {reason}.", param=param)
+
+
 class ContextLengthExceeded(InvalidRequest):
     """The prompt is too long.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oaiserve.engine.request import Grammar, PairPrompt, Prompt, Request, TooManyTokens
 from oaiserve.engine.turn_workers import Task, TurnWorkers
-from oaiserve.errors import APIError, ContextLengthExceeded, InvalidRequest
+from oaiserve.errors import APIError, ContextLengthExceeded, invalid
 from oaiserve.facts.continuation import SENT_HEADER
 from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.times import monotonic_ns
@@ -266,8 +266,5 @@ class TokenizeStage:
     def _check_ids(self, token_ids: Collection[int], param: str) -> None:
         lowest, highest = min(token_ids, default=0), max(token_ids, default=0)
         if lowest < 0 or highest >= self._vocab_size:
-            raise InvalidRequest(
-                f"Invalid '{param}': token id {lowest if lowest < 0 else highest} is outside the model's vocabulary. "
-                f"Ids are from 0 to {self._vocab_size - 1}.",
-                param=param,
-            )
+            reason = f"token id {lowest if lowest < 0 else highest} is outside the model's vocabulary"
+            raise invalid(param, f"{reason}. Ids are from 0 to {self._vocab_size - 1}")

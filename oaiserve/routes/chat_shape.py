@@ -146,7 +146,6 @@ class ChatShape(ChoicesShape):
         self._shows_reasoning = shows_reasoning
         self._counted_calls = counted_calls
         self._readers: defaultdict[int, AnswerReader] = defaultdict(conversation.reader)  # by choice
-        super().__init__(kind, head, wanted)  # which renders a usage already
         self._num_begun: Counter[int] = Counter()  # by choice: calls of which the client of a stream knows
         self._messages: dict[int, ChatMessage] = {}  # of a whole answer, by choice
         super().__init__(kind, head, wanted)  # which renders a chunk with usage

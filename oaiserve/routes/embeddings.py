@@ -44,15 +44,8 @@ class Embedding(msgspec.Struct, tag_field="object", tag="embedding"):
     embedding: list[float] | str
 
 
-class EmbeddingList(msgspec.Struct):
+class EmbeddingList(pooling.PooledList[Embedding]):
     """The vectors, in the order of the texts."""
-
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    data: list[Embedding]
-    usage: pooling.PoolingUsage
 
 
 @Operation(

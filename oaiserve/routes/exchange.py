@@ -9,7 +9,7 @@ import asyncio
 from array import array
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import msgspec
 from starlette.datastructures import Headers
@@ -225,50 +225,32 @@ class Accounting:
             times.received = times.responded
         serving = serving_of(Request(scope))
         address, port = scope.get("server") or (None, None)
-        adapter = None if exchange.adapter is None else exchange.adapter.name
         if exchange.use is not None and serving.key_store is not None:
             core_ns, price = exchange.account.core_ns, exchange.account.price
             cost = (core_ns or 0) / 1e9 if price is None else price
             serving.key_store.settle(exchange.use, usage.prompt_tokens + usage.completion_tokens, cost)
-        serving.telemetry.record(
-            RequestRecord(
-                request_id=exchange.request_id,
-                trace=exchange.trace,
-                times=times,
-                outcome=exchange.outcome,
-                operation=exchange.operation,
-                http_method=scope["method"],
-                http_route=exchange.http_route,
-                http_status=exchange.http_status,
-                model=serving.name_of(exchange.adapter),
-                adapter=adapter,
-                client=exchange.key_name,
-                http_scheme=scope["scheme"],
-                server_address=address,
-                server_port=port,
-                model_load_ns=exchange.model_load_ns,
-                response_id=exchange.response_id,
-                engine_id=exchange.engine_id,
-                conversation_id=exchange.conversation_id,
-                error_type=type(exchange.error).__name__ if exchange.error is not None else None,
-                error_param=exchange.error.param if exchange.error is not None else None,
-                stream=exchange.is_streaming,
-                background=exchange.is_background,
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                completion_tokens=usage.completion_tokens,
-                finish_reasons=tuple(exchange.finish_reasons[index] for index in sorted(exchange.finish_reasons)),
-                tool_calls=exchange.tool_calls,
-                deadline=exchange.deadline_outcome(times),
-                deadline_ns=exchange.deadline_ns,
-                ttft_deadline_ns=exchange.ttft_deadline_ns,
-                params=exchange.params,
-                prompt_text=exchange.prompt_text,
-                routing=exchange.routing,
-                event_tokens=exchange.event_tokens,
-                event_gaps_ns=exchange.event_gaps_ns,
-                account=exchange.account,
-            )
-        )
+        shared = {
+            each.name: getattr(exchange, each.name) for each in fields(RequestRecord) if hasattr(exchange, each.name)
+        }
+        own = {
+            "times": times,
+            "http_method": scope["method"],
+            "model": serving.name_of(exchange.adapter),
+            "adapter": None if exchange.adapter is None else exchange.adapter.name,
+            "client": exchange.key_name,
+            "http_scheme": scope["scheme"],
+            "server_address": address,
+            "server_port": port,
+            "error_type": type(exchange.error).__name__ if exchange.error is not None else None,
+            "error_param": exchange.error.param if exchange.error is not None else None,
+            "stream": exchange.is_streaming,
+            "background": exchange.is_background,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "finish_reasons": tuple(exchange.finish_reasons[index] for index in sorted(exchange.finish_reasons)),
+            "deadline": exchange.deadline_outcome(times),
+        }
+        serving.telemetry.record(RequestRecord(**{**shared, **own}))
         # A connection that is kept open keeps the scope of its last request, which must not keep the prompts.
         scope.get("state", {}).pop("exchange", None)

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from oaiserve.errors import InvalidRequest
+from oaiserve.errors import invalid as invalid
 from oaiserve.routes.objects import NAME
 
 _name = re.compile(NAME.removeprefix("^").removesuffix("$"))
@@ -98,11 +99,6 @@ def show(value: object) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:60] + "..."
-
-
-def invalid(param: str, reason: str, where: str = "") -> InvalidRequest:
-    """Return the error of a parameter. `where` is the wrong place in it, such as tools[0].function.name."""
-    return InvalidRequest(f"Invalid '{where or param}': {reason}.", param=param)
 
 
 def needed(where: str, holder: Any, name: str) -> Any:

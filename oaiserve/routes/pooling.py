@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from oaiserve.routes.prepare import Intake
 from oaiserve.routes.shapes import Head, encode, joined
 
 MAX_TEXTS = 2048  # of one request: OpenAI's limit
+Item = TypeVar("Item", bound=msgspec.Struct)
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
@@ -90,6 +91,17 @@ class PoolingUsage(msgspec.Struct):
 
     prompt_tokens: int
     total_tokens: int
+
+
+class PooledList(msgspec.Struct, Generic[Item]):
+    """The answers to texts, in their order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Item]
+    usage: PoolingUsage
 
 
 def list_head(head: Head) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -40,7 +40,7 @@ class ScoreBody(pooling.PoolingBody, kw_only=True):
 
 
 class Document(msgspec.Struct):
-    """A document to order, as an object."""
+    """A document, as an object."""
 
     text: str
 
@@ -63,21 +63,8 @@ class Score(msgspec.Struct, tag_field="object", tag="score"):
     score: float
 
 
-class ScoreList(msgspec.Struct):
+class ScoreList(pooling.PooledList[Score]):
     """The scores, in the order of the pairs."""
-
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    data: list[Score]
-    usage: pooling.PoolingUsage
-
-
-class ShownDocument(msgspec.Struct):
-    """A document of the request."""
-
-    text: str
 
 
 class Ranked(msgspec.Struct):
@@ -85,7 +72,7 @@ class Ranked(msgspec.Struct):
 
     index: int
     relevance_score: float
-    document: ShownDocument | UnsetType = UNSET
+    document: Document | UnsetType = UNSET
 
 
 class Ranking(msgspec.Struct):
@@ -148,7 +135,7 @@ def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
     pairing = Pairing(
         [body.query], documents, names, pooling.pooling_of(intake), pooling.most_tokens(intake), is_search=True
     )
-    shown = [UNSET if body.return_documents is False else ShownDocument(text) for text in documents]
+    shown = [UNSET if body.return_documents is False else Document(text) for text in documents]
 
     def whole(_prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
         """Render the best documents, best first. Of equal ones the first is first."""

@@ -122,11 +122,8 @@ def encoded(serving: Serving, prompt: Prompt) -> Generator[None, None, list[int]
         return (yield from serving.engine.tokenizer.encode_in_pieces(prompt, most))
     except TooManyTokens as error:
         least = "" if error.is_exact else "at least "
-        raise InvalidRequest(
-            f"Invalid '{prompt.param}': it has {least}{error.num_tokens} tokens, but this route takes at most {most}. "
-            "Send it in parts.",
-            param=prompt.param,
-        ) from error
+        reason = f"it has {least}{error.num_tokens} tokens, but this route takes at most {most}. Send it in parts"
+        raise invalid(prompt.param, reason) from error
 
 
 def _detokenize(serving: Serving, tokens: Sequence[Integer]) -> Generator[None, None, bytes]:

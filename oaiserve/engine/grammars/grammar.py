@@ -24,7 +24,7 @@ from oaiserve.engine.grammars.notations import translate, with_prefix
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.engine.text.detokenize import TokenTable
-from oaiserve.errors import InvalidRequest
+from oaiserve.errors import invalid
 from oaiserve.facts.times import monotonic_ns
 
 if TYPE_CHECKING:
@@ -125,11 +125,8 @@ class Grammars:
         begin_ns = monotonic_ns()
         tokens = self._prepared()
         if tokens is None:
-            raise InvalidRequest(
-                f"Invalid '{grammar.param}': this model's tokenizer has no exact bytes for its tokens, or no "
-                "end-of-sequence token, so answers cannot be held to a grammar.",
-                param=grammar.param,
-            )
+            reason = "this model's tokenizer has no exact bytes for its tokens, or no end-of-sequence token"
+            raise invalid(grammar.param, f"{reason}, so answers cannot be held to a grammar")
         future, was_cached = self._find((grammar.kind, grammar.text, grammar.prefix))
         if not was_cached:
             try:
@@ -140,7 +137,7 @@ class Grammars:
                 future.set_exception(error)
         outcome = future.result()
         if isinstance(outcome, Refused):
-            raise InvalidRequest(f"Invalid '{grammar.param}': {outcome.reason}.", param=grammar.param)
+            raise invalid(grammar.param, outcome.reason)
         return CompiledGrammar(outcome, tokens, self._excess_of(client), monotonic_ns() - begin_ns, was_cached)
 
     def _find(self, key: _Key) -> tuple[_Outcome, bool]:

@@ -13,7 +13,7 @@ from jinja2 import TemplateSyntaxError
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.engine.text.jinja_template import JinjaTemplate, Message, TemplateLimit
 from oaiserve.engine.text.special_tokens import SpecialTexts
-from oaiserve.errors import InvalidRequest, StartupError
+from oaiserve.errors import InvalidRequest, StartupError, invalid
 
 NO_SPECIAL_TEXTS = SpecialTexts(())
 # A template that joins the arguments of calls to other texts takes them as a text; others take an object.
@@ -84,9 +84,7 @@ class ChatTemplate:
         Raises InvalidRequest if the template rejects them.
         """
         if reserved := sorted(RESERVED & prompt.template_kwargs.keys()):
-            raise InvalidRequest(
-                f"Invalid 'chat_template_kwargs': '{reserved[0]}' cannot be set there.", param="chat_template_kwargs"
-            )
+            raise invalid("chat_template_kwargs", f"'{reserved[0]}' cannot be set there")
         arguments: dict[str, Any] = {
             "add_generation_prompt": prompt.add_generation_prompt,
             "continue_final_message": prompt.continue_final_message,
@@ -155,11 +153,8 @@ def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
         return content
     for part in content:
         if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise InvalidRequest(
-                f"Invalid 'messages': a content part of type '{part.get('type')}'. This model takes parts of type "
-                "'text' only.",
-                param="messages",
-            )
+            reason = f"a content part of type '{part.get('type')}'. This model takes parts of type 'text' only"
+            raise invalid("messages", reason)
     return "\n".join(part["text"] for part in content)
 
 

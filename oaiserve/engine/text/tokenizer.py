@@ -27,7 +27,7 @@ from oaiserve.engine.text.stored_tokenizer import (
     tokenizer_subject,
 )
 from oaiserve.engine.turn_workers import at_once
-from oaiserve.errors import InvalidRequest, StartupError
+from oaiserve.errors import InvalidRequest, StartupError, invalid
 from oaiserve.files.gguf import READ_BY_TRANSFORMERS, architecture, read_values
 from oaiserve.files.load_errors import reported
 from oaiserve.files.start_cache import NotRemembered
@@ -142,7 +142,7 @@ class Tokenizer:
                     yield
                 token_ids = yield from self._encode_rendered(text, prompt.add_special_tokens, param, most_tokens)
         if not token_ids:
-            raise InvalidRequest(f"Invalid '{param}': it has no tokens, so there is nothing to continue.", param=param)
+            raise invalid(param, "it has no tokens, so there is nothing to continue")
         return token_ids
 
     def encode_pair(self, prompt: PairPrompt, most_tokens: int | None = None) -> tuple[list[int], int]:
@@ -161,9 +161,7 @@ class Tokenizer:
                 second.truncate(min(len(second.ids), room - len(first.ids)))
             pair = self.backend.post_process(first, second, True)
         except Exception as error:  # the Rust encoder raises Exception itself for all its errors
-            raise InvalidRequest(
-                f"Invalid '{prompt.param}': the model's tokenizer cannot encode it: {error}", param=prompt.param
-            ) from error
+            raise invalid(prompt.param, f"the model's tokenizer cannot encode it: {error}") from error
         if most_tokens is not None and len(pair.ids) > most_tokens:
             raise TooManyTokens(len(pair.ids), is_exact=True)
         types = pair.type_ids
@@ -179,10 +177,7 @@ class Tokenizer:
             bare = word.lstrip(" ")
             alone = self._encode(bare, False, "bad_words")
             if not alone:
-                raise InvalidRequest(
-                    f"Invalid 'bad_words': {word[:40]!r} has no tokens of its own, so it cannot be kept out.",
-                    param="bad_words",
-                )
+                raise invalid("bad_words", f"{word[:40]!r} has no tokens of its own, so it cannot be kept out")
             encoded += [alone, self._encode(f" {bare}", False, "bad_words")]
         return encoded
 
@@ -249,17 +244,13 @@ class Tokenizer:
         """Return the token ids of a text, cut to `most_tokens` with its special tokens, which stay."""
         before, after = ([], []) if not add_special_tokens else self._affixes or ([], [])
         if add_special_tokens and self._affixes is None:
-            raise InvalidRequest(
-                "'truncate_prompt_tokens' is not possible here: this tokenizer puts special tokens within texts.",
-                param="truncate_prompt_tokens",
+            raise invalid(
+                "truncate_prompt_tokens", "this tokenizer puts special tokens within texts, so they cannot be cut"
             )
         room = most_tokens - len(before) - len(after)
         if room < 1:
-            raise InvalidRequest(
-                f"Invalid 'truncate_prompt_tokens': must be > {len(before) + len(after)}, the special tokens that this "
-                f"model adds, got {most_tokens}.",
-                param="truncate_prompt_tokens",
-            )
+            least = f"{len(before) + len(after)}, the special tokens that this model adds"
+            raise invalid("truncate_prompt_tokens", f"must be > {least}, got {most_tokens}")
         _check_characters(text, param)
         so_far = array("i")
         for number, piece in enumerate(self._rules.pieces(text)):
@@ -288,9 +279,7 @@ class Tokenizer:
             # Only the backend's methods for batches release the GIL. This one also skips offsets.
             return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except Exception as error:  # the Rust encoder raises Exception itself for all its errors
-            raise InvalidRequest(
-                f"Invalid '{param}': the model's tokenizer cannot encode it: {error}", param=param
-            ) from error
+            raise invalid(param, f"the model's tokenizer cannot encode it: {error}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, with its special tokens."""
@@ -329,8 +318,5 @@ def _check_characters(text: str, param: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"Invalid '{param}': it has half of a surrogate pair (U+{ord(text[error.start]):04X}), "
-            "which is no character. Send valid Unicode text.",
-            param=param,
-        ) from error
+        half = f"half of a surrogate pair (U+{ord(text[error.start]):04X}), which is no character"
+        raise invalid(param, f"it has {half}. Send valid Unicode text") from error
