@@ -64,6 +64,20 @@ Includable = Literal[
 ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]  # llama.cpp's; all but "none" mean the same
 
 
+# Fields that several bodies have.
+Priority = Annotated[Integer | None, described("Lower is earlier, under --policy priority.", -MAX_INT64 - 1, MAX_INT64)]
+_TopLogprobs = Annotated[
+    Integer | None, described("Alternatives for each token, if log-probabilities are asked for.", 0, MAX_LOGPROBS)
+]
+ThinkingBudget = Annotated[
+    Integer | None, described("Most tokens of the reasoning, whose end is forced then.", 0, MAX_INT32)
+]
+_AddsSpecialTokens = Annotated[
+    bool | None, described("Add the tokenizer's own tokens to the prompt. Default: true, but false for messages.")
+]
+_AddsGenerationPrompt = Annotated[bool | None, described("Ask for an answer behind the messages. Default: true.")]
+
+
 class SamplingBody(msgspec.Struct, kw_only=True):
     """The parameters that all generation routes accept. None means that the client did not set it."""
 
@@ -121,9 +135,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     skip_special_tokens: Annotated[bool | None, described("Leave special tokens out of the text. Default: true.")] = (
         None
     )
-    add_special_tokens: Annotated[
-        bool | None, described("Add the tokenizer's own tokens to the prompt. Default: true, but false for messages.")
-    ] = None
+    add_special_tokens: _AddsSpecialTokens = None
     prompt_logprobs: Annotated[
         Integer | None,
         described("Log-probabilities of the prompt, with this many alternatives for each token.", 0, MAX_LOGPROBS),
@@ -144,9 +156,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
         bool | None, described("With stream: while a long prompt is computed, send chunks that say how far that is.")
     ] = None
     stream_interval: Annotated[Integer | None, described("Tokens of a choice in an event.", 1, MAX_INT32)] = None
-    priority: Annotated[
-        Integer | None, described("Lower is earlier, under --policy priority.", -MAX_INT64 - 1, MAX_INT64)
-    ] = None
+    priority: Priority = None
     deadline_ms: Annotated[
         Integer | None,
         described("Milliseconds from its receipt after which its end is of no use any more.", 1, MAX_DEADLINE_MS),
@@ -184,12 +194,8 @@ class ChatBody(SamplingBody, kw_only=True):
 
     messages: Annotated[list[Message], described("The conversation so far.", minItems=1)]
     logprobs: Annotated[bool | None, described("Send the log-probability of each token of the content.")] = None
-    top_logprobs: Annotated[
-        Integer | None, described("With logprobs: alternatives for each token.", 0, MAX_LOGPROBS)
-    ] = None
-    add_generation_prompt: Annotated[
-        bool | None, described("Ask for an answer behind the messages. Default: true.")
-    ] = None
+    top_logprobs: _TopLogprobs = None
+    add_generation_prompt: _AddsGenerationPrompt = None
     continue_final_message: Annotated[bool | None, described("Go on with the last message instead.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
     tools: Annotated[list[Tool] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)] = None
@@ -202,9 +208,7 @@ class ChatBody(SamplingBody, kw_only=True):
     reasoning_effort: Annotated[
         str | None, described("Passed on to the chat template. For one that has none: none, minimal and low are less.")
     ] = None
-    thinking_token_budget: Annotated[
-        Integer | None, described("Most tokens of the reasoning, whose end is forced then.", 0, MAX_INT32)
-    ] = None
+    thinking_token_budget: ThinkingBudget = None
     reasoning_format: Annotated[ReasoningFormat | None, described("none leaves reasoning in the content.")] = None
     include_reasoning: Annotated[bool | None, described("false leaves reasoning out of the answer.")] = None
 
@@ -258,9 +262,7 @@ class ResponsesBody(SamplingBody, kw_only=True):
     max_output_tokens: Annotated[
         Integer | None, described("Most tokens of the answer, those of its reasoning included.", 1, MAX_INT32)
     ] = None
-    top_logprobs: Annotated[
-        Integer | None, described("Alternatives for each token, if log-probabilities are included.", 0, MAX_LOGPROBS)
-    ] = None
+    top_logprobs: _TopLogprobs = None
     include: Annotated[list[Includable] | None, described("What else to send.")] = None
     text: _Text = None
     tools: _Tools = None
@@ -271,9 +273,7 @@ class ResponsesBody(SamplingBody, kw_only=True):
         described("Of tools that run on the server. It has none, so this changes nothing.", 1, MAX_INT32),
     ] = None
     reasoning: _Reasoning = None
-    thinking_token_budget: Annotated[
-        Integer | None, described("Most tokens of the reasoning, whose end is forced then.", 0, MAX_INT32)
-    ] = None
+    thinking_token_budget: ThinkingBudget = None
     chat_template_kwargs: _TemplateKwargs = None
     previous_response_id: _Previous = None
     store: Annotated[bool | None, described("Keep the response. Default: true.")] = None
@@ -327,12 +327,8 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
     prompt: Annotated[str | None, described("A text.")] = None
     messages: Annotated[list[Message] | None, described("A conversation.", minItems=1)] = None
-    add_special_tokens: Annotated[
-        bool | None, described("Add the tokenizer's own tokens. Default: true, but false for messages.")
-    ] = None
-    add_generation_prompt: Annotated[
-        bool | None, described("Ask for an answer behind the messages. Default: true.")
-    ] = None
+    add_special_tokens: _AddsSpecialTokens = None
+    add_generation_prompt: _AddsGenerationPrompt = None
     continue_final_message: Annotated[bool | None, described("Go on with the last message instead.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
     return_token_strs: Annotated[bool | None, described("Send the text of each token, too.")] = None

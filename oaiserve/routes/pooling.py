@@ -11,7 +11,7 @@ import numpy as np
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Pooled, Prompt, TextPrompt, Usage
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes.bodies import MAX_INT64
+from oaiserve.routes.bodies import Priority
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import Integer, described
 from oaiserve.routes.parameters import integer
@@ -31,9 +31,7 @@ class PoolingBody(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: Annotated[
         Integer | None, described("Cut texts to this many tokens; -1 to as many as there can be.", -1)
     ] = None
-    priority: Annotated[
-        Integer | None, described("Lower is earlier, under --policy priority.", -MAX_INT64 - 1, MAX_INT64)
-    ] = None
+    priority: Priority = None
 
 
 def pooling_of(intake: Intake[Any]) -> Pooling:

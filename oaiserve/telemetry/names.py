@@ -423,22 +423,15 @@ GEN_AI_OUTPUT_TYPE = "gen_ai.output.type"
 GEN_AI_RESPONSE_MODEL = "gen_ai.response.model"
 GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"  # seconds
 
+# The parameters that are floats by the conventions, even if a client sent an integer.
+FLOATS = frozenset({"temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty"})
 # The attribute of each parameter of the API.
 GEN_AI_REQUEST_PARAMS = {
-    "max_tokens": "gen_ai.request.max_tokens",
+    **{name: f"gen_ai.request.{name}" for name in ("max_tokens", "seed", *FLOATS)},
     "max_completion_tokens": "gen_ai.request.max_tokens",
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "top_k": "gen_ai.request.top_k",
-    "frequency_penalty": "gen_ai.request.frequency_penalty",
-    "presence_penalty": "gen_ai.request.presence_penalty",
-    "seed": "gen_ai.request.seed",
     "n": "gen_ai.request.choice.count",
     "dimensions": "gen_ai.embeddings.dimension.count",
 }
-
-# Those that are floats by the conventions, even if a client sent an integer.
-FLOATS = frozenset({"temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty"})
 
 # -- OpenTelemetry's metrics ------------------------------------------------------------------------------------------
 # These show the series above under other names, and so do vLLM's. Where a label has another name, too:

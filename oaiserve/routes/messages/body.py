@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from oaiserve.routes.bodies import MAX_INT32, MAX_STRINGS, MAX_TOOLS, SamplingBody
+from oaiserve.routes.bodies import MAX_INT32, MAX_STRINGS, MAX_TOOLS, SamplingBody, ThinkingBudget
 from oaiserve.routes.objects import Integer, NonEmpty, Schema, TextPart, described
 
 
@@ -81,9 +81,7 @@ class ThinkingOptions(msgspec.Struct, kw_only=True):
     """Whether the model reasons. Where its chat template has no switch for that, the budget decides."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Annotated[
-        Integer | None, described("Most tokens of the reasoning, whose end is forced then.", 0, MAX_INT32)
-    ] = None
+    budget_tokens: ThinkingBudget = None
     display: Annotated[
         Literal["summarized", "omitted"] | None, described("omitted leaves reasoning out of the answer.")
     ] = None

@@ -1,6 +1,7 @@
 // Sends a chat request and gathers its answer in a step: what the model said, when its tokens came and how sure it was,
 // and where the time went.
 
+import { partsOf } from "./show.js";
 import { events, request } from "./sse.js";
 
 const TOGETHER_MS = 0.3; // events that lie in one read came together
@@ -82,10 +83,7 @@ async function explain(step, model) {
   }
   const entry = await (await request(`debug/requests/${id}`, { headers: { accept: "application/json" } })).json();
   step.why = entry.explanation;
-  step.phases = entry.phases.map(({ name, duration_ns: ns, causes_ns: causes }) => {
-    const { alone = 0, neighbour_decodes: decodes = 0, neighbour_prompts: prompts = 0 } = causes;
-    return [name, ns, ...(Object.keys(causes).length ? [alone, alone + decodes + prompts] : [])];
-  });
+  step.phases = entry.phases.map((phase) => [phase.name, phase.duration_ns, ...partsOf(phase.causes_ns)]);
 }
 
 // Parses the header into pairs of a phase and nanoseconds.

@@ -126,12 +126,8 @@ export class Charts {
 }
 
 function swatch(color, position) {
-  const namespace = "http://www.w3.org/2000/svg";
-  const svg = document.createElementNS(namespace, "svg");
-  const line = svg.appendChild(document.createElementNS(namespace, "line"));
-  svg.setAttribute("width", "20");
-  svg.setAttribute("height", "6");
-  for (const [name, value] of Object.entries({ x1: 0, x2: 20, y1: 3, y2: 3, "stroke-width": 2, "stroke-dasharray": DASHES[position].join(" ") })) line.setAttribute(name, value);
-  line.style.stroke = `var(${color})`;
-  return svg;
+  const line = `<line x1="0" x2="20" y1="3" y2="3" stroke="var(${color})" stroke-width="2" stroke-dasharray="${DASHES[position]}"/>`;
+  const box = element("span");
+  box.innerHTML = `<svg width="20" height="6">${line}</svg>`;
+  return box;
 }

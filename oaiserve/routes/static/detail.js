@@ -2,7 +2,7 @@
 
 import { Axis } from "./axis.js";
 import { costFacts } from "./costs.js";
-import { byId, duration, element, percent, phaseCells, placeBar, words } from "./show.js";
+import { byId, duration, element, percent, partsOf, phaseCells, phaseSpans, placeBar, words } from "./show.js";
 import { request } from "./sse.js";
 
 const MS = 1e-6; // from nanoseconds
@@ -23,13 +23,14 @@ export async function showDetail(requestId) {
 }
 
 function account(entry) {
+  const { num_draft_tokens: drafted, num_accepted_tokens: accepted, time_to_first_token_ns: firstNs } = entry;
   return [
     facts([
       ["Outcome", `${entry.outcome}${entry.status ? `, status ${entry.status}` : ""}${entry.error_type ? `, ${entry.error_type}` : ""}`],
       ["Finish", entry.finish_reasons.join(", ") || "–"],
       ["Tokens", `${entry.prompt_tokens} prompt (${entry.cached_tokens} cached), ${entry.completion_tokens} generated`],
-      ...drafts("Drafts", entry.num_draft_tokens, entry.num_accepted_tokens),
-      ["Duration", `${duration(entry.duration_ns / 1e9)}, first token after ${duration(nanoseconds(entry.time_to_first_token_ns))}`],
+      ...(drafted ? [["Drafts", `${drafted} tokens: ${accepted} accepted, ${drafted - accepted} rejected`]] : []),
+      ["Duration", `${duration(entry.duration_ns / 1e9)}, first token after ${duration(firstNs === null ? null : firstNs / 1e9)}`],
       ["Between events", gaps(entry.token_gaps)],
       ["Tokens per event", entry.mean_event_tokens?.toFixed(1) ?? "–"],
       ["Steps", steps(entry.steps)],
@@ -46,16 +47,8 @@ function account(entry) {
   ];
 }
 
-function nanoseconds(ns) {
-  return ns === null ? null : ns / 1e9;
-}
-
 function facts(pairs) {
   return element("dl", { class: "facts" }, ...pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
-}
-
-function drafts(name, drafted, accepted) {
-  return drafted ? [[name, `${drafted} tokens: ${accepted} accepted, ${drafted - accepted} rejected`]] : [];
 }
 
 function gaps(found) {
@@ -75,19 +68,12 @@ function table(heads, rows) {
 
 function phaseTable(entry) {
   const rows = entry.phases.map((phase) => {
-    const row = phaseCells(phase.name, phase.duration_ns, element("td", { class: "number" }, percent(phase.share)), timeCell(entry, [shaded(phase)]));
+    const row = phaseCells(phase.name, phase.duration_ns, element("td", { class: "number" }, percent(phase.share)), timeCell(entry, [phase]));
     row.dataset.phase = phase.name;
     row.dataset.durationNs = phase.duration_ns;
     return row;
   });
   return table([["Phase"], ["Time", "number"], ["Share", "number"], ...timeHead(entry)], rows);
-}
-
-// Returns a phase with its shares, if its causes are known: its own, and that with what its neighbours added.
-function shaded(phase) {
-  const { alone = 0, neighbour_decodes: decodes = 0, neighbour_prompts: prompts = 0 } = phase.causes_ns;
-  const parts = Object.keys(phase.causes_ns).length ? [alone, alone + decodes + prompts] : [];
-  return { ...phase, shares: parts.map((ns) => ns / Math.max(1, phase.duration_ns)) };
 }
 
 function causes(entry) {
@@ -105,7 +91,7 @@ function causes(entry) {
 function timeCell(entry, phases) {
   const track = element("div", { class: "track" });
   const axis = new Axis([[0, entry.duration_ns * MS]], () => "");
-  const spans = phases.map(({ name, start_ns: start, duration_ns: ns, shares = [] }) => [name, start * MS, (start + ns) * MS, ...shares]);
+  const spans = phases.flatMap(({ name, start_ns: start, duration_ns: ns, causes_ns: found = {} }) => phaseSpans(start * MS, [[name, ns, ...partsOf(found)]]));
   placeBar(track, spans, axis);
   return element("td", { class: "wide", "aria-hidden": "true" }, track);
 }

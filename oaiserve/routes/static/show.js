@@ -58,6 +58,12 @@ export function phaseSpans(startMs, phases) {
   });
 }
 
+// Returns what a phase took alone, and that with its neighbours, by its causes; nothing where these are not known.
+export function partsOf(causes) {
+  const { alone = 0, neighbour_decodes: decodes = 0, neighbour_prompts: prompts = 0 } = causes;
+  return Object.keys(causes).length ? [alone, alone + decodes + prompts] : [];
+}
+
 // Places `phases`, each [name, start, end] in ms, on the track. Phases outside the axis are left out. A phase with two
 // shares is shaded: what it would have taken alone is solid, what its neighbours added is lighter, the rest is light.
 export function placeBar(track, phases, axis) {
