@@ -42,7 +42,7 @@ class NativeCode(BuildHookInterface):
 
         def compile_one(kind: str, variant: variants.Variant) -> Path:
             path = Path(self.folder.name) / variants.library_name(kind, variant)
-            flags = [*variants.FLAGS, *variant.flags, *variants.KINDS[kind], *EXTRA_FLAGS]
+            flags = [*variants.FLAGS, *variant.flags, variants.kind_flag(kind), *EXTRA_FLAGS]
             sources = [str(variants.SOURCES / name) for name in (variants.MAIN_SOURCE, "portable.cpp")]
             began = time.monotonic()
             subprocess.run([*compiler, *flags, *sources, "-o", str(path)], check=True)

@@ -65,8 +65,7 @@ def test_the_wheel_has_each_library_that_an_installed_server_looks_for(
         path.write_bytes(content)
         assert prebuilt._why_unusable(path, variants.origin(kind, variant)) is None
         flags = content.split(b"\n")[0].decode().split()
-        assert {*variants.FLAGS, *variant.flags, *variants.KINDS[kind]} <= set(flags)
-        assert ("-DBLOCK_WEIGHTS" in flags) == name.startswith(("bf16-blocks", "float-blocks"))
+        assert {*variants.FLAGS, *variant.flags, variants.kind_flag(kind)} <= set(flags)
 
 
 def test_a_wheel_that_is_not_asked_for_native_code_needs_no_compiler(

@@ -33,7 +33,6 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cache_of_blocks(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have a cache that is empty, apart from the libraries for float32, and that is written at once. Return it."""
-    build.build(torch.float32, "blocks")
+    """Have a cache that is empty, apart from the library for float32, and that is written at once. Return it."""
     monkeypatch.setattr("oaiserve.engine.start.ways.quantized.REMEMBER_AFTER_SECONDS", 0.0)
     return empty_cache

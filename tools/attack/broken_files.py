@@ -449,7 +449,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)  # there are no threads before a fork
     for dtype in (torch.float32, torch.bfloat16):
         build(dtype)
-    build(torch.bfloat16, "blocks")
     began = time.monotonic()
     with TemporaryDirectory() as work:
         cache = Path(work) / "cache"  # what is remembered of models that serve is lost with them

@@ -57,7 +57,7 @@ class CheckedModel(NamedTuple):
     decoder: Decoder
     expected: list[torch.Tensor]  # the logits of transformers' code for the batches of the check
     part: Part | None  # of the decoder, which these are the logits of; None: of all of it
-    weights: build.Form
+    is_quantized: bool
     files: StoredFiles
     day: str  # of the check
 
@@ -101,10 +101,6 @@ def is_native(options: EngineOptions) -> bool:
     return on_cpu and options.compile and options.task in ("auto", "generate")
 
 
-def _form_of_weights(key: Subject, options: EngineOptions) -> build.Form:
-    return "blocks" if key.model.is_file() or options.quantize != "none" else "none"
-
-
 def _digest(source: Path) -> str:
     return hashlib.sha256(source.read_bytes()).hexdigest()[:16]
 
@@ -112,16 +108,15 @@ def _digest(source: Path) -> str:
 def recall_model(key: Subject, options: EngineOptions) -> CheckedModel:
     """Read the record of a model. Raises NotRemembered."""
     record = recall(key)
-    weights = _form_of_weights(key, options)
     try:
         for name, digest in record.data["code"].items():
             path = _ROOT / name
             if not path.is_file() or _digest(path) != digest:
                 raise NotRemembered(f"the code in oaiserve/{name} has changed")
         dtype = getattr(torch, record.data["dtype"])
-        if record.data["library"] != build.library_path(dtype, weights).name:
+        if record.data["library"] != build.library_path(dtype).name:
             raise NotRemembered("the CPU, the compiler or the native code is another")
-        if not build.is_built(dtype, weights):
+        if not build.is_built(dtype):
             raise NotRemembered("the native library is not on disk")
         quantized = record.data["quantized"]
         blocks_file: str | Path | None = key.model.name if quantized is None else find(FileIdentity(**quantized))
@@ -133,7 +128,8 @@ def recall_model(key: Subject, options: EngineOptions) -> CheckedModel:
         raise NotRemembered(str(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise NotRemembered(f"{record.path} has another form") from error
-    return CheckedModel(spec, decoder, expected, part, weights, files, record.day)
+    is_quantized = key.model.is_file() or options.quantize != "none"
+    return CheckedModel(spec, decoder, expected, part, is_quantized, files, record.day)
 
 
 def start_checked(
@@ -152,7 +148,7 @@ def start_checked(
     torch.set_num_threads(NativeDecoder.torch_threads)  # before torch computes anything and starts more
     whole, part = checked.decoder, checked.part
     try:
-        library = Library(checked.spec.dtype, checked.weights)
+        library = Library(checked.spec.dtype)
         sizes: Any = {"num_threads": num_threads, "block_size": options.block_size, "reserved": reserved}
         make: Callable[..., NativeDecoder] = partial(NativeDecoder, library, has_adapters=options.has_adapters, **sizes)
         compared = whole if part is None else part.decoder(whole)
@@ -162,7 +158,7 @@ def start_checked(
             checked.spec if part is None else part.spec(checked.spec),
             checked.expected,
             block_size=options.block_size,
-            is_quantized=may_round_more(whole, checked.spec.dtype, is_quantized=checked.weights != "none"),
+            is_quantized=may_round_more(whole, checked.spec.dtype, is_quantized=checked.is_quantized),
             probe=probe_adapter(compared.adaptable(), checked.spec.dtype) if options.has_adapters else None,
         )
         if part is not None:
@@ -180,7 +176,6 @@ def remember_checked(
     loaded: LoadedModel,
     decoder: Decoder,
     expected: list[torch.Tensor],
-    options: EngineOptions,
     part: Part | None = None,
     in_files: Mapping[str, PlaceInFile] | None = None,
     quantized: QuantizedFile | None = None,
@@ -201,11 +196,10 @@ def remember_checked(
             parameters = loaded.model.named_parameters(remove_duplicate=False)
             tensors = StoredTensors(key.folder, parameters, in_files)
             spec = ModelSpec(**{field.name: getattr(loaded, field.name) for field in fields(ModelSpec)})
-            weights = _form_of_weights(key, options)
             data: dict[str, Any] = {
                 "code": code,
                 "dtype": str(loaded.dtype).removeprefix("torch."),
-                "library": build.library_path(loaded.dtype, weights).name,
+                "library": build.library_path(loaded.dtype).name,
                 "model": to_json([spec, decoder, expected, part], tensors),
                 "quantized": None if quantized is None else asdict(quantized.finish(name_of(key))),
             }

@@ -150,7 +150,7 @@ def native_step(
     rounds_more = may_round_more(decoder, loaded.dtype, is_quantized=False)
     refuse_unless_equal(native, loaded, expected, block_size=block_size, is_quantized=rounds_more, probe=probe)
     if key is not None:
-        remember_checked(key, loaded, decoder, expected, options)
+        remember_checked(key, loaded, decoder, expected)
     return native
 
 

@@ -91,7 +91,7 @@ def _ways(request: StartRequest) -> Iterator[Way]:
     yield Remembered()
 
     if dtype is not None:  # before the imports, which leave a core idle
-        request.compiling = build_beside(dtype, "blocks")
+        request.compiling = build_beside(dtype)
     with times.part("import of transformers"):  # takes seconds
         from oaiserve.engine.start.ways.expanded import Expanded
         from oaiserve.engine.start.ways.gpu import OnGpu

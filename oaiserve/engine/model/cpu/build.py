@@ -19,7 +19,6 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import Literal
 
 import torch
 
@@ -35,9 +34,6 @@ SOURCES = variants.SOURCES
 ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "float"}
 FLAGS = [*variants.FLAGS, "-march=native"]
 _FORMAT = "with digest"  # of the file, since older versions wrote none
-
-
-Form = Literal["none", "blocks"]  # the weights that a library supports: of the dtype, or also in quantization blocks
 
 
 class BuildError(Exception):
@@ -56,12 +52,12 @@ def limit_features(asked: CpuFeatures) -> None:
         raise StartupError(f"--cpu-features {asked} cannot be had: torch uses {found} in this process or on this CPU.")
 
 
-def library_path(dtype: torch.dtype, weights: Form = "none") -> Path:
+def library_path(dtype: torch.dtype) -> Path:
     """Return the path of the library for `load`, compiled or not. It is the wheel's where one fits.
 
     Raises BuildError without a compiler for it, or for a dtype without native code.
     """
-    kind = _kind(dtype, weights)
+    kind = _kind(dtype)
     return prebuilt.find(kind) or _compiled_path(kind)
 
 
@@ -72,9 +68,9 @@ def _compiled_path(kind: str) -> Path:
     return cache_folder() / "native" / f"{kind}-{digest[:16]}.so"
 
 
-def is_built(dtype: torch.dtype, weights: Form = "none") -> bool:
+def is_built(dtype: torch.dtype) -> bool:
     """Return whether `load` will find the library on disk. Raises BuildError as `library_path` does."""
-    path = library_path(dtype, weights)
+    path = library_path(dtype)
     if path.parent == prebuilt.FOLDER:
         return True
     try:
@@ -83,24 +79,24 @@ def is_built(dtype: torch.dtype, weights: Form = "none") -> bool:
         return False
 
 
-def build(dtype: torch.dtype, weights: Form = "none") -> Path:
-    """Compile the library unless it is on disk, and return its path. Compiling takes about ten seconds on one core.
+def build(dtype: torch.dtype) -> Path:
+    """Compile the library unless it is on disk, and return its path. Compiling takes about twenty seconds on one core.
 
     Raises BuildError, and NotPrivate if others can write to the folder of the library.
     """
-    path = _compiled_path(_kind(dtype, weights))
+    path = _compiled_path(_kind(dtype))
     try:
         private.make_folder(path.parent)
         path = private.verified(path.parent) / path.name
         if not _is_sound(path):
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-                _compile(Path(folder) / path.name, dtype, weights).replace(path)
+                _compile(Path(folder) / path.name, dtype).replace(path)
     except OSError as error:
         raise BuildError(f"{path.parent} cannot be written: {error.strerror}") from error
     return path
 
 
-def build_beside(dtype: torch.dtype, weights: Form) -> Thread:
+def build_beside(dtype: torch.dtype) -> Thread:
     """Build the library in a thread, which is returned, unless it is there. `load` will report errors.
 
     A failing start does not wait for the thread.
@@ -108,18 +104,18 @@ def build_beside(dtype: torch.dtype, weights: Form) -> Thread:
 
     def run() -> None:
         with suppress(BuildError, NotPrivate):
-            if not is_built(dtype, weights):
-                build(dtype, weights)
+            if not is_built(dtype):
+                build(dtype)
 
     thread = Thread(target=run, name="compile", daemon=True)
     thread.start()
     return thread
 
 
-def _compile(path: Path, dtype: torch.dtype, weights: Form) -> Path:
+def _compile(path: Path, dtype: torch.dtype) -> Path:
     """Compile the library to this path, in a folder of its own."""
     compiler = _compiler()
-    command = [*compiler, *_flags(_kind(dtype, weights)), str(SOURCES / variants.MAIN_SOURCE), "-o", str(path)]
+    command = [*compiler, *_flags(_kind(dtype)), str(SOURCES / variants.MAIN_SOURCE), "-o", str(path)]
     log.info("Compiling the native code, once for this machine: it takes half a minute or so")
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode != 0:
@@ -145,16 +141,16 @@ def _is_sound(path: Path) -> bool:
     return True
 
 
-def _kind(dtype: torch.dtype, weights: Form) -> str:
+def _kind(dtype: torch.dtype) -> str:
     if dtype not in ELEMENTS:
         raise BuildError(f"the native step supports bfloat16 and float32, not {str(dtype).removeprefix('torch.')}")
-    return ELEMENTS[dtype] if weights == "none" else f"{ELEMENTS[dtype]}-{weights}"
+    return ELEMENTS[dtype]
 
 
 def _flags(kind: str) -> list[str]:
     has_amx = prebuilt.usable_features() >= variants.AMX_FEATURES
     limit = ["-mno-avx512f"] if prebuilt.is_limited() else []
-    return [*FLAGS, *limit, *([variants.AMX_FLAG] if has_amx else []), *variants.KINDS[kind]]
+    return [*FLAGS, *limit, *([variants.AMX_FLAG] if has_amx else []), variants.kind_flag(kind)]
 
 
 def _compiler() -> list[str]:
@@ -184,17 +180,17 @@ def _cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))
 
 
-def load(dtype: torch.dtype, weights: Form = "none") -> ctypes.CDLL:
+def load(dtype: torch.dtype) -> ctypes.CDLL:
     """Load the wheel's library, or one compiled here, now if it is not on disk. Raises BuildError.
 
     If others can write to the folder of a compiled library, it is compiled and loaded in a folder of its own instead,
     which is then removed.
     """
-    kind = _kind(dtype, weights)
+    kind = _kind(dtype)
     if path := prebuilt.find(kind):
         return _open(path)
     try:
-        return _open(build(dtype, weights))
+        return _open(build(dtype))
     except NotPrivate as reason:
         log.warning("The native code is compiled anew at each start, because %s", reason)
     with tempfile.TemporaryDirectory(prefix="oaiserve-") as folder:
@@ -202,7 +198,7 @@ def load(dtype: torch.dtype, weights: Form = "none") -> ctypes.CDLL:
             private.verified(Path(folder))
         except NotPrivate as reason:
             raise BuildError(f"there is no private folder for it: {reason}") from reason
-        return _open(_compile(Path(folder) / _compiled_path(kind).name, dtype, weights))
+        return _open(_compile(Path(folder) / _compiled_path(kind).name, dtype))
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -266,9 +266,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "free_attention": ((_ATTENTION,), None),
     "attention_step": ((_ATTENTION, POINTER(StepInput)), c_int),
     "attention_layer": ((_ATTENTION, CacheMemory, AttentionOptions, *(_POINTER,) * 4), c_int),
-}
-# Of a library for weights in the blocks of GGUF files.
-_BLOCK_FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
+    # For weights in the blocks of GGUF files:
     "has_integer_tiles": ((), c_bool),
     "add_groups": ((_DECODER, c_long, c_long), _INDEX),
     "add_blocks": ((_DECODER, *(_POINTER,) * 4, c_long, c_long, _POINTER), _INDEX),
@@ -285,13 +283,12 @@ class Library:
     The functions that add a part to a decoder raise MemoryError. The others return null or -1, which the caller checks.
     """
 
-    def __init__(self, dtype: torch.dtype, weights: build.Form = "none") -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         """Load the library as `build.load` does. Raises BuildError."""
-        loaded = build.load(dtype, weights)
+        loaded = build.load(dtype)
         self.dtype = dtype
         self.name = Path(loaded._name).name  # which has a hash of sources, compiler and CPU, see `build`
-        functions = _FUNCTIONS | _BLOCK_FUNCTIONS if weights == "blocks" else _FUNCTIONS
-        for name, (arguments, result) in functions.items():
+        for name, (arguments, result) in _FUNCTIONS.items():
             function = getattr(loaded, f"oaiserve_{name}")
             function.argtypes = [_c_type(kind) for kind in arguments]
             function.restype = result

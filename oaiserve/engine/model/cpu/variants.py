@@ -11,13 +11,7 @@ from typing import NamedTuple
 
 SOURCES = Path(__file__).parent / "src"
 MAIN_SOURCE = "decoder.cpp"
-# A variant for a CPU: the end of a library's name, and its flags.
-KINDS = {
-    "bf16": ["-DELEMENT=bf16"],
-    "float": ["-DELEMENT=float"],
-    "bf16-blocks": ["-DELEMENT=bf16", "-DBLOCK_WEIGHTS"],
-    "float-blocks": ["-DELEMENT=float", "-DBLOCK_WEIGHTS"],
-}
+KINDS = ("bf16", "float")  # of libraries: the type of activations, keys and values
 FLAGS = [
     *("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"),
@@ -52,6 +46,10 @@ VARIANTS = (
 )
 
 
+def kind_flag(kind: str) -> str:
+    return f"-DELEMENT={kind}"
+
+
 def digest(*parts: str, sources: Path = SOURCES) -> bytes:
     """Return the SHA-256 of the sources and of all else on which the code depends."""
     found = hashlib.sha256()
@@ -64,7 +62,7 @@ def digest(*parts: str, sources: Path = SOURCES) -> bytes:
 
 def origin(kind: str, variant: Variant) -> bytes:
     """Return the digest of a wheel's library's origin, apart from the compiler. The library carries it."""
-    return digest(*FLAGS, *variant.flags, *KINDS[kind])
+    return digest(*FLAGS, *variant.flags, kind_flag(kind))
 
 
 def library_name(kind: str, variant: Variant) -> str:

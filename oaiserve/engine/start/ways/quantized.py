@@ -161,7 +161,7 @@ def start_quantized(request: StartRequest) -> Started:
     if key is not None:
         remember = partial(
             remember_checked,
-            *(key, loaded, decoder, kept.expected, options, kept.compared),
+            *(key, loaded, decoder, kept.expected, kept.compared),
             after_seconds=REMEMBER_AFTER_SECONDS,
         )
         if isinstance(weights, GgufWeights):
@@ -238,7 +238,7 @@ def load_quantized(
     """
     limit_compiled_shapes()
     dtype = BLOCK_DTYPES[options.dtype]
-    library = Library(dtype, "blocks")
+    library = Library(dtype)
     num_threads = options.cpu_threads or default_threads()
     has_adapters = options.has_adapters
     sizes: Any = {"block_size": options.block_size, "num_threads": num_threads, "has_adapters": has_adapters}

@@ -71,7 +71,7 @@ def saved(folder: Path, family: str = "llama", **changes: object) -> PreTrainedM
 
 def with_quantized_weights(model: PreTrainedModel, folder: Path, *, in_4_bits: bool = True) -> PreTrainedModel:
     """Give the model the weights that the native step will have, and its matrices what they read there."""
-    weights, quantized = EncodedWeights(folder, Library(torch.float32, "blocks"), 1, in_4_bits=in_4_bits), set()
+    weights, quantized = EncodedWeights(folder, Library(torch.float32), 1, in_4_bits=in_4_bits), set()
     for name in weights.names():
         if (blocks := weights.blocks(name)) is not None:
             parameter = model.get_parameter(name)

@@ -150,7 +150,7 @@ def test_groups_of_128_are_kept_exactly_and_read_numbers_with_more_bits(packing:
         blocks = weights.blocks(name)
         assert FORMATS[blocks.kind].name == "4 bits, scales of 128"
         assert torch.equal(blocks.expand(), model.get_parameter(name).float())
-    if not Library(torch.float32, "blocks").has_integer_tiles():  # then they are kept with scales of 32
+    if not Library(torch.float32).has_integer_tiles():  # then they are kept with scales of 32
         model = with_inputs_in_eight_bits(model, packing)
     assert difference(kept_logits(tmp_path, 20), eager_logits(prepare(model), 20)) < 0.02
 

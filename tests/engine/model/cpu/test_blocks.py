@@ -33,7 +33,7 @@ N, K, ROWS = 80, 512, 21  # the last panel has columns beyond n, and the rows ma
 @pytest.fixture(scope="module", params=["native", "x86-64-v3", EMULATED_AMX])
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
     with compiled_for(request.param):
-        yield Library(torch.float32, "blocks")
+        yield Library(torch.float32)
 
 
 class Product:

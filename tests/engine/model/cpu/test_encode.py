@@ -21,7 +21,7 @@ CODEBOOK = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53
 @pytest.fixture(scope="module", params=["native", "x86-64-v3"])
 def library(request: pytest.FixtureRequest) -> Library:
     with compiled_for(request.param):
-        return Library(torch.float32, "blocks")
+        return Library(torch.float32)
 
 
 def random_weights(n: int = 24, k: int = 128) -> torch.Tensor:

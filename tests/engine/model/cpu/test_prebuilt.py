@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -114,15 +113,10 @@ def test_a_feature_counts_if_all_cores_have_it(tmp_path: Path) -> None:
     assert prebuilt.cpu_features(cpuinfo) == prebuilt.cpu_features(tmp_path / "none") == frozenset()
 
 
-def test_the_library_of_dtype_weights_and_cpu_is_found(wheel: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_library_of_dtype_and_cpu_is_found(wheel: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    found = [
-        build.library_path(dtype, weights)
-        for dtype in (torch.bfloat16, torch.float32)
-        for weights in get_args(build.Form)
-    ]
-    names = ("bf16", "bf16-blocks", "float", "float-blocks")
-    assert found == [library(wheel, name) for name in names]
+    found = [build.library_path(dtype) for dtype in (torch.bfloat16, torch.float32)]
+    assert found == [library(wheel, name) for name in ("bf16", "float")]
     assert set(caplog.messages) == {"The native code is the wheel's for x86-64-v4"}
     assert build.is_built(torch.float32)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from transformers import PreTrainedConfig
 from oaiserve.config import KVCacheDtype
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
-from oaiserve.engine.model.cpu.build import Form
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
@@ -137,7 +136,7 @@ def decoders(request: pytest.FixtureRequest) -> Decoders:
 def decoder(
     loaded: LoadedModel,
     num_threads: int,
-    weights: Form,
+    weights: Literal["none", "blocks"],
     *,
     num_blocks: int = NUM_BLOCKS,
     block_size: int = BLOCK_SIZE,
@@ -172,7 +171,7 @@ def blocks_decoder(loaded: LoadedModel, sizes: dict[str, int]) -> NativeDecoder:
                 for rows in data
             ]
     _, parameters = transformers_logits(loaded, sizes["block_size"])
-    return NativeDecoder(Library(loaded.dtype, "blocks"), describe(loaded, parameters, blocks), **sizes)
+    return NativeDecoder(Library(loaded.dtype), describe(loaded, parameters, blocks), **sizes)
 
 
 def new_sequence(index: int, ids: list[int], blocks: list[int]) -> Sequence:

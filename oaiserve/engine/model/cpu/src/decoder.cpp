@@ -22,20 +22,14 @@
 #include "gates.h"
 #include "latent.h"
 #include "mamba.h"
-#if defined(BLOCK_WEIGHTS)
 #include "block_operations.h"
 #include "encode_blocks.h"
-#endif
 #include "paged_attention.h"
 
 namespace oaiserve {
 
 using Element = ELEMENT;
-#if defined(BLOCK_WEIGHTS)
 using Weights = std::variant<Linear<Element>, BlockLinear>;
-#else
-using Weights = std::variant<Linear<Element>>;
-#endif
 
 // A decoder owns its operations, the weights of its linear layers, and the buffers between operations. Embeddings,
 // weights of norms, rotary tables and the KV cache are the caller's, who keeps them alive as long as the decoder.
@@ -44,9 +38,7 @@ class Decoder : public Work {
   // Deques, because operations refer to these parts, which therefore must not move when another one is added.
   std::deque<Buffer<float>> floats;
   std::deque<Buffer<Element>> elements;
-#if defined(BLOCK_WEIGHTS)
   std::deque<Buffer<RowLine>> groups;
-#endif
   std::deque<Weights> weights;
   std::deque<Linear<Element>> routers;
   std::deque<Assignment> assignments;
@@ -102,9 +94,7 @@ class Decoder : public Work {
     for (auto& buffer : floats) buffer.reserve(step.num_tokens);
     for (auto& buffer : elements) buffer.reserve(step.num_tokens);
     for (Assignment& assignment : assignments) assignment.reserve(step.num_tokens);
-#if defined(BLOCK_WEIGHTS)
     for (auto& buffer : groups) buffer.reserve(step.num_tokens);
-#endif
     for (SharedPlan& plan : plans) plan.make(step, pool.threads());
     adapter_rows.make(step);
     step_ = &step;
@@ -208,9 +198,7 @@ using Plan = Index<&Decoder::plans>;
 using Cache = Index<&Decoder::caches>;
 using AnyWeights = Index<&Decoder::weights>;
 using AdaptedSite = Index<&Decoder::sites>;
-#if defined(BLOCK_WEIGHTS)
 using Groups = Index<&Decoder::groups>;
-#endif
 
 // The buffer that a product with weights reads: of their own kind.
 struct Input {
@@ -250,11 +238,9 @@ struct Parts {
       return (part);
   }
   auto& operator()(Input index) const {
-#if defined(BLOCK_WEIGHTS)
     if constexpr (std::is_same_v<W, BlockLinear>)
       return (decoder.groups[size_t(index.at)]);
     else
-#endif
       return (decoder.elements[size_t(index.at)]);
   }
   const Site<Element>* operator()(MaybeSite site) const {
@@ -270,7 +256,6 @@ struct Parts {
       weights.push_back(&std::get<W>(decoder.weights[size_t(experts.first + expert)]));
     return {std::move(weights), assignment};
   }
-#if defined(BLOCK_WEIGHTS)
   RowForms operator()(WeightRange weights) const {
     RowForms found;
     for (long i = weights.first; i < weights.first + weights.count; i++) {
@@ -282,7 +267,6 @@ struct Parts {
     }
     return found;
   }
-#endif
   template <class Value>
   const Value& operator()(const Value& value) const {
     return value;
@@ -380,12 +364,10 @@ constexpr Entry OPERATIONS[] = {
     of<Scan, Floats, ScanHeads, Numbers, long>("scan"),
     of<GateAndNorm<Element>, Floats, Floats, Elements, GatedNorm, Normalize>("gate_and_norm"),
     of<GateRows<Element>, Elements, Floats, long, long>("gate_rows"),
-#if defined(BLOCK_WEIGHTS)
     {"embed_blocks", KINDS<Floats, AnyWeights, float>,
      add_operation<EmbedBlocks, BlockLinear, Element, Floats, AnyWeights, float>},
     of<QuantizeRows<Element>, Elements, Groups, long, WeightRange, bool, const int32_t*, long>("quantize"),
     of<GatherQuantized, Groups, Groups, long, WeightRange, Assigned, bool>("gather_groups"),
-#endif
 };
 
 // Returns an operation by its name, or null.
@@ -495,7 +477,6 @@ long oaiserve_add_operation(Decoder* decoder, const char* name, const void* cons
   });
 }
 
-#if defined(BLOCK_WEIGHTS)
 // Whether products with weights in blocks are summed in tiles.
 bool oaiserve_has_integer_tiles() {
 #if defined(WITH_INTEGER_TILES)
@@ -546,7 +527,6 @@ void oaiserve_encode_blocks(Pool* pool, const float* weights, long n, long k, Fo
 void oaiserve_expand_row(const Decoder* decoder, long weights, long row, float* out) {
   expand_row(std::get<BlockLinear>(decoder->weights[size_t(weights)]), row, out);
 }
-#endif
 
 // Returns an adapter of a decoder with so many sites, which has nothing for any of them yet. It belongs to the caller:
 // steps that name it read it, and no step may run that names it when it is freed. Null: no memory.
