@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -17,7 +17,6 @@ from oaiserve.engine.model.adapters import load_adapter
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.prebuilt import usable_features
 from oaiserve.engine.model.cpu.variants import AMX_FEATURES
-from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import ModelSpec
@@ -26,6 +25,9 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.adapters import BadAdapter, read_adapter
+
+if TYPE_CHECKING:
+    from oaiserve.engine.model.eager import EagerExecutor  # which imports transformers
 
 log = logging.getLogger(__name__)
 

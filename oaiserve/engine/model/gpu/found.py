@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 
 def gpu_names() -> list[str]:
+    import torch
+
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
