@@ -161,9 +161,7 @@ def _hello(serving: Serving) -> bytes:
         "model": serving.config.model_name,
         "version": serving.version,
         "boundaries_seconds": serving.telemetry.live.boundaries_seconds,
-        "samples": serving.telemetry.live.after(0),
-        "requests": _recent_rows(serving.telemetry),
-        "open": serving.telemetry.recent.open(),
+        **_state(serving.telemetry, serving.telemetry.live.after(0)),
     }
     return sse.event(msgspec.json.encode(data), "hello")
 
@@ -171,14 +169,18 @@ def _hello(serving: Serving) -> bytes:
 def update(telemetry: Telemetry) -> bytes:
     """Return the message for all viewers. It has the last few samples in case a viewer missed one; viewers ignore those
     that they have."""
-    samples, recent = telemetry.live.after(0)[-LAST_SAMPLES:], telemetry.recent
-    data = {
+    return sse.event(msgspec.json.encode(_state(telemetry, telemetry.live.after(0)[-LAST_SAMPLES:])), "update")
+
+
+def _state(telemetry: Telemetry, samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what each message has, the first one, too."""
+    recent = telemetry.recent
+    return {
         "samples": samples,
         "requests": _recent_rows(telemetry),
         "open": recent.open(),
         "costs": telemetry.live.costs,
     }
-    return sse.event(msgspec.json.encode(data), "update")
 
 
 def _recent_rows(telemetry: Telemetry) -> list[dict[str, Any]]:
