@@ -71,17 +71,17 @@ class Page:
         now_ns = monotonic_ns()
         if self._collected_ns is None or now_ns - self._collected_ns > REGISTRY_SECONDS * NS_PER_SECOND:
             self._collected_ns = now_ns
-            self._blocks_of_registry = [_Numbers(_family_of(metric)) for metric in self._registry.collect()]
+            self._blocks_of_registry = [
+                _Numbers(_family_of(found)) for found in self._registry.collect() if found.samples
+            ]
         end = b"# EOF\n" if form in (Form.OPENMETRICS, Form.OPENMETRICS_2) else b""
         return b"".join((*(block.render(form) for block in chain(self._blocks, self._blocks_of_registry)), end))
 
 
-def _family_of(collected: LibraryMetric) -> CallbackFamily:
+def _family_of(found: LibraryMetric) -> CallbackFamily:
     """Return the family of a counter or gauge of the client library."""
-    labels = tuple(collected.samples[0].labels)
-    points = {tuple(sample.labels.values()): sample.value for sample in collected.samples}
-    name = collected.samples[0].name
-    return CallbackFamily(Metric(name, collected.type, collected.documentation, labels=labels), lambda: points)
+    first, points = found.samples[0], {tuple(sample.labels.values()): sample.value for sample in found.samples}
+    return CallbackFamily(Metric(first.name, found.type, found.documentation, labels=(*first.labels,)), lambda: points)
 
 
 class _Numbers:
