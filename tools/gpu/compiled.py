@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +45,14 @@ def compiled(folder: Path | None) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> list[list[str]]:
-    """Return a row for each kernel and type, after the head: from the least to the most of each resource."""
-    rows = [
-        ["kernel", "type", "compiled", "registers", "spilled bytes", "shared bytes", "programs on a multiprocessor"]
-    ]
-
-    def of(kernel: dict[str, Any]) -> tuple[str, str]:
-        return kernel["kernel"], kernel["dtype"].removeprefix("torch.")
-
-    for (name, dtype), group in groupby(sorted(found, key=of), of):
+    """Return a row for each kernel, of all its types, after the head: from the least to the most of each resource."""
+    rows = [["kernel", "compiled", "registers", "shared bytes", "programs on a multiprocessor"]]
+    for name, group in groupby(sorted(found, key=itemgetter("kernel")), itemgetter("kernel")):
         same = list(group)
-        columns = [[k[key] for k in same] for key in ("registers", "stack_bytes", "shared_bytes")]
+        columns = [[k[key] for k in same] for key in ("registers", "shared_bytes")]
         columns.append([programs_at_once(k) for k in same])
         cells = [f"{min(c):,}" if min(c) == max(c) else f"{min(c):,} to {max(c):,}" for c in columns]
-        rows.append([f"`{name.removesuffix('_kernel')}`", dtype, str(len(same)), *cells])
+        rows.append([f"`{name.removesuffix('_kernel')}`", str(len(same)), *cells])
     return rows
 
 
@@ -73,7 +68,8 @@ def main(argv: list[str] | None = None) -> int:
                 install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
                 subprocess.run([*install, f"triton=={version}"], check=True)
             found = compiled(Path(folder) if version is not None else None)
-        parts.append("\n".join([f"Triton {version or 'as installed'}:", "", *as_markdown(table(found))]))
+        spilled = f"{sum(kernel['stack_bytes'] for kernel in found):,} bytes are spilled"
+        parts.append("\n".join([f"Triton {version or 'as installed'}, {spilled}:", "", *as_markdown(table(found))]))
     text = "\n\n".join(parts) + "\n"
     print(text)
     if arguments.markdown:
