@@ -130,18 +130,15 @@ class Conversation:
     def reader(self, *, breaks_cut_calls: bool = False) -> AnswerReader:
         calls, tools, family = None, self.tools, self._dialect.calls
         if family is not None and family.by_channels and (self.reads_reasoning or tools is not None):
-            return AnswerReader(None, self._channels(), breaks_cut_calls=breaks_cut_calls)
+            channels = HarmonyCalls(
+                {} if tools is None else tools.schemas,
+                only_one=tools is not None and tools.only_one,
+                in_reasoning=self._mode is not None and self._mode.is_open,
+                is_raw=tools is not None and tools.raw is not None,
+            )
+            return AnswerReader(None, channels, breaks_cut_calls=breaks_cut_calls)
         thinking = ThinkingParser(self._mode) if self.reads_reasoning and self._mode is not None else None
         if tools is not None and family is not None:
             parser = family.parser if tools.raw is None else RawCall
             calls = parser(tools.schemas, only_one=tools.only_one)
         return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls)
-
-    def _channels(self) -> HarmonyCalls:
-        tools, mode = self.tools, self._mode
-        return HarmonyCalls(
-            {} if tools is None else tools.schemas,
-            only_one=tools is not None and tools.only_one,
-            in_reasoning=mode is not None and mode.is_open,
-            is_raw=tools is not None and tools.raw is not None,
-        )

@@ -41,7 +41,7 @@ from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shapes import encode
 from oaiserve.routes.tokens import answer_in_turns, encoded
 
-# Parameters of the other routes, and their equivalents here.
+# Parameters that only other routes or servers have, and their equivalents here.
 _ELSEWHERE = {
     "max_tokens": "use 'max_output_tokens'",
     "max_completion_tokens": "use 'max_output_tokens'",
@@ -49,11 +49,9 @@ _ELSEWHERE = {
     "prompt_logprobs": "a response has no place for it",
     "return_progress": "its streams tell of it without being asked",
     "return_token_ids": "a response has no place for them",
-}
-_TOOL_FIELDS = ("description", "parameters", "strict")  # null if the client has left them out
-_ABSENT = {
     "prompt": "this server has no stored prompts. Use 'instructions' and 'input'",
 }
+_TOOL_FIELDS = ("description", "parameters", "strict")  # null if the client has left them out
 
 
 @Operation(
@@ -113,7 +111,8 @@ def _answer(
     intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool
 ) -> Generator[None, None, Answer | BackgroundAnswer]:
     body, serving, exchange = intake.body, intake.serving, intake.exchange
-    _refuse_what_is_not_here(body)
+    parameters.refuse(body, "/v1/responses", _ELSEWHERE)
+    parameters.check_metadata(body.metadata or {})
     if body.background:
         _check_background(body, serving)
         exchange.is_streaming = True  # to whoever follows it
@@ -218,8 +217,3 @@ def _check_background(body: ResponsesBody, serving: Serving) -> None:
         )
     if body.store is False or not serving.config.server.stores_responses:
         raise invalid("background", "a response that is made in the background has to be stored")
-
-
-def _refuse_what_is_not_here(body: ResponsesBody) -> None:
-    parameters.refuse(body, "/v1/responses", _ELSEWHERE | _ABSENT)
-    parameters.check_metadata(body.metadata or {})

@@ -5,7 +5,7 @@ import { Charts } from "./charts.js";
 import { showCosts } from "./costs.js";
 import { offerKeys } from "./keys.js";
 import { showOpen } from "./open.js";
-import { byId, element, showProblem } from "./show.js";
+import { byId, element, setStatus, showProblem } from "./show.js";
 import { events, hasKey, keepKey, Refused, request } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
 import { Window } from "./window.js";
@@ -15,13 +15,6 @@ const charts = new Charts(byId("tiles"), byId("charts"));
 const waterfall = new Waterfall();
 const chat = new Chat();
 let reading = null; // the AbortController of the open feed
-
-function setStatus(state, text) {
-  const status = byId("status");
-  if (status.dataset.state === state && status.textContent === text) return;
-  status.dataset.state = state;
-  status.textContent = text;
-}
 
 function askForKey(message) {
   stopReading();

@@ -1,6 +1,6 @@
 // Shows the replicas of a gateway and what became of requests, anew each second while the page is visible.
 
-import { byId, element, number, percent } from "./show.js";
+import { byId, element, number, percent, setStatus } from "./show.js";
 import { request } from "./sse.js";
 
 const EVERY_MS = 1000;
@@ -39,12 +39,6 @@ function row(replica) {
   );
 }
 
-function say(state, text) {
-  if (byId("status").textContent === text) return; // so that it is read once
-  byId("status").dataset.state = state;
-  byId("status").textContent = text;
-}
-
 async function look() {
   setTimeout(look, EVERY_MS);
   if (document.hidden || isLooking) return;
@@ -54,9 +48,9 @@ async function look() {
     byId("version").textContent = fleet.version;
     byId("tiles").replaceChildren(...tiles(fleet, performance.now()));
     byId("replicas").replaceChildren(...fleet.replicas.map(row));
-    say("live", "Live");
+    setStatus("live", "Live");
   } catch (error) {
-    say("lost", `No connection; trying again (${error.message})`);
+    setStatus("lost", `No connection; trying again (${error.message})`);
   }
   isLooking = false;
 }

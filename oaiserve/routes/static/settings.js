@@ -120,37 +120,32 @@ export function shortly({ temperature, top_p, seed, reasoning_effort, kind }) {
 
 // A text box for JSON, with a place below it for what is wrong.
 class JsonBox {
-  #box;
-  #problem;
-  #fits;
-  #wanted;
-
   constructor(id, fits, wanted) {
-    this.#box = byId(id);
-    this.#problem = byId(`${id}-problem`);
-    this.#fits = fits;
-    this.#wanted = wanted;
-    this.#box.addEventListener("change", () => this.read());
-    this.#box.addEventListener("input", () => this.#tell(""));
+    this.box = byId(id);
+    this.problem = byId(`${id}-problem`);
+    this.fits = fits;
+    this.wanted = wanted;
+    this.box.addEventListener("change", () => this.read());
+    this.box.addEventListener("input", () => this.#tell(""));
   }
 
   // Returns the value, or null if it is not right, which the user is told.
   read() {
     let value = null;
     try {
-      value = JSON.parse(this.#box.value);
+      value = JSON.parse(this.box.value);
     } catch (error) {
       this.#tell(`This is not JSON: ${error.message}.`);
       return null;
     }
-    const fits = this.#fits(value);
-    this.#tell(fits ? "" : this.#wanted);
+    const fits = this.fits(value);
+    this.#tell(fits ? "" : this.wanted);
     return fits ? value : null;
   }
 
   #tell(problem) {
-    this.#problem.textContent = problem;
-    this.#box.setAttribute("aria-invalid", String(problem !== ""));
+    this.problem.textContent = problem;
+    this.box.setAttribute("aria-invalid", String(problem !== ""));
   }
 }
 

@@ -9,6 +9,14 @@ export function showProblem(problem) {
   byId("problem").hidden = !problem;
 }
 
+// Shows whether the page is live, and says it once.
+export function setStatus(state, text) {
+  const status = byId("status");
+  if (status.dataset.state === state && status.textContent === text) return;
+  status.dataset.state = state;
+  status.textContent = text;
+}
+
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
