@@ -2,13 +2,14 @@
 
 `kills` sends SIGKILL to a server in the middle of a batch, again and again; the exit code is 1 if a line was lost,
 doubled or answered otherwise than without kills. `beside` has two streams at a time, with and without a batch in turns;
-`alone` the tokens per second of a batch and of the same requests sent at once, in turns. The model is the demo.
+`alone` the tokens per second of a batch and of the same requests sent at once, in turns. These have the demo model.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import random
 import sys
 import time
@@ -19,10 +20,11 @@ from typing import Any
 
 import httpx
 
+from tools.kills import FLAGS, PRELOADED, make_model
 from tools.load import run_bench
-from tools.server_process import exit_on_sigterm, running_oaiserve
+from tools.server_process import exit_on_sigterm, free_port, running_oaiserve
 
-PATH, STREAMS, LINES = "/v1/completions", 2, 400
+PATH, STREAMS, LINES, KILLED_LINES = "/v1/completions", 2, 400, 4000
 WORDS = ["river", "stone", "seven", "lamp", "under", "paper", "green", "often", "walk", "cloud", "table", "north"]
 
 
@@ -54,23 +56,45 @@ def texts(http: httpx.Client, batch: dict[str, Any]) -> list[tuple[str, str]]:
     return [(one["custom_id"], one["response"]["body"]["choices"][0]["text"]) for one in found]
 
 
+def serve(model: Path, port: int, store: Path) -> None:
+    from oaiserve import cli
+
+    sys.exit(cli.main(["serve", str(model), "--port", str(port), "--response-store", str(store), *FLAGS]))
+
+
 def kills(rounds: int) -> int:
-    batch, undisturbed = "", []
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    batch, undisturbed, num_amid = "", [], 0
     with TemporaryDirectory() as folder:
+        make = context.Process(target=make_model, args=(model := Path(folder) / "model",))
+        make.start()
+        make.join()
         for number in range(rounds + 2):  # the first one is undisturbed, and the last one ends what is left
-            flags = ("--response-store", str(Path(folder) / f"{number > 0}"), "--kv-cache-memory", "256MiB")
-            with running_oaiserve(*flags) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-                batch = batch if number > 1 else begin(http, bodies(0, LINES, 12))
-                if 0 < number <= rounds:
-                    wait(http, batch, number / (rounds + 1))
-                    server.process.kill()
-                elif not number:
-                    undisturbed = texts(http, wait(http, batch, 2))
-                else:
-                    last = wait(http, batch, 2)
+            port = free_port()
+            server = context.Process(target=serve, args=(model, port, Path(folder) / f"{number > 0}.db"))
+            server.start()
+            transport = httpx.HTTPTransport(retries=8, trust_env=False)  # until it listens
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, transport=transport) as http:
+                while not http.get("/ready").is_success:
+                    time.sleep(0.1)
+                batch = batch if number > 1 else begin(http, bodies(0, KILLED_LINES, 12))
+                last = wait(http, batch, number / (rounds + 1) if 0 < number <= rounds else 2)
+                num_amid += last["status"] == "in_progress"
+                if last["status"] != "in_progress":
                     found = texts(http, last)
-    is_same = found == undisturbed and last["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
-    print(f"{rounds} kills, {len(found)} answers, {'the same' if is_same else 'others'} as without kills")
+                    undisturbed = undisturbed or found
+            server.kill()
+            server.join()
+            print(f"{number}: {last['request_counts']['completed']} lines", file=sys.stderr, flush=True)
+    is_same = found == undisturbed and last["request_counts"] == {
+        "total": KILLED_LINES,
+        "completed": KILLED_LINES,
+        "failed": 0,
+    }
+    print(
+        f"{num_amid} kills amid a batch, {len(found)} answers, {'the same' if is_same else 'others'} as without kills"
+    )
     return not is_same
 
 

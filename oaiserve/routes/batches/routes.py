@@ -116,11 +116,9 @@ async def delete_file(request: Request) -> Response:
 )
 async def create(request: Request) -> Response:
     """Answer with the batch and its estimated cost; a file with wrong lines makes one that has failed."""
-    runner, state, now = _runner(request), request.state, int(time.time())
+    runner, state, now = _computing(request), request.state, int(time.time())
     body, _ = await read_parsed(request, BatchBody)
     check_metadata(body.metadata or {})
-    if not runner.store.computes:
-        raise Unavailable("Another server with this --response-store computes the batches. Please ask that one.")
     found = await runner.store.content(state.owner, body.input_file_id)
     if found is None:
         raise NotFound(f"There is no file {show(body.input_file_id)}.", param="input_file_id")
@@ -161,7 +159,7 @@ async def retrieve(request: Request) -> Response:
 @Operation(summary="Cancel a batch.", group="Batches", answer=BatchObject, errors=(NotFound,))
 async def cancel(request: Request) -> Response:
     """Answer with the batch as it has ended. What was answered before stays in its output."""
-    await _runner(request).cancel((await _batch(request)).id)
+    await _computing(request).cancel((await _batch(request)).id)
     return json_response(await _batch(request))
 
 
@@ -184,6 +182,13 @@ def _runner(request: Request) -> BatchRunner:
         stores = serving_of(request).config.server.stores_responses
         reason = "front ends (--front-ends)" if stores else "--response-store-number 0"
         raise InvalidRequest(f"This server has no files and no batches, as it runs with {reason}.")
+    return runner
+
+
+def _computing(request: Request) -> BatchRunner:
+    runner = _runner(request)
+    if not runner.store.computes:
+        raise Unavailable("Another server with this --response-store computes the batches. Please ask that one.")
     return runner
 
 
