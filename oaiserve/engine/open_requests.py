@@ -522,7 +522,7 @@ class OpenRequests:
             cost = None if self._causes is None else self._causes.cost
             prompt_ns = alone_ns(cost, opened.usage.prompt_tokens - opened.usage.cached_tokens)
             decode_ns = (times.last_token or now_ns) - times.first_token
-            self._slack.note(prompt_ns, times.first_token - times.scheduled, decode_ns, num_tokens)
+            self._slack.note(prompt_ns, times.first_token - times.scheduled, decode_ns, num_tokens, is_whole=is_whole)
         self.emit(opened, terminal)
 
     def _note_cost(self, opened: OpenRequest) -> None:

@@ -31,13 +31,13 @@ class Slack:
         self._stretches, self._tokens_ns, self._lengths = (deque[float](maxlen=MOST_REMEMBERED) for _ in range(3))
         self._stretch, self._token_ns, self._length = 1.0, 0.0, 0.0
 
-    def note(self, alone_ns: int, prefill_ns: int, decode_ns: int, num_tokens: int) -> None:
+    def note(self, alone_ns: int, prefill_ns: int, decode_ns: int, num_tokens: int, *, is_whole: bool) -> None:
         """Note how long a prompt took, and how long it takes alone if that is known; and an answer, or its part."""
         if alone_ns:
             self._stretches.append(prefill_ns / alone_ns)
             self._stretch = max(1.0, _quantile(self._stretches, SHARE))
         if num_tokens > 1:
-            self._lengths.append(num_tokens)
+            self._lengths.append(num_tokens if is_whole else max(num_tokens, self._length))  # it would have been longer
             self._tokens_ns.append(decode_ns / (num_tokens - 1))
             self._length, self._token_ns = _quantile(self._lengths, 0.5), _quantile(self._tokens_ns, SHARE)
 

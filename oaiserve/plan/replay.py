@@ -278,7 +278,9 @@ class LoadReplay:
         times.first_token = None if first is None else int((served.arrived + first) * 1e9)
         times.last_token = None if latency is None else int((served.arrived + latency) * 1e9)
         if times.first_token is not None:
-            self._slack.note(0, 0, (times.last_token or now_ns) - times.first_token, served.num_tokens)
+            self._slack.note(
+                0, 0, (times.last_token or now_ns) - times.first_token, served.num_tokens, is_whole=latency is not None
+            )
         late_ns = now_ns if latency is None else None
         self._forecaster.ended.append(
             Ended(sequence.request_id, times, served.num_tokens, latency is not None, late_ns)

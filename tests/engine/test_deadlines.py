@@ -106,11 +106,14 @@ def test_the_latest_start_leaves_time_for_the_prompt_and_the_answer_as_they_were
     assert slack.latest_start_ns(None, 9 * SECOND_NS, prompt_ns, 10) == 9 * SECOND_NS - prompt_ns
     for number in range(100):  # prompts take three times as long, answers have 21 tokens in the median, 50 ms each
         length = 11 + number % 21
-        slack.note(prompt_ns, 3 * prompt_ns, (length - 1) * 50_000_000, length)
+        slack.note(prompt_ns, 3 * prompt_ns, (length - 1) * 50_000_000, length, is_whole=True)
     assert slack.latest_start_ns(9 * SECOND_NS, None, prompt_ns, 100) == 9 * SECOND_NS - 3 * prompt_ns
     assert slack.latest_start_ns(None, 9 * SECOND_NS, prompt_ns, 100) == 9 * SECOND_NS - 3 * prompt_ns - 21 * 50_000_000
     assert slack.latest_start_ns(None, 9 * SECOND_NS, prompt_ns, 4) == 9 * SECOND_NS - 3 * prompt_ns - 4 * 50_000_000
     assert slack.latest_start_ns(5 * SECOND_NS, 9 * SECOND_NS, prompt_ns, 4) == 5 * SECOND_NS - 3 * prompt_ns
+    for _ in range(200):  # answers that are cut off at their deadline do not make the others look short
+        slack.note(0, 0, 2 * 50_000_000, 3, is_whole=False)
+    assert slack.latest_start_ns(None, 9 * SECOND_NS, 0, 100) == 9 * SECOND_NS - 21 * 50_000_000
 
 
 @pytest.mark.parametrize(
