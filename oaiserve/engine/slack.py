@@ -21,6 +21,7 @@ PATIENCE_NS = 30_000_000_000
 # of the times of tokens was shorter. Of the lengths of answers it is the median, or short ones are given up early.
 SHARE = 0.85
 MOST_REMEMBERED = 200  # requests
+MOST_TOKENS = 2**20  # of an answer without a limit
 VERY_PROBABLY = 0.9  # a request that misses a deadline with this probability is refused
 
 
@@ -37,7 +38,8 @@ class Slack:
             self._stretches.append(prefill_ns / alone_ns)
             self._stretch = max(1.0, _quantile(self._stretches, SHARE))
         if num_tokens > 1:
-            self._lengths.append(num_tokens if is_whole else max(num_tokens, self._length))  # it would have been longer
+            # One that was cut off is as long as any: if most are, what begins then is what needs little time.
+            self._lengths.append(num_tokens if is_whole else MOST_TOKENS)
             self._tokens_ns.append(decode_ns / (num_tokens - 1))
             self._length, self._token_ns = _quantile(self._lengths, 0.5), _quantile(self._tokens_ns, SHARE)
 
