@@ -136,8 +136,8 @@ class ListenerOptions:
     repeated. From all other addresses that header is ignored."""
 
     open_dashboard: bool = False
-    """Show / and /dashboard, and of a server /debug, to everyone who can reach this address without an API key, as in a
-    container: they may ask the model, and see when who asked how much, but no text."""
+    """Show / and /dashboard, and of a server /debug, to everyone who can reach this address without an API key: they
+    may ask the model, and see when who asked how much, but no text."""
 
     body_limit: Bytes = Bytes("8MiB")  # noqa: RUF009 - immutable
     """Largest request body that is accepted, in bytes or with a unit (KiB, MiB, GiB)."""
@@ -171,8 +171,7 @@ class ServerOptions(ListenerOptions):
     file again when it changes. May be repeated."""
 
     share_prefix_cache: bool = False
-    """Let the prompts of several keys share the prefix cache. By default, each key finds only what it has sent itself,
-    because a faster prompt tells that somebody sent it."""
+    """Let the prompts of several keys share the prefix cache. By default, each key finds what it has sent itself."""
 
     stored_keys: bool = False
     """Require the keys that `oaiserve keys` makes in the file of --response-store, with their roles and limits. Those
@@ -215,8 +214,8 @@ class ServerOptions(ListenerOptions):
     token is always sent at once."""
 
     progress_after_seconds: float = 1.0
-    """Seconds of a prompt's computation after which a stream begins without a token, and tells how far the prompt is:
-    an error is an event of the stream then. 0: streams begin with their first token."""
+    """Seconds of a prompt's computation after which a stream begins without a token, and tells how far the prompt is.
+    0: streams begin with their first token."""
 
     tool_call_parser: ToolCallParser = "auto"
     """Form in which the model writes calls of tools. auto: the one that its tokenizer declares or its chat template
@@ -389,18 +388,17 @@ class EngineOptions:
     fast with it."""
 
     compile: bool = True
-    """On a CPU, run the model's step in native code: the wheel's, or else code that the system's C++ compiler makes for
-    this machine, at the first start. On a GPU, run the model's layers fused. Without it, and for
-    models that it does not cover, the slower code of transformers runs."""
+    """On a CPU, run the model's step in native code: the wheel's, or else what the system's C++ compiler makes at the
+    first start. On a GPU, run the model's layers fused. Without it, and for models that it does not cover, the slower
+    code of transformers runs."""
 
     cpu_features: CpuFeatures = "native"
     """Instructions of the CPU that may be used. native: all. avx2: neither AVX-512 nor AMX, in native code and in
     torch, so answers are those of a machine that has none of these."""
 
     recheck: bool = False
-    """On a CPU, compare the native step with transformers' code at this start, although an earlier start has found them
-    equal, with the same files of the model, versions and CPU. Without it, the start takes less than half the time. On a
-    GPU, try again what has ended an earlier start."""
+    """On a CPU, compare the native step with transformers' code, although an earlier start has found them equal.
+    Without it, the start takes less than half the time. On a GPU, try again what has ended an earlier start."""
 
     overlap: bool = True
     """On a GPU, launch each step before the results of the previous step are on the host, so that the GPU does not wait
@@ -422,8 +420,7 @@ class EngineOptions:
     quantize: Quantize = field(default="none", metadata=FREQUENT)
     """On a CPU, keep the weights of a checkpoint that is not quantized yet in 8 bits: half the memory, and faster. int4
     keeps most of them in 4 bits: a third of the memory. Answers change slightly with int8, and much more with int4 if
-    the model is small; docs/benchmarks.md and docs/models.md have figures. Needs --compile and a model that it
-    covers."""
+    the model is small (docs/benchmarks.md). Needs --compile and a model that it covers."""
 
     quantized_cache: Bytes = Bytes("32GiB")  # noqa: RUF009 - immutable
     """Most disk space for weights that --quantize has made, so that later starts need not make them again. They are in
@@ -470,10 +467,9 @@ class EngineOptions:
 
     kv_cache_dtype: KVCacheDtype = "auto"
     """Number format of the KV cache. auto: the model's. int8: on a CPU, 8 bits and a few scales for each token, so that
-    nearly twice as many tokens fit and long contexts are read faster. Answers change slightly; docs/performance.md has
-    figures. Needs --compile and a model that it covers, without latent attention. fp8: on a GPU, floats of 8 bits
-    (E4M3) with a scale for each layer, so that twice as many tokens fit; docs/models.md says what has been tried of
-    it."""
+    nearly twice as many tokens fit and long contexts are read faster. Answers change slightly (docs/performance.md).
+    Needs --compile and a model that it covers, without latent attention. fp8: on a GPU, floats of 8 bits (E4M3) with a
+    scale for each layer, so that twice as many tokens fit (docs/models.md)."""
 
     kv_blocks: int | None = None
     """Blocks in the KV cache. Default: as many as fit into --kv-cache-memory. Set only one of the two."""
@@ -503,13 +499,12 @@ class EngineOptions:
     """Most prompt tokens in one step. Fewer tokens mean steadier streams. Default: what --max-step-tokens leaves."""
 
     step_target_seconds: float | None = None
-    """Target for the time of a step. Prompts are cut so that they fit into it by the learnt cost of steps, which needs
-    --explain. Shorter steps let a short request begin sooner. Default: the time of 128 tokens, or three times that of
-    one, and at least 0.05."""
+    """Target for the time of a step, by which prompts are cut; needs --explain. Shorter steps let a short request begin
+    sooner. Default: the time of 128 tokens, or three times that of one, and at least 0.05."""
 
     itl_target_seconds: float | None = None
     """Target for the time between two tokens of a stream (ITL). While sequences decode, a step gets only as many prompt
-    tokens as fit into this time by the learnt cost of steps, which needs --explain. Default: no target."""
+    tokens as fit into this time; needs --explain. Default: no target."""
 
     hang_seconds: float = 60
     """Seconds that one part of the engine's work may take, or 20 times the learnt cost of its step if that is more.
@@ -529,9 +524,9 @@ class EngineOptions:
     """Keep computed KV blocks for later requests that begin with the same tokens."""
 
     prefix_cache_dir: Path | None = None
-    """Folder for the blocks of the prefix cache, on a CPU with the native step. A start with the same model, settings
-    and versions finds there what an earlier one has computed; it is also a second cache beneath that in memory. The
-    folder has to be this user's alone, because text can be guessed from what it holds."""
+    """Folder for the blocks of the prefix cache, on a CPU with the native step, for later starts with the same model,
+    settings and versions, and as a second cache beneath that in memory. It has to be this user's alone, because text
+    can be guessed from what it holds."""
 
     prefix_cache_disk: Bytes = Bytes("8GiB")  # noqa: RUF009 - immutable
     """Most disk space for --prefix-cache-dir. What has not been used for longest is removed."""
@@ -558,8 +553,7 @@ class EngineOptions:
     causes."""
 
     forecast: bool = True
-    """Forecast when each request will have its first token and its end, by the queue and the learnt cost of steps. Told
-    in a header, in the first chunk of a stream and in telemetry. Needs --explain."""
+    """Forecast when each request will have its first token and its end (docs/forecasts.md). Needs --explain."""
 
     def __post_init__(self) -> None:
         _check_choices(self)

@@ -10,7 +10,6 @@ deadlines. The first minute of each simulation does not count.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 from dataclasses import replace
@@ -19,6 +18,7 @@ from pathlib import Path
 from oaiserve.explain.step_cost import Load
 from oaiserve.plan.recorded import Arrival, Cost, RecordedServer, read
 from oaiserve.plan.replay import LoadReplay, UseOfDeadlines
+from tools.markdown import as_markdown
 
 LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 WARM_SECONDS, ALL_SHARE, NUM_CLIENTS, MOST_TOKENS, PRECISION = 60.0, 0.99, 8, 1000, 0.02
@@ -77,7 +77,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=360)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     recorded = read(args.source)
     if recorded.cost is None:
@@ -85,21 +84,17 @@ def main() -> None:
     cost, seeds = recorded.cost, range(args.seeds)
     fair = replace(recorded.server, policy="fair")
     rate = rate_of_all(fair, cost, args.seconds, seeds)
-    rows = []
+    table = [["policy", *(f"load {load:g}" for load in args.loads)]]
     print(
         f"Load 1 is {rate:.3g} requests/s. Requests in time per second, as median (lowest to highest) of the seeds:\n"
     )
-    print("| policy | " + " | ".join(f"load {load:g}" for load in args.loads) + " |")
-    print("|" + "---|" * (len(args.loads) + 1))
     for policy, use in WAYS:
-        server, cells = replace(recorded.server, policy=policy), []
+        server = replace(recorded.server, policy=policy)
+        table.append([f"{policy}{SAYS[use]}"])
         for load in args.loads:
             good = sorted(goodput(server, cost, use, load * rate, args.seconds, seed) for seed in seeds)
-            cells.append(f"{statistics.median(good):.2f} ({good[0]:.2f} to {good[-1]:.2f})")
-            rows.append({"policy": policy, "deadlines": use, "load": load, "goodput": good})
-        print(f"| {policy}{SAYS[use]} | " + " | ".join(cells) + " |", flush=True)
-    if args.json:
-        args.json.write_text(json.dumps({"rate": rate, "rows": rows}, indent=1) + "\n")
+            table[-1].append(f"{statistics.median(good):.2f} ({good[0]:.2f} to {good[-1]:.2f})")
+    print("\n".join(as_markdown(table)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/telemetry.md lists exactly what the server reports about itself."""
+"""docs/telemetry.md and docs/slow-requests.md list exactly what the server reports about itself."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from oaiserve.facts.record import MOST_EVENTS, Cause, EventKind, HostPart, Outco
 from oaiserve.facts.times import PHASES, STAMPS
 from tests.telemetry.reported import ATTRIBUTES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
+PAGE, SLOW = ((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("telemetry.md", "slow-requests.md"))
 CELL = re.compile(r"(?<!\\)\|")
 
 
-def rows(first_column: str) -> list[list[str]]:
+def rows(first_column: str, page: str = PAGE) -> list[list[str]]:
     """Return the cells of the table whose first column has this header."""
-    table = PAGE.split(f"\n| {first_column} |", 1)[1].split("\n\n", 1)[0]
+    table = page.split(f"\n| {first_column} |", 1)[1].split("\n\n", 1)[0]
     return [[cell.strip() for cell in CELL.split(line)[1:-1]] for line in table.splitlines()[2:]]
 
 
@@ -25,10 +25,11 @@ def test_the_page_names_every_attribute_and_no_other() -> None:
 
 
 def test_the_tables_of_phases_outcomes_reasons_and_parts_match_the_code() -> None:
-    assert [row[0].strip("`") for row in rows("phase")] == list(PHASES)
-    assert [row[2].split("`")[1] for row in rows("phase")] == list(STAMPS[1:])
+    assert [row[0].strip("`") for row in rows("phase", SLOW)] == ["", *PHASES]
+    assert [row[1].strip("`") for row in rows("phase", SLOW)] == list(STAMPS)
     assert [row[0].strip("`") for row in rows("outcome")] == list(Outcome)
-    assert [row[0].strip("`") for row in rows("reason")] == list(WaitReason)
+    reasons = rows("in `queue`, the request waited for", SLOW)
+    assert [row[0].strip("`") for row in reasons] == list(WaitReason)
     assert [row[0].strip("`") for row in rows("part")] == list(HostPart)
     assert [row[0].strip("`") for row in rows("cause")] == list(Cause)
 

@@ -392,13 +392,14 @@ def failures(vocabulary: Vocabulary, row: Obeyed | RefusedRow, num_walks: int) -
 
 
 def table() -> str:
-    """Return the table of keywords, those that are obeyed first."""
+    """Return the table of keywords, those that are obeyed first; keywords without a note share a row."""
     rows = [("keyword", "", "")]
     for title, group in (("obeyed", OBEYED), ("refused", REFUSED)):
         notes: dict[str, list[str]] = {}
         for row in group:
             notes.setdefault(row.keyword, []).extend([row.note] if row.note else [])
-        for keyword, found in notes.items():
+        bare = ", ".join(keyword for keyword, found in notes.items() if not found)
+        for keyword, found in [(bare, []), *((keyword, found) for keyword, found in notes.items() if found)]:
             names = ", ".join(name if name == "..." else f"`{name}`" for name in keyword.split(", "))
             rows.append((names, title, "; ".join(found)))
     return "\n".join(as_markdown(rows))
