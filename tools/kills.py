@@ -19,6 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -58,10 +59,20 @@ def make_model(folder: Path) -> None:
     save(random_model(config_of("llama", vocab_size=2048, max_position_embeddings=2048)), folder, 2048)
 
 
-def serve(model: Path, port: int) -> None:
+def serve(model: Path, port: int, *flags: str) -> None:
     from oaiserve import cli
 
-    sys.exit(cli.main(["serve", str(model), "--port", str(port), *FLAGS]))
+    sys.exit(cli.main(["serve", str(model), "--port", str(port), *FLAGS, *flags]))
+
+
+def preloaded(model: Path) -> ForkServerContext:
+    """Make a small model in a folder, and return what starts processes that serve it in a moment."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    make = context.Process(target=make_model, args=(model,))
+    make.start()
+    make.join()
+    return context
 
 
 def stream(http: httpx.Client, case: int, seed: int, came: list[float]) -> bytes:
@@ -102,12 +113,8 @@ class Fleet:
     """Some servers, a gateway before them, and the meanings of undisturbed streams."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOADED)
         self._model = Path(stack.enter_context(TemporaryDirectory()))
-        make = self._context.Process(target=make_model, args=(self._model,))
-        make.start()
-        make.join()
+        self._context = preloaded(self._model)
         self._ports = sorted(free_port() for _ in range(SERVERS))  # the gateway numbers them so
         self._servers = [self._started(port) for port in self._ports]
         stack.callback(lambda: [server.kill() for server in self._servers])

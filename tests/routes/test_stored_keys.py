@@ -215,17 +215,6 @@ def test_a_key_without_limits_is_counted_and_gets_no_headers(run: RunServer, tab
     assert used(table) == {"requests": 1, "tokens": 5}
 
 
-def test_what_was_used_counts_after_a_restart_and_for_another_server(run: RunServer, table: KeyTable) -> None:
-    key = table.add("alice", {"requests_per_day": 3})
-    with asking(run, key) as first:
-        assert limits(first.complete().headers) == ["3", "2"]
-        with asking(run, key) as second:
-            assert limits(second.complete().headers) == ["3", "1"]
-    with asking(run, key) as third:
-        assert limits(third.complete().headers) == ["3", "0"]
-        assert third.complete().status_code == 429
-
-
 # -- models and priorities ---------------------------------------------------------------------------------------------
 
 

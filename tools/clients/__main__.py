@@ -6,8 +6,8 @@ calls no tool by itself, so calls are forced; where the model decides, nothing m
 docs/clients.md and, at the end, what failed; then the exit code is 1. `make clients` runs all, into docs/clients.md.
 
 To add a client, write its script and its entry in clients.py, and pin its versions: --renew --only NAME. To renew the
-pins, --renew for all or some; a client that then fails has changed, or has found what this server does wrong. Where the
-client is wrong, its entry says so in `faults`. Commit the pins with the new table.
+pins, --renew for all or some; a client that then fails has changed, or has found what this server does wrong. Commit
+the pins with the new table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from tools.clients import environments
 from tools.clients.clients import CLIENTS, Client
 from tools.clients.environments import NotInstalled
-from tools.clients.outcomes import InvalidReport, page, parse, problems
+from tools.clients.outcomes import OK, InvalidReport, page, parse
 from tools.markdown import publish, write_json
 from tools.server_process import exit_on_sigterm
 
@@ -105,7 +105,7 @@ def run(
             outcomes = parse(report, end)
         except (NotInstalled, InvalidReport) as error:
             return {}, {"script": str(error)}
-    return outcomes, problems(outcomes, client.faults)
+    return outcomes, {feature: outcome for feature, outcome in outcomes.items() if outcome != OK}
 
 
 def call(command: Sequence[str | Path], env: dict[str, str], cwd: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tools.bench import prepare
@@ -27,7 +27,6 @@ class Client:
     needs_torch: bool = False  # the benchmarks' one, which has no CUDA where there is such a one
     made_by: Callable[[], Path] | None = None  # the environment is one of the benchmarks', with its own pins
     note: str = ""  # a sentence below the table
-    faults: dict[str, str] = field(default_factory=dict)  # features that fail by the client's own fault, and why
 
     @property
     def is_javascript(self) -> bool:

@@ -52,15 +52,6 @@ def parse(report: str, end: str) -> dict[str, str]:
     return outcomes
 
 
-def problems(outcomes: Mapping[str, str], faults: Mapping[str, str]) -> dict[str, str]:
-    """Return what is not as it should be: features that fail, and such that should by the client's fault but do not."""
-    found = {feature: outcome for feature, outcome in outcomes.items() if outcome != OK and feature not in faults}
-    for feature in faults:
-        if outcomes.get(feature) == OK:
-            found[feature] = "works, but is listed as a fault of the client"
-    return found
-
-
 def page(results: Mapping[str, Any]) -> str:
     """Return the table with the notes below it, and a section on each client."""
     rows, notes = [["client", "version", *map(_spaced, FEATURES)]], []
@@ -69,7 +60,8 @@ def page(results: Mapping[str, Any]) -> str:
         rows.append(
             [client.title, result["version"], *(_cell(result["outcomes"].get(feature)) for feature in FEATURES)]
         )
-        notes += [f"- {client.title}: {sentence}" for sentence in _sentences(client, result["problems"])]
+        failed = [f"{_spaced(feature)}: {problem}" for feature, problem in result["problems"].items()]
+        notes += [f"- {client.title}: {sentence}" for sentence in filter(None, [client.note, *failed])]
     by_setup: dict[str, Client] = {}
     for name in results:
         by_setup.setdefault(CLIENTS[name].setup, CLIENTS[name])  # versions of one client have the same
@@ -82,11 +74,6 @@ def _cell(outcome: str | None) -> str:
     if outcome is None:
         return ""
     return "yes" if outcome == OK else "**no**"
-
-
-def _sentences(client: Client, problems: Mapping[str, str]) -> list[str]:
-    reasons = [f"{_spaced(feature)}: {reason}" for feature, reason in (client.faults | problems).items()]
-    return [*filter(None, [client.note]), *reasons]
 
 
 def _spaced(feature: str) -> str:
