@@ -388,6 +388,10 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
         _warn_of_keys(config)
     logger.info("Loading %s ...", config.model)
     if config.model == "demo":
+        if not demo.is_fetched():
+            from oaiserve.engine.start.plan import compile_early
+
+            compile_early(config.engine, "bfloat16")  # as it is saved
         demo.fetched()  # as long as Ctrl-C removes a half fetched model
     # Until the server takes signals, Ctrl-C ends the process at once. An exception could be raised in a callback that
     # ignores it, and would have Python end with threads that run native code.

@@ -75,6 +75,10 @@ def fetched(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -
     return folder
 
 
+def is_fetched() -> bool:
+    return (cache_folder() / "models" / NAME / DIGESTS).is_file()
+
+
 def _build(folder: Path, fetches: Sequence[Fetch]) -> None:
     reasons = []
     for fetch in fetches:

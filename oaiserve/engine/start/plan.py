@@ -6,6 +6,7 @@ The way from the start cache comes first. It is fast, because it imports nothing
 from __future__ import annotations
 
 import gc
+import json
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,29 @@ def start_model(
     raise AssertionError(declined)  # the last way starts any model, or says what the user can do
 
 
+def compile_early(options: EngineOptions, saved: str) -> None:
+    """Compile the native code of a decoder that is saved in this dtype beside what a start does first."""
+    import torch
+
+    from oaiserve.engine.model.cpu.build import build_beside, limit_features
+    from oaiserve.engine.start.cache import is_native
+
+    if is_native(options):
+        limit_features(options.cpu_features)
+        name = {"float16": "float32"}.get(saved, saved) if options.dtype == "auto" else options.dtype
+        build_beside(getattr(torch, name))
+
+
+def _saved_dtype(model: Path) -> str | None:
+    """Return the dtype in a decoder's config.json; None for another model."""
+    try:
+        config = json.loads((model / "config.json").read_text())
+        is_decoder = any("ForCausalLM" in name for name in config["architectures"])
+        return config.get("dtype") or config["torch_dtype"] if is_decoder else None
+    except (OSError, ValueError, TypeError, KeyError):  # the load says what is wrong
+        return None
+
+
 def _ways(request: StartRequest) -> Iterator[Way]:
     """Yield the ways to start, in the order in which they are asked. All but the first import transformers."""
     source, options, times = request.source, request.options, request.times
@@ -92,6 +116,8 @@ def _ways(request: StartRequest) -> Iterator[Way]:
 
     if dtype is not None:  # before the imports, which leave a core idle
         request.compiling = build_beside(dtype)
+    elif (saved := _saved_dtype(source.path)) is not None:
+        compile_early(options, saved)
     with times.part("import of transformers"):  # takes seconds
         from oaiserve.engine.start.ways.expanded import Expanded
         from oaiserve.engine.start.ways.gpu import OnGpu

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 
 import torch
 
@@ -29,6 +29,8 @@ from oaiserve.files import private
 from oaiserve.files.private import NotPrivate, cache_folder
 
 log = logging.getLogger(__name__)
+
+_building = Lock()
 
 SOURCES = variants.SOURCES
 ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "float"}
@@ -82,15 +84,17 @@ def is_built(dtype: torch.dtype) -> bool:
 def build(dtype: torch.dtype) -> Path:
     """Compile the library unless it is on disk, and return its path. Compiling takes about twenty seconds on one core.
 
-    Raises BuildError, and NotPrivate if others can write to the folder of the library.
+    Another thread that builds is waited for. Raises BuildError, and NotPrivate if others can write to the folder of the
+    library.
     """
     path = _compiled_path(_kind(dtype))
     try:
         private.make_folder(path.parent)
         path = private.verified(path.parent) / path.name
-        if not _is_sound(path):
-            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-                _compile(Path(folder) / path.name, dtype).replace(path)
+        with _building:
+            if not _is_sound(path):
+                with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                    _compile(Path(folder) / path.name, dtype).replace(path)
     except OSError as error:
         raise BuildError(f"{path.parent} cannot be written: {error.strerror}") from error
     return path
