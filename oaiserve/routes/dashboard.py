@@ -179,7 +179,7 @@ def _state(telemetry: Telemetry, samples: list[dict[str, Any]]) -> dict[str, Any
         "samples": samples,
         "requests": _recent_rows(telemetry),
         "open": recent.open(),
-        "costs": telemetry.live.costs,
+        "costs": telemetry.live.costs(),
     }
 
 

@@ -51,8 +51,7 @@ class Live:
         self._observed = observed
         self._distributions = {name: observed.distributions[metric] for name, metric in _HISTOGRAMS.items()}
         self._before: dict[str, Totals] = {}
-        # Of each client: its name, the time of the engine and of cores and the time alone, in ns, and the price.
-        self.costs: list[tuple[str, int, int, int, float]] = []
+        self._last_costs: list[tuple[str, int, int, int, float]] = []
 
     @property
     def boundaries_seconds(self) -> dict[str, list[float]]:
@@ -62,6 +61,12 @@ class Live:
             for name, distribution in self._distributions.items()
         }
 
+    def costs(self) -> list[tuple[str, int, int, int, float]]:
+        """Return of each client its name, the time of the engine and of cores and the time alone, in ns, and the price.
+
+        They are those of the last sample."""
+        return self._last_costs
+
     def sample(self, snapshot: Callable[[], EngineNumbers]) -> None:
         """Make a sample if about a second has passed since the previous one."""
         now_ns = self._clock_ns()
@@ -70,7 +75,7 @@ class Live:
             return
         self._last_ns = now_ns
         self._num_made += 1
-        now, totals, self.costs = snapshot(), self._totals(), self._costs()
+        now, totals, self._last_costs = snapshot(), self._totals(), self._costs()
         increases: dict[str, Totals] = {}
         for name, total in totals.items():
             before = self._before.get(name, {})

@@ -180,6 +180,8 @@ def test_what_is_not_done_in_time_is_given_up(served: Served, sdk: OpenAI, monke
     monkeypatch.setattr(runner, "CHECK_SECONDS", 0.01)
     now = time.time()
     batch = begin(sdk, line(1), line(2))
+    while not sdk.batches.retrieve(batch.id).request_counts.completed:
+        time.sleep(0.01)
     monkeypatch.setattr(runner.time, "time", lambda: now + 25 * 3600)
     batch = ended(sdk, batch)
     assert (batch.status, batch.request_counts.completed) == ("expired", 1)

@@ -67,7 +67,7 @@ def test_the_costs_are_those_of_ended_requests_by_client_the_largest_first(make_
     for client, machine_ns in (("ada", 5), (None, 30), ("ada", 7)):
         account = EngineAccount(core_ns=2 * machine_ns, machine_ns=machine_ns, alone_ns=100, price=0.25)
         observed.observe(make_record(client=client, account=account))
-    assert live.costs == []
+    assert live.costs() == []
     clock.move(2)
     live.sample(lambda: NOW)
-    assert live.costs == [("", 30, 60, 100, 0.25), ("ada", 12, 24, 200, 0.5)]
+    assert live.costs() == [("", 30, 60, 100, 0.25), ("ada", 12, 24, 200, 0.5)]

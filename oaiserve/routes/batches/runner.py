@@ -77,7 +77,8 @@ class BatchRunner:
                 if self._open:
                     await self._fill()
                 with suppress(TimeoutError):  # a batch may expire meanwhile
-                    await asyncio.wait_for(self._changed.wait(), CHECK_SECONDS)
+                    async with asyncio.timeout(CHECK_SECONDS):
+                        await self._changed.wait()
         finally:
             for one in self._open.values():
                 for task in one.under_way:

@@ -244,7 +244,7 @@ class FrontEnd:
 
     @offered
     async def read(self, what: str, value: str | int | None, named: dict[str, str | int | None]) -> Any:
-        """Return the page of metrics, accounts of recent requests, or samples of the live page."""
+        """Return the page of metrics, accounts of recent requests, or samples and costs of the live page."""
         telemetry = self._telemetry
         reads: dict[str, Callable[..., Any]] = {
             "render": telemetry.render,
@@ -252,6 +252,7 @@ class FrontEnd:
             "get": telemetry.recent.get,
             "open": telemetry.recent.open,
             "after": telemetry.live.after,
+            "costs": telemetry.live.costs,
         }
         given = () if value is None else (value,)
         return await asyncio.to_thread(reads[what], *given, **named)

@@ -92,6 +92,7 @@ class RemoteReads:
         self.get: Callable[[str], Entry | None] = partial(read, "get")
         self.open: Callable[[], builtins.list[Entry]] = partial(read, "open")
         self.after: Callable[[int], builtins.list[Entry]] = partial(read, "after")
+        self.costs: Callable[[], builtins.list[tuple[str, int, int, int, float]]] = partial(read, "costs")
 
 
 class RemoteStore:
