@@ -145,6 +145,8 @@ class Forecaster:
     def open_now(self, now_ns: int, most: int) -> list[dict[str, Any]]:
         """Return the newest open requests, ready for JSON: what each was promised, and its times as they look now."""
         with self._lock:
+            while self.ended:
+                self._learn(self.ended.popleft())
             shown = list(self._open.values())[-most:]
             mean_ns, host_ns, tokens = self._steps(now_ns)
         if (cost := self._cost()) is None:
