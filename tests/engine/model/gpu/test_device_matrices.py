@@ -200,7 +200,7 @@ def test_fused_layers_multiply_with_packed_matrices(awq: tuple[Path, torch.Tenso
     loaded = prepare(packed_model(awq[0]))
     names = [f"model.layers.0.self_attn.{kind}_proj" for kind in "qkv"]
     matrices = [Matrix(loaded.model.get_submodule(name).weight, None, name) for name in names]
-    product = _product(loaded, matrices)
+    product = _product(loaded, matrices, None)
     x = numbers(3, 64)
     want = torch.cat([loaded.model.get_submodule(name)(x) for name in names], dim=-1)
     torch.testing.assert_close(product(x), want)
