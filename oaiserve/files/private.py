@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
@@ -51,6 +52,19 @@ def verified(folder: Path) -> Path:
         if is_shared and (path == real or not status.st_mode & stat.S_ISVTX):
             raise NotPrivate(f"other users can write to {path} (chmod go-w {path} prevents it)")
     return real
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file of a verified folder for this user only, at once: a reader finds all of the old or the new one."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+        try:
+            file.write(content)
+            file.close()
+            os.chmod(file.name, FILE_MODE)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 def read_file(path: Path) -> bytes:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -165,15 +163,7 @@ def name_of(asked: Subject) -> str:
 def _write(path: Path, header: Mapping[str, Any], content: bytes) -> None:
     line = json.dumps(header).encode() + b"\n"
     written = line + b"\0" * (-len(line) % _ALIGNMENT) + content
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-        try:
-            file.write(written + hashlib.sha256(written).digest())
-            file.close()
-            os.chmod(file.name, private.FILE_MODE)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    private.write_file(path, written + hashlib.sha256(written).digest())
 
 
 def records() -> Iterator[Record]:

@@ -81,6 +81,7 @@ def compile_early(options: EngineOptions, saved: str) -> None:
 
     if is_native(options):
         limit_features(options.cpu_features)
+        # As `select_dtype` has it, which needs transformers' configuration.
         name = {"float16": "float32"}.get(saved, saved) if options.dtype == "auto" else options.dtype
         build_beside(getattr(torch, name))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -65,9 +66,7 @@ class TritonAttention:
         rotation: Rotation | None = None,
     ) -> torch.Tensor:
         batch = self._batch
-        query, key, value = (
-            tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value)
-        )
+        query, key, value = _with_heads_in_one_piece(query, key, value)
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         num_decodes = batch.num_decodes
         has_prefills = num_decodes < len(batch.query_lens)
@@ -105,16 +104,15 @@ class ExactAttention:
         scoring: Scoring,
         rotation: Rotation | None = None,
     ) -> torch.Tensor:
-        query, key, value = (
-            tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value)
-        )
+        query, key, value = _with_heads_in_one_piece(query, key, value)
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         write(key, value, cache, self._batch.slots, first_token=0, query=query, rotation=rotation)
-        group = query.shape[1] // key.shape[1]
-        dims = [max(16, triton.next_power_of_2(part.shape[3])) for part in (cache.keys, cache.values)]
-        tile = prefill_tile(group, sum(dims), query.element_size(), longest_query=1)
-        prefill(query, cache, self._batch, out, scoring, self._tiles, tile)
+        prefill(query, cache, self._batch, out, scoring, self._tiles, longest_query=1)
         return out
+
+
+def _with_heads_in_one_piece(*tensors: torch.Tensor) -> Iterator[torch.Tensor]:
+    return (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in tensors)
 
 
 def _scalars(scoring: Scoring) -> tuple[float, float]:
@@ -298,14 +296,18 @@ def prefill(
     scoring: Scoring,
     tiles: Tiles,
     tile: Tile | None = None,
+    longest_query: int | None = None,
 ) -> None:
-    """Compute the rows of prefills, whose keys and values are in the cache already, in `out` [T, heads, value_dim]."""
+    """Compute the rows of prefills, whose keys and values are in the cache already, in `out` [T, heads, value_dim].
+
+    Without a tile, it is that for the longest query, which is the batch's if it is not given.
+    """
     kv_heads = cache.keys.shape[2]
     group = query.shape[1] // kv_heads
     constants = _constants(group, cache.keys.shape[3], cache.values.shape[3], cache.keys.shape[1])
     if tile is None:
         tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
-        longest = max(batch.query_lens[batch.num_decodes :])
+        longest = longest_query or max(batch.query_lens[batch.num_decodes :])
         tile = prefill_tile(constants["GROUP"], tile_dims, query.element_size(), longest)
     in_tiles = tiles.of(tile.rows // constants["GROUP"])
     (factor, softcap), (key_scale, value_scale) = _scalars(scoring), cache.scales

@@ -86,7 +86,7 @@ def graph_memory_bytes(loaded: LoadedModel, options: EngineOptions) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What is captured: the forward of a model."""
+    """The forward of a model that is captured, with the block tables and the sizes that it is captured for."""
 
     executor: Executor
     loaded: LoadedModel

@@ -83,11 +83,8 @@ class TrialMarker:
         if trying is None and not self.died:
             self._path.unlink(missing_ok=True)
             return
-        beside = self._path.with_suffix(f".{os.getpid()}")
         try:
-            beside.write_text(json.dumps({"trying": trying, "died": self.died}))
-            beside.chmod(private.FILE_MODE)
-            beside.replace(self._path)
+            private.write_file(self._path, json.dumps({"trying": trying, "died": self.died}).encode())
         except OSError as error:
             log.warning("A trial on the GPU that ends the process would be tried again: %s", error)
             self._path = None

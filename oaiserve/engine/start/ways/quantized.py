@@ -304,8 +304,11 @@ def _ask_transformers(
     options: EngineOptions,
     reserved: ReservedMemory | None,
 ) -> tuple[LoadedModel, dict[int, AttentionParameters], list[Tensor]]:
-    """Expand a part of the model, in reserved memory, and ask transformers' code: for the part as it is loaded, what
-    its layers call attention with, and its logits, without an adapter and then with one if there may be any."""
+    """Expand a part of the model in reserved memory, and let transformers' code compute it.
+
+    Return the part as it is loaded, what its layers call attention with, and its logits, without an adapter and then
+    with one if there may be any.
+    """
     layers, rows, dtype = part.layers, part.rows, BLOCK_DTYPES[options.dtype]
     small = copy.deepcopy(config)
     small.num_hidden_layers = len(layers)
