@@ -121,7 +121,7 @@ def create_app(
         app.state.batches = None if batches is None else BatchRunner(app, app.state.serving, batches, ring)
         if batches is not None and batches.computes:
             tasks.append(asyncio.create_task(app.state.batches.run()))
-        if ring is not None:
+        if ring is not None and (config.server.api_key_file or key_store is not None):
             tasks.append(asyncio.create_task(refresh_keys(ring)))
         try:
             yield
@@ -294,21 +294,16 @@ def routes(config: Config) -> list[Route]:
         Route(f"{stored_path}/input_items", stored_responses.list_input_items),
         Route(f"{stored_path}/cancel", stored_responses.cancel, methods=["POST"]),
         *(
-            Route(f"/v1/conversations{path}", route, methods=[method])
-            for path, method, route in (
-                ("", "POST", conversations.create),
-                ("/{conversation_id}", "GET", conversations.retrieve),
-                ("/{conversation_id}", "POST", conversations.update),
-                ("/{conversation_id}", "DELETE", conversations.delete),
-                ("/{conversation_id}/items", "GET", conversations.list_items),
-                ("/{conversation_id}/items", "POST", conversations.add_items),
-                ("/{conversation_id}/items/{item_id}", "GET", conversations.retrieve_item),
-                ("/{conversation_id}/items/{item_id}", "DELETE", conversations.delete_item),
-            )
-        ),
-        *(
             Route(f"/v1/{path}", route, methods=[method])
             for path, method, route in (
+                ("conversations", "POST", conversations.create),
+                ("conversations/{conversation_id}", "GET", conversations.retrieve),
+                ("conversations/{conversation_id}", "POST", conversations.update),
+                ("conversations/{conversation_id}", "DELETE", conversations.delete),
+                ("conversations/{conversation_id}/items", "GET", conversations.list_items),
+                ("conversations/{conversation_id}/items", "POST", conversations.add_items),
+                ("conversations/{conversation_id}/items/{item_id}", "GET", conversations.retrieve_item),
+                ("conversations/{conversation_id}/items/{item_id}", "DELETE", conversations.delete_item),
                 ("files", "POST", batch_routes.upload),
                 ("files", "GET", batch_routes.list_files),
                 ("files/{file_id}", "GET", batch_routes.retrieve_file),

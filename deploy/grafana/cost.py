@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana.panels import ENGINE, Panel, Query, board, lines, rate
 
-CORE, MACHINE = "oaiserve_cost_core_seconds_total", "oaiserve_cost_machine_seconds_total"
+MACHINE = "oaiserve_cost_machine_seconds_total"
 ALONE = "oaiserve_cost_alone_seconds_total"
 CLIENT = "{{client}}"
 
@@ -24,17 +24,22 @@ def _by_client(metric: str) -> list[Query]:
     return [Query(rate(metric, ENGINE, "client"), CLIENT)]
 
 
+def _metered(title: str, about: str, unit: str, name: str, *more: Query) -> Panel:
+    """Return the parts of the clients in something, stacked under the whole by its meter."""
+    queries = [*_by_client(f"oaiserve_cost_{name}_total"), *more]
+    meter = Query(rate(f"oaiserve_meter_{name}_total", ENGINE), "meter")
+    return lines(title, about, unit, queries, overlay=[meter], stacked=True)
+
+
 def _machine() -> list[Panel]:
-    nobody, meter = (f"oaiserve_{name}_core_seconds_total" for name in ("nobody", "meter"))
     return [
-        lines(
+        _metered(
             "Cores, by client",
             "Cores of the server's process that each client's requests used, and nobody's: the start, and work without "
             "a request in a step. In the long run they add up to the meter; a request counts when it ends.",
             "short",
-            [*_by_client(CORE), Query(rate(nobody, ENGINE), "nobody")],
-            overlay=[Query(rate(meter, ENGINE), "meter")],
-            stacked=True,
+            "core_seconds",
+            Query(rate("oaiserve_nobody_core_seconds_total", ENGINE), "nobody"),
         ),
         lines(
             "The engine's time, by client",
@@ -56,23 +61,19 @@ def _amounts() -> list[Panel]:
             [Query(hourly, CLIENT)],
             stacked=True,
         ),
-        lines(
+        _metered(
             "Power, by client",
             "Power of each client's requests, under the machine's own: idle cores and other processes have the rest. "
             "It is empty where no meter can be read.",
             "watt",
-            _by_client("oaiserve_cost_joules_total"),
-            overlay=[Query(rate("oaiserve_meter_joules_total", ENGINE), "meter")],
-            stacked=True,
+            "joules",
         ),
-        lines(
+        _metered(
             "KV cache, by client",
             "Bytes of the KV cache that each client's requests held on average, under all that were used. Blocks of a "
             "shared prefix are divided.",
             "bytes",
-            _by_client("oaiserve_cost_kv_byte_seconds_total"),
-            overlay=[Query(rate("oaiserve_meter_kv_byte_seconds_total", ENGINE), "meter")],
-            stacked=True,
+            "kv_byte_seconds",
         ),
     ]
 

@@ -62,7 +62,7 @@ class Client:
         return answer
 
     def ask(self, path: str, body: object = None, content_type: str = "application/json") -> Any:
-        """Return what the JSON of an answer says. Raises NoAnswer."""
+        """Return the decoded JSON of the answer to a GET, or with a body to a POST. Raises NoAnswer."""
         with self.open(path, body, content_type=content_type) as answer:
             return json.load(answer)
 

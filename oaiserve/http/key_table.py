@@ -196,7 +196,7 @@ class KeyTable:
             self._connection.execute(old, (use.key.number, now, KEPT_PERIODS))
 
     def _add(self, use: Use, requests: int, tokens: int, cost: float, second: float) -> None:
-        """Add to the rows of this second, and of the day on which the request was admitted."""
+        """Add requests, tokens and cost to two rows of a key: of a second, and of the day of the admission."""
         for period, at in ((SECOND, second), (DAY, use.admitted or 0.0)):
             row = (use.key.number, period, _start(at, period), requests, tokens, cost, self.clock())
             self._connection.execute(_ADD_USE, row)

@@ -161,6 +161,9 @@ class Exchange:
         return DeadlineOutcome.MET if self.outcome is Outcome.FINISHED and in_time else DeadlineOutcome.MISSED
 
 
+_SHARED = [each.name for each in fields(RequestRecord) if hasattr(Exchange, each.name)]  # by the same names in both
+
+
 class Accounting:
     """ASGI middleware around a generation route, which makes exactly one record per request, however the request ends.
 
@@ -229,9 +232,7 @@ class Accounting:
             core_ns, price = exchange.account.core_ns, exchange.account.price
             cost = (core_ns or 0) / 1e9 if price is None else price
             serving.key_store.settle(exchange.use, usage.prompt_tokens + usage.completion_tokens, cost)
-        shared = {
-            each.name: getattr(exchange, each.name) for each in fields(RequestRecord) if hasattr(exchange, each.name)
-        }
+        shared = {name: getattr(exchange, name) for name in _SHARED}
         own = {
             "times": times,
             "http_method": scope["method"],

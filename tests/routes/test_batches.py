@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -23,7 +25,10 @@ from oaiserve.engine.request import Request
 from oaiserve.errors import Overloaded
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.routes.batches import runner
+from oaiserve.routes.batches.objects import BatchObject, BatchUsage, Line
 from oaiserve.routes.batches.routes import _parts
+from oaiserve.routes.batches.store import BatchStore, Owned, Result
+from oaiserve.routes.responses.store import StoreLimits
 from tests.routes.conftest import Serve, Served, run_server, serving
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
 
@@ -291,6 +296,30 @@ def test_wherever_servers_end_no_line_is_lost_or_doubled(
     assert [one["custom_id"] for one in found] == [f"line-{number}" for number in range(1, 1 + total)]
     assert (batch.request_counts.completed, batch.request_counts.failed) == (total, 0)
     assert batch.usage.output_tokens == 2 * total, "what was begun twice counts once"
+
+
+def test_an_answer_that_nobody_waits_for_any_more_is_kept_and_keeps_no_other_one_waiting() -> None:
+    async def put_two() -> list[int]:
+        store, gate = BatchStore(None, StoreLimits(1, 10**6, 3600.0)), threading.Event()
+        batches = [
+            BatchObject(id=name, endpoint=CHAT, input_file_id="f", created_at=0, expires_at=0)
+            for name in ("left", "stays")
+        ]
+        for batch in batches:
+            await store.add_batch(Owned(batch, ""), [Line(1, "a", b"{}")])
+        store._thread.submit(gate.wait, 60)
+        left, stays = (asyncio.create_task(store.put(batch, Result(1, b"{}\n", BatchUsage()))) for batch in batches)
+        for _ in range(3):
+            await asyncio.sleep(0)  # both wait behind what blocks the thread
+        left.cancel()
+        await asyncio.wait([left])
+        gate.set()
+        await asyncio.wait_for(stays, 60)
+        counts = [batch.request_counts.completed for batch in await store.batches("")]
+        await store.close()
+        return counts
+
+    assert asyncio.run(put_two()) == [1, 1]
 
 
 def test_of_servers_with_one_store_the_first_computes_the_batches(tmp_path: Path) -> None:

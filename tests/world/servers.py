@@ -329,7 +329,7 @@ class Replica(Host):
         )
         self.fails = False
         self.store = ResponseDatabase(self._path, StoreLimits(1000, 2**24, 1e7))
-        self.disk = self.store._thread = Disk(world, self.store)
+        self.disk = self.store._thread = self.store._commits._thread = Disk(world, self.store)
         self.telemetry = Telemetry(world, self.name)
         self.app = create_app(Config("m", self.options), self.engine, self.telemetry, self.store)
 

@@ -8,6 +8,7 @@ import msgspec
 
 from oaiserve.routes.bodies import MetadataBody
 from oaiserve.routes.objects import described
+from oaiserve.routes.pages import Page
 from oaiserve.routes.protocol import decoder_of
 
 Status = Literal["failed", "in_progress", "completed", "expired", "cancelled"]
@@ -31,14 +32,8 @@ class FileObject(msgspec.Struct, kw_only=True):
     object: str = "file"
 
 
-class FilePage(msgspec.Struct):
+class FilePage(Page[FileObject]):
     """Files."""
-
-    data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: str = "list"
 
 
 class BatchBody(MetadataBody, kw_only=True):
@@ -50,7 +45,7 @@ class BatchBody(MetadataBody, kw_only=True):
 
 
 class LineError(msgspec.Struct):
-    """What is wrong with a line of the input."""
+    """A fault in a line of a batch's input file: its code, a sentence about it, and the line's number."""
 
     code: str
     message: str
@@ -59,7 +54,7 @@ class LineError(msgspec.Struct):
 
 
 class LineErrors(msgspec.Struct):
-    """What is wrong with the input."""
+    """The faults in the lines of a batch's input file, for which the batch has failed."""
 
     data: list[LineError]
     object: str = "list"
@@ -134,14 +129,8 @@ class BatchObject(msgspec.Struct, kw_only=True):
         setattr(self, f"{status}_at", now)
 
 
-class BatchPage(msgspec.Struct):
+class BatchPage(Page[BatchObject]):
     """Batches, newest first."""
-
-    data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: str = "list"
 
 
 class Line(NamedTuple):
@@ -175,6 +164,10 @@ class _Body(msgspec.Struct):
         return most * (self.n if isinstance(self.n, int) else 1)
 
 
+class _Used(msgspec.Struct):
+    usage: dict[str, Any] | None = None  # all that is read of an answer, which may have a million numbers
+
+
 class _Answer(msgspec.Struct):
     status_code: int
     request_id: str
@@ -202,7 +195,7 @@ def given_up(batch_id: str, number: int, custom_id: str, code: str, message: str
 
 def usage_of(body: bytes) -> BatchUsage:
     """Return the usage of an answer of any route."""
-    found: dict[str, Any] = msgspec.json.decode(body).get("usage") or {}
+    found = decoder_of(_Used).decode(body).usage or {}
     prompt, answer = ("input", "output") if "input_tokens" in found else ("prompt", "completion")
     cached = (found.get(f"{prompt}_tokens_details") or {}).get("cached_tokens") or 0
     reasoning = (found.get(f"{answer}_tokens_details") or {}).get("reasoning_tokens") or 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from email import message_from_bytes
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any
 from uuid import uuid4
 
 from starlette.concurrency import run_in_threadpool
@@ -30,6 +31,7 @@ from oaiserve.routes.body import read_body, read_parsed
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import Deleted, Operation, Parameter, read_query
+from oaiserve.routes.pages import AnyPage, page_of
 from oaiserve.routes.parameters import check_metadata
 from oaiserve.routes.serving import serving_of
 
@@ -39,7 +41,6 @@ LIMIT = Parameter("limit", "How many. Default: 20.", is_integer=True, most=100)
 AFTER = Parameter("after", "The id behind which to begin.")
 DONE_AFTER = Parameter("after", "How many answers the client has.", is_integer=True, least=0)
 PURPOSE = Parameter("purpose", "Only files for this.", allowed=("batch", "batch_output"))
-Item = TypeVar("Item", FileObject, BatchObject)
 
 
 @Operation(
@@ -52,7 +53,7 @@ async def upload(request: Request) -> Response:
     store = _runner(request).store
     body = await read_body(request, serving_of(request), "multipart/form-data", MOST_FILE_BYTES)
     content_type = request.headers["content-type"].encode("latin-1")
-    purpose, filename, content = await run_in_threadpool(_parts, content_type, bytes(body))
+    purpose, filename, content = await run_in_threadpool(_parts, content_type, body)
     if purpose != "batch":
         raise invalid("purpose", f"must be 'batch', got {show(purpose)}")
     now, file_id = int(time.time()), f"file-{uuid4().hex}"
@@ -61,7 +62,7 @@ async def upload(request: Request) -> Response:
     return json_response(file)
 
 
-def _parts(content_type: bytes, body: bytes) -> tuple[str, str, bytes]:
+def _parts(content_type: bytes, body: bytes | bytearray) -> tuple[str, str, bytes]:
     """Return the purpose, the name and the content of a file in a form."""
     form = message_from_bytes(b"content-type: " + content_type + b"\r\n\r\n" + body)
     parts = form.get_payload() if form.is_multipart() else []
@@ -78,7 +79,7 @@ def _parts(content_type: bytes, body: bytes) -> tuple[str, str, bytes]:
 async def list_files(request: Request) -> Response:
     query = read_query(request.query_params, (LIMIT, AFTER, PURPOSE))
     files = await _runner(request).store.files(request.state.owner)
-    return json_response(FilePage(*_page(query, [one for one in files if query["purpose"] in (None, one.purpose)])))
+    return _page(FilePage, query, [one for one in files if query["purpose"] in (None, one.purpose)])
 
 
 @Operation(summary="A file.", group="Batches", answer=FileObject, errors=(NotFound,))
@@ -148,7 +149,7 @@ async def create(request: Request) -> Response:
 @Operation(summary="The batches.", group="Batches", answer=BatchPage, query=(LIMIT, AFTER))
 async def list_batches(request: Request) -> Response:
     query = read_query(request.query_params, (LIMIT, AFTER))
-    return json_response(BatchPage(*_page(query, await _runner(request).store.batches(request.state.owner))))
+    return _page(BatchPage, query, await _runner(request).store.batches(request.state.owner))
 
 
 @Operation(summary="A batch.", group="Batches", answer=BatchObject, errors=(NotFound,))
@@ -194,27 +195,17 @@ def _computing(request: Request) -> BatchRunner:
 
 async def _file(request: Request) -> FileObject:
     file_id = request.path_params["file_id"]
-    for file in await _runner(request).store.files(request.state.owner):
-        if file.id == file_id:
-            return file
+    for file in await _runner(request).store.files(request.state.owner, file_id):
+        return file
     raise NotFound(f"There is no file {show(file_id)}: it was deleted, or is too old.", param="file_id")
 
 
 async def _batch(request: Request) -> BatchObject:
     batch_id = request.path_params["batch_id"]
-    for batch in await _runner(request).store.batches(request.state.owner):
-        if batch.id == batch_id:
-            return batch
+    for batch in await _runner(request).store.batches(request.state.owner, batch_id):
+        return batch
     raise NotFound(f"There is no batch {show(batch_id)}.", param="batch_id")
 
 
-def _page(query: dict[str, Any], items: list[Item]) -> tuple[list[Item], str | None, str | None, bool]:
-    limit, start = query["limit"] or 20, 0
-    if (after := query["after"]) is not None:
-        ids = [item.id for item in items]
-        if after not in ids:
-            raise invalid("after", f"there is no {show(after)} here")
-        start = ids.index(after) + 1
-    shown = items[start : start + limit]
-    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-    return shown, first, last, start + limit < len(items)
+def _page(kind: type[AnyPage], query: dict[str, Any], items: list[Any]) -> Response:
+    return json_response(page_of(kind, items, attrgetter("id"), query["limit"] or 20, query["after"]))

@@ -10,9 +10,8 @@ import asyncio
 import fcntl
 import os
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +21,7 @@ import msgspec
 
 from oaiserve.errors import InvalidRequest
 from oaiserve.files import database
+from oaiserve.files.group_commit import GroupCommit
 from oaiserve.files.private import FILE_MODE
 from oaiserve.routes.batches.objects import BatchObject, BatchUsage, FileObject, Line, Status, given_up
 from oaiserve.routes.responses.store import StoreLimits, reported
@@ -96,7 +96,7 @@ class BatchStore:
         self._clock = clock
         self._connection = database.opened(path, _SCHEMA)
         self._thread = ThreadPoolExecutor(1, "batch-store")
-        self._waiting: deque[tuple[BatchObject, Result, Future[None]]] = deque()
+        self._commits = GroupCommit(self._thread, self._put_all)
         # Of several servers with one file, the one that holds this lock computes the batches.
         self._lock = None if path is None else os.open(f"{path}-batches", os.O_RDWR | os.O_CREAT, FILE_MODE)
         self.computes = True
@@ -122,11 +122,10 @@ class BatchStore:
         """Keep a file. Raises InvalidRequest if there is no room."""
         await self._do(partial(self._add_file, owner, file, content))
 
-    async def files(self, owner: str) -> list[FileObject]:
-        """Return the files of an owner, newest first."""
-        query = "SELECT object FROM files WHERE owner = ? AND created_at > ? ORDER BY number DESC"
-        rows = await self._do(lambda: self._all(query, owner, self._oldest()))
-        return [msgspec.json.decode(row, type=FileObject) for (row,) in rows]
+    async def files(self, owner: str, file_id: str | None = None) -> list[FileObject]:
+        """Return the files of an owner, newest first, or only the one of this id."""
+        query = "SELECT object FROM files WHERE owner = ? AND created_at > ? AND id = coalesce(?, id)"
+        return await self._do(lambda: self._newest_first(FileObject, query, owner, self._oldest(), file_id))
 
     async def delete_file(self, owner: str, file_id: str) -> bool:
         return await self._do(partial(self._delete_file, owner, file_id))
@@ -193,11 +192,10 @@ class BatchStore:
     async def add_batch(self, owned: Owned, lines: list[Line]) -> None:
         await self._do(partial(self._add_batch, owned, lines))
 
-    async def batches(self, owner: str) -> list[BatchObject]:
-        """Return the batches of an owner, newest first."""
-        query = "SELECT object FROM batches WHERE owner = ? AND (is_open OR created_at > ?) ORDER BY number DESC"
-        rows = await self._do(lambda: self._all(query, owner, self._oldest()))
-        return [msgspec.json.decode(row, type=BatchObject) for (row,) in rows]
+    async def batches(self, owner: str, batch_id: str | None = None) -> list[BatchObject]:
+        """Return the batches of an owner, newest first, or only the one of this id."""
+        query = "SELECT object FROM batches WHERE owner = ? AND (is_open OR created_at > ?) AND id = coalesce(?, id)"
+        return await self._do(lambda: self._newest_first(BatchObject, query, owner, self._oldest(), batch_id))
 
     async def open_batches(self) -> list[Owned]:
         """Return all batches that have not ended, oldest first."""
@@ -221,11 +219,8 @@ class BatchStore:
 
     async def put(self, batch: BatchObject, answered: Result) -> None:
         """Keep the answer to a line, and count it in the batch. When this returns, no crash loses it."""
-        done: Future[None] = Future()
-        self._waiting.append((batch, answered, done))
-        self._thread.submit(self._put_all)
-        with reported():
-            await asyncio.wrap_future(done)
+        with reported():  # an answer that is there is kept, even if its batch is cancelled or the server ends
+            await asyncio.shield(self._commits.put((batch, answered)))
 
     async def end(self, owned: Owned, status: Status, code: str = "", message: str = "") -> None:
         """End a batch. The lines that are not done are given up with this error."""
@@ -243,28 +238,20 @@ class BatchStore:
                 ((batch.id, *line[:3]) for line in lines),
             )
 
-    def _put_all(self) -> None:
-        """Keep all answers that wait, in one transaction."""
-        waiting = []
-        while self._waiting:
-            waiting.append(self._waiting.popleft())
-        if not waiting:
-            return
+    def _put_all(self, waiting: list[tuple[BatchObject, Result]]) -> None:
+        batches = {batch.id: batch for batch, _ in waiting}
         try:
             with database.transaction(self._connection):
-                for batch, answered, _ in waiting:
+                for batch, answered in waiting:
                     self._put(batch, answered)
-                for batch in {batch.id: batch for batch, _, _ in waiting}.values():
+                for batch in batches.values():
                     self._write(batch)
-        except Exception as error:  # each of them gets it
-            for batch, _, done in waiting:
+        except Exception:
+            for batch in batches.values():
                 ((row,),) = self._all("SELECT object FROM batches WHERE id = ?", batch.id)
                 kept = msgspec.json.decode(row, type=BatchObject)
                 batch.request_counts, batch.usage = kept.request_counts, kept.usage
-                done.set_exception(error)
-        else:
-            for _, _, done in waiting:
-                done.set_result(None)
+            raise
 
     def _put(self, batch: BatchObject, answered: Result) -> None:
         number, content, usage = answered
@@ -313,6 +300,9 @@ class BatchStore:
 
     def _oldest(self) -> float:
         return self._clock() - self._limits.seconds
+
+    def _newest_first(self, kind: type[T], query: str, *values: object) -> list[T]:
+        return [msgspec.json.decode(row, type=kind) for (row,) in self._all(f"{query} ORDER BY number DESC", *values)]
 
     def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(query, values).fetchall()

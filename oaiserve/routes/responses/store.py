@@ -1,8 +1,8 @@
 """The store of the answers of /v1/responses, for clients to read, delete and go on from: `ResponseDatabase`, in SQLite.
 
 It is in memory, or in a file, which survives a restart and may be shared. It has a thread of its own, because a commit
-waits for the disk: the event loop never does. All that waits to be stored goes into one transaction, so a slow disk
-makes answers later, but not fewer. A store knows bytes and ids, and nothing of HTTP or of the content of a response.
+waits for the disk: the event loop never does. A store knows bytes and ids, and nothing of HTTP or of the content of a
+response.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from oaiserve.errors import Unavailable
 from oaiserve.files import database
+from oaiserve.files.group_commit import GroupCommit
 
 logger = logging.getLogger(__name__)
 
@@ -126,16 +126,13 @@ class ResponseDatabase:
         self._clock = clock
         self._connection = database.opened(path, _SCHEMA)
         self._thread = ThreadPoolExecutor(1, "response-store")
-        self._waiting: deque[tuple[str, StoredResponse, Future[None]]] = deque()
+        self._commits = GroupCommit(self._thread, self._put_all)
         self._dropped = dict.fromkeys(DROP_REASONS, 0)
         self._counts = self._count()  # replaced whole by the thread, and read by any
 
     async def put(self, owner: str, stored: StoredResponse, /) -> None:
         """Keep a response. When this returns, a crash of the process does not lose it, if the store is a file."""
-        done: Future[None] = Future()
-        self._waiting.append((owner, stored, done))
-        self._thread.submit(self._put_all)
-        await asyncio.wrap_future(done)
+        await self._commits.put((owner, stored))
 
     async def get(self, owner: str, response_id: str, /) -> StoredResponse | None:
         return await self._in_thread(partial(self._get, owner, response_id))
@@ -167,28 +164,14 @@ class ResponseDatabase:
         with reported():
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _put_all(self) -> None:
-        """Store all waiting responses in one transaction, except those that clients no longer wait for."""
-        batch = []
-        while self._waiting:
-            owner, stored, done = self._waiting.popleft()
-            if done.set_running_or_notify_cancel():
-                batch.append((owner, stored, done))
-        try:
-            if batch:
-                with reported(), database.transaction(self._connection):
-                    too_old = self._connection.execute("DELETE FROM responses WHERE used_at <= ?", (self._oldest(),))
-                    too_large = sum(not self._insert(owner, stored) for owner, stored, _ in batch)
-                    in_the_way = self._make_room()
-                for reason, number in zip(DROP_REASONS, (too_old.rowcount, in_the_way, too_large), strict=True):
-                    self._dropped[reason] += number
-                self._counts = self._count()
-        except Exception as error:  # each of them gets it
-            for _, _, done in batch:
-                done.set_exception(error)
-        else:
-            for _, _, done in batch:
-                done.set_result(None)
+    def _put_all(self, waiting: list[tuple[str, StoredResponse]]) -> None:
+        with reported(), database.transaction(self._connection):
+            too_old = self._connection.execute("DELETE FROM responses WHERE used_at <= ?", (self._oldest(),))
+            too_large = sum(not self._insert(owner, stored) for owner, stored in waiting)
+            in_the_way = self._make_room()
+        for reason, number in zip(DROP_REASONS, (too_old.rowcount, in_the_way, too_large), strict=True):
+            self._dropped[reason] += number
+        self._counts = self._count()
 
     def _insert(self, owner: str, stored: StoredResponse) -> bool:
         """Store a response, and return whether it fits at all: a larger one would only push others out."""

@@ -5,6 +5,8 @@ They make no records.
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -14,6 +16,7 @@ from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import Deleted, Operation, Parameter
+from oaiserve.routes.pages import Page, page_of
 from oaiserve.routes.responses.background import EventStream
 from oaiserve.routes.responses.items import Item, stored_items
 from oaiserve.routes.responses.output import ResponseEvent, ResponseObject
@@ -39,14 +42,8 @@ class _Made(msgspec.Struct):
 _made = msgspec.json.Decoder(_Made)
 
 
-class ItemPage(msgspec.Struct):
+class ItemPage(Page[Item]):
     """A page of items."""
-
-    data: list[Item]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: str = "list"
 
 
 @Operation(
@@ -119,15 +116,7 @@ def _page(content: bytes, order: str, limit: int, after: str | None) -> bytes:
     items = stored_items.decode(content)
     if order == "desc":
         items.reverse()
-    start = 0
-    if after is not None:
-        ids = [item["id"] for item in items]
-        if after not in ids:
-            raise invalid("after", f"there is no item {show(after)} here")
-        start = ids.index(after) + 1
-    shown = items[start : start + limit]
-    first_id, last_id = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
-    return msgspec.json.encode(ItemPage(shown, first_id, last_id, has_more=start + limit < len(items)))
+    return msgspec.json.encode(page_of(ItemPage, items, itemgetter("id"), limit, after, "item "))
 
 
 def _run(request: Request) -> Run | None:
