@@ -326,10 +326,10 @@ class Engine:
             self._tokenize.compile(tokenized)
 
     def _post(self, event: FromTokenizer) -> None:
-        """Pass the result of a tokenize worker on to the engine thread: the prompts of a request for which somebody
-        waits with a forecast."""
+        """Pass the result of a tokenize worker on to the engine thread, with a forecast if these are the prompts of a
+        request for which somebody waits."""
         forecaster, bounds, request = self._loop.forecaster, self._bounds, event.request
-        is_forecast = forecaster is not None and not request.sent and not request.is_background
+        is_forecast = not request.sent and not request.is_background
         if forecaster is not None and is_forecast and isinstance(event, Tokenized) and event.token_ids:
             params, now_ns = request.params, self._clock_ns()
             length = len(event.token_ids[0])

@@ -110,18 +110,19 @@ class EngineLoop:
         if machine is not None:
             time_fit, cores_fit = (StepCostFit(learn or self._fits.run) for _ in range(2))
             self.causes = StepCauses(machine, time_fit, Shares(cores_ns(), cores_fit))
-        if (causes := self.causes) is not None:
-            most_tokens = scheduler.limits.max_step_tokens
-            scheduler.step_time = StepTime(lambda: causes.cost, step_target_seconds, most_tokens, itl_target_seconds)
-            if scheduler.background is not None:
-                scheduler.background.step_time = StepTime(lambda: causes.cost, step_target_seconds, most_tokens)
+        causes = self.causes
         cost = (lambda: None) if causes is None else (lambda: causes.cost)
+        self.forecaster: Forecaster | None = None
+        if causes is not None:
+            most_tokens = scheduler.limits.max_step_tokens
+            scheduler.step_time = step_time = StepTime(cost, step_target_seconds, most_tokens, itl_target_seconds)
+            if scheduler.background is not None:
+                scheduler.background.step_time = StepTime(cost, step_target_seconds, most_tokens)
+            if forecasts and model.pooling is None:
+                own = step_time.copy()
+                self.forecaster = Forecaster(scheduler, own, cost, lambda: self.snapshot, self._host.under_way)
         self.watchdog = Watchdog(self._host, cost, hang_seconds, exits=exit_on_hang)
         self._account = StepAccount(self._host, self.causes, cores_ns)
-        self.forecaster: Forecaster | None = None
-        if forecasts and self.causes is not None and model.pooling is None:
-            step_time = StepTime(cost, step_target_seconds, scheduler.limits.max_step_tokens, itl_target_seconds)
-            self.forecaster = Forecaster(scheduler, step_time, cost, lambda: self.snapshot, self._host.under_way)
         # written by the engine thread, read by any thread
         self.requests = OpenRequests(
             model,

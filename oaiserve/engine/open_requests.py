@@ -55,7 +55,7 @@ from oaiserve.errors import (
     Unavailable,
 )
 from oaiserve.explain.causes import RequestCauses
-from oaiserve.explain.step_cost import Work
+from oaiserve.explain.step_cost import StepCost, Work
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, EventKind
 from oaiserve.facts.report import Pace
@@ -185,16 +185,18 @@ class OpenRequests:
     @property
     def pace(self) -> Pace:
         """Return the time of a prompt token and of an answer, as of late, for routers. Any thread may ask."""
-        cost = None if self._causes is None else self._causes.cost
-        return Pace(alone_ns(cost, PACE_TOKENS) / PACE_TOKENS / 1e9, self._slack.answer_ns / 1e9)
+        return Pace(alone_ns(self._cost, PACE_TOKENS) / PACE_TOKENS / 1e9, self._slack.answer_ns / 1e9)
+
+    @property
+    def _cost(self) -> StepCost | None:
+        return None if self._causes is None else self._causes.cost
 
     def latest_start_ns(self, request: Request, prompts: list[list[int]]) -> int | None:
         """Return when a request has to begin to keep its deadlines, or None without one. Any thread may ask."""
         if not prompts or request.deadline_ns is request.first_token_deadline_ns is None:
             return None
-        cost = None if self._causes is None else self._causes.cost
         most_tokens = self._bounds.length(len(prompts[0]), request.params.max_tokens) - len(prompts[0])
-        prompt_ns = alone_ns(cost, sum(map(len, prompts)))
+        prompt_ns = alone_ns(self._cost, sum(map(len, prompts)))
         return self._slack.latest_start_ns(request.first_token_deadline_ns, request.deadline_ns, prompt_ns, most_tokens)
 
     def submitted(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
@@ -210,13 +212,12 @@ class OpenRequests:
             request, deliver, times, account, notes, causes, num_waiting=request.num_choices
         )
         self.num_background += request.is_background
-        bounds = Bounds(0) if request.is_background else self._bounds  # of those, only its own deadlines hold
+        queue_seconds, seconds = self._bounds.queue_timeout_seconds, self._bounds.request_timeout_seconds
+        if request.is_background:  # only its own deadlines hold
+            queue_seconds = seconds = 0
         for at_ns, limit in (
-            (bounds.queue_timeout_seconds and submitted_ns + int(bounds.queue_timeout_seconds * 1e9), Limit.QUEUE),
-            (
-                bounds.request_timeout_seconds and submitted_ns + int(bounds.request_timeout_seconds * 1e9),
-                Limit.REQUEST,
-            ),
+            (queue_seconds and submitted_ns + int(queue_seconds * 1e9), Limit.QUEUE),
+            (seconds and submitted_ns + int(seconds * 1e9), Limit.REQUEST),
             (request.first_token_deadline_ns, Limit.FIRST_TOKEN),
             (request.deadline_ns, Limit.END),
         ):
@@ -426,7 +427,7 @@ class OpenRequests:
 
     def _overdue(self, opened: OpenRequest, limit: Limit) -> APIError | None:
         """Return the error of a request at one of its limits, or None if it has kept it."""
-        times, received_ns = opened.times, opened.times.received or 0
+        times = opened.times
         match limit:
             case Limit.QUEUE if times.scheduled is None:
                 seconds = f"{self._bounds.queue_timeout_seconds:g}"
@@ -435,13 +436,14 @@ class OpenRequests:
             case Limit.REQUEST:
                 seconds = f"{self._bounds.request_timeout_seconds:g}"
                 return RequestTimeout(f"The request took longer than {seconds} seconds, the limit here.")
-            case Limit.FIRST_TOKEN if times.first_token is None and opened.request.first_token_deadline_ns:
-                within_ms = (opened.request.first_token_deadline_ns - received_ns) / 1e6
-                return DeadlineMissed(f"The answer has not begun within {within_ms:,.0f} ms, as the request asks for.")
-            case Limit.END if opened.request.deadline_ns:
-                within_ms = (opened.request.deadline_ns - received_ns) / 1e6
-                return DeadlineMissed(f"The answer has not ended within {within_ms:,.0f} ms, as the request asks for.")
-        return None
+            case Limit.FIRST_TOKEN if times.first_token is None:
+                asked, at_ns = "begun", opened.request.first_token_deadline_ns
+            case Limit.END:
+                asked, at_ns = "ended", opened.request.deadline_ns
+            case _:
+                return None
+        within_ms = ((at_ns or 0) - (times.received or 0)) / 1e6
+        return DeadlineMissed(f"The answer has not {asked} within {within_ms:,.0f} ms, as the request asks for.")
 
     def scheduled(self, step: Step, now_ns: int) -> list[OpenRequest]:
         """Note a step about to be launched. Return the requests whose first step it is."""
@@ -519,8 +521,7 @@ class OpenRequests:
         is_late = isinstance(terminal, Failed) and isinstance(terminal.error, DeadlineMissed)
         self._note_end(Ended(opened.request.request_id, times, num_tokens, is_whole, now_ns if is_late else None))
         if times.scheduled is not None and times.first_token is not None:
-            cost = None if self._causes is None else self._causes.cost
-            prompt_ns = alone_ns(cost, opened.usage.prompt_tokens - opened.usage.cached_tokens)
+            prompt_ns = alone_ns(self._cost, opened.usage.prompt_tokens - opened.usage.cached_tokens)
             decode_ns = (times.last_token or now_ns) - times.first_token
             self._slack.note(prompt_ns, times.first_token - times.scheduled, decode_ns, num_tokens, is_whole=is_whole)
         self.emit(opened, terminal)

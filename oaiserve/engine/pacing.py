@@ -63,11 +63,6 @@ class StepTime:
         return copy(self)
 
     @property
-    def load(self) -> Load:
-        """Return the load of the step so far."""
-        return self._known()
-
-    @property
     def is_known(self) -> bool:
         return self._cost_now() is not None
 
@@ -95,7 +90,7 @@ class StepTime:
 
     def has_room(self, num_tokens: int) -> bool:
         """Return whether a prompt of so many tokens may begin, or go on, in the step, behind those that it has."""
-        load = self._known()
+        load = self.load
         if not load.prompt_tokens and self._others is None:
             return True
         return self._with(load, 0, min(num_tokens, UNIT))[1] <= self._most_ns
@@ -114,7 +109,7 @@ class StepTime:
     @property
     def decodes_are_long(self) -> bool:
         """Return whether the step's decodes take all of its time."""
-        cost, load = self._cost, self._known()
+        cost, load = self._cost, self.load
         return cost is not None and cost.expected_ns(load.without_prompts()) > self.target_ns
 
     @property
@@ -144,7 +139,7 @@ class StepTime:
 
         As many as make the step efficient always do, however much context they attend to.
         """
-        load, cost = self._known(), self._cost
+        load, cost = self.load, self._cost
         most = min(most, max(UNIT, 2 * self._largest - load.prompt_tokens))
         if cost is None or self._with(load, start, most)[1] <= self._most_ns:
             return most
@@ -162,11 +157,13 @@ class StepTime:
 
     def add(self, start: int, num_tokens: int) -> None:
         """Count a chunk of a prompt that the step has got."""
-        self._load = load = self._with(self._known(), start, num_tokens)[0]
+        self._load = load = self._with(self.load, start, num_tokens)[0]
         if self._cost is not None:
             self._largest = max(self._largest, load.prompt_tokens)
 
-    def _known(self) -> Load:
+    @property
+    def load(self) -> Load:
+        """Return the load of the step so far."""
         if self._load is None:
             self._load = load = load_of(self._step)
             if self._others is not None:

@@ -160,9 +160,7 @@ class Request:
     # The prefix keys of its only prompt, for routers, each with its share of the prompt.
     prefix_keys: tuple[tuple[int, float], ...] = ()
     sent: tuple[Piece, ...] = ()  # of its answer, by another server: it goes on behind these
-    is_background: bool = (
-        False  # it can wait: it gets only what nobody else needs, and no timeout of the server ends it
-    )
+    is_background: bool = False  # it can wait: it gets what nobody else needs, and no timeout of the server ends it
     reports_progress: bool = False  # of its prompts, until its first token
     # By the clock of `received_ns`: when it is of no use any more without its first token, or its end. None: never.
     first_token_deadline_ns: int | None = None

@@ -309,8 +309,7 @@ class Scheduler:
         assert self.states is not None
         self.states.forget_kept()
         self._state_copies.clear()
-        later = self.background
-        return [*self.running, *self._forked, *([] if later is None else [*later.running, *later._forked])]
+        return self._owners()
 
     def advance(self, step: Step) -> None:
         """Count the tokens of a launched step as computed, and reserve places for its draws.
@@ -556,10 +555,8 @@ class Scheduler:
             if head is not None and self._by_key and (head.latest_start_ns or self._now_ns) < self._now_ns:
                 self._put_further_back(head)
                 continue
-            if head is None:
-                reason = (
-                    WaitReason.TOKEN_BUDGET if is_held else WaitReason.STEP_UNDER_WAY
-                )  # they arrive during the step
+            if head is None:  # whoever waits next arrives during the step, or is held
+                reason = WaitReason.TOKEN_BUDGET if is_held else WaitReason.STEP_UNDER_WAY
                 break
             if is_full:
                 reason = WaitReason.BATCH_FULL
@@ -895,12 +892,16 @@ class Scheduler:
             self.states.release(sequence.state)
             sequence.state = None
 
+    def _owners(self) -> list[Sequence]:
+        """Return the sequences that own blocks or a state, those of background work included."""
+        own, later = [*self.running, *self._forked], self.background
+        return own if later is None else own + later._owners()
+
     def check_integrity(self) -> None:
         """Raise AssertionError if blocks and places are inconsistent."""
         self.pool.check_integrity()
-        owners = [*self.running, *self._forked]
+        owners = self._owners()
         if (later := self.background) is not None:
-            owners += [*later.running, *later._forked]
             if later.running and len(self.running) + len(later.running) > self.limits.max_running:
                 raise AssertionError("background work has a place too many")
             later._check_places()

@@ -36,6 +36,5 @@ class ServedModel:
     # for telemetry
     device: str = ""
     dtype: str = ""
-    features: Mapping[str, str] = field(
-        default_factory=dict
-    )  # the faster ways to compute, each with why it is off, or ""
+    # The faster ways to compute, each with why it is off, or "".
+    features: Mapping[str, str] = field(default_factory=dict)

@@ -6,9 +6,9 @@ The engine thread notes, any thread may ask: that reads three numbers. No torch,
 from __future__ import annotations
 
 import math
-from collections import deque
 
 from oaiserve.engine.backpressure import MOST_RETRY_SECONDS
+from oaiserve.engine.forecast.last_values import LastValues
 from oaiserve.errors import DeadlineRefused
 from oaiserve.explain.step_cost import Load, StepCost
 from oaiserve.facts.forecast import Forecast
@@ -29,18 +29,18 @@ class Slack:
     """The lengths of answers of late, and the times of their tokens, and of prompts beside what they take alone."""
 
     def __init__(self) -> None:
-        self._stretches, self._tokens_ns, self._lengths = (deque[float](maxlen=MOST_REMEMBERED) for _ in range(3))
+        self._stretches, self._tokens_ns, self._lengths = (LastValues(MOST_REMEMBERED) for _ in range(3))
         self._stretch, self._token_ns, self._length = 1.0, 0.0, 0.0
 
     def note(self, alone_ns: int, prefill_ns: int, decode_ns: int, num_tokens: int, *, is_whole: bool) -> None:
         """Note how long a prompt took, and how long it takes alone if that is known; and an answer, or its part."""
         if alone_ns:
-            self._stretches.append(prefill_ns / alone_ns)
+            self._stretches.add(prefill_ns / alone_ns)
             self._stretch = max(1.0, _quantile(self._stretches, SHARE))
         if num_tokens > 1:
             # One that was cut off is as long as any: if most are, what begins then is what needs little time.
-            self._lengths.append(num_tokens if is_whole else MOST_TOKENS)
-            self._tokens_ns.append(decode_ns / (num_tokens - 1))
+            self._lengths.add(num_tokens if is_whole else MOST_TOKENS)
+            self._tokens_ns.add(decode_ns / (num_tokens - 1))
             self._length, self._token_ns = _quantile(self._lengths, 0.5), _quantile(self._tokens_ns, SHARE)
 
     @property
@@ -65,8 +65,8 @@ def turn_ns(arrived_ns: int, start_ns: int | None) -> int:
     return latest_ns if start_ns is None or start_ns < arrived_ns else min(start_ns, latest_ns)
 
 
-def _quantile(values: deque[float], share: float) -> float:
-    return sorted(values)[int(share * len(values))]
+def _quantile(values: LastValues, share: float) -> float:
+    return values.in_order[int(share * len(values.in_order))]
 
 
 def alone_ns(cost: StepCost | None, num_tokens: int) -> int:

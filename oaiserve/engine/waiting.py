@@ -95,7 +95,7 @@ class WaitingQueue:
             sequence.key = (client.shares.arrive(turn, num_tokens), *sequence.key)
 
     def due_of(self, name: str, num_tokens: int) -> float:
-        """As `Scheduler.due_of`, where clients take turns."""
+        """Return about when a prompt with so many new tokens would be due among those of its client, if it came now."""
         client = self._clients.get(name)
         return num_tokens if client is None else client.shares.now + num_tokens
 

@@ -83,8 +83,8 @@ class RequestCauses:
         self.is_plain = not self.may_have_missed and not self.has_several
 
     def computed(self, alone_ns: int, of_prompts_ns: int, recomputed_ns: int) -> None:
-        """Add the expected times of its tokens in a step: of all alone, of prompts among them beside the step's
-        decodes, and, of the first time, the part for tokens that a preemption had dropped."""
+        """Add the expected times of the request's tokens in a step: all alone, its prompts beside the step's decodes,
+        and those computed again. The last is a part of the first, for tokens that a preemption had dropped."""
         self.alone_ns += alone_ns
         self._of_prompts += of_prompts_ns
         self._recomputed += recomputed_ns

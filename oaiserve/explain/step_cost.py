@@ -97,7 +97,7 @@ class StepCost:
         return int(ns)
 
     def together_ns(self, rows: int) -> float:
-        """Return what so many rows of a step cost together, whatever they are."""
+        """Return the learnt time of a step's rows by their number alone: without context, draws, edits and drafts."""
         index, way = _PLACES[rows] if rows < _MANY else place(rows)
         rows_ns = self.rows_ns
         return rows_ns[index] + way * (rows_ns[index + 1] - rows_ns[index])

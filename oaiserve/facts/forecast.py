@@ -60,16 +60,23 @@ class Forecast:
     )
 
     @property
+    def first_token_interval_ns(self) -> tuple[int, int, int]:
+        return self.first_token_low_ns, self.first_token_ns, self.first_token_high_ns
+
+    @property
+    def end_interval_ns(self) -> tuple[int, int, int]:
+        return self.end_low_ns, self.end_ns, self.end_high_ns
+
+    @property
     def intervals_ns(self) -> tuple[int, ...]:
         """Return the low end, the median and the high end of both intervals."""
-        first = (self.first_token_low_ns, self.first_token_ns, self.first_token_high_ns)
-        return (*first, self.end_low_ns, self.end_ns, self.end_high_ns)
+        return (*self.first_token_interval_ns, *self.end_interval_ns)
 
     def held(self, times: RequestTimes) -> Iterator[tuple[str, Held]]:
         """Yield how the first token and the end turned out, as far as they were promised and came."""
         told = (
-            ("first_token", times.first_token, self.intervals_ns[:3]),
-            ("end", times.last_token, self.intervals_ns[3:]),
+            ("first_token", times.first_token, self.first_token_interval_ns),
+            ("end", times.last_token, self.end_interval_ns),
         )
         for name, stamp, (low_ns, _, high_ns) in told:
             if self.is_calibrated and times.received is not None and stamp is not None:
@@ -84,25 +91,19 @@ class Forecast:
         """Return the value of the header, in milliseconds, in the form of `server-timing`."""
         if not self.is_calibrated:
             return "calibrating"
-        times = "{};dur={:.1f};low={:.1f};high={:.1f}".format
-        first_low, first, first_high, end_low, end, end_high = (ns / 1e6 for ns in self.intervals_ns)
-        return f"{times('first_token', first, first_low, first_high)}, {times('end', end, end_low, end_high)}"
-
-    @property
-    def first_token_interval_ns(self) -> tuple[int, int, int]:
-        return self.first_token_low_ns, self.first_token_ns, self.first_token_high_ns
-
-    @property
-    def end_interval_ns(self) -> tuple[int, int, int]:
-        return self.end_low_ns, self.end_ns, self.end_high_ns
+        told = {"first_token": self.first_token_interval_ns, "end": self.end_interval_ns}
+        return ", ".join(
+            f"{name};dur={median_ns / 1e6:.1f};low={low_ns / 1e6:.1f};high={high_ns / 1e6:.1f}"
+            for name, (low_ns, median_ns, high_ns) in told.items()
+        )
 
     def first_token_after(self, limit_ns: int) -> float | None:
         """Return the probability that the first token comes later than that; None while nothing is promised."""
-        return self._after(limit_ns, self.first_token_low_ns, self.first_token_ns, self.first_token_high_ns)
+        return self._after(limit_ns, *self.first_token_interval_ns)
 
     def end_after(self, limit_ns: int) -> float | None:
         """Return the probability that the last token comes later than that; None while nothing is promised."""
-        return self._after(limit_ns, self.end_low_ns, self.end_ns, self.end_high_ns)
+        return self._after(limit_ns, *self.end_interval_ns)
 
     def _after(self, limit_ns: int, low_ns: int, median_ns: int, high_ns: int) -> float | None:
         if not self.is_calibrated:

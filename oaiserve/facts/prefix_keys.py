@@ -36,10 +36,8 @@ class Prompt(NamedTuple):
     conversation: int  # of its text up to the end of the first user message, the same in all turns of a conversation
     num_tokens: int  # about
     model: str = ""  # as the body names it
-    deadlines_ms: tuple[int | None, int | None] = (
-        None,
-        None,
-    )  # of the first token and of the end, as the body has them
+    # Of the first token and of the end, as the body has them.
+    deadlines_ms: tuple[int | None, int | None] = (None, None)
 
 
 def prompt_of_body(content: bytes | bytearray) -> Prompt:

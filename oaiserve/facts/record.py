@@ -120,6 +120,11 @@ def _cost(name: str, meaning: str) -> Any:
     return fact(meaning, None, json=f"cost.{name}", log=True, span=f"oaiserve.cost.{name}", log_when=name)
 
 
+def _deadline(name: str, meaning: str) -> Any:
+    """Declare the time of a deadline, which is left out where a request has none."""
+    return fact(meaning, None, json=True, log=True, span=f"oaiserve.{name}", log_when=name)
+
+
 @dataclass(slots=True)
 class EngineAccount:
     """The facts that the engine thread notes about a request in addition to its stamps.
@@ -248,7 +253,7 @@ class EngineAccount:
 
 
 class Origin(NamedTuple):
-    """What a record says of how a request came, for an engine that is left alone with it when its front end is lost."""
+    """The part of a record about how a request came, kept by the engine in case its front end is lost."""
 
     request_id: str = "unknown"
     operation: str = "unknown"
@@ -348,21 +353,9 @@ class RequestRecord:
         span="oaiserve.deadline",
         when="deadline",
     )
-    deadline_ns: int | None = fact(
-        "Time from its receipt to the deadline of its end.",
-        None,
-        json=True,
-        log=True,
-        log_when="deadline_ns",
-        span="oaiserve.deadline_ns",
-    )
-    ttft_deadline_ns: int | None = fact(
-        "Time from its receipt to the deadline of its first token.",
-        None,
-        json=True,
-        log=True,
-        log_when="ttft_deadline_ns",
-        span="oaiserve.ttft_deadline_ns",
+    deadline_ns: int | None = _deadline("deadline_ns", "Time from its receipt to the deadline of its end.")
+    ttft_deadline_ns: int | None = _deadline(
+        "ttft_deadline_ns", "Time from its receipt to the deadline of its first token."
     )
     params: Mapping[str, str | int | float | bool] = fact("The client's parameters, without text.", new=dict, json=True)
     prompt_text: str | None = fact(

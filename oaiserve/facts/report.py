@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -26,7 +26,7 @@ Place = TypeVar("Place")
 
 
 class Pace(NamedTuple):
-    """How long a replica takes, as of late, in seconds; 0 while that is not known."""
+    """The recent times of a replica for a prompt token and for a whole answer, in seconds; 0 while unknown."""
 
     prompt_token: float = 0.0
     answer: float = 0.0  # of the median length
@@ -87,9 +87,17 @@ class Report(msgspec.Struct):
         return cls(**own | {"keys": made.keys.tobytes(), "models": models}, is_ready=is_ready, is_hung=is_hung)
 
     def of_replica(self, name: str) -> ReplicaReport:
-        keys, load = array("Q", self.keys), (self.num_open, self.waiting_tokens)
-        made = ReplicaReport(name, self.incarnation, self.number, *load, keys)
-        return replace(made, step_seconds=self.step_seconds, models=self.models, pace=self.pace)
+        return ReplicaReport(
+            name,
+            self.incarnation,
+            self.number,
+            self.num_open,
+            self.waiting_tokens,
+            array("Q", self.keys),
+            step_seconds=self.step_seconds,
+            models=self.models,
+            pace=self.pace,
+        )
 
 
 class HeldPrefixes(Generic[Place]):

@@ -100,8 +100,8 @@ class LoadReplay:
     """A simulated engine with the settings of a server. Use it once."""
 
     def __init__(self, server: RecordedServer, cost: Cost, deadlines: UseOfDeadlines = "kept") -> None:
-        """If deadlines are `kept`, prompts are refused and ended as by the server; if they are `ended`, these are not
-        refused, and if `ignored`, they are computed to their ends."""
+        """Begin without prompts, and with one of three uses of deadlines. If they are `kept`, prompts are refused and
+        ended as by the server; if `ended`, none is refused, and if `ignored`, all are computed to their ends."""
         self._cost = cost
         self._use = deadlines
         self._deadlines = Deadlines(lambda _: True)
@@ -123,14 +123,11 @@ class LoadReplay:
             prefix_cache=server.prefix_cache,
         )
         targets = {"target_seconds": server.step_target_seconds, "itl_target_seconds": server.itl_target_seconds}
-        self._scheduler.step_time = StepTime(lambda: cost.step, most_tokens=limits.max_step_tokens, **targets)
+        step_time = StepTime(lambda: cost.step, most_tokens=limits.max_step_tokens, **targets)
+        self._scheduler.step_time = step_time
         self._drafts = Drafts() if server.drafts else None
         self._forecaster = Forecaster(
-            self._scheduler,
-            StepTime(lambda: cost.step, most_tokens=limits.max_step_tokens, **targets),
-            lambda: cost.step,
-            lambda: self._numbers.copy(),
-            lambda: (None, 0),
+            self._scheduler, step_time.copy(), lambda: cost.step, self._numbers.copy, lambda: (None, 0)
         )
         self._open: dict[Sequence, Served] = {}
         self._now = self._busy = 0.0

@@ -15,7 +15,8 @@ HOUR_NS = 3600 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a block of the KV cache, a step, a second of the machine and one of its cores come to."""
+    """The rates that turn a request's shares into its costs: bytes of a block, bytes of all weights, and the machine's
+    price and power."""
 
     block_bytes: int
     weight_bytes: int  # that each step reads
@@ -34,8 +35,10 @@ class Rates:
     def compare(
         self, account: EngineAccount, time: StepCost | None, cores: StepCost | None, work: Work, step_tokens: int
     ) -> None:
-        """Say what a request with its whole prompt computed would have cost without others, as far as it is known what
-        steps take of the engine's time and of cores."""
+        """Note in the account the time of the engine and of cores that the request would have taken without others.
+
+        Its whole prompt has been computed. A time is left out while it is not learnt what steps take of it.
+        """
         if time is not None:
             account.alone_ns = time.alone_ns(work, step_tokens)
         if cores is not None:

@@ -141,7 +141,7 @@ class StepCauses:
         if has_prompts:
             self._prompts_ns += expected_ns - decodes_ns
         if others is not None:
-            self._charge(others, step, load, before, expected_ns, decodes_ns)
+            self._charge(others, step, load, before, expected_ns, decodes_ns, weigh, unit)
         self.shares.step_ended()
         self.number += 1
         if self.number <= WARM_UP:
@@ -191,10 +191,21 @@ class StepCauses:
         return constraint_ns, lost_ns, late_ns, weight
 
     def _charge(
-        self, chunks: list[Chunk], step: Step, load: Load, before: Parts | None, expected_ns: int, decodes_ns: int
+        self,
+        chunks: list[Chunk],
+        step: Step,
+        load: Load,
+        before: Parts | None,
+        expected_ns: int,
+        decodes_ns: int,
+        weigh: StepCost,
+        unit: float,
     ) -> None:
-        """Charge the step to the requests of these chunks, which have more than a token, or several chunks. `before`
-        are the totals before the step, if a request may have missed steps."""
+        """Charge the step to the requests of these chunks, which have more than a token, or several chunks.
+
+        `before` are the totals before the step, if a request may have missed steps. With `unit`, shares by `weigh` add
+        up to 1.
+        """
         parts: dict[RequestCauses, Load] = {}
         again: list[RequestCauses] = []  # requests that compute lost tokens again
         for chunk in chunks:
@@ -205,8 +216,6 @@ class StepCauses:
             if chunk.sequence.num_preemptions and chunk.num_known > 1:
                 again.append(own)
         after = NOTHING if before is None else self.totals
-        weigh = self._cost if self._cost is not None and expected_ns else BY_ROWS
-        unit = 1 / weigh.share_ns(load, load)
         for own, part in parts.items():
             if before is not None:
                 own.took_part(self.number, before, after)
@@ -221,8 +230,8 @@ class StepCauses:
 def _costs_ns(
     cost: StepCost, part: Load, load: Load, expected_ns: int, decodes_ns: int, *, is_again: bool
 ) -> tuple[int, int, int]:
-    """Return three expected times of one request's part of a step: of the part alone, of its prompts beside the
-    decodes of the step, and of these prompts alone if they are computed again."""
+    """Return three expected times of a request's tokens in a step: all alone, prompts beside the step's decodes, and
+    prompts alone if computed again."""
     alone_ns = expected_ns if part == load else min(cost.expected_ns(part), expected_ns)
     if not part.prompt_tokens:
         return min(alone_ns, decodes_ns), 0, 0

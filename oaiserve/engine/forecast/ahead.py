@@ -25,7 +25,8 @@ MOST_PARTS = 96
 
 
 class Rules(NamedTuple):
-    """What fills a step at this moment."""
+    """The rules by which the scheduler fills steps at this moment: its limits, the clients' counters of service, and
+    the time between two steps."""
 
     max_running: int
     max_step_tokens: int
@@ -53,7 +54,7 @@ class Prompt(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What the queue makes of a request's first token."""
+    """The forecast of a request's first token by the queue ahead of it: its time, and the decodes beside it then."""
 
     first_token_ns: float  # from the end of the step under way
     num_decodes: int  # beside it, then
@@ -181,8 +182,8 @@ class _Turns:
         return ended
 
     def ahead_of(self, place: int) -> int:
-        """Return about how many tokens are computed before the first token of a prompt, with its own: of each other
-        client as many as of its own, if there are so many."""
+        """Return about how many prompt tokens are computed up to the first token of the prompt at this place, its own
+        included. Of each other client they are as many as of its own, if there are so many."""
         totals = dict.fromkeys(self.clients, 0)
         for number, left in enumerate(self.left):
             name = self.prompts[number].client

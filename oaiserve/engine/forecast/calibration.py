@@ -9,10 +9,9 @@ assumption about errors; how narrow an interval is depends on the forecast.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import deque
 from math import exp, log
 
+from oaiserve.engine.forecast.last_values import LastValues
 from oaiserve.facts.forecast import LEVELS
 
 ENOUGH = 100  # scores, before anything is promised
@@ -26,25 +25,22 @@ Three = tuple[float, float, float]
 class _Bound:
     """One moved quantile."""
 
-    __slots__ = ("level", "offset", "order", "scores", "taken")
+    __slots__ = ("last", "level", "offset", "taken")
 
     def __init__(self, level: float) -> None:
         self.level = self.taken = level
-        self.order: deque[float] = deque()
-        self.scores: list[float] = []
+        self.last = LastValues(MOST_SCORES)
         self.offset = 0.0
 
     def learn(self, score: float, *, was_below: bool) -> None:
-        if len(self.order) >= MOST_SCORES:
-            del self.scores[bisect_left(self.scores, self.order.popleft())]
-        self.order.append(score)
-        insort(self.scores, score)
+        self.last.add(score)
         self.taken += PACE * (self.level - was_below)
-        place = self.taken * (len(self.scores) + 1) - 1
-        low = min(max(int(place), 0), len(self.scores) - 1)
-        high = min(low + 1, len(self.scores) - 1)
-        inside = min(max(place, 0.0), len(self.scores) - 1.0)
-        self.offset = self.scores[low] + (inside - low) * (self.scores[high] - self.scores[low])
+        scores = self.last.in_order
+        place = self.taken * (len(scores) + 1) - 1
+        low = min(max(int(place), 0), len(scores) - 1)
+        high = min(low + 1, len(scores) - 1)
+        inside = min(max(place, 0.0), len(scores) - 1.0)
+        self.offset = scores[low] + (inside - low) * (scores[high] - scores[low])
         self.offset += BEYOND * (min(0.0, self.taken) + max(0.0, self.taken - 1))
 
 
@@ -60,11 +56,15 @@ class Calibration:
 
     @property
     def is_enough(self) -> bool:
-        return len(self._bounds[0].scores) >= ENOUGH or (self._wider is not None and self._wider.is_enough)
+        return self._knows_enough or (self._wider is not None and self._wider.is_enough)
+
+    @property
+    def _knows_enough(self) -> bool:
+        return len(self._bounds[0].last.in_order) >= ENOUGH
 
     def calibrated(self, raw: Three) -> Three:
         """Return the low, median and high value of a forecast, moved by what is known of its errors."""
-        if self._wider is not None and len(self._bounds[0].scores) < ENOUGH:
+        if self._wider is not None and not self._knows_enough:
             return self._wider.calibrated(raw)
         moved = sorted(value * exp(bound.offset) for value, bound in zip(raw, self._bounds, strict=True))
         return moved[0], moved[1], moved[2]

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Asked(NamedTuple):
-    """What is known of a request when its prompts are known."""
+    """The facts of a request by which it is forecast, once its prompts are tokenized."""
 
     request_id: str
     client: str
@@ -65,7 +65,7 @@ class Asked(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a request came to its end, from the engine thread."""
+    """The end of a request, from which forecasts learn: its stamps, its answer's length, and whether it was cut off."""
 
     request_id: str
     times: RequestTimes
@@ -229,8 +229,11 @@ class Forecaster:
 
     def _kind(self, time: str, *kind: int) -> Calibration:
         """Return the calibration of the requests of this kind, or of a wider one until enough of them are known."""
-        wider = None if not kind else self._kind(time, *kind[:-1])
-        return self._calibrations.setdefault((time, *kind), Calibration(wider))
+        found = self._calibrations.get((time, *kind))
+        if found is None:
+            found = Calibration(self._kind(time, *kind[:-1]) if kind else None)
+            self._calibrations[time, *kind] = found
+        return found
 
     def _steps(self, now_ns: int) -> tuple[float, float, float]:
         """Return the mean time of a step of late, that between two of them, and the tokens of a sequence in a step."""
@@ -247,7 +250,8 @@ class Forecaster:
         return (model_ns + host_ns) / num_steps, host_ns / num_steps, 1 + num_accepted / num_sequences
 
     def _present(self, cost: StepCost, host_ns: float, now_ns: int) -> tuple[list[Decoding], list[_Turn], float]:
-        """Return what decodes, and the prompts before their first token, behind the step under way; and when it ends.
+        """Return the sequences that decode after the step under way, the prompts without a first token by then, and the
+        time until its end.
 
         A sequence with a forecast that does not run waits, or is on its way to the engine thread.
         """
@@ -276,8 +280,8 @@ class Forecaster:
         return decodes, turns, residual_ns
 
     def _tokens_left(self, sequence: Sequence) -> int:
-        """Return how many tokens a sequence will still draw: each takes another share of what its class does, so that
-        all together are like the class."""
+        """Return the expected number of tokens that a sequence will still draw. Each has another quantile of its class,
+        so that all together are like the class."""
         limit, so_far = sequence.max_len - sequence.prompt_len, max(0, sequence.num_tokens - sequence.prompt_len)
         opened = self._open.get(sequence.request_id)
         if opened is None or opened.curve is None:

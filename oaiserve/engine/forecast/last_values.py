@@ -1,0 +1,23 @@
+"""`LastValues` are the newest values of a series, in order, for quantiles of what was of late. Stdlib only."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+
+
+class LastValues:
+    """The last values of a series, at most so many, kept in order: adding one does not sort them again."""
+
+    __slots__ = ("_in_time", "_most", "in_order")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._in_time: deque[float] = deque()
+        self.in_order: list[float] = []
+
+    def add(self, value: float) -> None:
+        if len(self._in_time) >= self._most:
+            del self.in_order[bisect_left(self.in_order, self._in_time.popleft())]
+        self._in_time.append(value)
+        insort(self.in_order, value)
