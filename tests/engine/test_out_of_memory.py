@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("overlap")
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     ("kv_blocks", "rooms", "share_leaving"),
-    [(400, [1, 2, 8, 24, 48], 0), (30, [1, 2, 8, 24, 48], 0), (30, [0, 0, 2, 8, 48], 0.3)],
+    [(400, [1, 2, 8, 24, 48], 0), (30, [1, 2, 8, 24, 48], 0), (30, [0, 0, 2, 8, 48], 0.8)],
     ids=["much cache", "little cache", "at times not a token fits"],
 )
 def test_answers_are_those_of_a_device_with_memory(
