@@ -98,6 +98,8 @@ def test_a_front_end_that_is_killed_is_started_again_and_loses_only_its_own_stre
     with server.http() as http:
         ended = http.get("/debug/requests", params={"outcome": "failed"}).json()["requests"]
         assert len(ended) == len(cut)
+        # The new process is there before it has told the engine's process of itself.
+        wait_until(lambda: "oaiserve_front_ends 2.0" in http.get("/metrics").text)
         page = samples_on(http.get("/metrics").content)
     assert page[key("oaiserve_kv_blocks", state="used")] == page[key("oaiserve_requests_running")] == 0
     assert (page[key("oaiserve_front_ends")], page[key("oaiserve_front_ends_ended_total")]) == (2, 1)
