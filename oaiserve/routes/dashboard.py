@@ -22,7 +22,6 @@ from starlette.types import Receive, Scope, Send
 from oaiserve.errors import NotFound, Overloaded
 from oaiserve.facts.record import Cause
 from oaiserve.routes import sse
-from oaiserve.routes.debug import prefers
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import Serving, serving_of
@@ -88,12 +87,29 @@ def answer_root(
 ) -> Response:
     """Send a browser on, and tell other clients what this is. Nothing may keep that."""
     headers = {"vary": "accept", "cache-control": "no-store"}
-    if prefers("text/html", request.headers.get("accept", "")):
+    if prefers_html(request.headers.get("accept", "")):
         return Response(status_code=307, headers={"location": to, **headers})
     links = {"api": "v1", "models": "v1/models", "health": "health", "metrics": "metrics"}
     links |= {"schema": "openapi.json"} if has_schema else {}
     links |= {} if page is None else {"page": page}
     return json_response(Root("oaiserve", links, UNSET if guard_all else version), headers=headers)
+
+
+def prefers_html(accept: str) -> bool:
+    """Return whether an Accept header prefers HTML to JSON, by the most specific ranges that cover them."""
+    qualities: dict[str, float] = {}
+    for item in accept.lower().split(","):
+        media_range, *parameters = (part.strip() for part in item.split(";"))
+        given = [parameter[2:] for parameter in parameters if parameter.startswith("q=")]
+        try:
+            qualities[media_range] = float(given[0]) if given else 1.0
+        except ValueError:
+            continue  # a range with a malformed quality is ignored
+    html, json = (
+        next((qualities[each] for each in ranges if each in qualities), 0.0)
+        for ranges in (("text/html", "text/*", "*/*"), ("application/json", "application/*", "*/*"))
+    )
+    return html > json
 
 
 @Operation(summary="The live page.", group="Pages", answer="text/html")

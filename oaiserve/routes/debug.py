@@ -6,11 +6,9 @@ None of them holds text of prompts or answers.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from oaiserve.errors import NotFound
 from oaiserve.facts.record import Outcome
@@ -19,7 +17,6 @@ from oaiserve.facts.times import PHASES
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import PRIVATE, Operation, Parameter, closed, read_query
 from oaiserve.routes.serving import serving_of
-from oaiserve.routes.waterfall import page
 
 closed_route = closed(
     f"{{path}} shows other people's requests, {PRIVATE}, or with --open-dashboard."
@@ -54,26 +51,19 @@ async def recent_requests(request: Request) -> Response:
     return await run_in_threadpool(render)
 
 
-_REQUEST_QUERY = (Parameter("format", "Default: what the header Accept prefers.", ("json", "text")),)
-
-
 @Operation(
-    summary="The account of one of the last requests, as JSON or as a page of text.",
+    summary="The account of one of the last requests.",
     group="Debugging",
     answer="application/json",
-    alternative="text/plain",
-    query=_REQUEST_QUERY,
     errors=(NotFound,),
 )
 async def recent_request(request: Request) -> Response:
-    """Answer with the request of this id (header x-request-id), as text if the client prefers it. Raises NotFound."""
-    asked = read_query(request.query_params, _REQUEST_QUERY)["format"]
-    as_text = asked == "text" if asked is not None else prefers("text/plain", request.headers.get("accept", ""))
+    """Answer with the request of this id (header x-request-id). Raises NotFound."""
     request_id = request.path_params["request_id"]
     entry = await run_in_threadpool(serving_of(request).telemetry.recent.get, request_id)
     if entry is None:
         raise NotFound(f"No request '{request_id[:128]}' is among the last that ended (--recent-requests).")
-    return PlainTextResponse(page(entry)) if as_text else json_response(entry)
+    return json_response(entry)
 
 
 @Operation(
@@ -92,20 +82,3 @@ async def report(request: Request) -> Response:
     if not serving.config.server.shares_prefix_cache and ROUTER_HEADER not in request.headers:
         shown.keys = b""
     return json_response(shown)
-
-
-def prefers(kind: Literal["text/plain", "text/html"], accept: str) -> bool:
-    """Return whether an Accept header prefers this text to JSON, by the most specific ranges that cover them."""
-    qualities: dict[str, float] = {}
-    for item in accept.lower().split(","):
-        media_range, *parameters = (part.strip() for part in item.split(";"))
-        given = [parameter[2:] for parameter in parameters if parameter.startswith("q=")]
-        try:
-            qualities[media_range] = float(given[0]) if given else 1.0
-        except ValueError:
-            continue  # a range with a malformed quality is ignored
-    text, json = (
-        next((qualities[each] for each in ranges if each in qualities), 0.0)
-        for ranges in ((kind, "text/*", "*/*"), ("application/json", "application/*", "*/*"))
-    )
-    return text > json

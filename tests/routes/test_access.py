@@ -338,11 +338,7 @@ def test_the_name_of_the_key_is_whose_the_request_is(serve: Serve, tmp_path: Pat
         assert served.telemetry.next_record().client == name
     listed = served.http.get("/debug/requests", headers=bearer("zero"))
     assert [entry["client"] for entry in listed.json()["requests"]][:3] == ["keys:2", "alice", "key-2"]
-    page = served.http.get(
-        f"/debug/requests/{listed.json()['requests'][1]['request_id']}?format=text", headers=bearer("zero")
-    )
-    assert "client      alice" in page.text
-    assert "s3cret" not in listed.text + page.text
+    assert "s3cret" not in listed.text
 
 
 def test_without_keys_the_address_stays_out_of_the_record(served: Served) -> None:

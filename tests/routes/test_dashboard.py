@@ -18,7 +18,7 @@ from starlette.types import Message
 
 from oaiserve.app import create_app, routes
 from oaiserve.config import Config, EngineOptions, ServerOptions
-from oaiserve.routes.dashboard import page_files
+from oaiserve.routes.dashboard import page_files, prefers_html
 from oaiserve.routes.feed import MOST_VIEWERS, Feed
 from tests.routes.asking import refused
 from tests.routes.conftest import Serve, Served
@@ -255,3 +255,25 @@ def test_a_failure_reaches_the_viewers_and_the_next_viewer_starts_the_feed_again
         await feed.close()
 
     asyncio.run(asyncio.wait_for(watch(), 60))
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_html"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/html", True),
+        ("text/*", True),
+        ("text/html, */*;q=0.5", True),
+        ("application/json, text/html", False),
+        ("application/json;q=0.5, text/html;q=0.9", True),
+        ("application/json, text/html;q=0.9", False),
+        ("text/html,application/xhtml+xml,*/*;q=0.8", True),
+        ("TEXT/HTML; Q=1", True),
+        ("text/html;q=high", False),
+        ("text/html;q=0, */*", False),
+        (",;,", False),
+    ],
+)
+def test_the_accept_header_decides_between_html_and_json(accept: str, is_html: bool) -> None:
+    assert prefers_html(accept) == is_html
