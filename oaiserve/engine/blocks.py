@@ -14,14 +14,17 @@ BlockHash = NewType("BlockHash", bytes)
 SHORTEST_KEPT = 64  # tokens that a kept state must save: where one is kept, a prompt is computed in one step more
 
 
-def hash_block(parent: BlockHash | None, token_ids: Sequence[int], salt: str = "") -> BlockHash:
-    """Return the hash of a full block. `parent` is the hash of the block before, or None for the first block.
+def hash_block(
+    parent: BlockHash | None, token_ids: Sequence[int], salt: str = "", media_keys: bytes = b""
+) -> BlockHash:
+    """Return the hash of a full block. `parent` is the hash of the block before, or None for the first block, and
+    `media_keys` are those of the images and sounds that have tokens in it.
 
     The `salt`, which keeps tenants apart, goes into the hash of the first block, and so into those of all others. The
     hash is cryptographic, because a collision would show one client the text of another.
     """
     digest = blake2b(parent if parent is not None else b"first" + salt.encode(), digest_size=16)
-    digest.update(array("q", token_ids).tobytes())
+    digest.update(array("q", token_ids).tobytes() + media_keys)
     return BlockHash(digest.digest())
 
 

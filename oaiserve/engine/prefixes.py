@@ -26,8 +26,9 @@ class Prefixes:
         hashes, size = sequence.hashes, self._pool.block_size
         for index in range(len(hashes), len(sequence.token_ids) // size):
             parent = hashes[-1] if hashes else None
-            tokens = sequence.token_ids[index * size : (index + 1) * size]
-            hashes.append(hash_block(parent, tokens, sequence.cache_salt))
+            start, end = index * size, (index + 1) * size
+            keys = b"" if sequence.media is None else sequence.media.keys_in(start, end)
+            hashes.append(hash_block(parent, sequence.token_ids[start:end], sequence.cache_salt, keys))
         return hashes
 
     def look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:

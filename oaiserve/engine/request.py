@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.engine.media import MediaFile
 from oaiserve.errors import APIError
 from oaiserve.facts.continuation import Piece
 from oaiserve.facts.forecast import NO_FORECAST, Forecast
@@ -56,8 +57,9 @@ class PairPrompt:
 class ChatPrompt:
     """A prompt of messages for the model's chat template.
 
-    The `content` of a message is a string or a list of `{"type": "text", "text": str}`. The `opening` is put behind the
-    generation prompt: the answer goes on from it.
+    The `content` of a message is a string or a list of `{"type": "text", "text": str}`, and of `{"type": "image"}` or
+    `{"type": "audio"}` for each of the `media`, in their order. The `opening` is put behind the generation prompt: the
+    answer goes on from it.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -68,6 +70,7 @@ class ChatPrompt:
     tools: Sequence[Mapping[str, Any]] = ()  # for the template's variable of that name
     opening: str = ""
     param: str = "messages"  # the field of the request that the messages came from, for errors
+    media: tuple[MediaFile, ...] = ()
 
 
 Prompt = TextPrompt | TokenPrompt | PairPrompt | ChatPrompt

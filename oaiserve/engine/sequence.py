@@ -10,6 +10,7 @@ from oaiserve.engine.blocks import BlockHash
 from oaiserve.engine.clients import Client, RequestTurn
 from oaiserve.engine.drafting.lookup import Lookup
 from oaiserve.engine.grammars.constraint import Constraint
+from oaiserve.engine.media import Encoded, PromptMedia
 from oaiserve.engine.request import SamplingParams
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.record import WaitReason
@@ -77,6 +78,8 @@ class Sequence:
     # Computed in one step, from its first to its last token, and nothing is kept of it: it is pooled.
     is_whole: bool = False
     second_start: int | None = None  # where the second text of a pair begins
+    media: PromptMedia | None = None  # images and sounds of its prompt
+    encoded: tuple[Encoded, ...] = ()  # the vectors of each of them
     prompt_len: int = 0
     # Its logits are edited by the ids before, on the host, so all of them must be known when it draws.
     needs_ids: bool = False

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from oaiserve.engine.media import PromptMedia
 from oaiserve.engine.request import Grammar, PairPrompt, Prompt, Request, TooManyTokens
 from oaiserve.engine.turn_workers import Task, TurnWorkers
 from oaiserve.errors import APIError, ContextLengthExceeded, invalid
@@ -57,6 +58,7 @@ class Tokenized:
     closing_ids: list[int] = field(default_factory=list)  # of the reasoning, if it has a budget
     grammar: CompiledGrammar | None = None
     at_ns: int | None = None  # None: it was not encoded
+    media: list[PromptMedia | None] = field(default_factory=list)  # of each prompt; empty if none has any
     forecast: Forecast = NO_FORECAST  # given to it on the way to the engine thread
 
     @property

@@ -32,6 +32,15 @@ class Tiles(Protocol):
 
 
 @dataclass(slots=True)
+class BatchMedia:
+    """The vectors of images and sounds that take the places of the embeddings of some tokens of a step."""
+
+    rows: torch.Tensor  # [M] int64, these tokens, ascending
+    vectors: torch.Tensor  # [M, hidden size], in the model's dtype
+    deep: tuple[torch.Tensor, ...] = ()  # [M, hidden size] each: added to the outputs of the first layers
+
+
+@dataclass(slots=True)
 class Batch:
     """A batch has T tokens of B sequences. The first `num_decodes` sequences have one token each.
 
@@ -40,7 +49,7 @@ class Batch:
     """
 
     input_ids: torch.Tensor  # [T] int64; 0 for ids that only the device has
-    positions: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64, by which queries and keys are rotated: where an image is, not their indices
     slots: torch.Tensor  # [T] int64
     block_tables: torch.Tensor  # [N, M] int64; only the blocks that a sequence has are read of a row
     table_rows: torch.Tensor  # [B] int64, the row of each sequence in the block tables
@@ -60,6 +69,10 @@ class Batch:
     adapters: list[Adapter | None] = field(default_factory=list)  # of each chunk; empty if none has one
     states: StepStates | None = None  # of models with layers that keep one
     tiles: Tiles | None = None  # None: attention cuts the prompts itself, if it needs that
+    media: BatchMedia | None = None
+    axes: torch.Tensor | None = None  # [3, T] int64: positions by time, height and width; None: all are `positions`
+    # [T] int64: the index of the last token of its sequence that each token sees; None: each one's own.
+    last_visible: torch.Tensor | None = None
 
     def own_tables(self) -> torch.Tensor:
         """Return the block tables of the batch's sequences, [B, M]."""

@@ -1,0 +1,80 @@
+"""The images and sounds of prompts, from a client's file to the vectors that a model reads. No torch, no HTTP.
+
+A `MediaFile` is what a client sends. A tokenize worker makes a `Medium` of it, which is ready for the model's tower.
+The tower makes an `Encoded` of that, whose vectors take the places of tokens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+MediaKind = Literal["image", "audio"]
+Detail = Literal["auto", "low", "high"]
+
+if TYPE_CHECKING:
+    Integers = array[int]
+else:
+    Integers = array
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFile:
+    """An image or a sound as a client sends it. It is not decoded yet, so it may be anything."""
+
+    kind: MediaKind
+    content: bytes | str  # a text is base64
+    detail: Detail = "auto"
+    param: str = "messages"  # the field of the request that it came from, for errors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """The vectors that a tower has made of one medium. They never change, and live as long as anybody has them."""
+
+    vectors: Any  # tensor [rows, hidden size], in the model's dtype and on its device
+    deep: tuple[Any, ...] = ()  # tensors of the same shape, which are added to the outputs of the first layers
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(int(tensor.nbytes) for tensor in (self.vectors, *self.deep))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Medium:
+    """An image or a sound of a prompt, ready for the tower."""
+
+    kind: MediaKind
+    key: bytes  # 16 bytes: the hash of its content, of the options that it is prepared with, and of the salt
+    num_rows: int  # vectors, each in the place of one token
+    inputs: Any = None  # the tower's arguments; None if `encoded` was there
+    encoded: Encoded | None = None  # from the cache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptMedia:
+    """The media of one prompt, and the tokens whose places their vectors take."""
+
+    media: tuple[Medium, ...]
+    places: Integers  # of all vectors, in order: ascending indices of tokens of the prompt
+    # The positions of the prompt's tokens by time, height and width, one after the other; empty: their indices.
+    axes: Integers = array("i")  # noqa: RUF009 - nobody changes it
+    # What is added to the index of a token behind the prompt to get its position.
+    delta: int = 0
+    # Runs of tokens that see each other in both directions, as (first, end), ascending.
+    runs: tuple[tuple[int, int], ...] = ()
+
+    def rows_in(self, start: int, end: int) -> range:
+        """Return the rows of all vectors whose places are from `start` up to `end`."""
+        return range(bisect_left(self.places, start), bisect_left(self.places, end))
+
+    def keys_in(self, start: int, end: int) -> bytes:
+        """Return the keys of the media with places from `start` up to `end`, for the hash of a block."""
+        rows, keys, first = self.rows_in(start, end), b"", 0
+        for medium in self.media:
+            if first < rows.stop and rows.start < first + medium.num_rows:
+                keys += medium.key
+            first += medium.num_rows
+        return keys
