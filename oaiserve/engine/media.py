@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 MediaKind = Literal["image", "audio"]
@@ -60,7 +60,7 @@ class PromptMedia:
     media: tuple[Medium, ...]
     places: Integers  # of all vectors, in order: ascending indices of tokens of the prompt
     # The positions of the prompt's tokens by time, height and width, one after the other; empty: their indices.
-    axes: Integers = array("i")  # noqa: RUF009 - nobody changes it
+    axes: Integers = field(default_factory=lambda: array("i"))
     # What is added to the index of a token behind the prompt to get its position.
     delta: int = 0
     # Runs of tokens that see each other in both directions, as (first, end), ascending.
