@@ -198,7 +198,6 @@ def server_telemetry(
         ),
         recent_requests=config.telemetry.recent_requests,
         vllm_metrics=config.telemetry.vllm_metrics,
-        trace_step_share=config.telemetry.trace_step_share,
         log_limit=log_limit,
         recording=None if config.telemetry.record_requests is None else partial(_recording, config, engine),
     )

@@ -647,10 +647,6 @@ class TelemetryOptions:
     trace_prompt_characters: int = 0
     """Most characters of a prompt to put into its trace, where users of the traces can read them. 0: none."""
 
-    trace_step_share: float = 0
-    """Share of the engine's steps to trace, 0 to 1. Each gets a span that the traces of its requests link to. The
-    sampler of OTEL_TRACES_SAMPLER then chooses among these steps."""
-
     record_requests: Path | None = None
     """File for a recording of the load: when requests arrived, how long they were and what they had in common, as
     hashes, without any text. `oaiserve plan` and the load test read it. It is begun anew at 64 MiB, and the file before
@@ -661,7 +657,6 @@ class TelemetryOptions:
 
     def __post_init__(self) -> None:
         _check_least(self, recent_requests=0, trace_prompt_characters=0)
-        _check(0 <= self.trace_step_share <= 1, "--trace-step-share", self.trace_step_share, "between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True)

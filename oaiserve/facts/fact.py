@@ -1,8 +1,8 @@
 """`Fact` is a row of the table of facts: the meaning of a number or a word, and its name in each place that shows it.
 
-The table is in the records themselves. A field of `RequestRecord`, `EngineAccount`, `StepRecord` and `EngineNumbers` is
-declared with its row, and the JSON of /debug, log lines, spans and metrics are made from the rows. Reading and writing
-a field costs as much as in any other dataclass. This module needs only the standard library.
+The table is in the records themselves. A field of `RequestRecord`, `EngineAccount` and `EngineNumbers` is declared
+with its row, and the JSON of /debug, log lines, spans and metrics are made from the rows. Reading and writing a field
+costs as much as in any other dataclass. This module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Fact:
     meaning: str  # the help text of the metric, if there is one
     json: str = ""  # in the JSON of /debug/requests; "grammar.kind" is in an object of its own
     log: str = ""  # in the line of an ended request
-    span: str = ""  # the attribute of the span of the request's operation, or of a step
+    span: str = ""  # the attribute of the span of the request's operation
     server_span: str = ""  # the attribute of the span of the whole request
     metric: str = ""  # at /metrics
     # Fields of the same record. While one has no value, the log line or the span leaves this one out.

@@ -416,26 +416,13 @@ class HostPart(StrEnum):
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step of the engine. Of its facts, those that have an attribute are on its span."""
+    """One step of the engine."""
 
-    kind: StepKind = fact("The kind of the step.", ..., span="oaiserve.step.kind")
-    started_ns: int = fact("The time at which it began.", ...)
-    duration_ns: int = fact("Time of the model, with sampling.", ...)
-    idle_ns: int = fact(
-        "Time before the step while there was work: host work, and waits for a core.", ..., span="oaiserve.step.idle_ns"
-    )
-    num_sequences: int = fact("Sequences in the step.", ..., span="oaiserve.step.sequences")
-    num_tokens: int = fact("Tokens computed in the step.", ..., span="oaiserve.step.tokens")
-    number: int = fact("The number of the step, from 0.", span="oaiserve.step.number")
+    kind: StepKind
+    started_ns: int
+    duration_ns: int  # of the model, with sampling
+    idle_ns: int  # before the step while there was work: host work, and waits for a core
+    num_sequences: int
+    num_tokens: int  # that were computed
     host_ns: Mapping[HostPart, int] = field(default_factory=dict)  # since the results of the step before
-    # These two are by the device's own clock, and None if it has none.
-    device_ns: int | None = fact(
-        "Time that the device was busy with the step.", None, span="oaiserve.step.device_busy_ns"
-    )
-    device_gap_ns: int | None = fact(
-        "Time since the end of the step before, with or without work.", None, span="oaiserve.step.device_gap_ns"
-    )
-    num_masked_draws: int = fact(
-        "Draws of a token among those that a grammar lets come next.", span="oaiserve.step.masked_draws"
-    )
     cost_error: float | None = None  # of its expected time, as a share of its own; None: no time was expected

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oaiserve.errors import StartupError
-from oaiserve.facts.record import RequestRecord, StepRecord
+from oaiserve.facts.record import RequestRecord
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import logs, names
@@ -56,9 +56,9 @@ def make_tracing(environ: Mapping[str, str] = os.environ, **settings: Any) -> Tr
 class Telemetry:
     """Metrics, spans, log lines and the ring of recent requests, all fed by one thread.
 
-    `trace_step_share` is the share of steps that are traced if tracing is on. `log_limit` is the limit on the log,
-    whose summaries are written and whose numbers are on /metrics. `recording` makes a recording of the requests, given
-    the wall clock minus the monotonic clock. `environ` is for tests: the OpenTelemetry SDK reads most of its variables
+    `log_limit` is the limit on the log, whose summaries are written and whose numbers are on /metrics. `recording`
+    makes a recording of the requests, given the wall clock minus the monotonic clock. `environ` is for tests: the
+    OpenTelemetry SDK reads most of its variables
     from the process itself. Raises StartupError for an invalid or unsupported OTEL_* variable.
     """
 
@@ -68,19 +68,18 @@ class Telemetry:
         *,
         recent_requests: int,
         vllm_metrics: bool = True,
-        trace_step_share: float = 0,
         log_limit: LogLimit | None = None,
         recording: Callable[[int], Recording] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         # The offset is taken once per process, and turns every stamp into epoch time.
         epoch_offset_ns = time.time_ns() - monotonic_ns()
-        self._steps_of_engine, self._read_meters = measured.take_steps, measured.read_meters
+        self._read_meters = measured.read_meters
         self.recent = RecentRequests(recent_requests, epoch_offset_ns, measured.open_requests)
         elsewhere = dict(measured.elsewhere)
         if log_limit is not None:
             elsewhere[names.LOG_MESSAGES] = log_limit.counts
-        measured = replace(measured, take_steps=self._take_steps, elsewhere=elsewhere)
+        measured = replace(measured, elsewhere=elsewhere)
         self._metrics = Metrics(measured, vllm=vllm_metrics, epoch_offset_ns=epoch_offset_ns)
         self._log_limit = log_limit
         self.live, self.render = self._metrics.live, self._metrics.render
@@ -100,7 +99,6 @@ class Telemetry:
                 epoch_offset_ns=epoch_offset_ns,
                 version=measured.version,
                 count_spans=partial(self._metrics.count, names.SPANS),
-                step_share=trace_step_share,
             )
         except ValueError as error:
             raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
@@ -117,14 +115,6 @@ class Telemetry:
     def is_sampled(self, trace: TraceContext) -> bool:
         """Return whether the request of this trace will be exported as spans."""
         return self._tracing is not None and self._tracing.is_sampled(trace)
-
-    def _take_steps(self) -> list[StepRecord]:
-        """Return the engine's new steps to the metrics, which hold their lock, and trace them on the way."""
-        steps = self._steps_of_engine()
-        if self._tracing is not None:
-            for step in steps:
-                self._tracing.record_step(step)
-        return steps
 
     def _tick(self) -> None:
         self._read_meters()

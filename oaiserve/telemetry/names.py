@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.fact import facts_of
-from oaiserve.facts.record import Cause, HostPart, Outcome, ToolCallOutcome, WaitReason
+from oaiserve.facts.record import Cause, Outcome, ToolCallOutcome, WaitReason
 
 SERVICE_NAME = "oaiserve"
 
@@ -394,10 +394,6 @@ STEPS = (  # in the order of the fields of `Steps`
     "oaiserve.steps.model_ns",
     "oaiserve.steps.between_ns",  # only if there was a last token
 )
-
-# Attributes of the span of a step.
-STEP_SPAN = "engine step"
-STEP_HOST_NS = {part: f"oaiserve.step.host.{part}_ns" for part in HostPart}
 
 # Attributes of the span of the phase `queue`: its parts, by what the request waited for.
 QUEUE_WAITS_NS = {reason: f"oaiserve.queue.{reason}_ns" for reason in WaitReason}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from oaiserve.facts.fact import Fact, facts_of
 from oaiserve.facts.forecast import Forecast
-from oaiserve.facts.record import EngineAccount, RequestRecord, StepRecord
+from oaiserve.facts.record import EngineAccount, RequestRecord
 from oaiserve.telemetry.names import ROUTING_PREFIX
 
 MOST_SORTED = 8192  # gaps to sort in one call, which holds the GIL for about a millisecond
@@ -65,7 +65,6 @@ _LOG = _Place(_LOG_ROWS)
 _LOG_TIMES = frozenset(name for path, name, _ in _LOG_ROWS if path.endswith("_ns"))
 _SPAN = _Place(_rows(lambda row: row.span, lambda row: row.span_when))
 _SERVER_SPAN = _Place(_rows(lambda row: row.server_span, lambda row: row.span_when))
-_STEP = _Place((row.name, row.span, row.span_when) for row in facts_of(StepRecord) if row.span)
 _SIMPLE = frozenset({int, float, str, bool, type(None)})  # types of values that are shown as they are
 
 
@@ -92,10 +91,6 @@ def attributes(record: RequestRecord) -> dict[str, Any]:
 def server_attributes(record: RequestRecord) -> dict[str, Any]:
     """Return the attributes of the span of the whole request."""
     return _attributes(_SERVER_SPAN, record) | _routing(record)
-
-
-def step_attributes(step: StepRecord) -> dict[str, Any]:
-    return _attributes(_STEP, step)
 
 
 def _routing(record: RequestRecord) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`Tracing` makes OpenTelemetry spans from the records of ended requests and of sampled steps, and exports them.
+"""`Tracing` makes OpenTelemetry spans from the records of ended requests, and exports them.
 
 The standard OTEL_* variables turn it on; without them nothing of this module runs. It does not propagate trace context:
 the ids and the parent span come with the record.
@@ -7,9 +7,9 @@ the ids and the parent span come with the record.
 from __future__ import annotations
 
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from random import getrandbits, random
+from random import getrandbits
 from typing import Literal
 
 from opentelemetry import trace as otel
@@ -24,12 +24,12 @@ from opentelemetry.sdk.util import BoundedList
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import Attributes, AttributeValue
 
-from oaiserve.facts.record import POOLING_OPERATIONS, EventKind, Outcome, RequestRecord, StepRecord
+from oaiserve.facts.record import POOLING_OPERATIONS, EventKind, Outcome, RequestRecord
 from oaiserve.facts.times import PHASES, Phase
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.telemetry import names
 from oaiserve.telemetry.otel import resource
-from oaiserve.telemetry.shown import attributes, server_attributes, step_attributes, steps_of
+from oaiserve.telemetry.shown import attributes, server_attributes, steps_of
 from oaiserve.telemetry.span_export import CountSpans, SpanExport
 
 _SAMPLED = otel.TraceFlags(otel.TraceFlags.SAMPLED)
@@ -37,7 +37,6 @@ _UNSET, _ERROR = otel.Status(otel.StatusCode.UNSET), otel.Status(otel.StatusCode
 _CHUNK = EventKind.PREFILL_CHUNK
 _PREFILL = PHASES.index("prefill")
 _JSON_KINDS = ("json_object", "json_schema")  # of grammars
-_MOST_STEPS_KEPT = 1024  # the latest sampled steps, for links from requests that took part in them
 _SAMPLERS = tuple(
     prefix + name for prefix in ("", "parentbased_") for name in ("always_on", "always_off", "traceidratio")
 )
@@ -77,12 +76,10 @@ class TraceSampling:
 
 
 class Tracing:
-    """Makes spans of requests and steps, and queues them for export.
+    """Makes spans of requests, and queues them for export.
 
-    Only one thread calls `record`, and one at a time `record_step`. A random share `step_share` of all steps is offered
-    to the sampler, each as the only span of a trace. The operation span of a request links to its sampled steps.
-    `epoch_offset_ns` is wall clock minus monotonic clock, taken once, so that exported times differ from the stamps by
-    one constant. Raises ValueError if an OTEL_* variable has an invalid value.
+    Only one thread calls `record`. `epoch_offset_ns` is wall clock minus monotonic clock, taken once, so that exported
+    times differ from the stamps by one constant. Raises ValueError if an OTEL_* variable has an invalid value.
     """
 
     def __init__(
@@ -93,7 +90,6 @@ class Tracing:
         version: str,
         count_spans: CountSpans,
         sampler: Sampler | None = None,
-        step_share: float = 0,
         service: str = names.SERVICE_NAME,
     ) -> None:
         self._epoch_offset_ns = epoch_offset_ns
@@ -103,28 +99,6 @@ class Tracing:
         self._sampling = TraceSampling(self._resource, sampler)
         self.is_sampled = self._sampling.is_sampled
         self._export = SpanExport(exporter, count_spans)
-        self._step_share = step_share
-        # The number of a step, and its span.
-        self._steps: deque[tuple[int, otel.SpanContext]] = deque(maxlen=_MOST_STEPS_KEPT)
-
-    def record_step(self, step: StepRecord) -> None:
-        """Export the span of a step, if it is sampled.
-
-        Call it before `record` for the requests that end with this step.
-        """
-        if random() >= self._step_share:
-            return
-        trace_id = getrandbits(128) or 1
-        attributes = step_attributes(step) | {names.STEP_HOST_NS[part]: ns for part, ns in step.host_ns.items()}
-        sampling = self._sampling.sampler.should_sample(
-            Context(), trace_id, names.STEP_SPAN, otel.SpanKind.INTERNAL, attributes, links=()
-        )
-        if sampling.decision is not Decision.RECORD_AND_SAMPLE:
-            return
-        context = otel.SpanContext(trace_id, _new_span_id(), False, _SAMPLED, sampling.trace_state)
-        interval = Phase(names.STEP_SPAN, step.started_ns, step.started_ns + step.duration_ns)
-        self._export.put([self._span(interval, context, None, dict(sampling.attributes or {}))])
-        self._steps.append((step.number, context))
 
     def record(self, record: RequestRecord) -> None:
         """Export the spans of an ended request, if it is sampled: server, operation and one for each phase."""
@@ -150,9 +124,7 @@ class Tracing:
         )
         whole = whole._replace(name=f"{names.GEN_AI_OPERATIONS.get(record.operation, record.operation)} {record.model}")
         inner = new_context(_new_span_id())
-        # To the sampled steps of the request, as far as they are still stored.
-        links = [otel.Link(context) for number, context in self._steps.copy() if number in record.account.steps]
-        inner_span = self._span(whole, inner, server, _gen_ai_attributes(record), status=status, links=links)
+        inner_span = self._span(whole, inner, server, _gen_ai_attributes(record), status=status)
         events = self._events(record, phases)
         causes_ns = record.causes_ns
         spans = [
@@ -207,7 +179,6 @@ class Tracing:
         kind: otel.SpanKind = otel.SpanKind.INTERNAL,
         status: otel.Status = _UNSET,
         events: Sequence[Event] = (),
-        links: Sequence[otel.Link] = (),
     ) -> ReadableSpan:
         attributes[names.DURATION_NS] = interval.duration_ns
         limits = self._limits
@@ -218,7 +189,6 @@ class Tracing:
             self._resource,
             _limited(attributes, limits.max_span_attributes, limits.max_span_attribute_length),
             events if _is_within(len(events), limits.max_events) else BoundedList.from_seq(limits.max_events, events),
-            links if _is_within(len(links), limits.max_links) else BoundedList.from_seq(limits.max_links, links),
             kind=kind,
             status=status,
             start_time=interval.start_ns + self._epoch_offset_ns,

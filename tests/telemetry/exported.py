@@ -1,4 +1,4 @@
-"""The spans of ended requests and of steps, as they are exported, and the log lines of requests."""
+"""The spans of ended requests, as they are exported, and the log lines of requests."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
 
-from oaiserve.facts.record import RequestRecord, StepRecord
+from oaiserve.facts.record import RequestRecord
 from oaiserve.telemetry import logs
 from oaiserve.telemetry.tracing import Tracing
 
 OFFSET_NS = 1_700_000_000_000_000_011
 
 
-def traced(
-    *ended: RequestRecord | StepRecord, sampler: Sampler | None = ALWAYS_ON, share: float = 1.0
-) -> list[ReadableSpan]:
-    """Return the exported spans of requests and steps. Without a sampler, it is that of the variables."""
+def traced(*ended: RequestRecord, sampler: Sampler | None = ALWAYS_ON) -> list[ReadableSpan]:
+    """Return the exported spans of requests. Without a sampler, it is that of the variables."""
     exporter = InMemorySpanExporter()
     tracing = Tracing(
         exporter,
@@ -29,10 +27,9 @@ def traced(
         version="1.2.3",
         count_spans=lambda *_: None,
         sampler=sampler,
-        step_share=share,
     )
     for one in ended:
-        (tracing.record_step if isinstance(one, StepRecord) else tracing.record)(one)
+        tracing.record(one)
     assert tracing.close(5)
     return list(exporter.get_finished_spans())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oaiserve.facts.fact import facts_of
 from oaiserve.facts.forecast import Forecast
-from oaiserve.facts.record import EngineAccount, RequestRecord, StepRecord
+from oaiserve.facts.record import EngineAccount, RequestRecord
 from oaiserve.telemetry import names
 
 PROCESS_METRICS = (  # on Linux
@@ -17,10 +17,10 @@ EVENT_DETAILS = (
     *("compile_ns", "cache", "kind"),
 )
 _BY_VALUE = (
-    *(names.STEP_HOST_NS, names.NUM_TOOL_CALLS, names.QUEUE_WAITS_NS, names.CAUSES_NS),
+    *(names.NUM_TOOL_CALLS, names.QUEUE_WAITS_NS, names.CAUSES_NS),
     names.GEN_AI_REQUEST_PARAMS,
 )
-_RECORDS = (RequestRecord, EngineAccount, Forecast, StepRecord)
+_RECORDS = (RequestRecord, EngineAccount, Forecast)
 # NAME stands for a parameter that has no standard name.
 ATTRIBUTES = frozenset(
     (

@@ -44,29 +44,6 @@ def test_a_record_reaches_spans_metrics_log_and_recent_requests(
     assert page[key(names.PROMPT_TOKENS.name, operation="chat", model="demo")] == record.prompt_tokens
 
 
-def test_a_request_links_to_the_steps_before_its_record(
-    collector: Collector, snapshot: EngineNumbers, make_record: MakeRecord
-) -> None:
-    """The telemetry thread reads the engine's steps before each record, and not only once a second."""
-    steps = [StepRecord(StepKind.DECODE, 0, 5, 0, 1, 1, number=number) for number in range(4)]
-    telemetry = Telemetry(
-        Measured("demo", "1", lambda: snapshot, take_steps=lambda: [steps.pop(0) for _ in range(len(steps))]),
-        recent_requests=4,
-        trace_step_share=1.0,
-    )
-    telemetry.record(make_record(account=EngineAccount(first_step=1, num_steps=2)))
-    assert telemetry.close(5)
-    numbers = {
-        span.span_id: attribute.value.int_value
-        for span in collector.spans
-        for attribute in span.attributes
-        if attribute.key == "oaiserve.step.number"
-    }
-    (operation,) = (span for span in collector.spans if span.name == "chat demo")
-    assert sorted(numbers.values()) == [0, 1, 2, 3]
-    assert [numbers[link.span_id] for link in operation.links] == [1, 2]
-
-
 def test_an_invalid_variable_stops_the_start(snapshot: EngineNumbers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")

@@ -11,7 +11,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind, StatusCode
 
 from oaiserve.errors import StartupError
-from oaiserve.facts.record import EngineAccount, HostPart, Outcome, StepKind, StepRecord, ToolCallOutcome
+from oaiserve.facts.record import EngineAccount, Outcome, ToolCallOutcome
 from oaiserve.facts.times import PHASES
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names
@@ -232,40 +232,6 @@ def test_a_grammar_is_an_event_of_tokenize(make_record, constrained) -> None:
     told = {"compile_ns": 2_000_003, "cache": "miss", "kind": "json_schema"}
     compiled = {f"oaiserve.event.{name}": value for name, value in told.items()}
     assert {name: found for name, found in events.items() if found} == {"tokenize": [("grammar_compiled", compiled)]}
-
-
-def step_of(number: int, **of_device: int) -> StepRecord:
-    host_ns = {part: 10 * index + 1 for index, part in enumerate(HostPart)}
-    return StepRecord(
-        StepKind.MIXED, 1_000, 500, 20, 3, 40, number=number, host_ns=host_ns, num_masked_draws=2, **of_device
-    )
-
-
-@pytest.mark.parametrize("of_device", [{"device_ns": 450, "device_gap_ns": 30}, {}], ids=["clock", "no clock"])
-def test_a_step_is_a_trace_of_one_span_with_both_sides_of_its_time(of_device: dict[str, int]) -> None:
-    (span,) = traced(step_of(7, **of_device))
-    assert (span.name, span.kind, span.parent) == ("engine step", SpanKind.INTERNAL, None)
-    assert (span.start_time - OFFSET_NS, span.end_time - OFFSET_NS) == (1_000, 1_500)
-    assert span.attributes == {
-        "oaiserve.step.number": 7,
-        "oaiserve.step.kind": "mixed",
-        "oaiserve.step.sequences": 3,
-        "oaiserve.step.tokens": 40,
-        "oaiserve.step.masked_draws": 2,
-        "oaiserve.step.idle_ns": 20,
-        **({"oaiserve.step.device_busy_ns": 450, "oaiserve.step.device_gap_ns": 30} if of_device else {}),
-        **{f"oaiserve.step.host.{part}_ns": 10 * index + 1 for index, part in enumerate(HostPart)},
-        names.DURATION_NS: 500,
-    }
-
-
-def test_steps_are_traced_by_their_share_and_by_the_sampler() -> None:
-    steps = [step_of(number) for number in range(2000)]
-    assert traced(*steps, share=0) == []
-    assert traced(*steps[:50], sampler=ALWAYS_OFF) == []
-    assert 50 < len(traced(*steps, share=0.1)) < 400
-    traces = {span.context.trace_id for span in traced(*steps[:50])}
-    assert len(traces) == 50
 
 
 def test_chunks_have_no_total_if_events_were_dropped(make_record, account) -> None:

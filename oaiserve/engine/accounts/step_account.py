@@ -175,11 +175,7 @@ class StepAccount:
                 idle_ns,
                 num_sequences,
                 num_tokens,
-                number=numbers.num_steps,
                 host_ns={part: spent_ns - before_ns[part] for part, spent_ns in self._host_before_ns.items()},
-                device_ns=result.device_ns,
-                device_gap_ns=result.device_gap_ns,
-                num_masked_draws=numbers.num_masked_draws - num_masked_before,
                 cost_error=cost_error,
             )
         )

@@ -98,7 +98,6 @@ def test_the_parts_of_all_steps_add_up_to_the_time_of_the_engine_thread(overlap:
         inbox.wait_terminal("r")
         wait_until_idle(engine)
         snapshot, steps = engine.snapshot(), engine.take_steps()
-    assert [step.number for step in steps] == [0, 1, 2, 3]
     parts_ms = {part: [step.host_ns[part] // 1_000_000 for step in steps] for part in HostPart}
     assert parts_ms == {
         HostPart.IDLE: [1000, 0, 0, 0],
