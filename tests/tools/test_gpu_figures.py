@@ -25,7 +25,7 @@ def measured() -> dict[str, dict[str, Any]]:
     """Make results of all sections in which every target is met but that of the 8B model's prompts."""
     run = dict.fromkeys(("ttft_p99_ms", "tpot_p50_ms"), 8.0)
     run |= {"requests": 4, "repeats": 2, "output_tokens_per_second": 120_000.0, "submit_p99_ms": 0.003}
-    row = {**run, "sequences": 64, "steps": 70, "period_ms": 1.2, "gap_share": 0.01, "bytes": 4e9}
+    row = {**run, "sequences": 64, "steps": 70, "period_ms": 1.2, "gap_share": 0.01, "bytes": 4e9, "operations": 1e11}
     row["host_ms"] = {"launch": 0.2}
     kernels = {"tokens": 64, "launch_ms": 1.0, "kernels": [{"name": "gemm", "calls": 2.0, "us": 30.0}]}
     model = {"decode": [row], "prefill": {"ms": [1.0, 2.0], "operations_per_second": 0.5e15}}
@@ -58,6 +58,12 @@ def test_each_target_is_met_or_not_by_what_was_measured_and_by_no_dry_run() -> N
     assert shown["8B, prompts in chunks of 2,048, of the peak"] == "50.0 %"
     dry = summary.targets_table(report(measured(), NOT_ON_CPU))[1:]
     assert {(value, met) for _, value, _, met in dry} == {(NOT_ON_CPU, "")}
+
+
+def test_the_floor_of_a_step_is_that_of_what_takes_longer_reading_or_arithmetic() -> None:
+    sections = measured()
+    reads, computes = {"bytes": 4e9, "operations": 9e11}, {"bytes": 4e9, "operations": 5e12}
+    assert [summary.floor_ms(sections, step) for step in (reads, computes)] == pytest.approx([1.0, 5.0])
 
 
 @given(st.data())

@@ -117,6 +117,7 @@ def test_the_section_of_a_model_has_all_figures() -> None:
     assert [row["sequences"] for row in found["decode"]] == [1, 4]
     more_bytes = found["decode"][1]["bytes"] - found["decode"][0]["bytes"]
     assert more_bytes == pytest.approx(3 * 40 * found["kv_bytes_per_token"], rel=0.02)
+    assert found["decode"][1]["operations"] > 3.9 * found["decode"][0]["operations"]
     assert found["prefill"]["steps"] == 8
     assert len(found["prefill"]["ms"]) == 4
     assert found["parts"]["decode"]["sequences"] == 4

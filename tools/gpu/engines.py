@@ -58,7 +58,7 @@ def uneven(target: Target) -> Iterator[dict[str, Any]]:
             found = measure_decodes(engine, prompts, num_tokens, repeats=1)
             middles = [length + num_tokens // 2 for length in lengths]  # of their lengths in the run
             work = step_work(DecoderShape.of(loaded), [(middle - 1, middle) for middle in middles])
-            yield {name: {"context": max(lengths), "bytes": work.num_bytes, **found}}
+            yield {name: {"context": max(lengths), "bytes": work.num_bytes, "operations": work.flops, **found}}
         engine.take_steps()
         prompts = random_prompts(count + arrivals, short, loaded.vocab_size, seed=7)
         steps = arriving(engine, prompts[:count], prompts[count:], most_tokens, gap_seconds)

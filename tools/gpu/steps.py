@@ -46,8 +46,8 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
         for batch in batches:
             prompts = random_prompts(batch, prompt_len, loaded.vocab_size)
             found = measure_decodes(engine, prompts, num_tokens, repeats=1 if target.quick else 2)
-            num_bytes = step_work(shape, [(context - 1, context)] * batch).num_bytes
-            decode.append({"context": context, "bytes": num_bytes, **found})
+            least = step_work(shape, [(context - 1, context)] * batch)
+            decode.append({"context": context, "bytes": least.num_bytes, "operations": least.flops, **found})
             yield {"decode": decode}
     del engine
 

@@ -18,9 +18,10 @@ MOST_SHOWN = 10  # wrong results of a section; the rest is in the JSON
 
 
 def floor_ms(sections: Sections, decode: dict[str, Any]) -> float:
-    """Return the time of a decode step that only reads what it must, at the bandwidth that was measured. Raises
-    KeyError if there is none."""
-    return decode["bytes"] / _ceilings(sections)["bytes_per_second"] * 1e3  # type: ignore[no-any-return]
+    """Return the time of a decode step that reads what it must while it computes, at the rates that were measured.
+    Raises KeyError if there are none."""
+    ceilings = _ceilings(sections)
+    return max(decode[work] / ceilings[f"{work}_per_second"] for work in ("bytes", "operations")) * 1e3  # type: ignore[no-any-return]
 
 
 def _ceilings(sections: Sections) -> dict[str, Any]:
