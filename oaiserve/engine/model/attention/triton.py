@@ -25,7 +25,6 @@ from oaiserve.engine.model.batch import Batch, Tiles
 # The keys and values of all sequences are cut into about so many items for each program that the device runs at once.
 # With more, the last ones end sooner after each other; with fewer, there is less to combine.
 ITEMS_PER_PROGRAM = 2
-PROGRAMS_PER_SM = 3  # the number of programs of the decode kernel that fit into an SM
 LEAST_ITEM_TOKENS = 256  # in a smaller item, to combine it takes longer than it saves
 ITEM_ALIGNMENT = 64  # tokens: a multiple of those that a program reads at a time
 PLANNED_AT_A_TIME = 256  # sequences that a program of the plan looks at, and items that it writes, at a time
@@ -52,9 +51,8 @@ class TritonAttention:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._tiles = batch.tiles or BatchTiles(batch)
-        self._plans: dict[
-            tuple[int, int], DecodePlan
-        ] = {}  # of layers with this sliding window and number of key heads
+        # Of layers with this sliding window, this number of key heads, and so many items.
+        self._plans: dict[tuple[int, int, int], DecodePlan] = {}
 
     def __call__(
         self,
@@ -74,10 +72,10 @@ class TritonAttention:
             write(key, value, cache, batch.slots, first_token=num_decodes, query=query, rotation=rotation)
         if num_decodes:
             window, kv_heads = scoring.sliding_window or 0, key.shape[1]
-            if (window, kv_heads) not in self._plans:
-                wanted = num_items(kv_heads, query.device)
-                self._plans[window, kv_heads] = plan_decodes(batch, window, wanted, kv_heads)
-            plan = self._plans[window, kv_heads]
+            wanted = num_items(kv_heads, programs_per_sm(query.shape[1] // kv_heads, cache), query.device)
+            if (window, kv_heads, wanted) not in self._plans:
+                self._plans[window, kv_heads, wanted] = plan_decodes(batch, window, wanted, kv_heads)
+            plan = self._plans[window, kv_heads, wanted]
             decode(query, key, value, cache, batch, out, scoring, plan, rotation=rotation)
         if has_prefills:
             prefill(query, cache, batch, out, scoring, self._tiles)
@@ -141,9 +139,17 @@ class DecodePlan(NamedTuple):
     num_done: torch.Tensor  # int32 [num_decodes, kv_heads], zeros, which each layer leaves as it finds them
 
 
-def num_items(kv_heads: int, device: torch.device) -> int:
-    """Return the number of items for the decodes of a step, unless they become too small."""
-    return max(1, _num_multiprocessors(device) * PROGRAMS_PER_SM * ITEMS_PER_PROGRAM // kv_heads)
+def programs_per_sm(group: int, cache: LayerCache) -> int:
+    """Return how many programs of the decode kernel fit into an SM, as `python -m tools.gpu.compiled` has it."""
+    if cache.keys.shape[3] + cache.values.shape[3] <= 128:
+        return 5 if cache.keys.itemsize == 1 and group <= 16 else 4
+    return 3 if group <= 16 else 2
+
+
+def num_items(kv_heads: int, programs: int, device: torch.device) -> int:
+    """Return the number of items for the decodes of a step, unless they become too small. An SM runs so many programs
+    at once."""
+    return max(1, _num_multiprocessors(device) * programs * ITEMS_PER_PROGRAM // kv_heads)
 
 
 def plan_decodes(

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.gpu.compiled import programs_at_once
+
 pytestmark = pytest.mark.kernels
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -42,6 +44,7 @@ def test_all_kernels_compile_for_hopper_without_spilling_registers() -> None:
     for kernel in found:
         assert kernel["stack_bytes"] == 0, kernel
         assert kernel["shared_bytes"] <= SHARED_BYTES, kernel
+        assert not kernel["at_once"] or programs_at_once(kernel) in kernel["at_once"], kernel
         if kernel["dtype"] in ("torch.bfloat16", "torch.float16"):
             # These instructions use tensor cores, and load asynchronously.
             matrices = {"shrink_kernel": {"HMMA"}, "expand_kernel": {"HMMA"}, "matrix_kernel": {"HGMMA"}}

@@ -82,9 +82,21 @@ class CompileOnly:
                 "registers": int(re.search(r"REG:(\d+)", code)[1]),
                 "stack_bytes": int(re.search(r"STACK:(\d+)", code)[1]),  # spilled registers
                 "shared_bytes": compiled.metadata.shared,
+                "at_once": counted_on(name, arguments, constants),
                 "instructions": sorted(set(re.findall(r"\b(HGMMA|QGMMA|HMMA|LDGSTS)\b", code))),
             }
         )
+
+
+def counted_on(name: str, arguments: tuple[Any, ...], constants: dict[str, Any]) -> list[int]:
+    """Return how many programs of a kernel there may be on a multiprocessor; empty: the code does not count on them.
+
+    Those of a cache in eight bits depend on registers, and so on the version of Triton."""
+    if name != "decode_kernel" or constants["TILE_ROWS"] > 32:
+        return []
+    keys, values = arguments[6:8]
+    number = backend.programs_per_sm(constants["GROUP"], LayerCache(keys, values))
+    return [number] if keys.itemsize > 1 else [number - 1, number, number + 1]
 
 
 @functools.cache
@@ -207,6 +219,8 @@ def main() -> None:
     attend(256, num_decodes=64, query_len=20, dtype=torch.bfloat16, is_rotated=True, has_norms=True, heads=16)
     attend(128, num_decodes=64, query_len=2048, dtype=torch.bfloat16, is_scaled=True, is_rotated=True)
     attend(64, num_decodes=64, query_len=0, dtype=torch.bfloat16, heads=71, kv_heads=1)  # many for one key
+    attend(64, num_decodes=64, query_len=0, dtype=torch.bfloat16, is_scaled=True)
+    attend(128, num_decodes=64, query_len=0, dtype=torch.bfloat16, heads=64, kv_heads=2)
     adapt(torch.bfloat16)
     operate(4096, 14336, 64)
     for rows in (1, 2048):  # the smallest and the largest tiles
