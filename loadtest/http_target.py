@@ -114,12 +114,11 @@ class _Delta(msgspec.Struct):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[_ToolCall] | None = None
-    function_call: _Function | None = None  # the older form of one call
 
     @property
     def is_parsed(self) -> bool:
         """Whether this is reasoning, or the name or arguments of a call, which a server finds in the model's text."""
-        functions = [self.function_call, *(call.function for call in self.tool_calls or ())]
+        functions = [call.function for call in self.tool_calls or ()]
         is_call = any(function and (function.name or function.arguments) for function in functions)
         return bool(self.reasoning or self.reasoning_content) or is_call
 

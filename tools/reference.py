@@ -16,7 +16,7 @@ from oaiserve.cli import command_line
 from oaiserve.routes.bodies import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, SamplingBody, TokenizeBody
 from oaiserve.routes.embeddings import EmbeddingBody
 from oaiserve.routes.messages.body import MessagesBody
-from oaiserve.routes.objects import AssistantMessage, FunctionMessage, ToolMessage, UserMessage
+from oaiserve.routes.objects import AssistantMessage, ToolMessage, UserMessage
 from oaiserve.routes.scores import RerankBody, ScoreBody
 from oaiserve.telemetry import names, vllm_names
 from tools.markdown import as_markdown, write_between
@@ -29,7 +29,6 @@ BODIES: dict[str, dict[str, type[msgspec.Struct]]] = {
         "system, developer, user": UserMessage,
         "assistant": AssistantMessage,
         "tool": ToolMessage,
-        "function": FunctionMessage,
     },
     "response-parameters": {"responses": ResponsesBody},
     "messages-parameters": {"messages": MessagesBody},

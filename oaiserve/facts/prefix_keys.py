@@ -21,7 +21,7 @@ BYTES_PER_TOKEN = 4  # about, in English text; only sizes are estimated by it
 
 # The fields of a body that a prompt begins with, in the order in which most chat templates render them, and those of
 # which its text follows. A body has one of the latter.
-_FIRST_FIELDS = ("tools", "functions", "instructions", "system")
+_FIRST_FIELDS = ("tools", "instructions", "system")
 _TEXT_FIELDS = ("messages", "input", "prompt")
 
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode

@@ -13,8 +13,6 @@ import msgspec
 
 from oaiserve.routes.objects import (
     ConversationId,
-    Function,
-    FunctionName,
     InputItem,
     Integer,
     Message,
@@ -142,10 +140,6 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     ] = None
     response_format: Annotated[ResponseFormat | None, described("OpenAI's constraint.")] = None
     structured_outputs: Annotated[StructuredOutputs | None, described("vLLM's constraint.")] = None
-    guided_json: Annotated[dict[str, Any] | str | None, described("Older name of structured_outputs.json.")] = None
-    guided_regex: Annotated[str | None, described("Older name of structured_outputs.regex.")] = None
-    guided_choice: Annotated[list[str] | None, described("Older name of structured_outputs.choice.", minItems=1)] = None
-    guided_grammar: Annotated[str | None, described("Older name of structured_outputs.grammar.")] = None
     grammar: Annotated[str | None, described("llama.cpp's constraint: a grammar in GBNF, or in Lark's form.")] = None
     json_schema: Annotated[dict[str, Any] | None, described("llama.cpp's constraint: a JSON Schema.")] = None
     stream: Annotated[bool | None, described("Send the answer as server-sent events while it is generated.")] = None
@@ -201,10 +195,6 @@ class ChatBody(SamplingBody, kw_only=True):
     tools: Annotated[list[Tool] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)] = None
     tool_choice: Annotated[ToolChoice | None, described("Whether to call tools, and which. Default: auto.")] = None
     parallel_tool_calls: Annotated[bool | None, described("Whether there may be several calls. Default: true.")] = None
-    functions: Annotated[list[Function] | None, described("The older form of tools.", maxItems=MAX_TOOLS)] = None
-    function_call: Annotated[
-        Literal["none", "auto"] | FunctionName | None, described("The older form of tool_choice.")
-    ] = None
     reasoning_effort: Annotated[
         str | None, described("Passed on to the chat template. For one that has none: none, minimal and low are less.")
     ] = None

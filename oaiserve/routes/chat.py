@@ -19,7 +19,6 @@ from oaiserve.routes.objects import (
     AssistantMessage,
     CalledFunction,
     Content,
-    FunctionMessage,
     Message,
     TextPart,
     ToolMessage,
@@ -105,18 +104,12 @@ def _message(where: str, message: Message) -> dict[str, Any]:
             return {"role": "assistant", "content": answered, **name, **thought, **_calls(message)}
         case ToolMessage():
             return {"role": "tool", "content": _content(message.content), **name, "tool_call_id": message.tool_call_id}
-        case FunctionMessage():  # the older form of a tool's result
-            content = "" if message.content is None else _content(message.content)
-            return {"role": "tool", "content": content, **name, "tool_call_id": f"call_{message.name}"}
     return {"role": message.__struct_config__.tag, "content": _content(message.content), **name}
 
 
 def _calls(message: AssistantMessage) -> dict[str, Any]:
     if message.tool_calls:
         return {"tool_calls": [_call(call.id, call.function) for call in message.tool_calls]}
-    if message.function_call is not None:
-        # In the older form, calls and results are joined by the function's name.
-        return {"tool_calls": [_call(f"call_{message.function_call.name}", message.function_call)]}
     return {}
 
 

@@ -60,7 +60,6 @@ class ChatMessage(msgspec.Struct):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET  # the same: clients know it by one name or the other
     tool_calls: list[ToolCall] | UnsetType = UNSET
-    function_call: Function | UnsetType = UNSET  # the older form of one call
 
 
 class FunctionDelta(msgspec.Struct):
@@ -87,7 +86,6 @@ class ChatDelta(msgspec.Struct):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
-    function_call: FunctionDelta | UnsetType = UNSET
 
 
 class _ChoiceEnd(msgspec.Struct, kw_only=True):
@@ -95,7 +93,7 @@ class _ChoiceEnd(msgspec.Struct, kw_only=True):
 
     logprobs: ChatLogprobs | msgspec.Raw | None = None
     finish_reason: Annotated[
-        str | None, msgspec.Meta(extra_json_schema={"enum": ["stop", "length", "tool_calls", "function_call", None]})
+        str | None, msgspec.Meta(extra_json_schema={"enum": ["stop", "length", "tool_calls", None]})
     ] = None
     stop_reason: str | int | UnsetType | None = UNSET  # the stop string, or the id of the stop token
     token_ids: list[int] | UnsetType = UNSET
@@ -238,8 +236,6 @@ class ChatShape(ChoicesShape):
         return deltas
 
     def _call_delta(self, index: int, function: FunctionDelta, *, is_first: bool = False) -> ChatDelta:
-        if self._tools is not None and self._tools.is_legacy:
-            return ChatDelta(function_call=function)
         call = ToolCallDelta(index=self._num_begun[index] - 1, function=function)
         if is_first:
             call.id, call.type = call_id(self._first_values[0], index, call.index), "function"
@@ -271,9 +267,7 @@ class ChatShape(ChoicesShape):
             message.content = None
         if reasoning and self._shows_reasoning:
             message.reasoning = message.reasoning_content = reasoning
-        if calls and self._tools is not None and self._tools.is_legacy:
-            message.function_call = calls[0]
-        elif calls:
+        if calls:
             message.tool_calls = [
                 ToolCall(id=call_id(self._first_values[0], index, number), function=function)
                 for number, function in enumerate(calls)
@@ -286,4 +280,4 @@ class ChatShape(ChoicesShape):
             return reason
         if tools.choice == "named":  # as OpenAI has it
             return reason
-        return "function_call" if tools.is_legacy else "tool_calls"
+        return "tool_calls"

@@ -1,8 +1,8 @@
 """The clients' constraints on the text of an answer, each made into a `Grammar`.
 
-OpenAI's name for them is response_format, vLLM's is structured_outputs (before that guided_json and the like), and
-llama.cpp's are grammar and json_schema. The content of a schema or a grammar is checked where it is compiled. This file
-knows nothing of HTTP, and only the engine's types of requests and formats.
+OpenAI's name for them is response_format, vLLM's is structured_outputs, and llama.cpp's are grammar and json_schema.
+The content of a schema or a grammar is checked where it is compiled. This file knows nothing of HTTP, and only the
+engine's types of requests and formats.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ from oaiserve.routes.objects import (
 )
 
 _GBNF_DEFINITION = re.compile(r"^\s*[A-Za-z0-9_-]+\s*::=", re.ASCII | re.MULTILINE)
-_PARAMS = (
-    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("grammar", "json_schema"),
-)
+_PARAMS = ("response_format", "structured_outputs", "grammar", "json_schema")
 # They are about the text of an answer, the others about all that is generated.
 TEXT_FORMATS = ("response_format", "text.format", "output_config.format")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")  # of structured_outputs
@@ -43,7 +40,7 @@ def grammar(body: SamplingBody, other: Grammar | None = None) -> Grammar | None:
     """Return the constraint of the body, or the `other` of the route's own name, or None. Raises InvalidRequest."""
     found = [*([] if other is None else [other]), *_grammars(body)]
     for each in found[1:]:
-        if (each.kind, each.text) != (found[0].kind, found[0].text):  # clients send one under its old and new name
+        if (each.kind, each.text) != (found[0].kind, found[0].text):  # clients send one by two names
             names = f"'{found[0].param}' and '{each.param}'"
             raise invalid(each.param, f"only one constraint on the answer is allowed, got {names}")
     return found[0] if found else None
@@ -86,9 +83,6 @@ def _grammars(body: SamplingBody) -> Iterator[Grammar]:
             yield _structural_tag(tag, param, param)
     if body.structured_outputs is not None:
         yield _structured_outputs(body.structured_outputs)
-    for kind in ("json", "regex", "choice", "grammar"):
-        if (value := getattr(body, name := f"guided_{kind}")) is not None:
-            yield _of_kind(kind, value, name, name)
     if body.grammar:
         yield _of_kind("grammar", body.grammar, "grammar", "grammar")
     if body.json_schema is not None:

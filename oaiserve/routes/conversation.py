@@ -45,8 +45,9 @@ class Conversation:
         last message is continued. If the client wants the text as it is, it `shows_tags` of reasoning. Raises
         InvalidRequest if calls are forced that this server does not read."""
         if tools is not None and tools.is_forced and dialect.calls is None:
-            param = "function_call" if tools.is_legacy else "tool_choice"
-            raise invalid(param, "this server does not read calls (--tool-call-parser none), so none can be forced")
+            raise invalid(
+                "tool_choice", "this server does not read calls (--tool-call-parser none), so none can be forced"
+            )
         # The prompt of a turn without calls begins like the others of its conversation, which the prefix cache has.
         self.shown_tools: Sequence[Mapping[str, Any]] = () if tools is None else tools.shown
         if tools is not None and tools.choice == "none":
@@ -92,7 +93,7 @@ class Conversation:
         if tools is not None and tools.is_forced and family is not None:
             schemas = {name: forced_schema(schema) for name, schema in tools.schemas.items()}
             text = family.grammar(schemas, only_one=tools.only_one, special_ids=self._dialect.special_ids)
-            forced = Grammar("lark_with_schemas", text, param="functions" if tools.is_legacy else "tools")
+            forced = Grammar("lark_with_schemas", text, param="tools")
             if tools.raw is not None:
                 (name,) = tools.schemas
                 forced = self._behind(f"{family.opening}{name}{family.name_end}", tools.raw)

@@ -95,7 +95,6 @@ class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_onl
     reasoning: Annotated[str | None, described("What the model thought before it answered.")] = None
     reasoning_content: Annotated[str | None, described("Another name of reasoning.")] = None
     tool_calls: Annotated[list[MadeCall] | None, described("The calls that it made.")] = None
-    function_call: Annotated[CalledFunction | None, described("The older form of one call.")] = None
 
 
 class ToolMessage(_Said, tag="tool"):
@@ -104,14 +103,7 @@ class ToolMessage(_Said, tag="tool"):
     tool_call_id: Annotated[str, described("The call that it belongs to.")]
 
 
-class FunctionMessage(msgspec.Struct, tag_field="role", tag="function", kw_only=True):
-    """The older form of the result of a call."""
-
-    name: Annotated[str, described("The function that was called.")]
-    content: Content | None = None
-
-
-Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 # -- tools ------------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "functions": ([],),
     "function_call": ("none",),
-    "guided_whitespace_pattern": (),
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern"), ()
+    ),
     "logits_processors": ([],),
     "modalities": (["text"], []),
     "return_tokens_as_token_ids": (False,),
@@ -37,6 +39,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "web_search_options": (),
+}
+
+# The newer names of older parameters.
+_NEWER = {"functions": "tools", "function_call": "tool_choice"} | {
+    f"guided_{kind}": f"structured_outputs.{kind}" for kind in ("json", "regex", "choice", "grammar")
 }
 
 # Parameters of OpenAI, Anthropic or vLLM that have no meaning for this server: ignoring them changes no answer.
@@ -104,8 +111,9 @@ def parse(
         raise InvalidRequest(f"The body is not valid JSON: {reason[:1].lower()}{reason[1:]}.") from None
     for name, value in unsupported.items():
         if value is not None and value not in UNSUPPORTED[name]:
+            instead = f"Use '{_NEWER[name]}' instead." if name in _NEWER else "Please leave it out."
             raise InvalidRequest(
-                f"'{name}' is not supported by this server. Please leave it out.",
+                f"'{name}' is not supported by this server. {instead}",
                 param=name,
                 code="unsupported_parameter",
             )

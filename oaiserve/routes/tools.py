@@ -1,7 +1,7 @@
 """The tools of a request, the choice of those that the model may or must call, and their place in the prompt.
 
-`functions` and `function_call` of chat, the older names, are translated, and so are the entries of /v1/responses, which
-have the function's fields beside the type. Every refusal is an `InvalidRequest` that names the parameter.
+The entries of /v1/responses, which have the function's fields beside the type, are translated. Every refusal is an
+`InvalidRequest` that names the parameter.
 
 A chat template with tools gets them as they are. For any other, they become text: a system message with the tools,
 calls in the dialect of the answer's parser, and results as a turn of the user. This file knows nothing of answers.
@@ -47,7 +47,6 @@ class Tools:
     schemas: Mapping[str, Mapping[str, Any]]  # of the arguments of those that may be called, by name
     choice: Kind
     only_one: bool  # at most one call
-    is_legacy: bool  # the request has `functions`
     raw: Grammar | None = None  # of the input of the only tool that may be called, which is all of the answer then
 
     @property
@@ -59,30 +58,24 @@ def requested_tools(
     body: ChatBody | ResponsesBody | ResponseInputBody, offered: Sequence[Function] = ()
 ) -> Tools | None:
     """Return the tools for the model, or None without any. `offered` are those of a response, as functions."""
-    choice: ToolChoice | ResponseToolChoice | FunctionName | None = body.tool_choice
-    param, choice_param, is_legacy = "tools", "tool_choice", False
+    choice: ToolChoice | ResponseToolChoice | None = body.tool_choice
     without: tuple[str | None, ...] = (None, "none")
     functions: Sequence[Function]
     if not isinstance(body, ChatBody):
         functions, where, without = offered, "tools[{}]", (None, "none", "auto")
-    elif body.functions is not None or body.function_call is not None:
-        if body.tools is not None or body.tool_choice is not None:
-            raise invalid("functions", "must not be given together with 'tools' or 'tool_choice'")
-        is_legacy, functions, where = True, body.functions or [], "functions[{}]"
-        param, choice_param, choice = "functions", "function_call", body.function_call
     else:
         functions, where = [tool.function for tool in body.tools or []], "tools[{}].function"
     if not functions:
         if choice not in without:
-            raise invalid(choice_param, f"is only allowed with '{param}', got {show(msgspec.to_builtins(choice))}")
+            raise invalid("tool_choice", f"is only allowed with 'tools', got {show(msgspec.to_builtins(choice))}")
         return None
-    shown = shown_tools(param, functions, where)
+    shown = shown_tools("tools", functions, where)
     if choice == "none":
-        return Tools(shown, {}, "none", only_one=False, is_legacy=is_legacy)
+        return Tools(shown, {}, "none", only_one=False)
     kind, names = _choice(choice)
-    schemas = chosen(choice_param, names, {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown})
-    only_one = is_legacy or kind == "named" or body.parallel_tool_calls is False
-    return Tools(shown, schemas, kind, only_one, is_legacy)
+    schemas = chosen("tool_choice", names, {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown})
+    only_one = kind == "named" or body.parallel_tool_calls is False
+    return Tools(shown, schemas, kind, only_one)
 
 
 def shown_tools(
@@ -119,10 +112,10 @@ def _shown(function: Function) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _choice(choice: ToolChoice | ResponseToolChoice | FunctionName | None) -> tuple[Kind, Iterable[str] | None]:
+def _choice(choice: ToolChoice | ResponseToolChoice | None) -> tuple[Kind, Iterable[str] | None]:
     """Return the kind of a choice, and the names of the remaining tools; None: all."""
     match choice:
-        case FunctionName(name) | NamedChoice(FunctionName(name)):
+        case NamedChoice(FunctionName(name)):
             return "named", [name]
         case AllowedChoice(allowed):
             return allowed.mode, [tool.function.name for tool in allowed.tools]
@@ -178,7 +171,7 @@ def prompt_with_tools(
     result: list[Message] = []
     results_so_far = False  # the last message has results of calls, and takes further ones
     for message in given:
-        if message["role"] in ("tool", "function"):
+        if message["role"] == "tool":
             text = f"<tool_response>\n{_text(message['content'])}\n</tool_response>"
             if results_so_far:
                 result[-1]["content"] += f"\n{text}"

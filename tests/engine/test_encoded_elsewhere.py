@@ -38,7 +38,7 @@ def ids(text: str) -> list[list[int]]:
 @pytest.mark.parametrize("is_encoded", [True, False])
 def test_what_cannot_be_encoded_or_obeyed_ends_its_request(is_encoded: bool) -> None:
     with make_engine() as engine:
-        asked = request(grammar=Grammar("regex", "(", param="guided_regex"))
+        asked = request(grammar=Grammar("regex", "(", param="structured_outputs"))
         inbox = opened(engine, asked)
         if is_encoded:
             engine.encoded(Tokenized(asked, ids("Hello"), [None], at_ns=12))
@@ -46,7 +46,7 @@ def test_what_cannot_be_encoded_or_obeyed_ends_its_request(is_encoded: bool) -> 
             engine.not_encoded(TokenizeFailed(asked, InvalidRequest("It has no tokens.", param="prompt")))
         end = inbox.wait_terminal("r")["r"]
         assert isinstance(end.error, InvalidRequest)
-        assert end.error.param == ("guided_regex" if is_encoded else "prompt")
+        assert end.error.param == ("structured_outputs" if is_encoded else "prompt")
         assert engine._body_bytes.total == engine.num_waiting == 0
 
 

@@ -307,7 +307,6 @@ def test_a_conversation_sends_the_earlier_answers_with_each_question() -> None:
         [delta(reasoning="a", reasoning_content="a"), delta(reasoning="b"), delta(content="c")],
         [delta(reasoning_content="a"), delta(reasoning_content="b"), call_delta("f")],
         [call_delta("f"), call_delta(arguments='{"a":'), call_delta(arguments="1}")],
-        [delta(function_call={"name": "f"}), delta(function_call={"arguments": "{"}), delta(content="c")],
     ],
 )
 def test_reasoning_and_calls_are_outputs_and_their_empty_chunks_are_not(outputs: list[bytes]) -> None:

@@ -169,11 +169,10 @@ BAD_REQUESTS = [
     chat("messages empty", "at least one message", "messages", messages=[]),
     chat("a message as text", "must be an object, got a string", "messages", messages=["Hi"]),
     chat("no role", "'messages[0].role'", "messages", messages=[{"content": "Hi"}]),
-    chat("unknown role", "'tool' or 'function', got 'root'", "messages", messages=[{"role": "root", "content": "Hi"}]),
+    chat("unknown role", "'tool' or 'user', got 'root'", "messages", messages=[{"role": "root", "content": "Hi"}]),
     chat("content a number", "'messages[0].content'", "messages", messages=[{"role": "user", "content": 5}]),
     chat("no content", "Missing required parameter: 'messages[0].content'", "messages", messages=[{"role": "user"}]),
     chat("an assistant without anything", "is required", "messages", messages=[{"role": "assistant", "content": None}]),
-    chat("a function without name", "messages[0].name", "messages", messages=[{"role": "function", "content": "1"}]),
     chat("a part without type", "content[0].type", "messages", messages=[{"role": "user", "content": [{}]}]),
     chat(
         "an image",
@@ -197,8 +196,6 @@ BAD_REQUESTS = [
     # Known, not built.
     unsupported("tools", [{"type": "function", "function": {"name": "f"}}], COMPLETIONS),
     unsupported("tool_choice", "auto", COMPLETIONS),
-    unsupported("functions", [{"name": "f"}], COMPLETIONS),
-    unsupported("function_call", "auto", COMPLETIONS),
     unsupported("suffix", "end", COMPLETIONS),
     unsupported("audio", {"voice": "x"}),
     unsupported("modalities", ["text", "audio"]),
@@ -217,9 +214,8 @@ BAD_REQUESTS = [
 
 def test_of_tools_and_the_choice_among_them_the_tools_are_refused(served: Served) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    for fields in ({"tool_choice": "auto", "tools": tools}, {"function_call": "auto", "functions": [{"name": "f"}]}):
-        response = served.complete(**fields)
-        assert response.json()["error"]["param"] == list(fields)[1]
+    response = served.complete(tool_choice="auto", tools=tools)
+    assert response.json()["error"]["param"] == "tools"
 
 
 @pytest.mark.parametrize(

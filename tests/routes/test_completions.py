@@ -41,7 +41,7 @@ def test_without_parameters_the_defaults_are_openais(served: Served) -> None:
 
 def test_a_parameter_that_is_null_counts_as_left_out(served: Served) -> None:
     names = ("max_tokens", "n", "stop", "logprobs", "seed", "logit_bias", "stream", "stream_options", "echo", "suffix")
-    served.complete(**dict.fromkeys(names), guided_json=None, tools=None)
+    served.complete(**dict.fromkeys(names), tools=None)
     assert served.engine.submitted.get().params == SamplingParams(max_tokens=16, ends_with_context=True)
 
 

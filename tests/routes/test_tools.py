@@ -77,15 +77,8 @@ def deltas_of(served: Served, **body: Any) -> list[tuple[dict[str, Any], str | N
         ({"tool_choice": "required"}, "tool_choice", "only allowed with 'tools'"),
         ({"tool_choice": "auto", "tools": []}, "tool_choice", "only allowed with 'tools'"),
         ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls", "must be true or false"),
-        ({"functions": [{"name": ""}]}, "functions", "'functions[0].name'"),
-        (
-            {"functions": [{"name": "f"}], "function_call": "required"},
-            "function_call",
-            "must be 'auto' or 'none', got 'required'",
-        ),
-        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call", "'g'"),
-        ({"function_call": "auto"}, "function_call", "only allowed with 'functions'"),
-        ({"functions": [{"name": "f"}], "tools": TOOLS}, "functions", "together"),
+        ({"functions": [{"name": "f"}]}, "functions", "Use 'tools' instead"),
+        ({"tools": TOOLS, "function_call": "auto"}, "function_call", "Use 'tool_choice' instead"),
         (
             {"reasoning_format": "plain"},
             "reasoning_format",
@@ -113,7 +106,6 @@ def test_what_is_wrong_with_tools_is_named(served: Served, body: dict[str, Any],
             {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]},
             "messages[1].tool_calls[0].function.arguments",
         ),
-        ({"role": "assistant", "function_call": {}}, "messages[1].function_call.name"),
     ],
 )
 def test_what_is_wrong_in_the_history_is_named(served: Served, message: dict[str, Any], where: str) -> None:
@@ -135,7 +127,6 @@ def test_a_template_that_knows_tools_gets_them(serve: Serve) -> None:
     assert prompt.messages == [{"role": "user", "content": "Hi"}]
     assert chatted(served, tools=TOOLS, tool_choice="none")[1] == prompt, "an agent's last turn finds its prefix"
     assert chatted(served, tools=TOOLS, tool_choice=allowed("auto", "stop"))[1].tools == [TIME, without]
-    assert chatted(served, functions=[TIME["function"]])[1].tools == [TIME]
 
 
 HISTORY: Sequence[dict[str, Any]] = (
@@ -200,19 +191,6 @@ def test_the_tools_stand_in_front_of_the_clients_own_system_message(serve: Serve
     _, prompt = chatted(serve(template=CHATML, takes_system=False), tools=TOOLS)
     assert [message["role"] for message in prompt.messages] == ["user"]
     assert prompt.messages[0]["content"].endswith("\n\nHi")
-
-
-def test_functions_in_the_history_are_tools(served: Served) -> None:
-    called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
-    _, prompt = chatted(served, messages=[*HI, called, {"role": "function", "name": "f", "content": "1"}])
-    assert prompt.messages[1:] == [
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": "call_f", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-        },
-        {"role": "tool", "name": "f", "content": "1", "tool_call_id": "call_f"},
-    ]
 
 
 def test_ids_of_calls_have_nine_characters_for_mistral(serve: Serve) -> None:
@@ -334,7 +312,6 @@ def test_the_finish_reason_of_forced_calls(serve: Serve, tool_choice: Any, reaso
         ({"tool_choice": "required", "parallel_tool_calls": False}, [CALL], [f"{CALL}\n{CALL}"]),
         ({"tool_choice": NAMED}, [CALL], [f"{CALL}\n{CALL}", CALL.replace("get_time", "stop")]),
         ({"tool_choice": allowed("required", "stop")}, [CALL.replace("get_time", "stop").replace(ZONE, "{}")], [CALL]),
-        ({"tools": None, "functions": [TIME["function"]], "function_call": {"name": "get_time"}}, [CALL], [""]),
     ],
 )
 def test_a_forced_call_has_a_grammar(
@@ -343,7 +320,7 @@ def test_a_forced_call_has_a_grammar(
     grammar = chatted(serve(template=CHATML), **{"tools": TOOLS, **body})[0].params.grammar
     assert grammar is not None
     assert grammar.kind == "lark_with_schemas"
-    assert grammar.param == ("functions" if "functions" in body else "tools")
+    assert grammar.param == "tools"
     assert [takes(grammar, answer) for answer in accepted] == [True] * len(accepted)
     assert [takes(grammar, answer) for answer in refused] == [False] * len(refused)
 
@@ -426,19 +403,6 @@ def test_a_format_of_the_text_leaves_a_forced_call_as_it_is(serve: Serve, kind: 
     beside = chatted(served, tools=TOOLS, tool_choice="required", response_format={"type": kind})[0].params.grammar
     assert alone is not None
     assert beside == alone
-
-
-def test_functions_are_answered_with_a_function_call(serve: Serve) -> None:
-    served = serve(template=CHATML)
-    served.engine.script = says(*PIECES)
-    body = {"tools": None, "functions": [TIME["function"]]}
-    choice = choice_of(served, **body)
-    assert choice["message"]["function_call"] == {"name": "get_time", "arguments": ZONE}
-    assert choice["finish_reason"] == "function_call"
-    _, (begin, _), *arguments, (_, reason) = deltas_of(served, **body)
-    assert begin == {"function_call": {"name": "get_time", "arguments": ""}}
-    assert "".join(delta["function_call"]["arguments"] for delta, _ in arguments) == ZONE
-    assert reason == "function_call"
 
 
 def test_token_ids_and_logprobs_come_with_calls(serve: Serve) -> None:

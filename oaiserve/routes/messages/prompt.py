@@ -149,10 +149,10 @@ def requested_tools(body: MessagesBody | CountTokensBody) -> Tools | None:
     ]
     shown = shown_tools("tools", functions, "tools[{}]", "input_schema")
     if kind == "none":
-        return Tools(shown, {}, kind, only_one=False, is_legacy=False)
+        return Tools(shown, {}, kind, only_one=False)
     all_schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown}
     only_one = kind == "named" or bool(choice and choice.disable_parallel_tool_use)
-    return Tools(shown, chosen("tool_choice", names, all_schemas), kind, only_one, is_legacy=False)
+    return Tools(shown, chosen("tool_choice", names, all_schemas), kind, only_one)
 
 
 def _check_may_be_forced(name: str | None, given: Sequence[MessagesTool]) -> None:

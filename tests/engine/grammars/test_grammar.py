@@ -186,7 +186,7 @@ def test_matchers_of_a_grammar_do_not_share_their_choice() -> None:
 def test_a_grammar_is_compiled_once(counted: Mock) -> None:
     grammars = make()
     first = grammars.compile(Grammar("regex", "a", "response_format"))
-    second = grammars.compile(Grammar("regex", "a", "guided_regex"))
+    second = grammars.compile(Grammar("regex", "a", "structured_outputs"))
     other = grammars.compile(Grammar("lark", 'start: "a"'))
     assert [each.was_cached for each in (first, second, other)] == [False, True, False]
     assert first.compile_ns > 0
