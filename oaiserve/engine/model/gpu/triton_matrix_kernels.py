@@ -25,6 +25,17 @@ def _float4(code, exponent, dtype):
 
 
 @triton.jit
+def _scale_and_zero(scales, zeros, group, is_output, KIND: tl.constexpr, HAS_ZEROS: tl.constexpr):
+    """Load the scales [TILE_N] and the zeros [TILE_N, 1] of a group of integers; floats have no zeros."""
+    scale = tl.load(scales + group, mask=is_output, other=0.0).to(tl.float32)
+    if HAS_ZEROS:
+        zero = tl.load(zeros + group, mask=is_output, other=0).to(tl.float32)[:, None]
+    else:
+        zero = tl.full([scale.shape[0], 1], 8.0 if KIND == "int4" else 128.0, tl.float32)
+    return scale, zero
+
+
+@triton.jit
 def _inputs(x, row_offset, is_row, column):
     """Load columns of the inputs, transposed: [columns, rows]."""
     return tl.load(x + row_offset[None, :] + column[:, None], mask=is_row[None, :], other=0.0)
@@ -67,11 +78,7 @@ def product_of_tiles(
             acc = dot(high, _inputs(x, row_offset, is_row, begin + HALF + half), acc)
         else:
             group = begin // group_columns * groups_stride
-            scale = tl.load(scales + group, mask=is_output, other=0.0).to(tl.float32)
-            if HAS_ZEROS:
-                zero = tl.load(zeros + group, mask=is_output, other=0).to(tl.float32)[:, None]
-            else:
-                zero = 8.0 if KIND == "int4" else 128.0
+            scale, zero = _scale_and_zero(scales, zeros, group, is_output, KIND, HAS_ZEROS)
             if KIND == "int4":
                 # Bytes of a tile have its first columns in their lower halves, and the others in their upper ones.
                 packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
@@ -182,3 +189,41 @@ def matrix_kernel(
         if HAS_BIAS:
             acc += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
         tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_number)
+
+
+@triton.jit
+def unpack_kernel(
+    codes,
+    scales,
+    zeros,
+    out,  # [n, columns]
+    n,
+    columns,
+    group_columns,
+    codes_stride,
+    groups_stride,
+    KIND: tl.constexpr,  # as above
+    HAS_ZEROS: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """Write a tile of W as the numbers that it stands for. The program is (tile of rows, tile of columns)."""
+    row = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
+    is_row = row < n
+    begin = tl.program_id(1) * TILE_COLUMNS
+    code_rows = codes + row.to(tl.int64)[:, None] * codes_stride
+    out_rows = out + row.to(tl.int64)[:, None] * columns + begin
+    group = begin // group_columns * groups_stride
+    scale, zero = _scale_and_zero(scales + row, zeros + row, group, is_row, KIND, HAS_ZEROS)
+    HALF: tl.constexpr = TILE_COLUMNS // 2
+    half = tl.arange(0, HALF)[None, :]
+    if KIND == "int4":
+        packed = tl.load(code_rows + begin // 2 + half, mask=is_row[:, None], other=0)
+        low, high = _less(packed & 15, zero, tl.float32), _less(packed >> 4, zero, tl.float32)
+        tl.store(out_rows + half, (low * scale[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])
+        tl.store(out_rows + HALF + half, (high * scale[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])
+    else:
+        column = tl.arange(0, TILE_COLUMNS)[None, :]
+        code = tl.load(code_rows + begin + column, mask=is_row[:, None], other=0.0)
+        weight = _less(code, zero, tl.float32) if KIND == "int8" else code.to(tl.float32)
+        tl.store(out_rows + column, (weight * scale[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])

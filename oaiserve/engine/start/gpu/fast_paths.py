@@ -20,7 +20,7 @@ from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu.kernels import attention_problem, sampling_problem
 from oaiserve.engine.start.gpu.layers import fuse_layers
-from oaiserve.engine.start.gpu.products import compute_experts_checked, multiply_checked
+from oaiserve.engine.start.gpu.products import compute_experts_checked, multiply_checked, unpacking_where_faster
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.errors import StartupError
 
@@ -42,7 +42,7 @@ class FastPaths(NamedTuple):
 def find_fast_paths(loaded: LoadedModel, options: EngineOptions, trials: Trials) -> FastPaths:
     """Try all fast paths."""
     backend, sample_ids, apply_masks = _attention_and_sampling(loaded, options, trials)
-    multiply_checked(loaded, lambda: _kernels("triton_matrices").multiply, trials)
+    multiply_checked(loaded, lambda: unpacking_where_faster(loaded, _kernels("triton_matrices").multiply), trials)
     compute_experts_checked(loaded, lambda: _kernels("triton_experts").compute, trials)
     layers: FusedLayers | None = None
     if reason := _reason_not_to_fuse(loaded, options, backend):

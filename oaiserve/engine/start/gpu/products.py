@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -24,11 +25,14 @@ from oaiserve.engine.model.gpu.device_matrices import (
 )
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference, compare, layer_tolerance
+from oaiserve.engine.start.gpu.timing import Seconds, device_seconds
 from oaiserve.engine.start.gpu.trials import Trials
 
 log = logging.getLogger(__name__)
 
-PRODUCT_ROWS = (1, 20, 40, 200)  # of x, each with tiles of its own
+EXPERT_ROWS = (1, 20, 40, 200)  # of x, each with tiles of its own
+PRODUCT_ROWS = (*EXPERT_ROWS, 2048)
+UNPACKED_ROWS = (512, 1024, 2048)  # from which on matrices may be unpacked: more than most steps have decodes
 CHOSEN_EXPERTS = 4  # of each row, in this comparison
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # hidden states, the experts of each row, and their weights
@@ -58,13 +62,33 @@ def multiply_checked(loaded: LoadedModel, find: Callable[[], Multiply], trials: 
     return multiply is not None
 
 
+@torch.inference_mode()
+def unpacking_where_faster(
+    loaded: LoadedModel, multiply: Callable[..., torch.Tensor], seconds: Seconds = device_seconds
+) -> Multiply:
+    """Return the products that unpack a matrix from the number of rows on where this takes less time, as is measured
+    with the largest."""
+    layer = max(packed_linears(loaded.model), key=lambda layer: layer.matrix.codes.numel())
+    for num_rows in UNPACKED_ROWS:
+        x = _rows(layer, num_rows, loaded.dtype)
+        packed, unpacked = (
+            seconds(partial(multiply, x, layer.matrix, layer.bias, unpacked_from=least))
+            for least in (num_rows + 1, num_rows)
+        )
+        if unpacked < packed:
+            log.info("Matrices are unpacked for %d rows or more: %.2g s, not %.2g s", num_rows, unpacked, packed)
+            return partial(multiply, unpacked_from=num_rows)
+    return partial(multiply, unpacked_from=sys.maxsize)
+
+
 def _product(multiply: Multiply) -> Callable[[tuple[PackedLinear, torch.Tensor]], torch.Tensor]:
     return lambda given: multiply(given[1], given[0].matrix, given[0].bias)
 
 
 def _rows(layer: PackedLinear, num_rows: int, dtype: torch.dtype) -> torch.Tensor:
-    x = torch.randn(num_rows, layer.matrix.shape[1], generator=torch.Generator().manual_seed(num_rows))
-    return x.to(layer.matrix.codes.device, dtype)
+    device = layer.matrix.codes.device
+    generator = torch.Generator(device).manual_seed(num_rows)
+    return torch.randn(num_rows, layer.matrix.shape[1], generator=generator, device=device).to(dtype)
 
 
 @torch.inference_mode()
@@ -88,7 +112,7 @@ def _experts_problem(layers: list[PackedExperts], compute: Compute, dtype: torch
     named = (
         (f"{num_rows} rows and experts in {kind}", (experts, _expert_inputs(experts, num_rows, dtype)))
         for (kind, *_), experts in kinds.items()
-        for num_rows in PRODUCT_ROWS
+        for num_rows in EXPERT_ROWS
     )
     return compare(_outputs(compute), _outputs(plain_experts), named, layer_tolerance(dtype))
 

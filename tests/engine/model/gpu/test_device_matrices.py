@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,7 +26,7 @@ from oaiserve.engine.model.gpu.device_matrices import (
 from oaiserve.engine.model.gpu.fused_layers import _product
 from oaiserve.engine.model.gpu.joined_product import joined_product
 from oaiserve.engine.model.gpu.keep_packed import keep_packed_matrices
-from oaiserve.engine.start.gpu.products import multiply_checked
+from oaiserve.engine.start.gpu.products import multiply_checked, unpacking_where_faster
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
@@ -72,6 +76,54 @@ def test_products_of_the_kernel_are_those_of_expanded_weights(name: str, num_row
     want = expanded_product(x.float(), packed, None if bias is None else bias.float())
     found = triton_matrices.multiply(x, packed, bias).float()
     assert relative(found, want) < {torch.float32: 1e-5, torch.float16: 2e-3}.get(dtype, 1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", MATRICES)
+def test_many_rows_are_multiplied_with_weights_unpacked_part_by_part(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = replace(of_integers(MATRICES[name]), order=None)
+    weights = torch.full(packed.shape, math.nan, dtype=dtype)
+    triton_matrices.unpack(packed, weights)
+    rtol = 2**-7 if dtype == torch.bfloat16 else 0  # where Triton's interpreter cuts off instead of rounding
+    torch.testing.assert_close(weights, packed.expand(dtype), rtol=rtol, atol=0)
+    # There is room for 64 of the 70 rows of the matrix.
+    room = torch.full((64 * packed.shape[1] + 5,), math.nan, dtype=dtype)
+    monkeypatch.setattr(triton_matrices, "scratch", lambda device, dtype: room)
+    packed = of_integers(MATRICES[name])  # with its order
+    x, bias = numbers(2, 3, packed.shape[1]).to(dtype), numbers(70).to(dtype)
+    for added in (None, bias):
+        want = expanded_product(x.float(), packed, None if added is None else added.float())
+        found = triton_matrices.multiply(x, packed, added, unpacked_from=6)
+        assert relative(found.float(), want) < 5e-3
+        assert not room.isnan().all()
+        assert relative(triton_matrices.multiply(x, packed, added, unpacked_from=7).float(), want) < 5e-3
+
+
+def test_a_row_is_multiplied_alike_in_255_rows_and_in_256() -> None:
+    packed, x = of_integers(MATRICES["FP8 in blocks"]), numbers(256, 256).bfloat16()
+    together = triton_matrices.multiply(x, packed, None)
+    assert torch.equal(triton_matrices.multiply(x[:255], packed, None), together[:255])
+
+
+@pytest.mark.parametrize(("faster_from", "chosen"), [(1, 512), (1000, 1024), (5000, sys.maxsize)])
+def test_matrices_are_unpacked_from_the_rows_on_where_that_is_faster(
+    faster_from: int, chosen: int, awq: tuple[Path, torch.Tensor]
+) -> None:
+    loaded, given = prepare(packed_model(awq[0])), []
+
+    def multiply(x: torch.Tensor, matrix: PackedMatrix, bias: object, unpacked_from: int) -> None:
+        given.append((len(x), matrix.shape, unpacked_from <= len(x)))
+
+    def seconds(call: Callable[[], object]) -> float:
+        call()
+        num_rows, _, is_unpacked = given[-1]
+        return faster_from if is_unpacked else num_rows
+
+    found = unpacking_where_faster(loaded, multiply, seconds)
+    assert found.keywords == {"unpacked_from": chosen}
+    assert {shape for _, shape, _ in given} == {(128, 64)}  # the first of the largest
 
 
 def test_columns_are_split_so_that_there_are_enough_programs(monkeypatch: pytest.MonkeyPatch) -> None:

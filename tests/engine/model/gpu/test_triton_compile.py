@@ -36,6 +36,7 @@ def test_all_kernels_compile_for_hopper_without_spilling_registers() -> None:
             "add_and_norm_kernel",
             "activate_kernel",
             "matrix_kernel",
+            "unpack_kernel",
             "exact_product_kernel",
         ),
         *("plan_experts_kernel", "expert_kernel"),

@@ -174,6 +174,8 @@ def multiply(columns: int, n: int, rows: int) -> None:
     )
     for matrix in matrices if rows == 1 else matrices[::3]:
         triton_matrices.multiply(x, matrix, None)
+    for matrix in matrices if rows == 1 else ():
+        triton_matrices.unpack(matrix, torch.empty(n, columns, dtype=torch.bfloat16))
 
 
 def expert_matrices(kind: Kind, num_experts: int, n: int, columns: int) -> ExpertMatrices:
@@ -223,7 +225,7 @@ def main() -> None:
     attend(128, num_decodes=64, query_len=0, dtype=torch.bfloat16, heads=64, kv_heads=2)
     adapt(torch.bfloat16)
     operate(4096, 14336, 64)
-    for rows in (1, 2048):  # the smallest and the largest tiles
+    for rows in (1, 200):  # the smallest and the largest tiles
         multiply(4096, 6144, rows)
     for n in (4096, 28672):
         x, weight = torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(n, 4096, dtype=torch.bfloat16)
