@@ -98,6 +98,7 @@ class EngineLoop:
         self._clock_ns = clock_ns
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._warm_up = model.warm_up
+        self._prepare_more = model.prepare_more
         self._block_bytes = model.block_bytes
         self._is_warm = Event()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
@@ -243,12 +244,14 @@ class EngineLoop:
             self._give_back_later()
 
     def _wait_for_command(self) -> Command:
-        """Wait for a command, and return it. Raises Empty if a deadline passes before."""
+        """Wait for a command, and return it. Raises Empty if a deadline passes before, and after preparing more."""
         since_ns = self._host.enter(HostPart.IDLE)
         self.snapshot = self._account.copy(since_ns)
         next_ns = self.requests.next_deadline_ns
         timeout = None if next_ns is None else max(0.0, (next_ns - self._clock_ns()) / 1e9)
         try:
+            if self._inbox.empty() and self._prepare_more():
+                timeout = 0.0
             return self._inbox.get(timeout=timeout)
         finally:
             self._account.work_began(self._host.enter(HostPart.COMMANDS))

@@ -31,6 +31,7 @@ class ServedModel:
     adapters: AdapterTable = field(default_factory=AdapterTable)
     kept_blocks: KeptBlocks | None = None  # on disk, by --prefix-cache-dir
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
+    prepare_more: Callable[[], bool] = lambda: False  # called while there is nothing to compute, until it returns False
     block_bytes: int = 0  # of a block of the KV cache
     weight_bytes: int = 0  # that a step reads
     # for telemetry

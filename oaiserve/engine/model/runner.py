@@ -30,6 +30,7 @@ from oaiserve.engine.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, S
 
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
 NO_MEMORY = "The device had no memory left to draw this request's next token."
+STEPS_BETWEEN_CAPTURES = 32  # the fewest, while there is work
 T = TypeVar("T")
 
 
@@ -84,6 +85,8 @@ class ModelRunner:
         self._graphs = graphs
         self._prompt_graphs = prompt_graphs
         self._mixed_graphs = mixed_graphs
+        self._sized = [each.graphs for each in (graphs, prompt_graphs, mixed_graphs) if each is not None]
+        self._steps_since_capture = 0
         self._tables = tables
         self._states = states
         self._adapters: dict[int, Adapter] = {}  # by their numbers
@@ -102,6 +105,17 @@ class ModelRunner:
     def has_graphs(self) -> bool:
         """Return whether decode steps are replayed as CUDA graphs."""
         return self._graphs is not None
+
+    @property
+    def num_captured(self) -> int:
+        """Return the number of sizes for which steps have been captured as CUDA graphs so far."""
+        return sum(graphs.num_captured for graphs in self._sized)
+
+    @torch.inference_mode()
+    def capture_next(self, *, only_wanted: bool = False) -> bool:
+        """Capture one more size of the graphs, all results of whose steps have been launched. Return whether there was
+        one: if `only_wanted`, one that a step has wanted."""
+        return any(graphs.capture_next(only_wanted=only_wanted) for graphs in self._sized)
 
     @property
     def native(self) -> NativeDecoder | None:
@@ -129,6 +143,9 @@ class ModelRunner:
         return _without_torch(lambda: self._launch(step))
 
     def _launch(self, step: Step) -> Launched:
+        self._steps_since_capture += 1
+        if self._steps_since_capture >= STEPS_BETWEEN_CAPTURES and self.capture_next(only_wanted=True):
+            self._steps_since_capture = 0
         # The step begins when the device has its inputs: the time to make them on the host belongs to the gap before.
         began = torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else None
         adapters: list[Adapter | None] = []  # of each chunk, if one has any

@@ -8,8 +8,7 @@ missing rows, and writes nothing. `graph_capture` decides on captures; `ModelRun
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeVar
@@ -19,6 +18,7 @@ import torch
 from oaiserve.engine.model.batch import Batch, aligned_size
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
+from oaiserve.engine.model.gpu.sized_graphs import SizedGraphs
 from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, draw_row, numbers, seeds
 from oaiserve.engine.model.sampling.logit_edits import is_edited
@@ -75,8 +75,8 @@ class DecodeGraphs:
     """The decode steps that can be replayed, and their draws, for `sizes` rows in ascending order.
 
     `forward` is the one of an executor whose attention writes nothing for padded rows, and reads `tables`. `sampler` is
-    the module `triton_sampling`, whose draws can be captured. The KV cache has blocks of `block_size` tokens. The
-    constructor raises the errors of `capture`.
+    the module `triton_sampling`, whose draws can be captured. The KV cache has blocks of `block_size` tokens. Those of
+    `first` are captured by the constructor, which raises the errors of `capture`.
     """
 
     @torch.inference_mode()
@@ -89,11 +89,13 @@ class DecodeGraphs:
         tables: BlockTables,
         *,
         sizes: list[int],
+        first: Collection[int] | None = None,  # None: all
         block_size: int,
         max_model_len: int,
     ) -> None:
         self.tables = tables
         self._forward = forward
+        self._capture = capture
         self._sampler = sampler
         self.sizes = sizes
         self._block_size = block_size
@@ -111,9 +113,8 @@ class DecodeGraphs:
         self.logits = logits[:, : spec.vocab_size]
         self._row_numbers = torch.arange(most + 1, device=device)
         self._token_ids: torch.Tensor | None = None  # the ids of the step that was replayed last
-        # The largest is captured first: all others fit into the memory that it has allocated.
-        self._forwards = {size: self._capture_forward(size, capture) for size in reversed(sizes)}
-        self._draws = {size: self._capture_draws(size, capture) for size in reversed(sizes)}
+        self._draws: dict[int, Draws] = {}
+        self.graphs = SizedGraphs(sizes, sizes if first is None else first, self._captured)
 
     def num_replayed(self, step: Step) -> int:
         """Return the number of a step's decodes, its first chunks, or 0 if one of them cannot be replayed."""
@@ -144,7 +145,9 @@ class DecodeGraphs:
         """
         chunks = step.chunks
         num_rows = len(chunks)
-        size, forward = mixed or (self.sizes[bisect_left(self.sizes, num_rows)], None)
+        found = mixed or self.graphs.find(lambda size: size >= num_rows)
+        assert found is not None
+        size, forward = found
         if drawn_ids is not None and drawn_ids is not self._token_ids:
             self._words[: len(drawn_ids)].copy_(drawn_ids)
         is_plain = not any(chunk.sequence.params.logprobs is not None or is_edited(chunk) for chunk in chunks)
@@ -153,7 +156,7 @@ class DecodeGraphs:
         self._upload(step, size, table_rows, drawn_rows, rows if is_drawn else [])
         if began is not None:
             began.record()
-        (forward or self._forwards[size])()
+        forward()
         logits, draws = self.logits[:num_rows], self._draws[size]
         if not is_plain:
             return logits, None
@@ -224,23 +227,31 @@ class DecodeGraphs:
 
         return batch
 
-    def _capture_forward(self, size: int, capture: Capture) -> Run:
-        batch = self.padding(size)
+    def _captured(self, size: int) -> Run:
+        """Return the captured forward of `size` rows, whose draws are captured, too."""
+        make_batch = self.padding(size)
 
         def forward() -> None:
-            self.logits[:size].copy_(self._forward(batch()))
+            self.logits[:size].copy_(self._forward(make_batch()))
 
-        return capture(forward)
+        captured = self._capture(forward)
+        self.capture_draws(size)
+        return captured
 
-    def _capture_draws(self, size: int, capture: Capture) -> Draws:
+    def capture_draws(self, size: int) -> None:
+        """Capture the draws of `size` rows, unless they are."""
+        if size in self._draws:
+            return
         inputs, parameters = self._pad(size)
         logits, sampler, width = self.logits[:size], self._sampler, aligned_size(size)
         drawn = self._words[:size], self._words[width : width + size]
-        return Draws(
-            capture(lambda: sampler.take_best(logits, drawn)),
-            capture(lambda: sampler.draw(logits, parameters, inputs[-1], has_cuts=False, out=drawn)),
-            capture(lambda: sampler.draw(logits, parameters, inputs[-1], has_cuts=True, out=drawn)),
+        last_drawn = self._words[: self._first_input].clone()  # which the next step may need
+        self._draws[size] = Draws(
+            self._capture(lambda: sampler.take_best(logits, drawn)),
+            self._capture(lambda: sampler.draw(logits, parameters, inputs[-1], has_cuts=False, out=drawn)),
+            self._capture(lambda: sampler.draw(logits, parameters, inputs[-1], has_cuts=True, out=drawn)),
         )
+        self._words[: self._first_input].copy_(last_drawn)
 
 
 def _padded(columns: Iterable[Iterable[T]], padding: Iterable[T], width: int) -> list[T]:

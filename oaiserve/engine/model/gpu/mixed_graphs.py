@@ -6,8 +6,7 @@ kinds of graphs in place, and leaves the logits where these do.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 
@@ -16,13 +15,15 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import MOST_PROMPTS, PromptGraphs
+from oaiserve.engine.model.gpu.sized_graphs import SizedGraphs
 from oaiserve.engine.step import Step
 
 
 class MixedGraphs:
-    """The captured forwards, for `row_sizes` decodes and `token_sizes` tokens of prompts, both ascending.
+    """The captured forwards, for `sizes`: pairs of numbers of decodes and of tokens of prompts.
 
-    The sizes are some of those of `decodes` and `prompts`. The constructor raises the errors of `capture`.
+    The numbers are some of those of `decodes` and `prompts`. Those of `first` are captured by the constructor, which
+    raises the errors of `capture`.
     """
 
     @torch.inference_mode()
@@ -33,16 +34,14 @@ class MixedGraphs:
         decodes: DecodeGraphs,
         prompts: PromptGraphs,
         *,
-        row_sizes: list[int],
-        token_sizes: list[int],
+        sizes: Iterable[tuple[int, int]],
+        first: Collection[tuple[int, int]] | None = None,  # None: all
     ) -> None:
         self._forward, self._decodes, self._prompts = forward, decodes, prompts
-        self._row_sizes, self.token_sizes = row_sizes, token_sizes
+        self._capture = capture
         self._tiles: dict[tuple[int, int], StaticTiles] = {}
-        self._graphs: dict[tuple[int, int], Run] = {}
-        for rows in reversed(row_sizes):  # the largest is captured first, see `PromptGraphs`
-            for tokens in reversed(token_sizes):
-                self._graphs[rows, tokens] = self._capture(rows, tokens, capture)
+        self.sizes = sorted(sizes, key=sum)
+        self.graphs = SizedGraphs(self.sizes, self.sizes if first is None else first, self._captured)
 
     def upload(self, num_decodes: int, prompts: Step, table_rows: list[int]) -> tuple[int, Run, list[int]] | None:
         """Copy the inputs of prompts that `PromptGraphs` can run to the device. Return the number of rows of decodes
@@ -50,14 +49,16 @@ class MixedGraphs:
 
         Return None for a step that is too large for one graph. `table_rows` are those of the prompts.
         """
-        if num_decodes > self._row_sizes[-1] or prompts.num_tokens > self.token_sizes[-1]:
+        num_tokens = prompts.num_tokens
+        found = self.graphs.find(lambda size: size[0] >= num_decodes and size[1] >= num_tokens)
+        if found is None:
             return None
-        rows = self._row_sizes[bisect_left(self._row_sizes, num_decodes)]
-        tokens = self.token_sizes[bisect_left(self.token_sizes, prompts.num_tokens)]
+        (rows, tokens), forward = found
         sample_chunks = self._prompts.upload(prompts, table_rows, tokens, self._tiles[rows, tokens])
-        return rows, self._graphs[rows, tokens], sample_chunks
+        return rows, forward, sample_chunks
 
-    def _capture(self, rows: int, tokens: int, capture: Capture) -> Run:
+    def _captured(self, size: tuple[int, int]) -> Run:
+        rows, tokens = size
         make_decodes, prompts = self._decodes.padding(rows), self._prompts.padding(tokens)
         tiles = self._tiles[rows, tokens] = StaticTiles(tokens, MOST_PROMPTS, prompts.slots.device, num_decodes=rows)
 
@@ -66,7 +67,9 @@ class MixedGraphs:
             self._decodes.logits[:rows].copy_(logits[:rows])
             self._prompts.logits.copy_(logits[rows:])
 
-        return capture(forward)
+        captured = self._capture(forward)
+        self._decodes.capture_draws(rows)
+        return captured
 
 
 def _together(decodes: Batch, prompts: Batch, tiles: StaticTiles) -> Batch:

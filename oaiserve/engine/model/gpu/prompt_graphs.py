@@ -7,8 +7,7 @@ written into the cache. Larger steps are launched operation by operation.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -16,6 +15,7 @@ from oaiserve.engine.model.attention.tiles import StaticTiles
 from oaiserve.engine.model.batch import Batch, aligned_size, build_batch
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
+from oaiserve.engine.model.gpu.sized_graphs import SizedGraphs
 from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.transfer import pinned
@@ -29,8 +29,8 @@ _HOST = torch.device("cpu")
 class PromptGraphs:
     """The captured forwards, for `sizes` tokens in ascending order.
 
-    `forward` is the one of an executor whose attention asks `Batch.tiles` for its work, and reads `tables`. The
-    constructor raises the errors of `capture`.
+    `forward` is the one of an executor whose attention asks `Batch.tiles` for its work, and reads `tables`. Those of
+    `first` are captured by the constructor, which raises the errors of `capture`.
     """
 
     @torch.inference_mode()
@@ -42,9 +42,11 @@ class PromptGraphs:
         tables: BlockTables,
         *,
         sizes: list[int],
+        first: Collection[int] | None = None,  # None: all
         block_size: int,
     ) -> None:
         self._forward = forward
+        self._capture = capture
         self._tables = tables
         self._block_size = block_size
         self._device = spec.device
@@ -55,8 +57,7 @@ class PromptGraphs:
         logits = torch.zeros(MOST_PROMPTS, aligned(spec.vocab_size), dtype=spec.dtype, device=spec.device)
         self.logits = logits[:, : spec.vocab_size]
         self._tiles = {size: StaticTiles(size, MOST_PROMPTS, spec.device) for size in sizes}
-        # The largest is captured first: all others fit into the memory that it has allocated.
-        self._graphs = {size: self._capture(size, capture) for size in reversed(sizes)}
+        self.graphs = SizedGraphs(sizes, sizes if first is None else first, self._captured)
 
     def can_run(self, step: Step) -> bool:
         """Return whether the step has no unknown token, not too many, and no log-probabilities of prompts."""
@@ -78,11 +79,14 @@ class PromptGraphs:
 
         `table_rows` are those of `tables` for the step. `began` is recorded when the device has its inputs.
         """
-        size = self.sizes[bisect_left(self.sizes, step.num_tokens)]
+        num_tokens = step.num_tokens
+        found = self.graphs.find(lambda size: size >= num_tokens)
+        assert found is not None
+        size, forward = found
         sample_chunks = self.upload(step, table_rows, size, self._tiles[size])
         if began is not None:
             began.record()
-        self._graphs[size]()
+        forward()
         return self.logits[: len(sample_chunks)], sample_chunks
 
     def upload(self, step: Step, table_rows: list[int], size: int, tiles: StaticTiles) -> list[int]:
@@ -127,13 +131,13 @@ class PromptGraphs:
             tiles=self._tiles[size],
         )
 
-    def _capture(self, size: int, capture: Capture) -> Run:
+    def _captured(self, size: int) -> Run:
         batch = self.padding(size)  # `capture` runs the work first
 
         def forward() -> None:
             self.logits.copy_(self._forward(batch))
 
-        return capture(forward)
+        return self._capture(forward)
 
 
 def _padded(column: torch.Tensor, width: int, filler: int = 0) -> torch.Tensor:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -28,8 +29,10 @@ from oaiserve.facts.times import monotonic_ns
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+T = TypeVar("T", DecodeGraphs, PromptGraphs, MixedGraphs)
 MIXED_ROWS, MIXED_TOKENS = 64, (64, 128, 192, 256, 384)  # a multiple of decodes, and the prompt tokens beside them
+# Those that are captured at the start, beside the largest one. Others follow while the engine serves.
+FIRST_SIZES = frozenset({1, 4, 16, 64, 256, 1024})
 COMPARED_LENGTHS = (9, 40, 17)  # of the sequences whose replayed steps are compared
 # These estimate the memory that graphs take. All graphs share one pool, whose size follows from the largest graph.
 LAYER_BYTES = 64 << 10  # what the driver keeps for the launches of one layer, in each forward
@@ -42,7 +45,7 @@ def ladder(most: int) -> list[int]:
     """Return the numbers of rows to capture, ascending, so that each number up to `most` has a size not much larger.
 
     A row of padding reads no keys, and up to some hundred rows a matrix product takes as long as reading its weights.
-    So a few rows of padding cost hardly any time, while each further size adds some 50 ms to the start.
+    So a few rows of padding cost hardly any time, while each further size takes some 50 ms to capture.
     """
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most, 64)]
     return [size for size in sizes if size < most] + [most]
@@ -58,14 +61,14 @@ def token_ladder(most: int) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
-def mixed_sizes(row_sizes: list[int], token_sizes: list[int]) -> tuple[list[int], list[int]]:
+def mixed_sizes(row_sizes: list[int], token_sizes: list[int]) -> list[tuple[int, int]]:
     """Return the numbers of rows and of prompt tokens for which both are captured together.
 
     They are few, because each pair is a capture. Beside more tokens, to read the weights twice hardly matters.
     """
     rows = [size for size in row_sizes if size % MIXED_ROWS == 0] or row_sizes[-1:]
     tokens = [size for size in token_sizes if size in MIXED_TOKENS] or token_sizes[:1]
-    return (rows if rows[-1] == row_sizes[-1] else [*rows, row_sizes[-1]]), tokens
+    return list(product(rows if rows[-1] == row_sizes[-1] else [*rows, row_sizes[-1]], tokens))
 
 
 def graph_memory_bytes(loaded: LoadedModel, options: EngineOptions) -> int:
@@ -74,8 +77,7 @@ def graph_memory_bytes(loaded: LoadedModel, options: EngineOptions) -> int:
     logit_bytes = 2 * loaded.dtype.itemsize + DRAW_BYTES  # the model's output, and the copy that is kept
     table_bytes = -(-loaded.max_model_len // options.block_size) * 8
     row_bytes = loaded.vocab_size * logit_bytes + table_bytes
-    rows, tokens = mixed_sizes(sizes, token_sizes)
-    number = len(sizes) + len(token_sizes) + len(rows) * len(tokens)
+    number = len(sizes) + len(token_sizes) + len(mixed_sizes(sizes, token_sizes))
     launch_bytes = number * len(loaded.kv_shapes) * LAYER_BYTES
     linears = [module for module in loaded.model.modules() if isinstance(module, torch.nn.Linear)]
     weights = [*loaded.model.parameters(), *(module.weight for module in linears)]  # those of packed ones, too
@@ -128,6 +130,7 @@ def capture_decodes(own: Captured, max_running: int, trials: Trials) -> DecodeGr
             own.loaded,
             own.tables,
             sizes=sizes,
+            first=FIRST_SIZES | {sizes[-1]},
             block_size=own.block_size,
             max_model_len=own.max_model_len,
         )
@@ -141,7 +144,13 @@ def capture_prompts(own: Captured, max_step_tokens: int, trials: Trials) -> Prom
 
     def make() -> PromptGraphs:
         return PromptGraphs(
-            own.executor.forward, own.capture, own.loaded, own.tables, sizes=sizes, block_size=own.block_size
+            own.executor.forward,
+            own.capture,
+            own.loaded,
+            own.tables,
+            sizes=sizes,
+            first=FIRST_SIZES | {sizes[-1]},
+            block_size=own.block_size,
         )
 
     problem = partial(prompt_problem, own, sizes)
@@ -154,14 +163,15 @@ def capture_mixed(
     if decodes is None or prompts is None:
         trials.off["mixed_graphs"] = "those of decodes or of prompts are off"
         return None
-    rows, tokens = mixed_sizes(decodes.sizes, prompts.sizes)
+    sizes = mixed_sizes(decodes.sizes, prompts.sizes)
+    first = [size for size in sizes if FIRST_SIZES.issuperset(size)] or sizes[:1]
 
     def make() -> MixedGraphs:
-        return MixedGraphs(own.executor.forward, own.capture, decodes, prompts, row_sizes=rows, token_sizes=tokens)
+        return MixedGraphs(own.executor.forward, own.capture, decodes, prompts, sizes=sizes, first=first)
 
     problem = partial(mixed_problem, own, decodes, prompts)
-    for_what = f"up to {rows[-1]} sequences beside {tokens[-1]} tokens"
-    return _captured("mixed_graphs", for_what, len(rows) * len(tokens), own, make, problem, trials)
+    for_what = "up to {} sequences beside {} tokens".format(*sizes[-1])
+    return _captured("mixed_graphs", for_what, len(sizes), own, make, problem, trials)
 
 
 def _captured(
@@ -191,9 +201,10 @@ def _captured(
         return None
     left_bytes, _ = torch.cuda.mem_get_info(own.loaded.device)
     log.info(
-        "%s, for %s: %d sizes captured in %.1f s, %.2f GiB",
+        "%s, for %s: %d of %d sizes captured in %.1f s, %.2f GiB",
         FEATURES[feature][0],
         for_what,
+        made.graphs.num_captured,
         num_sizes,
         (monotonic_ns() - began_ns) / 1e9,
         (free_bytes - left_bytes) / 2**30,
@@ -241,7 +252,7 @@ def mixed_problem(own: Captured, decodes: DecodeGraphs, prompts: PromptGraphs, g
     """Compare a replayed decode beside a prompt with the same two, one after the other, in graphs of their own."""
     before, after = _steps(own, 2)
     whole = before.chunks[1]
-    prompt = Step([whole._replace(num_tokens=min(whole.num_tokens, graphs.token_sizes[-1]), max_draws=1)])
+    prompt = Step([whole._replace(num_tokens=min(whole.num_tokens, graphs.sizes[0][1]), max_draws=1)])
     decode = Step(after.chunks[:1])
     if whole.sequence.blocks[-1] >= own.num_blocks:
         return None

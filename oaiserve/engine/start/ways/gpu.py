@@ -105,6 +105,7 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
         capture = CudaCapture(loaded.device)  # all graphs share its memory
         captured = Captured(executor, loaded, tables, capture, num_blocks, options.block_size, max_model_len)
         graphs = capture_graphs(captured, options, trials)
+        capture.is_alone = False
 
     runner = ModelRunner(
         executor,
@@ -129,6 +130,7 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
         block_bytes=options.block_size * loaded.kv_bytes_per_token,
         weight_bytes=eager.weight_bytes,
         warm_up=partial(warm_up, runner, loaded, paths.apply_masks),
+        prepare_more=runner.capture_next,
         features=trials.off,
     )
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model import runner as runner_module
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
@@ -42,7 +43,8 @@ def with_cache(loaded: LoadedModel, num_blocks: int, backend: Any = padded_atten
 
 
 class GraphRunner(ModelRunner):
-    """A runner on a CPU that counts its steps. It has graphs for `sizes`. With `overlap`, steps overlap as on a GPU."""
+    """A runner on a CPU that counts its steps. It has graphs for `sizes`, at first for the largest alone. With
+    `overlap`, steps overlap as on a GPU."""
 
     def __init__(self, loaded: LoadedModel, *, num_blocks: int, sizes: list[int] | None, overlap: bool = False) -> None:
         executor = with_cache(loaded, num_blocks + 1)
@@ -64,7 +66,7 @@ class GraphRunner(ModelRunner):
 def make_graphs(
     executor: Executor, loaded: LoadedModel, sizes: list[int], sampler: Any, capture: Callable[[Run], Run] = record
 ) -> DecodeGraphs:
-    sized = {"sizes": sizes, "block_size": BLOCK_SIZE, "max_model_len": MAX_LEN}
+    sized = {"sizes": sizes, "first": sizes[-1:], "block_size": BLOCK_SIZE, "max_model_len": MAX_LEN}
     return DecodeGraphs(executor.forward, sampler, capture, loaded, block_tables(sizes), **sized)
 
 
@@ -117,7 +119,10 @@ def answers(runner: GraphRunner, loaded: LoadedModel, requests: list[Request], n
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["one by one", "overlap"])
 @pytest.mark.parametrize("num_blocks", [200, 24], ids=["much memory", "little memory"])
-def test_answers_are_the_same_with_graphs(loaded: LoadedModel, num_blocks: int, overlap: bool) -> None:
+def test_answers_are_the_same_with_graphs_also_while_they_are_captured(
+    loaded: LoadedModel, num_blocks: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "STEPS_BETWEEN_CAPTURES", 3)
     requests = some_requests(1)
     expected = answers(GraphRunner(loaded, num_blocks=200, sizes=None), loaded, requests, 200)
     runner = GraphRunner(loaded, num_blocks=num_blocks, sizes=SIZES, overlap=overlap)
@@ -129,6 +134,7 @@ def test_answers_are_the_same_with_graphs(loaded: LoadedModel, num_blocks: int, 
     assert len(replays) > runner.num_steps / 5
     assert (runner.num_unknown > len(replays) / 3) == overlap
     assert "sample_ids" in runner.sampler.used
+    assert runner.num_captured == len(SIZES), "those that steps wanted were captured between them"
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, patch
@@ -138,7 +138,7 @@ def mixed(loaded: LoadedModel, made: tuple[EagerExecutor, PromptGraphs, BlockTab
     executor, prompts, tables = made
     sizes = {"sizes": [1, 4], "block_size": BLOCK_SIZE, "max_model_len": 48}
     decodes = DecodeGraphs(executor.forward, Plain(), run_again, loaded, tables, **sizes)
-    graphs = MixedGraphs(executor.forward, run_again, decodes, prompts, row_sizes=[4], token_sizes=SIZES)
+    graphs = MixedGraphs(executor.forward, run_again, decodes, prompts, sizes=[(4, size) for size in SIZES])
     return ModelRunner(
         executor,
         CPU,
@@ -219,10 +219,10 @@ def test_graphs_of_both_that_compute_something_else_are_not_replayed(
 
 
 def test_pairs_of_sizes_are_few() -> None:
-    assert mixed_sizes([1, 2, 4, 8], [16, 32, 64]) == ([8], [64])
-    rows, tokens = mixed_sizes(ladder(256), token_ladder(2048))
-    assert (rows, tokens) == ([64, 128, 192, 256], [64, 128, 192, 256, 384])
-    assert mixed_sizes(ladder(100), token_ladder(16)) == ([64, 100], [16])
+    assert mixed_sizes([1, 2, 4, 8], [16, 32, 64]) == [(8, 64)]
+    rows, tokens = [64, 128, 192, 256], [64, 128, 192, 256, 384]
+    assert mixed_sizes(ladder(256), token_ladder(2048)) == list(product(rows, tokens))
+    assert mixed_sizes(ladder(100), token_ladder(16)) == [(64, 16), (100, 16)]
 
 
 @pytest.mark.parametrize("is_mixed", [True, False])
@@ -242,7 +242,7 @@ def test_a_step_with_prompts_is_few_launches_and_what_draws_for_the_prompts(
     sizes = {"sizes": [4], "block_size": BLOCK_SIZE, "max_model_len": 48}
     decodes = DecodeGraphs(forward, Plain(), capturing("decodes"), loaded, tables, **sizes)
     prompts = PromptGraphs(forward, capturing("prompts"), loaded, tables, sizes=SIZES, block_size=BLOCK_SIZE)
-    both = MixedGraphs(forward, capturing("both"), decodes, prompts, row_sizes=[4], token_sizes=SIZES)
+    both = MixedGraphs(forward, capturing("both"), decodes, prompts, sizes=[(4, size) for size in SIZES])
     runner = ModelRunner(
         SimpleNamespace(forward=forward, is_exact=False),
         CPU,

@@ -14,18 +14,20 @@ from typing import Any
 import pytest
 import torch
 
+from oaiserve.config import EngineOptions
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
+from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu import graph_capture
-from oaiserve.engine.start.gpu.graph_capture import Captured, capture_decodes
+from oaiserve.engine.start.gpu.graph_capture import Captured, capture_decodes, capture_graphs
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.prepare import prepare
 from tests.models.decoders import FAMILIES, random_model
 
 SYNCHRONIZES = "called a synchronizing CUDA operation"
-GRAPH = inspect.signature(torch.cuda.graph)
+BEGIN = inspect.signature(torch.cuda.CUDAGraph.capture_begin)
 DEVICE = torch.device("cpu")
 
 
@@ -43,7 +45,6 @@ class FakeCuda:
             "stream": self.stream,
             "graph_pool_handle": lambda: "pool",
             "CUDAGraph": lambda: self,
-            "graph": self.graph,
             "set_sync_debug_mode": lambda mode: self.log.append(f"waiting: {mode}"),
             "empty_cache": lambda: None,
             "mem_get_info": lambda device: (1 << 30, 2 << 30),
@@ -66,22 +67,20 @@ class FakeCuda:
         finally:
             self.log.append("stream as before")
 
-    @contextmanager
-    def graph(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        assert GRAPH.bind(*args, **kwargs).arguments["pool"] == "pool"
+    def capture_begin(self, *args: Any, **kwargs: Any) -> None:
+        assert BEGIN.bind(self, *args, **kwargs).arguments["pool"] == "pool"
         self.log.append("capture")
         self.is_capturing = True
-        try:
-            yield
-            if self.capture_fails:
-                raise ValueError("the reason why the capture failed")
-        finally:
-            self.is_capturing = False
-            if self.capture_fails:
-                raise RuntimeError("operation failed due to a previous error during capture")
+
+    def capture_end(self) -> None:
+        self.is_capturing = False
+        if self.capture_fails:
+            raise RuntimeError("operation failed due to a previous error during capture")
 
     def run(self) -> None:
         self.log.append("captured" if self.is_capturing else "run")
+        if self.is_capturing and self.capture_fails:
+            raise ValueError("the reason why the capture failed")
 
 
 @pytest.fixture
@@ -121,6 +120,14 @@ def test_work_that_waits_for_the_device_fails_before_the_capture_begins(device: 
     assert "capture" not in device.log
 
 
+def test_beside_other_threads_which_may_wait_for_the_device_waiting_is_no_error(device: FakeCuda) -> None:
+    capture = CudaCapture(DEVICE)
+    capture.is_alone = False
+    capture(device.run)
+    assert "waiting: error" not in device.log
+    assert device.log.count("run") == device.log.count("captured") == 1
+
+
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
     return prepare(random_model(FAMILIES["llama"]))
@@ -135,6 +142,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_reason_is_logged(
     def forward(batch: Any) -> torch.Tensor:
         if fails == "before":
             raise RuntimeError(SYNCHRONIZES)
+        device.run()
         return torch.zeros(len(batch.seq_lens), loaded.vocab_size)
 
     executor = EagerExecutor.with_cache(loaded, num_blocks=8, block_size=4)
@@ -149,6 +157,26 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_reason_is_logged(
     expected = {
         "before": f"(--no-cuda-graph does not try): RuntimeError: {SYNCHRONIZES}",
         "within": "(--no-cuda-graph does not try): ValueError: the reason why the capture failed",
-        "not": "CUDA graphs of decodes, for up to 2 sequences: 2 sizes captured in ",
+        "not": "CUDA graphs of decodes, for up to 2 sequences: 2 of 2 sizes captured in ",
     }
     assert expected[fails] in line
+
+
+def test_a_start_captures_a_fourth_of_the_graphs_and_the_runner_all_others_when_there_is_time(
+    device: FakeCuda, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    for problem in ("replay_problem", "prompt_problem", "mixed_problem"):
+        monkeypatch.setattr(graph_capture, problem, lambda *_: None)
+    captured: list[Any] = []
+    executor = EagerExecutor.with_cache(loaded, num_blocks=8, block_size=4)
+    own = Captured(executor, loaded, BlockTables(256, 4, 4, DEVICE), lambda run: captured.append(run) or run, 8, 4, 16)
+    graphs = capture_graphs(own, EngineOptions(max_running=256), Trials())
+    assert len(captured) == 29
+    of_runner = {"graphs": graphs.decodes, "prompt_graphs": graphs.prompts, "mixed_graphs": graphs.mixed}
+    runner = ModelRunner(executor, DEVICE, 4, **of_runner)
+    assert runner.num_captured == 14
+    for number in range(42, 0, -1):
+        assert runner.capture_next(), number
+    assert not runner.capture_next()
+    assert (len(captured), runner.num_captured) == (125, 56)
