@@ -242,7 +242,6 @@ class EngineTarget:
 
     def _fill(self, sample: Sample, steps: Sequence[tuple[int, list[Event]]]) -> None:
         from oaiserve.engine.request import Aborted, Failed, Finished, TokenChunk
-        from oaiserve.facts.times import PHASES, STAMPS
 
         sample.is_stream = self._options.mode == "online"
         sample.must_fill = not self._workload.stop_on_eos
@@ -256,7 +255,4 @@ class EngineTarget:
         usage = last.usage
         sample.prompt_tokens, sample.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         sample.completion_tokens = usage.completion_tokens
-        stamps = [getattr(last.times, stamp) for stamp in STAMPS]
-        for phase, start_ns, end_ns in zip(PHASES, stamps, stamps[1:], strict=False):
-            if start_ns is not None and end_ns is not None:
-                sample.phases_ns[phase] = end_ns - start_ns
+        sample.phases_ns = {phase.name: phase.duration_ns for phase in last.times.ended().phases()[:-1]}

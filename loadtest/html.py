@@ -18,6 +18,7 @@ _PHASE_COLORS = {
     "receive": "#c9a227",
     "tokenize_wait": "#c43b58",
     "tokenize": "#b04fc4",
+    "encode_media": "#7a8c1e",
     "queue": "#d8733b",
     "prefill": "#3b7dd8",
     "decode": "#3ba55d",

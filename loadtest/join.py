@@ -17,7 +17,7 @@ from loadtest.metrics_page import Metrics, parse_metrics
 from loadtest.sample import Sample
 
 SETTLE_SECONDS = 2.0  # longest wait for a server's metrics to catch up with its answers
-UNTIL_FIRST_TOKEN = ("receive", "tokenize_wait", "tokenize", "queue", "prefill")
+UNTIL_FIRST_TOKEN = ("receive", "tokenize_wait", "tokenize", "encode_media", "queue", "prefill")
 
 
 @dataclass(frozen=True, slots=True)

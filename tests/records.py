@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from oaiserve.facts.record import Outcome, RequestRecord
-from oaiserve.facts.times import STAMPS, RequestTimes
+from oaiserve.facts.times import TEXT_STAMPS, RequestTimes
 from oaiserve.facts.trace import TraceContext
 
 MS = 1_000_000
@@ -21,7 +21,7 @@ def record_of(*stamps_ns: int, **fields: Any) -> RequestRecord:
     defaults: dict[str, Any] = {
         "request_id": "req-1",
         "trace": TraceContext(0xABC, 0xDEF),
-        "times": RequestTimes(**dict(zip(STAMPS, reached, strict=False)), responded=responded),
+        "times": RequestTimes(**dict(zip(TEXT_STAMPS, reached, strict=False)), responded=responded),
         "outcome": Outcome.FINISHED,
         "operation": "chat",
         "http_method": "POST",

@@ -13,6 +13,8 @@ PHASES = {
     "tokenize_wait": "If it is long, all tokenize workers were busy: raise --tokenize-workers.",
     "tokenize": "If it is long, prompts are long, the cores were busy, or grammars were compiled (Engine, row Grammars "
     "and tools).",
+    "encode_media": "Of requests with images or sounds. If it is long, these are large or many, or few were in the "
+    "cache of their vectors.",
     "queue": "If it is long, the row Queue shows what requests waited for.",
     "prefill": "If it is long, prompts are long, few of their tokens were cached, or other prompts shared the steps.",
     "decode": "If it is long, answers are long, the batch is large, or there were preemptions.",

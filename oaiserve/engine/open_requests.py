@@ -276,6 +276,7 @@ class OpenRequests:
             self._note_end(Ended(request.request_id, RequestTimes()))
             return
         opened.times.tokenized, opened.account.forecast = tokenized.at_ns, tokenized.forecast
+        opened.times.has_media = any(tokenized.media)
         received_ns, first_ns, end_ns = opened.times.received or 0, request.first_token_deadline_ns, request.deadline_ns
         if first_ns is not None or end_ns is not None:
             within = (None if at_ns is None else at_ns - received_ns for at_ns in (first_ns, end_ns))

@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from time import monotonic_ns
 from typing import NamedTuple
 
-__all__ = ["PHASES", "STAMPS", "WAITED_HEADER", "Phase", "RequestTimes", "monotonic_ns", "waited"]
+__all__ = [
+    "PHASES",
+    "STAMPS",
+    "TEXT_PHASES",
+    "TEXT_STAMPS",
+    "WAITED_HEADER",
+    "Phase",
+    "RequestTimes",
+    "monotonic_ns",
+    "waited",
+]
 
 # The stamps in the order in which a request gets them, and the phase that begins at each stamp except the last.
 STAMPS = (
@@ -19,12 +29,16 @@ STAMPS = (
     "submitted",
     "tokenize_started",
     "tokenized",
+    "media_encoded",
     "scheduled",
     "first_token",
     "last_token",
     "responded",
 )
-PHASES = ("receive", "tokenize_wait", "tokenize", "queue", "prefill", "decode", "respond")
+PHASES = ("receive", "tokenize_wait", "tokenize", "encode_media", "queue", "prefill", "decode", "respond")
+# Those of a request without images and sounds.
+TEXT_STAMPS = tuple(stamp for stamp in STAMPS if stamp != "media_encoded")
+TEXT_PHASES = tuple(phase for phase in PHASES if phase != "encode_media")
 
 
 # Of a request that another process of this machine passes on: its stamp `received`, as the clock is the machine's, and
@@ -67,22 +81,25 @@ class RequestTimes:
     submitted: int | None = None  # written by Engine.submit
     tokenize_started: int | None = None  # written by a tokenize worker
     tokenized: int | None = None  # written by a tokenize worker
-    scheduled: int | None = None  # written by the engine thread, like the next two
+    media_encoded: int | None = None  # written by the engine thread, like the next three; only of images and sounds
+    scheduled: int | None = None
     first_token: int | None = None
     last_token: int | None = None
     responded: int | None = None  # written by routes (or by the engine's caller)
+    has_media: bool = False  # written with `tokenized`: the request has the phase `encode_media`
 
     def phases(self) -> list[Phase]:
         """Return the phases of an ended request, which are contiguous and add up to `duration_ns` exactly."""
         if self.received is None or self.responded is None:
             raise ValueError("phases() needs a request that was received and has ended")
+        stamps, phases = (STAMPS, PHASES) if self.has_media else (TEXT_STAMPS, TEXT_PHASES)
         starts = [self.received]
-        for stamp in STAMPS[1:-1]:
+        for stamp in stamps[1:-1]:
             at_ns = getattr(self, stamp)
             if at_ns is None:
                 break
             starts.append(at_ns)
-        return [Phase(*row) for row in zip(PHASES, starts, [*starts[1:], self.responded], strict=False)]
+        return [Phase(*row) for row in zip(phases, starts, [*starts[1:], self.responded], strict=False)]
 
     def ended(self, clock_ns: Callable[[], int] = monotonic_ns) -> RequestTimes:
         """Return a copy whose `responded` is now."""
@@ -96,7 +113,7 @@ class RequestTimes:
 
     @property
     def time_to_first_token_ns(self) -> int | None:
-        """Return the time to first token (TTFT) = receive + tokenize_wait + tokenize + queue + prefill."""
+        """Return the time to first token (TTFT): all phases up to `prefill`, that included."""
         if self.received is None or self.first_token is None:
             return None
         return self.first_token - self.received

@@ -144,7 +144,7 @@ def _recording(rows: list[dict[str, Any]]) -> RecordedLoad:
     return RecordedLoad(_from_first(arrivals), RecordedServer(**fields), cost, left_out, tpot_seconds, clients)
 
 
-_BEFORE_QUEUE = ("receive", "tokenize_wait", "tokenize")
+_BEFORE_QUEUE = ("receive", "tokenize_wait", "tokenize", "encode_media")
 
 
 def _cost(numbers: dict[str, Any], rows: list[dict[str, Any]]) -> Cost:

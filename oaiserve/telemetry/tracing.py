@@ -25,7 +25,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import Attributes, AttributeValue
 
 from oaiserve.facts.record import POOLING_OPERATIONS, EventKind, Outcome, RequestRecord
-from oaiserve.facts.times import PHASES, Phase
+from oaiserve.facts.times import Phase
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.telemetry import names
 from oaiserve.telemetry.otel import resource
@@ -35,7 +35,6 @@ from oaiserve.telemetry.span_export import CountSpans, SpanExport
 _SAMPLED = otel.TraceFlags(otel.TraceFlags.SAMPLED)
 _UNSET, _ERROR = otel.Status(otel.StatusCode.UNSET), otel.Status(otel.StatusCode.ERROR)
 _CHUNK = EventKind.PREFILL_CHUNK
-_PREFILL = PHASES.index("prefill")
 _JSON_KINDS = ("json_object", "json_schema")  # of grammars
 _SAMPLERS = tuple(
     prefix + name for prefix in ("", "parentbased_") for name in ("always_on", "always_off", "traceidratio")
@@ -236,9 +235,13 @@ def _index_of_phase(at_ns: int, phases: Sequence[Phase]) -> int:
 
     At the boundary of two phases it is the earlier one, except that the beginning of prefill belongs to prefill.
     """
-    if len(phases) > _PREFILL and at_ns == phases[_PREFILL].start_ns:
-        return _PREFILL
-    return next((index for index, phase in enumerate(phases) if at_ns <= phase.end_ns), len(phases) - 1)
+    for index, phase in enumerate(phases):
+        if at_ns <= phase.end_ns:
+            is_prefill = at_ns == phase.end_ns and [later.name for later in phases[index + 1 : index + 2]] == [
+                "prefill"
+            ]
+            return index + is_prefill
+    return len(phases) - 1
 
 
 def _limited(attributes: dict[str, AttributeValue], most: int | None, longest: int | None) -> Attributes:

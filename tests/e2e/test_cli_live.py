@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from oaiserve.commands.servers import running
-from oaiserve.facts.times import PHASES
+from oaiserve.facts.times import TEXT_PHASES
 from tests.e2e.conftest import STOP_SECONDS, serve_process
 from tests.telemetry.collector import running_collector
 
@@ -45,6 +45,6 @@ def test_sigterm_lets_a_stream_finish_with_all_its_spans(small_model: Path, tmp_
     assert "Shutting down. Requests finished: 1, cut off: 0" in messages
     assert [line for line in log if line["level"] != "INFO"] == []
     spans = {span.name: span for span in collector.spans}
-    assert spans.keys() >= set(PHASES)
+    assert spans.keys() >= set(TEXT_PHASES)
     assert {span.trace_id for span in collector.spans} == {TRACE_ID.to_bytes(16)}
     assert spans["POST /v1/completions"].parent_span_id == PARENT_ID.to_bytes(8)

@@ -24,7 +24,7 @@ from oaiserve.engine.request import ChatPrompt, Prompt, Request, SamplingParams,
 from oaiserve.engine.step import Step
 from oaiserve.engine.tokenize import Tokenized, TokenizeStage
 from oaiserve.facts.record import RequestRecord, WaitReason
-from oaiserve.facts.times import PHASES
+from oaiserve.facts.times import TEXT_PHASES
 from oaiserve.telemetry import Measured, Telemetry
 from tests.clocks import put_on_clock
 from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Clock, Inbox, ScriptedRunner, make_engine
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def phases_ns(self) -> dict[str, int]:
-        return dict.fromkeys(PHASES, 0) | self.delays_ns
+        return dict.fromkeys(TEXT_PHASES, 0) | self.delays_ns
 
     @property
     def waits_ns(self) -> dict[str, int]:
@@ -69,8 +69,8 @@ CASES = [
     Case(route, stream, delays_ns)
     for route, stream in ((CHAT, True), (TEXT, False))
     for delays_ns in (
-        *({phase: DELAY_NS} for phase in PHASES),
-        {phase: DELAY_NS * number for number, phase in enumerate(PHASES, start=1)},
+        *({phase: DELAY_NS} for phase in TEXT_PHASES),
+        {phase: DELAY_NS * number for number, phase in enumerate(TEXT_PHASES, start=1)},
     )
 ]
 

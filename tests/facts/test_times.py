@@ -16,6 +16,17 @@ def test_a_request_that_ended_early_ends_the_phase_it_was_in() -> None:
     ]
 
 
+def test_only_a_request_with_images_or_sounds_has_the_phase_that_encodes_them_also_if_it_ends_there() -> None:
+    stamps = {"received": 10, "submitted": 20, "tokenize_started": 50, "tokenized": 60}
+    text = RequestTimes(**stamps, scheduled=75, responded=90)
+    assert [phase.name for phase in text.phases()] == ["receive", "tokenize_wait", "tokenize", "queue", "prefill"]
+    left = RequestTimes(**stamps, responded=90, has_media=True)
+    assert left.phases()[3:] == [("encode_media", 60, 90)]
+    whole = RequestTimes(**stamps, media_encoded=70, scheduled=75, responded=90, has_media=True)
+    assert whole.phases()[3:] == [("encode_media", 60, 70), ("queue", 70, 75), ("prefill", 75, 90)]
+    assert [phase.end_ns for phase in whole.phases()[:-1]] == [phase.start_ns for phase in whole.phases()[1:]]
+
+
 def test_time_per_output_token_spreads_decode_over_the_tokens_after_the_first() -> None:
     times = RequestTimes(first_token=100, last_token=400)
     assert times.time_per_output_token_ns(4) == 100

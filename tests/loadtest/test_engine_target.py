@@ -21,7 +21,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.facts.times import PHASES
+from oaiserve.facts.times import TEXT_PHASES
 from tests.engine.model.runners import eager_runner
 from tests.models.decoders import SMALL, byte_tokenizer, random_model
 
@@ -61,10 +61,10 @@ def test_samples_agree_with_the_stamps_of_the_engine(engine: Engine) -> None:
     assert metrics["prompt_tokens"] == sum(len(f"0-{i}: " + "ab" * 5) for i in range(6))
     assert metrics["distributions"]["submit"]["n"] == 6
     for sample in samples:
-        assert list(sample.phases_ns) == list(PHASES[:-1])
+        assert list(sample.phases_ns) == list(TEXT_PHASES[:-1])
         assert 1 <= len(sample.event_ns) <= 7  # a token that ends within a character has no text yet
         # The engine stamps a token before it delivers it, and stamps `received` after `sent_ns` was stamped.
-        assert sample.sent_ns + sum(sample.phases_ns[name] for name in PHASES[:5]) <= sample.event_ns[0]
+        assert sample.sent_ns + sum(sample.phases_ns[name] for name in TEXT_PHASES[:5]) <= sample.event_ns[0]
         assert sample.event_ns[-1] <= sample.end_ns
 
 

@@ -12,7 +12,16 @@ from loadtest.sample import Sample
 from tests.loadtest.samples import sample
 
 OURS, VLLM = DIALECTS
-PHASES = {"receive": 1, "tokenize_wait": 2, "tokenize": 3, "queue": 4, "prefill": 80, "decode": 30, "respond": 5}
+PHASES = {
+    "receive": 1,
+    "tokenize_wait": 2,
+    "tokenize": 1,
+    "encode_media": 2,
+    "queue": 4,
+    "prefill": 80,
+    "decode": 30,
+    "respond": 5,
+}
 
 
 def metrics_text(count: int, ttft_ms: float, duration_ms: float) -> str:

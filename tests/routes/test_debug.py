@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from oaiserve.facts.record import Cause, EngineAccount, Outcome
-from oaiserve.facts.times import PHASES
+from oaiserve.facts.times import PHASES, TEXT_PHASES
 from tests.records import MS, record_at
 from tests.routes.asking import refused
 from tests.routes.conftest import Served
@@ -68,7 +68,7 @@ def test_a_malformed_query_is_refused(some: Served, path: str, param: str, says:
 def test_one_of_them_has_its_phases_and_the_requests_in_its_steps(some: Served) -> None:
     entry = some.http.get("/debug/requests/req-1").json()
     assert (entry["request_id"], entry["duration_ns"]) == ("req-1", 400 * MS)
-    assert [phase["name"] for phase in entry["phases"]] == list(PHASES)
+    assert [phase["name"] for phase in entry["phases"]] == list(TEXT_PHASES)
     assert [other["request_id"] for other in entry["neighbours"]] == ["req-3"]
 
 

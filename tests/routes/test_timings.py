@@ -11,7 +11,7 @@ from oaiserve.config import Config, TelemetryOptions
 from oaiserve.engine.request import Event, Finished, Request
 from oaiserve.errors import InternalError
 from oaiserve.facts.record import EngineAccount, WaitReason
-from oaiserve.facts.times import PHASES
+from oaiserve.facts.times import TEXT_PHASES
 from tests.routes.asking import CHAT, refused, stream_of
 from tests.routes.conftest import Served, serving
 from tests.routes.doubles import fails, says
@@ -40,7 +40,7 @@ def test_timings_are_the_integers_of_the_record(served: Served, route: str, opti
     record = served.telemetry.next_record()
     timings, phases = last["timings"], record.times.phases()[:-1]
     assert timings["phases_ns"] == {phase.name: phase.duration_ns for phase in phases}
-    assert list(timings["phases_ns"]) == list(PHASES[:-1])
+    assert list(timings["phases_ns"]) == list(TEXT_PHASES[:-1])
     assert timings["time_to_first_token_ns"] == record.times.time_to_first_token_ns
     assert (timings["queue_waits_ns"], timings["stalled_ns"]) == ({"no_blocks": 17, "step_under_way": 4}, 23)
     assert timings["causes_ns"] == {"prefill": {"prefix": 3}, "decode": {"own": 5, "host": 6}}

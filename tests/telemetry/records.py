@@ -21,7 +21,7 @@ from oaiserve.facts.record import (
     ToolCallOutcome,
     WaitReason,
 )
-from oaiserve.facts.times import STAMPS, RequestTimes
+from oaiserve.facts.times import STAMPS, TEXT_STAMPS, RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names, vllm_names
 from tests.telemetry.pages import Key, key
@@ -52,10 +52,12 @@ def causes(draw: st.DrawFn, times: RequestTimes) -> dict[str, dict[Cause, int]]:
 @st.composite
 def records(draw: st.DrawFn) -> RequestRecord:
     """Return any record. Stamps may be equal, and events may be at them."""
-    stamps_ns = [draw(NS)]
-    for _ in range(draw(st.integers(1, len(STAMPS) - 1))):
+    stamps_ns, has_media = [draw(NS)], draw(st.booleans())
+    stamps = STAMPS if has_media else TEXT_STAMPS
+    for _ in range(draw(st.integers(1, len(stamps) - 1))):
         stamps_ns.append(stamps_ns[-1] + draw(NS))
-    times = RequestTimes(**dict(zip(STAMPS, stamps_ns[:-1], strict=False)), responded=stamps_ns[-1])
+    reached = dict(zip(stamps, stamps_ns[:-1], strict=False))
+    times = RequestTimes(**reached, responded=stamps_ns[-1], has_media=has_media)
     at_ns = st.sampled_from(stamps_ns) | st.integers(stamps_ns[0], stamps_ns[-1])
     details = st.dictionaries(st.sampled_from(["tokens", "start"]), NS)
     event = st.builds(RequestEvent, st.sampled_from(EventKind), at_ns, st.none() | st.integers(0, 3), details)

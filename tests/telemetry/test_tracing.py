@@ -12,7 +12,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import EngineAccount, Outcome, ToolCallOutcome
-from oaiserve.facts.times import PHASES
+from oaiserve.facts.times import TEXT_PHASES
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names
 from oaiserve.telemetry.tracing import Tracing
@@ -185,7 +185,7 @@ def test_a_fact_is_on_the_spans_that_it_belongs_to(
         "gen_ai.output.type": "text",
         **on_operation,
     }
-    assert [attributes.keys() for attributes in phases] == [{names.DURATION_NS}] * len(PHASES)
+    assert [attributes.keys() for attributes in phases] == [{names.DURATION_NS}] * len(TEXT_PHASES)
 
 
 def test_the_operation_span_has_the_steps(make_record, account) -> None:

@@ -1,6 +1,6 @@
 // Makes elements, bars and texts: durations, numbers, times and JSON as people read them.
 
-export const PHASES = ["receive", "tokenize_wait", "tokenize", "queue", "prefill", "decode", "respond"];
+export const PHASES = ["receive", "tokenize_wait", "tokenize", "encode_media", "queue", "prefill", "decode", "respond"];
 
 export const byId = (id) => document.getElementById(id);
 

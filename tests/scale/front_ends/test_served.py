@@ -22,7 +22,7 @@ from oaiserve.config import Config
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.facts.continuation import IDS_HEADER, StreamIds
 from oaiserve.facts.prefix_keys import prompt_of
-from oaiserve.facts.times import PHASES
+from oaiserve.facts.times import TEXT_PHASES
 from oaiserve.files.adapters import BadAdapter
 from oaiserve.scale.front_ends.supervisor import MOST_SILENT
 from tests.e2e.raw_client import send_request
@@ -113,11 +113,11 @@ def test_the_header_and_the_account_have_the_same_phases_which_add_up(served: Se
             answer = client.post(COMPLETIONS, json=body, headers={"x-request-id": request_id})
             account = served.account(request_id)
             phases = {phase["name"]: phase["duration_ns"] for phase in account["phases"]}
-            assert tuple(phases) == PHASES
+            assert tuple(phases) == TEXT_PHASES
             assert sum(phases.values()) == account["duration_ns"]
             assert all(duration_ns >= 0 for duration_ns in phases.values())
             shown = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
-            over = PHASES[: len(shown)]  # a stream may have been decoded when its header is sent
+            over = TEXT_PHASES[: len(shown)]  # a stream may have been decoded when its header is sent
             assert over[-1] in (("prefill", "decode") if number % 2 else ("decode",))
             assert shown == {name: f"{phases[name] / 1e6:.3f}" for name in over}
             for other in clients:  # any front end shows it
