@@ -37,13 +37,11 @@ _SIZES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"num_hidden_layers": 4, "first_k_dense_replace": 2},
     "ernie4_5_moe": {"moe_num_experts": 5},
     "exaone4": {**_WINDOW, "num_hidden_layers": 5},
-    "falcon_mamba": {"intermediate_size": None},
     "gemma3n_text": {"altup_num_inputs": 4, "vocab_size_per_layer_input": 352},
     "gemma4_text": {"vocab_size": 320, "vocab_size_per_layer_input": 320},
     "granite": {f"{name}_multiplier": x for name, x in (("attention", 0.3), ("embedding", 2.0), ("residual", 0.5))}
     | {"logits_scaling": 3.0},
     "granitemoehybrid": {"num_local_experts": 5, "shared_intermediate_size": 32},
-    "mamba": {"intermediate_size": None},
     "mamba2": {"intermediate_size": None, "num_heads": 4, "head_dim": 32, "n_groups": 2},
     "minimax_m2": {"rotary_dim": 16},
     "nemotron_h": {"moe_shared_expert_intermediate_size": 32},

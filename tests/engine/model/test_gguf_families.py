@@ -19,8 +19,6 @@ from tests.models.gguf_records import Record, checksum, model_of, parameters_of,
 OPTIONS = EngineOptions(block_size=16, kv_blocks=8, dtype="float32", cpu_threads=1)
 EXPANDED = {  # with the reason
     "gemma3n_text": "it has several hidden states of a token",
-    "mamba": "it has no operations for states of type MambaMixer",
-    "falcon_mamba": "it has no operations for states of type FalconMambaMixer",
 }
 IDS = torch.arange(5, 25)[None]
 

@@ -40,7 +40,6 @@ class Family:
 
     # -- its code in transformers
     mixer: str | None = None  # the class of what keeps a state in its layers
-    scans_from_zeros: bool = False  # that class computes a prompt from an empty state only
     attention: Mapping[str, Bring] = field(default_factory=dict)  # by the class of a module
 
     # -- the configuration of its small random model for tests, beside the sizes that all have

@@ -212,20 +212,6 @@ GEMMA3N = config(  # several hidden states of a token
     laurel_rank=16,
     tie_word_embeddings=False,
 )
-ZAMBA2 = config(  # blocks before mixers that layers share, which read the embedding, too
-    "zamba2",
-    head_dim=None,
-    num_key_value_heads=4,
-    num_hidden_layers=4,
-    layers_block_type=["linear_attention", *["hybrid"] * 3],
-    num_mem_blocks=2,
-    use_shared_attention_adapter=True,
-    use_mem_rope=True,
-    adapter_rank=16,
-    n_mamba_heads=4,
-    mamba_ngroups=2,
-    mamba_d_state=32,
-)
 
 
 def make_model(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
