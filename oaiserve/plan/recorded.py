@@ -35,7 +35,10 @@ class Arrival:
     client: str = ""
     drafts: list[int] = field(default_factory=list)  # its tokens in turn: alone in a step, several in one, alone, ...
     deadline_seconds: float | None = None  # from its arrival to the deadline of its end
-    most_tokens: int = 0  # that its client would have taken, if that is more than it got
+    most_tokens: int = 0  # that its client would take; 0 if that is what it got
+    is_limited: bool = True  # by its client, and not by the context
+    operation: str = ""
+    grammar_kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

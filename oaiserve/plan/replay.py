@@ -27,7 +27,9 @@ from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.slack import Slack, alone_ns, refusal, turn_ns
 from oaiserve.engine.step import Chunk, ChunkResult, Step
+from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.times import RequestTimes
 from oaiserve.plan.recorded import Arrival, Cost, RecordedServer
 
@@ -44,8 +46,8 @@ class Served:
     """
 
     arrived: float
-    num_answer_tokens: int
-    deadline: float | None = None  # since then, of its end
+    arrival: Arrival
+    forecast: Forecast = NO_FORECAST
     ttft: float | None = None
     gaps: list[float] = field(default_factory=list)
     num_tokens: int = 0
@@ -54,19 +56,20 @@ class Served:
     @property
     def latency(self) -> float | None:
         """Return the seconds from its arrival to its last token, or None if it was not answered in time."""
-        if self.ttft is None or self.num_tokens < self.num_answer_tokens:
+        if self.ttft is None or self.num_tokens < self.arrival.answer_tokens:
             return None
         return self.ttft + sum(self.gaps)
 
     @property
     def deadline_ns(self) -> int | None:
-        return None if self.deadline is None else int((self.arrived + self.deadline) * 1e9)
+        seconds = self.arrival.deadline_seconds
+        return None if seconds is None else int((self.arrived + seconds) * 1e9)
 
     @property
     def is_in_time(self) -> bool:
         """Return whether it was answered within its deadline, if it has one."""
-        latency = self.latency
-        return latency is not None and (self.deadline is None or latency <= self.deadline)
+        latency, most = self.latency, self.arrival.deadline_seconds
+        return latency is not None and (most is None or latency <= most)
 
     @property
     def tpot(self) -> float | None:
@@ -99,11 +102,17 @@ class ReplayedLoad:
 class LoadReplay:
     """A simulated engine with the settings of a server. Use it once."""
 
-    def __init__(self, server: RecordedServer, cost: Cost, deadlines: UseOfDeadlines = "kept") -> None:
+    def __init__(
+        self, server: RecordedServer, cost: Cost, deadlines: UseOfDeadlines = "kept", *, forecasts_all: bool = False
+    ) -> None:
         """Begin without prompts, and with one of three uses of deadlines. If they are `kept`, prompts are refused and
-        ended as by the server; if `ended`, none is refused, and if `ignored`, all are computed to their ends."""
+        ended as by the server; if `ended`, none is refused, and if `ignored`, all are computed to their ends.
+
+        Prompts with deadlines are forecast, or all of them.
+        """
         self._cost = cost
         self._use = deadlines
+        self._forecasts_all = forecasts_all
         self._deadlines = Deadlines(lambda _: True)
         self._slack = Slack()
         self._num_late = self._num_refused_late = 0
@@ -123,55 +132,63 @@ class LoadReplay:
             prefix_cache=server.prefix_cache,
         )
         targets = {"target_seconds": server.step_target_seconds, "itl_target_seconds": server.itl_target_seconds}
-        step_time = StepTime(lambda: cost.step, most_tokens=limits.max_step_tokens, **targets)
+        step_time = StepTime(self.known_cost, most_tokens=limits.max_step_tokens, **targets)
         self._scheduler.step_time = step_time
         self._drafts = Drafts() if server.drafts else None
-        self._forecaster = Forecaster(
-            self._scheduler, step_time.copy(), lambda: cost.step, self._numbers.copy, lambda: (None, 0)
-        )
+        known = (self.known_cost, self._numbers.copy, lambda: self._under_way)
+        self._forecaster = Forecaster(self._scheduler, step_time.copy(), *known)
+        self._under_way: tuple[Step | None, int] = (None, 0)
+        self._coming: list[tuple[float, int, int, Arrival]] = []
+        self._served: list[Served] = []
         self._open: dict[Sequence, Served] = {}
         self._now = self._busy = 0.0
-        self._num_refused = self._num_added = 0
+        self._num_refused = self._num_come = 0
 
     def run(
         self, arrivals: Iterable[tuple[float, int, Arrival]], give_up_seconds: float = float("inf")
     ) -> ReplayedLoad:
         """Serve the arrivals (time, copy of the load, arrival), until all are answered or the time is over."""
-        before, host_seconds = self._cost.before_queue_seconds, self._cost.host_seconds
-        coming = [(at + before, index, copy, arrival) for index, (at, copy, arrival) in enumerate(arrivals)]
-        heapq.heapify(coming)
-        served: list[Served] = []
-        scheduler = self._scheduler
-        while (coming or self._open) and self._now < give_up_seconds:
-            while coming and coming[0][0] <= self._now:
-                ready, _, copy, arrival = heapq.heappop(coming)
-                served.append(Served(ready - before, arrival.answer_tokens, arrival.deadline_seconds))
-                self._add(arrival, copy, served[-1])
+        host_seconds, scheduler = self._cost.host_seconds, self._scheduler
+        for at, copy, arrival in arrivals:
+            self._come(at, copy, arrival)
+        while (self._coming or self._open) and self._now < give_up_seconds:
+            self._add(self._arrived())
             self._end_late()
             if self._drafts is not None:
                 self._drafts.propose(scheduler.running, others_wait=scheduler.num_waiting > 0)
             step = scheduler.schedule(int(self._now * 1e9))
             if step is None:
-                if not coming:
+                if not self._coming:
                     break
-                self._now = coming[0][0]
+                self._now = self._coming[0][0]
                 continue
+            self._under_way = step, int(self._now * 1e9)
             seconds = self._seconds(step)
             self._now += seconds
             self._busy += seconds + host_seconds
+            arrived = self._arrived()  # their forecasts are made beside the step
+            self._under_way = None, 0
             self._numbers.num_steps += 1
             self._numbers.num_step_sequences += len(step.chunks)
             self._numbers.model_ns += int(seconds * 1e9)
             self._numbers.idle_with_work_ns += int(host_seconds * 1e9)
             self._commit(step, int(seconds * 1e9))
+            self._add(arrived)
             self._now += host_seconds
-        served += [
-            Served(ready - before, arrival.answer_tokens, arrival.deadline_seconds) for ready, _, _, arrival in coming
-        ]
+        for ready, _, _, arrival in self._coming:
+            self._served.append(Served(ready - self._cost.before_queue_seconds, arrival))
         hits, queries = scheduler.num_prefix_hits, scheduler.num_prefix_queries
         busy_share, hit_share = self._busy / max(self._now, 1e-9), hits / max(1, queries)
         counts = (scheduler.num_preemptions, self._num_refused, self._num_late, self._num_refused_late)
-        return ReplayedLoad(served, busy_share, hit_share, *counts)
+        return ReplayedLoad(self._served, busy_share, hit_share, *counts)
+
+    def _come(self, at: float, copy: int, arrival: Arrival) -> None:
+        self._num_come += 1
+        heapq.heappush(self._coming, (at + self._cost.before_queue_seconds, self._num_come, copy, arrival))
+
+    def known_cost(self) -> StepCost | None:
+        """Return the cost of steps as far as the scheduler and forecasts know it."""
+        return self._cost.step
 
     def _end_late(self) -> None:
         """End the prompts whose deadline has passed."""
@@ -184,47 +201,61 @@ class LoadReplay:
 
     def _seconds(self, step: Step) -> float:
         """Return the seconds of a step, with its disturbances. These come at random, and take exponential times."""
-        seconds = undisturbed = self._cost.step.expected_ns(load_of(step)) / 1e9
-        if self._cost.disturbance_share:
-            rng = self._rng
-            left = undisturbed * self._cost.disturbance_share / DISTURBANCE_SECONDS
-            while (left := left - rng.expovariate(1)) > 0:
-                seconds += rng.expovariate(1 / DISTURBANCE_SECONDS)
-        return seconds
+        undisturbed = self._cost.step.expected_ns(load_of(step)) / 1e9
+        return undisturbed + self._disturbance(undisturbed)
 
-    def _add(self, arrival: Arrival, copy: int, served: Served) -> None:
-        leader: Sequence | None = None
-        self._num_added += 1
-        name, length = str(self._num_added), len(arrival.prompt)
-        most_tokens = max(arrival.most_tokens, arrival.answer_tokens)
-        now_ns, end_ns = int(self._now * 1e9), served.deadline_ns
-        start_ns = self._slack.latest_start_ns(None, end_ns, alone_ns(self._cost.step, length), most_tokens)
-        own_turn_ns = turn_ns(now_ns, start_ns)
-        if end_ns is not None and self._use != "ignored":
-            if self._use == "kept" and self._will_miss(arrival, name, copy, served, own_turn_ns):
-                self._num_refused_late += 1
-                return
-            self._deadlines.add(end_ns, name, Limit.END)
-        for choice in range(arrival.num_choices):
-            sequence = Sequence(
-                name,
-                choice,
-                arrival.prompt,
-                SamplingParams(),
-                max_len=length + most_tokens,
-                turn_ns=own_turn_ns,
-                latest_start_ns=None if start_ns is None or start_ns < now_ns else start_ns,
-                cache_salt=str(copy),
-                client_name=arrival.client,
-            )
-            sequence.lookup = RecordedGuesses(len(arrival.prompt), arrival.drafts)
+    def _disturbance(self, seconds: float) -> float:
+        """Return the seconds by which other programs hold up a step of so many."""
+        left, lost, rng = seconds * self._cost.disturbance_share / DISTURBANCE_SECONDS, 0.0, self._rng
+        while left > 0 and (left := left - rng.expovariate(1)) > 0:
+            lost += rng.expovariate(1 / DISTURBANCE_SECONDS)
+        return lost
+
+    def _arrived(self) -> list[tuple[Served, list[Sequence]]]:
+        """Take the prompts that have come by now, and return those that are not refused, with their sequences."""
+        arrived: list[tuple[Served, list[Sequence]]] = []
+        while self._coming and self._coming[0][0] <= self._now:
+            ready, number, copy, arrival = heapq.heappop(self._coming)
+            served = Served(ready - self._cost.before_queue_seconds, arrival)
+            self._served.append(served)
+            ready_ns, end_ns, name = int(ready * 1e9), served.deadline_ns, str(number)
+            length, most_tokens = len(arrival.prompt), max(arrival.most_tokens, arrival.answer_tokens)
+            prompt_ns = alone_ns(self.known_cost(), length)
+            start_ns = self._slack.latest_start_ns(None, end_ns, prompt_ns, most_tokens)
+            own_turn_ns = turn_ns(ready_ns, start_ns)
+            is_kept = self._use == "kept" and end_ns is not None
+            if is_kept or self._forecasts_all:
+                served.forecast = self._forecast(name, copy, served, own_turn_ns, ready_ns)
+            if end_ns is not None and self._use != "ignored":
+                if is_kept and refusal(served.forecast, None, end_ns - int(served.arrived * 1e9)) is not None:
+                    self._num_refused_late += 1
+                    continue
+                self._deadlines.add(end_ns, name, Limit.END)
+            arrived.append((served, []))
+            for choice in range(arrival.num_choices):
+                sequence = Sequence(
+                    name,
+                    choice,
+                    arrival.prompt,
+                    SamplingParams(),
+                    max_len=length + most_tokens,
+                    turn_ns=own_turn_ns,
+                    latest_start_ns=None if start_ns is None or start_ns < ready_ns else start_ns,
+                    cache_salt=str(copy),
+                    client_name=arrival.client,
+                )
+                sequence.lookup = RecordedGuesses(length, arrival.drafts)
+                arrived[-1][1].append(sequence)
+        return arrived
+
+    def _add(self, arrived: list[tuple[Served, list[Sequence]]]) -> None:
+        for served, sequences in arrived:
             try:
-                self._scheduler.add(sequence, leader)
+                for sequence in sequences:
+                    self._scheduler.add(sequence, sequences[0] if sequence.index else None)
+                    self._open[sequence] = served
             except ValueError:
                 self._num_refused += 1
-                return
-            self._open[sequence] = served
-            leader = leader or sequence
 
     def _commit(self, step: Step, step_ns: int) -> None:
         scheduler, answers, at = self._scheduler, self._open, self._now + self._cost.delivery_seconds
@@ -235,40 +266,39 @@ class LoadReplay:
         for chunk, token_ids in zip(step.chunks, drawn, strict=True):
             sequence = chunk.sequence
             served = answers[sequence]
-            token_ids = token_ids[: served.num_answer_tokens - sequence.num_generated]
+            token_ids = token_ids[: served.arrival.answer_tokens - sequence.num_generated]
             scheduler.commit(chunk, token_ids)
             if not token_ids:
                 continue
             if sequence.index == 0:
                 served.tokens(len(token_ids), at)
-            if sequence.num_generated >= served.num_answer_tokens:
+            if sequence.num_generated >= served.arrival.answer_tokens:
                 scheduler.remove(sequence)
                 del answers[sequence]
                 self._tell_end(sequence, served)
 
-    def _will_miss(self, arrival: Arrival, name: str, copy: int, served: Served, turn_ns: int) -> bool:
-        """Return whether a prompt will very probably miss its deadline, by the forecast that the server would make."""
-        most_tokens, received_ns = max(arrival.most_tokens, arrival.answer_tokens), int(served.arrived * 1e9)
+    def _forecast(self, name: str, copy: int, served: Served, turn_ns: int, ready_ns: int) -> Forecast:
+        """Return the forecast that the server would make of a prompt."""
+        arrival = served.arrival
         asked = Asked(
             name,
             arrival.client,
-            operation="",
-            grammar_kind=None,
+            operation=arrival.operation,
+            grammar_kind=arrival.grammar_kind,
             prompts=[arrival.prompt],
-            limit=most_tokens,
-            is_limited=True,
-            ends_early=most_tokens > arrival.answer_tokens,
+            limit=max(arrival.most_tokens, arrival.answer_tokens),
+            is_limited=arrival.is_limited,
+            ends_early=arrival.most_tokens > 0,
             num_choices=arrival.num_choices,
             cache_salt=str(copy),
-            received_ns=received_ns,
+            received_ns=int(served.arrived * 1e9),
             turn_ns=turn_ns,
         )
-        forecast = self._forecaster.forecast(asked, int(self._now * 1e9))
-        return refusal(forecast, None, (served.deadline_ns or 0) - received_ns) is not None
+        return self._forecaster.forecast(asked, ready_ns)
 
     def _tell_end(self, sequence: Sequence, served: Served) -> None:
         """Let the forecaster and the policy learn from an answer, or from how long one has taken that is ended."""
-        if served.deadline is None or sequence.index:
+        if sequence.index:
             return
         first, now_ns, latency = served.ttft, int(self._now * 1e9), served.latency
         times = RequestTimes(received=int(served.arrived * 1e9))
