@@ -66,6 +66,17 @@ class PromptMedia:
     # Runs of tokens that see each other in both directions, as (first, end), ascending.
     runs: tuple[tuple[int, int], ...] = ()
 
+    def position(self, index: int) -> int:
+        """Return the position of a token by time."""
+        length = len(self.axes) // 3
+        return self.axes[index] if index < length else index + self.delta
+
+    def positions(self, axis: int, start: int, end: int) -> list[int]:
+        """Return the positions of the tokens from `start` up to `end` by time, height or width."""
+        length = len(self.axes) // 3
+        own = self.axes[axis * length + start : axis * length + min(end, length)]
+        return [*own, *range(max(start, length) + self.delta, end + self.delta)]
+
     def rows_in(self, start: int, end: int) -> range:
         """Return the rows of all vectors whose places are from `start` up to `end`."""
         return range(bisect_left(self.places, start), bisect_left(self.places, end))

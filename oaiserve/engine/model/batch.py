@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -13,7 +13,7 @@ from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.states import StepStates
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Step
+from oaiserve.engine.step import Chunk, Step
 
 ALIGNMENT = 16  # in integers: each tensor of a batch begins at a multiple of 128 bytes, which suits kernels
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -113,6 +113,7 @@ def build_batch(
     sample_chunks: list[int] = []
     prompt_rows: list[tuple[int, int, int]] = []
     num_decodes = 0
+    with_media: list[tuple[int, Chunk]] = []  # the first token of each chunk of a prompt with media
     for index, (sequence, start, num_tokens, max_draws, draft, _) in enumerate(step.chunks):
         first = len(input_ids)
         if num_tokens == 1:
@@ -124,15 +125,17 @@ def build_batch(
                 input_ids.append(0)
                 unknown.append(first)
                 drawn.append(drawn_rows[sequence])
-            positions.append(start)
+            positions.append(start if sequence.media is None else sequence.media.position(start))
             slots.append(sequence.blocks[start // block_size] * block_size + start % block_size)
         else:
             end = start + num_tokens
             input_ids += sequence.token_ids[start : end - len(draft)]
             input_ids += draft
-            positions += range(start, end)
+            positions += range(start, end) if sequence.media is None else sequence.media.positions(0, start, end)
             slots += [sequence.blocks[p // block_size] * block_size + p % block_size for p in range(start, end)]
         query_start.append(len(input_ids))
+        if sequence.media is not None and start < sequence.prompt_len:
+            with_media.append((first, step.chunks[index]))
         if draft:
             sample_chunks += [index] * (1 + len(draft))
             last_rows += range(len(input_ids) - 1 - len(draft), len(input_ids))
@@ -153,10 +156,12 @@ def build_batch(
             own_tables += [0] * (width - len(chunk.sequence.blocks))
     context_lens = [chunk.end for chunk in step.chunks]
     logits_rows = last_rows + prompt_positions
+    media_rows, axes, last_visible = _media_lists(step, with_media, positions) if with_media else ([], [], [])
     tensors = _upload(
         [
             *(input_ids, positions, slots, own_tables, table_rows),
             *(query_start, context_lens, logits_rows, unknown, drawn),
+            *((media_rows, axes, last_visible) if with_media else ()),
         ],
         device,
     )
@@ -176,7 +181,52 @@ def build_batch(
         context_lens=context_lens,
         sample_chunks=sample_chunks,
         prompt_rows=[(index, len(last_rows) + row, count) for index, row, count in prompt_rows],
+        media=BatchMedia(tensors[10], *_vectors(with_media)) if media_rows else None,
+        axes=tensors[11].view(3, -1) if axes else None,
+        last_visible=tensors[12] if last_visible else None,
     )
+
+
+def _media_lists(
+    step: Step, with_media: list[tuple[int, Chunk]], positions: list[int]
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the rows of vectors, the positions by three axes, and the last tokens that tokens see, as Batch has them.
+
+    A list is empty if no chunk needs it.
+    """
+    rows: list[int] = []
+    heights, widths, last_visible = list(positions), list(positions), []
+    for first, (sequence, start, num_tokens, *_) in with_media:
+        media, end = sequence.media, start + num_tokens
+        assert media is not None
+        places = media.rows_in(start, end)
+        rows += [place - start + first for place in media.places[places.start : places.stop]]
+        if media.axes:
+            heights[first : first + num_tokens] = media.positions(1, start, end)
+            widths[first : first + num_tokens] = media.positions(2, start, end)
+        runs = [(max(run[0], start), run[1]) for run in media.runs if run[0] < end and start < run[1]]
+        if runs and not last_visible:
+            last_visible = [index for chunk in step.chunks for index in range(chunk.start, chunk.end)]
+        for run_start, run_end in runs:
+            last_visible[run_start - start + first : run_end - start + first] = [run_end - 1] * (run_end - run_start)
+    has_axes = any(chunk.sequence.media and chunk.sequence.media.axes for _, chunk in with_media)
+    return rows, positions + heights + widths if has_axes else [], last_visible
+
+
+def _vectors(with_media: list[tuple[int, Chunk]]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """Return the vectors that take places in these chunks, in order, and what is added to the outputs of layers."""
+    parts: list[tuple[Any, ...]] = []  # the vectors of each medium, and then those of each layer
+    for _, (sequence, start, num_tokens, *_) in with_media:
+        assert sequence.media is not None
+        rows, first = sequence.media.rows_in(start, start + num_tokens), 0
+        for encoded in sequence.encoded:
+            end = first + len(encoded.vectors)
+            if first < rows.stop and rows.start < end:
+                part = slice(max(rows.start - first, 0), rows.stop - first)
+                parts.append(tuple(tensor[part] for tensor in (encoded.vectors, *encoded.deep)))
+            first = end
+    vectors, *deep = (torch.cat(same) for same in zip(*parts, strict=True))
+    return vectors, tuple(deep)
 
 
 def _upload(lists: list[list[int]], device: torch.device) -> list[torch.Tensor]:

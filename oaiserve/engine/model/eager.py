@@ -13,7 +13,9 @@ from oaiserve.engine.model.attention import FP8, Backend, LayerCache, ScaledCach
 from oaiserve.engine.model.attention.hook import AttentionCall, run_model
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.kv_cache import copy_blocks, zeroed
+from oaiserve.engine.model.placed_media import placed
 from oaiserve.engine.model.spec import LoadedModel
 
 
@@ -26,6 +28,7 @@ class EagerExecutor:
         self._model = loaded.model
         self.weight_bytes = bytes_of(loaded.model)
         self._backend = backend
+        self._looks_ahead_in_windows = family_of(loaded.model.config.model_type).looks_ahead_in_windows
         self.caches = caches
         self.add_adapters: Callable[[Batch], AddTo] = plain
 
@@ -46,8 +49,9 @@ class EagerExecutor:
         return cls(loaded, caches, backend)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        with adapted(self._model, batch, self.add_adapters):
-            return run_model(self._model, batch, call=AttentionCall(self._backend(batch), self.caches, batch.states))
+        with adapted(self._model, batch, self.add_adapters), placed(self._model, batch) as batch:
+            call = AttentionCall(self._backend(batch), self.caches, batch.states, self._looks_ahead_in_windows)
+            return run_model(self._model, batch, call=call)
 
     def prepare(self, adapter: Adapter) -> Adapter:
         return adapter  # which is used as it is

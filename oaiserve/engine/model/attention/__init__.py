@@ -56,6 +56,7 @@ class Scoring(NamedTuple):
     sliding_window: int | None = None  # a token attends only to so many last tokens
     softcap: float | None = None  # squashes scores to the range from -softcap to softcap
     sinks: torch.Tensor | None = None  # float32 [heads], scores of a key more, which all tokens see; its value is 0
+    looks_ahead: bool = True  # up to `Batch.last_visible`, if there is one; else each token sees those before it
 
 
 class StepAttention(Protocol):
@@ -69,7 +70,8 @@ class StepAttention(Protocol):
         cache: LayerCache,
         scoring: Scoring,
     ) -> torch.Tensor:  # [T, heads, value_dim]
-        """Write the keys and values into the cache, and let each token attend to its own sequence up to itself."""
+        """Write the keys and values into the cache, and let each token attend to its own sequence, up to itself or its
+        `Batch.last_visible`."""
 
 
 Backend = Callable[[Batch], StepAttention]  # makes the attention of a step

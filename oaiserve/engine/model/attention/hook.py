@@ -24,6 +24,7 @@ class AttentionCall(NamedTuple):
     attention: StepAttention
     caches: dict[int, LayerCache]  # by layer index
     states: StepStates | None = None  # which layers that keep one take up
+    looks_ahead_in_windows: bool = False  # only in layers with a window do tokens of an image see those behind
 
 
 def paged_attention(
@@ -54,6 +55,7 @@ def paged_attention(
             sliding_window,
             softcap,
             None if s_aux is None else s_aux.float(),
+            looks_ahead=sliding_window is not None or not call.looks_ahead_in_windows,
         ),
     )
     return out.unsqueeze(0), None

@@ -23,17 +23,17 @@ class ReferenceAttention:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._tables = batch.own_tables()
-        self._masks: dict[int | None, list[torch.Tensor]] = {}  # by sliding window
+        self._masks: dict[tuple[int | None, bool], list[torch.Tensor]] = {}  # by sliding window, and what looks ahead
 
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, scoring: Scoring
     ) -> torch.Tensor:
-        batch, sliding_window = self._batch, scoring.sliding_window
+        batch, kind = self._batch, (scoring.sliding_window, scoring.looks_ahead)
         for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
             _write(blocks.flatten(0, 1), batch.slots, new, scale)
-        if sliding_window not in self._masks:
-            self._masks[sliding_window] = _masks(batch, sliding_window)
-        masks = self._masks[sliding_window]
+        if kind not in self._masks:
+            self._masks[kind] = _masks(batch, *kind)
+        masks = self._masks[kind]
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[-1])
         num_decodes = batch.num_decodes
         if num_decodes:
@@ -51,16 +51,18 @@ class ReferenceAttention:
         return out
 
 
-def _masks(batch: Batch, sliding_window: int | None) -> list[torch.Tensor]:
+def _masks(batch: Batch, sliding_window: int | None, looks_ahead: bool) -> list[torch.Tensor]:
     """Return one mask for all decodes together, if the batch has decodes, then one mask for each prefill."""
     masks = []
-    num_decodes = batch.num_decodes
+    num_decodes, last_visible = batch.num_decodes, batch.last_visible if looks_ahead else None
     if num_decodes:
         length = max(batch.context_lens[:num_decodes])
         masks.append(_mask(batch.seq_lens[:num_decodes, None] - 1, length, sliding_window))
     first = num_decodes
     for query_len, length in zip(batch.query_lens[num_decodes:], batch.context_lens[num_decodes:], strict=True):
-        masks.append(_mask(batch.positions[None, first : first + query_len], length, sliding_window))
+        queries = torch.arange(length - query_len, length, device=batch.slots.device)
+        ends = None if last_visible is None else last_visible[None, first : first + query_len]
+        masks.append(_mask(queries[None], length, sliding_window, ends))
         first += query_len
     return masks
 
@@ -92,13 +94,17 @@ def _gather(
     return keys, values
 
 
-def _mask(positions: torch.Tensor, length: int, sliding_window: int | None) -> torch.Tensor:
-    """Return which of `length` keys each query at `positions` [B, Q] may see: bool [B, 1, Q, length]."""
-    keys = torch.arange(length, device=positions.device)
-    distance = positions[:, :, None] - keys
-    visible = distance >= 0
+def _mask(
+    queries: torch.Tensor, length: int, sliding_window: int | None, ends: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return which of `length` keys each query may see, up to its own or to `ends`: bool [B, 1, Q, length].
+
+    `queries` and `ends`, both [B, Q], are indices of tokens in their sequences.
+    """
+    keys = torch.arange(length, device=queries.device)
+    visible = (queries if ends is None else ends)[:, :, None] >= keys
     if sliding_window is not None:
-        visible &= distance < sliding_window
+        visible &= queries[:, :, None] - keys < sliding_window
     return visible.unsqueeze(1)
 
 

@@ -1,7 +1,8 @@
 """Finds the text model inside of a multimodal checkpoint: it is served, without the modules for images or sound.
 
 Where a text model gives each token three positions, for time, height and width, these are one and the same in text. So
-it computes the same as the plain text model of its family, and is loaded as that.
+it computes the same as the plain text model of its family, and is loaded as that. `rope_axes` of the configuration
+says by which of the three each pair of numbers is rotated.
 """
 
 from __future__ import annotations
@@ -48,15 +49,23 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
     values["tie_word_embeddings"] = next((is_tied for is_tied in of_both if is_tied is not None), False)
     values["eos_token_id"] = values.get("eos_token_id") or getattr(wrapper, "eos_token_id", None)
     rope = dict(values.get("rope_parameters") or {})
-    if rope.pop("mrope_section", None) is not None:
+    if (section := rope.pop("mrope_section", None)) is not None:
         rope.pop("mrope_interleaved", None)
         values["rope_parameters"] = rope
+        values["rope_axes"] = rope_axes(section, is_interleaved=text.model_type.startswith("qwen3"))
     if (quantization := getattr(config, "quantization_config", None)) is not None:
         values["quantization_config"] = quantization
     values |= _SETTINGS.get(text.model_type, {})
     return AutoConfig.for_model(
         _PLAIN.get(text.model_type, text.model_type), dtype=config.dtype or wrapper.dtype or text.dtype, **values
     )
+
+
+def rope_axes(section: list[int], *, is_interleaved: bool) -> list[int]:
+    """Return the axis of each rotated pair, given how many there are of time, height and width."""
+    if not is_interleaved:
+        return [axis for axis, number in enumerate(section) for _ in range(number)]
+    return [pair % 3 if pair < 3 * section[pair % 3] else 0 for pair in range(sum(section))]
 
 
 def bring_layout(config: PreTrainedConfig) -> None:

@@ -41,6 +41,7 @@ class Family:
     # -- its code in transformers
     mixer: str | None = None  # the class of what keeps a state in its layers
     attention: Mapping[str, Bring] = field(default_factory=dict)  # by the class of a module
+    looks_ahead_in_windows: bool = False  # only in layers with a window do tokens of an image see those behind
 
     # -- the configuration of its small random model for tests, beside the sizes that all have
     small: Mapping[str, Any] = field(default_factory=dict)

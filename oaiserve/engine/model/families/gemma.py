@@ -108,6 +108,7 @@ FAMILIES = (
             (r"router\.per_expert_scale$", (("ffn_down_exps.scale",),)),
         ),
         has_rope_factors=False,
+        looks_ahead_in_windows=True,
         small=_SMALL,
     ),
 )
