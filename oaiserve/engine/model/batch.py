@@ -195,7 +195,8 @@ def _media_lists(
     A list is empty if no chunk needs it.
     """
     rows: list[int] = []
-    heights, widths, last_visible = list(positions), list(positions), []
+    last_visible: list[int] = []
+    heights, widths = list(positions), list(positions)
     for first, (sequence, start, num_tokens, *_) in with_media:
         media, end = sequence.media, start + num_tokens
         assert media is not None

@@ -37,12 +37,12 @@ def placed(model: PreTrainedModel, batch: Batch) -> Iterator[Batch]:
         hooks.append(module.register_forward_hook(hook))
 
     try:
-        if batch.media is not None:
-            rows, vectors, base = batch.media.rows, batch.media.vectors, base_of(model)
+        if (media := batch.media) is not None:
+            rows, vectors = media.rows, media.vectors
             # The ids of images may be outside of the vocabulary. Inputs of layers by token are those of padding.
             batch = replace(batch, input_ids=batch.input_ids.index_fill(0, rows, padding_id(model.config)))
             change(model.get_input_embeddings(), lambda _, out: out.index_copy(1, rows, vectors[None].to(out.dtype)))
-            for layer, deep in zip(base.layers, batch.media.deep, strict=False):
+            for layer, deep in zip(base_of(model).layers, media.deep, strict=False):
                 change(layer, lambda _, out, deep=deep: _added(out, rows, deep))  # type: ignore[misc]
         if batch.axes is not None:
             axes, rotary = batch.axes, base_of(model).rotary_emb

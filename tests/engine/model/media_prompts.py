@@ -22,7 +22,7 @@ def media_of(
     rng: Random, prompt_len: int, *, has_axes: bool = False, has_runs: bool = False, hidden: int = 64, num_deep: int = 0
 ) -> tuple[PromptMedia, tuple[Encoded, ...]]:
     """Return random media of a prompt: images of several rows, which may lie at its begin or its end."""
-    runs, start = [], rng.randrange(4)
+    runs, start = [], rng.randrange(min(4, prompt_len))
     while start < prompt_len:
         end = min(prompt_len, start + rng.randint(1, 12))
         runs.append((start, end))
@@ -45,7 +45,7 @@ def media_of(
 
 
 def sequence_with_media(rng: Random, prompt_len: int, num_more: int, blocks: range, **kinds: Any) -> Sequence:
-    """Return a sequence whose prompt has media, and `num_more` tokens of its answer. `kinds` are those of `media_of`."""
+    """Return a sequence whose prompt has media, and `num_more` tokens of its answer. `kinds` are for `media_of`."""
     media, encoded = media_of(rng, prompt_len, **kinds)
     places = set(media.places)
     ids = [IMAGE if i in places else rng.randrange(IMAGE) for i in range(prompt_len)]

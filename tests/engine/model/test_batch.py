@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from random import Random
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from oaiserve.engine.model.batch import ALIGNMENT, Batch, build_batch
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
+from tests.engine.model.media_prompts import sequence_with_media
 from tests.engine.model.steps import CPU, sequence_of
 
 
@@ -84,3 +90,51 @@ def test_a_chunk_with_a_draft_has_its_tokens_and_a_row_behind_each_of_them() -> 
     assert batch.slots.tolist() == [2, 10, 11, 12, 13]
     assert (batch.num_decodes, batch.query_lens, batch.context_lens) == (1, [1, 4], [3, 6])
     assert (batch.sample_chunks, batch.logits_rows.tolist()) == ([0, 1, 1, 1, 1], [0, 1, 2, 3, 4])
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**30), has_axes=st.booleans(), has_runs=st.booleans())
+def test_media_take_their_places_in_any_chunks(seed: int, has_axes: bool, has_runs: bool) -> None:
+    """Each token is looked at by itself: with a draft, behind the prompt, and in the middle of an image."""
+    rng = Random(seed)
+    chunks: list[Chunk] = []
+    expected: list[tuple[tuple[int, ...], list[list[float]], int]] = []  # positions, vectors and last of each token
+    for i in range(rng.randint(1, 4)):
+        kinds: dict[str, Any] = {"has_axes": has_axes, "has_runs": has_runs, "num_deep": 1}
+        prompt_len, num_more = rng.randint(1, 40), rng.randrange(8)
+        made = sequence_with_media(rng, prompt_len, num_more, range(20 * i, 20 * i + 20), hidden=2, **kinds)
+        if rng.random() < 0.3:
+            made = sequence_of(made.token_ids, made.blocks)
+        inside = {j for run in made.media.runs for j in range(*run) if j + 1 < run[1]} if made.media else set()
+        ends = [end for end in range(1, len(made.token_ids) + 1) if end - 1 not in inside]
+        end = rng.choice(ends)
+        draft = (1,) * rng.randrange(3) if end == len(made.token_ids) else ()
+        start = rng.randrange(end)
+        chunks.append(Chunk(made, start, end - start + len(draft), draft=draft))
+    chunks.sort(key=lambda chunk: chunk.num_tokens > 1)
+    for sequence, start, num_tokens, *_ in chunks:
+        for j in range(start, start + num_tokens):
+            if (media := sequence.media) is None:
+                expected.append(((j, j, j), [], j))
+                continue
+            is_prompt = j < sequence.prompt_len
+            axes = [media.axes[axis * sequence.prompt_len + j] for axis in range(3)] if has_axes and is_prompt else []
+            rows = [(e.vectors[row], e.deep[0][row]) for e in sequence.encoded for row in range(len(e.vectors))]
+            vectors = [x.tolist() for x in rows[media.places.index(j)]] if j in media.places else []
+            last = next((end - 1 for first, end in media.runs if first <= j < end), j)
+            expected.append((tuple(axes) or (j + media.delta * (not is_prompt),) * 3, vectors, last))
+    batch = build_batch(Step(chunks), 16, CPU)
+    assert batch.positions.tolist() == [positions[0] for positions, _, _ in expected]
+    if batch.axes is None:
+        assert all(len(set(positions)) == 1 for positions, _, _ in expected)
+    else:
+        assert list(zip(*batch.axes.tolist(), strict=True)) == [positions for positions, _, _ in expected]
+    lasts = [last for _, _, last in expected]
+    own = [j for chunk in chunks for j in range(chunk.start, chunk.end)]
+    assert (own if batch.last_visible is None else batch.last_visible.tolist()) == lasts
+    with_vectors = {row: vectors for row, (_, vectors, _) in enumerate(expected) if vectors}
+    found = {}
+    if batch.media is not None:
+        parts = (batch.media.rows, batch.media.vectors, *batch.media.deep)
+        found = {row: list(vectors) for row, *vectors in zip(*(part.tolist() for part in parts), strict=True)}
+    assert found == with_vectors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,20 +13,22 @@ import torch
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.media_prompts import logits_by_transformers, sequence_with_media
+from tests.engine.model.runners import states_of
 from tests.engine.model.steps import CPU
 from tests.models.wrappers import random_wrapper
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 16
 # The kinds of media of a family whose text model differs from others in what it does with them.
 FAMILIES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "glm4v", "qwen3_5"), {"has_axes": True}),
+    **{name: {"has_axes": True} for name in ("qwen2_vl", "qwen2_5_vl", "glm4v", "qwen3_5")},
     "qwen3_vl": {"has_axes": True, "num_deep": 2},
-    **dict.fromkeys(("gemma3", "gemma4"), {"has_runs": True}),
-    **dict.fromkeys(("llava", "mistral3", "smolvlm"), {}),
+    **{name: {"has_runs": True} for name in ("gemma3", "gemma4")},
+    **{name: {} for name in ("llava", "mistral3", "smolvlm")},
 }
 
 
@@ -34,18 +37,21 @@ def cut(rng: Random, sequence: Sequence) -> list[Chunk]:
     runs = sequence.media.runs if sequence.media else ()
     ends = [i for i in range(1, len(sequence.token_ids)) if not any(first < i < end for first, end in runs)]
     ends = [0, *sorted(rng.sample(ends, min(len(ends), rng.randrange(6)))), len(sequence.token_ids)]
-    return [Chunk(sequence, start, end - start) for start, end in zip(ends, ends[1:], strict=False)]
+    return [Chunk(sequence, start, end - start) for start, end in pairwise(ends)]
 
 
 @torch.inference_mode()
-def logits_of(executor: Executor, chunks: list[list[Chunk]]) -> list[torch.Tensor]:
+def logits_of(executor: Executor, chunks: list[list[Chunk]], states: States | None = None) -> list[torch.Tensor]:
     """Return the logits of all tokens of sequences, whose chunks are computed side by side."""
+    places = {of_one[0].sequence: place for place, of_one in enumerate(chunks)}
     found: dict[Sequence, list[torch.Tensor]] = {of_one[0].sequence: [] for of_one in chunks}
     waiting = [list(of_one) for of_one in chunks]
     while any(waiting):
         step = Step(sorted((of_one.pop(0) for of_one in waiting if of_one), key=lambda chunk: chunk.num_tokens > 1))
         batch = build_batch(step, BLOCK_SIZE, CPU)
         batch.logits_rows = torch.arange(len(batch.input_ids))
+        if states is not None:
+            batch.states = states.of_step([StateChunk(places[c.sequence], c.start, c.num_tokens) for c in step.chunks])
         for chunk, logits in zip(step.chunks, executor.forward(batch).clone().split(batch.query_lens), strict=True):
             found[chunk.sequence].append(logits)
     return [torch.cat(parts) for parts in found.values()]
@@ -53,7 +59,8 @@ def logits_of(executor: Executor, chunks: list[list[Chunk]]) -> list[torch.Tenso
 
 def sequences_of(rng: Random, kinds: dict[str, Any]) -> list[Sequence]:
     return [
-        sequence_with_media(rng, rng.randint(1, 50), rng.randint(0, 6), range(4 * i, 4 * i + 4), **kinds) for i in range(3)
+        sequence_with_media(rng, rng.randint(1, 50), rng.randint(0, 6), range(4 * i, 4 * i + 4), **kinds)
+        for i in range(3)
     ]
 
 
@@ -65,9 +72,10 @@ def test_logits_equal_those_of_the_multimodal_model(name: str, tmp_path: Path) -
     wrapper.save_pretrained(tmp_path)
     loaded = load_model(tmp_path, device="cpu")
     rng = Random(1)
-    for _ in range(1 if loaded.state_shapes else 6):
+    for _ in range(6):
         executor = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         sequences = sequences_of(rng, FAMILIES[name])
-        got = logits_of(executor, [cut(rng, sequence) for sequence in sequences])
+        got = logits_of(executor, [cut(rng, sequence) for sequence in sequences], states_of(loaded))
         for sequence, logits in zip(sequences, got, strict=True):
-            torch.testing.assert_close(logits, logits_by_transformers(wrapper, sequence), atol=2e-4, rtol=1e-4)
+            atol = 5e-3 if loaded.state_shapes else 2e-4  # a state rounds by how a prompt is cut
+            torch.testing.assert_close(logits, logits_by_transformers(wrapper, sequence), atol=atol, rtol=1e-4)

@@ -116,7 +116,7 @@ def _attention(
     scoring: Scoring,
 ) -> torch.Tensor:  # [B, heads, Q, value_dim]
     groups = query.shape[1] // key.shape[1]
-    scaling, _, softcap, sinks = scoring
+    scaling, _, softcap, sinks, _ = scoring
     is_plain = softcap is None and sinks is None
     if is_plain and query.shape[2] == 1:
         # The query heads that share a key head are rows of one query: six times as fast as grouped attention on a CPU.

@@ -119,10 +119,11 @@ class DecodeGraphs:
     def num_replayed(self, step: Step) -> int:
         """Return the number of a step's decodes, its first chunks, or 0 if one of them cannot be replayed."""
         number = 0
-        for sequence, _, num_tokens, max_draws, _, _ in step.chunks:
+        for sequence, start, num_tokens, max_draws, _, _ in step.chunks:
             if num_tokens > 1:
                 break
-            if not max_draws or sequence.wants_prompt_logprobs:
+            has_vectors = sequence.media is not None and start < sequence.prompt_len
+            if not max_draws or sequence.wants_prompt_logprobs or has_vectors:
                 return 0
             number += 1
         return number if number <= self.sizes[-1] else 0
@@ -180,9 +181,9 @@ class DecodeGraphs:
             is_known = start < len(sequence.token_ids)
             token_ids.append(sequence.token_ids[start] if is_known else 0)
             sources.append(first_input + row if is_known else drawn_rows[sequence])
-            positions.append(start)
+            positions.append(start if sequence.media is None else sequence.media.position(start))
             slots.append(sequence.blocks[start // block_size] * block_size + start % block_size)
-        seq_lens = [position + 1 for position in positions]
+        seq_lens = [chunk.end for chunk in step.chunks]
         columns = (token_ids, sources, positions, slots, seq_lens, table_rows, seeds(rows).tolist())
         words = array("q", _padded(columns, INPUT_PADDING, aligned_size(size)))
         if rows:

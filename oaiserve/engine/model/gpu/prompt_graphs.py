@@ -60,13 +60,14 @@ class PromptGraphs:
         self.graphs = SizedGraphs(sizes, sizes if first is None else first, self._captured)
 
     def can_run(self, step: Step) -> bool:
-        """Return whether the step has no unknown token, not too many, and no log-probabilities of prompts."""
+        """Return whether the step has no unknown token, not too many, no log-probabilities of prompts, and no media."""
         return (
             sum(1 + len(chunk.draft) for chunk in step.chunks) <= MOST_PROMPTS
             and step.num_tokens <= self.sizes[-1]
             and all(
                 chunk.end - len(chunk.draft) <= len(chunk.sequence.token_ids)
                 and not chunk.sequence.wants_prompt_logprobs
+                and (chunk.sequence.media is None or chunk.start >= chunk.sequence.prompt_len)
                 for chunk in step.chunks
             )
         )
