@@ -1,0 +1,103 @@
+"""Decodes clients' images and sounds. These may be anything: what is none, or is too much, is an InvalidRequest.
+
+Decoders are imported with the first file, so that a server of a text model has none.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from binascii import a2b_base64
+from functools import cache
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oaiserve.engine.media import MediaFile
+from oaiserve.errors import InvalidRequest, invalid
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+LOW_DETAIL_PIXELS = 512  # of the longer side
+# A JPEG may be sent in ever finer scans, each over all pixels. Usual are 10, and this many of the largest image.
+MOST_SCANS = 16
+SOUND_REFUSED = 3  # the exit code of a process that says why it has no samples
+BASE64_PIECE = 2**18  # decoded at once, for which no other thread runs
+
+
+def decode_image(file: MediaFile, max_pixels: int, max_bytes: int) -> Image:
+    """Return the image in RGB, as transformers' `load_image` does: upright by its EXIF data, and an animation's first
+    frame. With the detail `low`, it is made smaller. Raises InvalidRequest.
+    """
+    content = _content(file, max_bytes)
+    image_type, ops = _pillow()
+    try:
+        image: Image = image_type.open(BytesIO(content), formats=IMAGE_FORMATS)
+        width, height = image.size
+        if width * height > max_pixels:
+            raise _wrong(file, f"the image has {width} x {height} pixels, but at most {max_pixels} are decoded")
+        is_jpeg = image.format in ("JPEG", "MPO") or image.info.get("compression") == "jpeg"
+        if is_jpeg and content.count(b"\xff\xda") * width * height > MOST_SCANS * max_pixels:
+            raise _wrong(file, f"the image has too many scans for its {width} x {height} pixels")
+        image = ops.exif_transpose(image).convert("RGB")
+    except InvalidRequest:
+        raise
+    except image_type.DecompressionBombError:
+        raise _wrong(file, f"the image has far more than {max_pixels} pixels") from None
+    except Exception as error:  # of any type: decoders meet the unexpected with what they happen to do
+        reason = "it is cut off, or damaged" if "cannot identify" not in str(error) else "it is none of these"
+        names = ", ".join(IMAGE_FORMATS[:-1])
+        raise _wrong(file, f"the image cannot be read as {names} or {IMAGE_FORMATS[-1]}: {reason}") from error
+    if file.detail == "low" and max(image.size) > LOW_DETAIL_PIXELS:
+        image.thumbnail((LOW_DETAIL_PIXELS, LOW_DETAIL_PIXELS))
+    return image
+
+
+def decode_sound(file: MediaFile, rate: int, max_seconds: float, max_bytes: int) -> NDArray[np.float32]:
+    """Return the samples of a sound at this rate, the mean of its channels. Raises InvalidRequest.
+
+    A process of its own decodes it: the library writes a line to stderr for each fault in an MP3, without end.
+    """
+    command = (sys.executable, "-m", "oaiserve.engine.model.media.sound_process", str(rate), str(max_seconds))
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # whose stacks would count as its memory
+    content = _content(file, max_bytes)
+    done = subprocess.run(command, input=content, capture_output=True, env=environment, check=False)
+    if done.returncode == SOUND_REFUSED:
+        raise _wrong(file, f"the sound {done.stdout.decode()}")
+    if done.returncode:
+        raise _wrong(file, "the sound takes too much to decode")
+    return np.frombuffer(done.stdout, np.float32)
+
+
+def _content(file: MediaFile, max_bytes: int) -> bytes:
+    """Return the bytes of a file. Raises InvalidRequest for too many, and for wrong base64."""
+    content = file.content
+    if len(content) > (max_bytes if isinstance(content, bytes) else (max_bytes + 2) // 3 * 4):
+        raise _wrong(file, f"the file has more than {max_bytes} bytes")
+    if isinstance(content, bytes):
+        return content
+    pieces = (content[start : start + BASE64_PIECE] for start in range(0, len(content), BASE64_PIECE))
+    try:
+        if "=" in content[:-2]:
+            raise ValueError("there is text behind its end")
+        return b"".join(a2b_base64(piece, strict_mode=True) for piece in pieces)
+    except ValueError as error:  # not ASCII, or not base64
+        raise _wrong(file, f"the file is not valid base64: {error}") from None
+
+
+@cache
+def _pillow() -> tuple[Any, Any]:
+    from PIL import Image, ImageOps
+
+    warnings.filterwarnings("ignore", module="PIL")  # of each fault in a file
+    return Image, ImageOps
+
+
+def _wrong(file: MediaFile, reason: str) -> InvalidRequest:
+    return invalid(file.param.partition("[")[0], reason, file.param)

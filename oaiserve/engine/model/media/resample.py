@@ -1,0 +1,40 @@
+"""Changes the rate of sounds: a new sample is a sum of the old ones around it, with the weights of a windowed sinc."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from math import ceil, gcd
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+Samples = NDArray[np.float32]
+ZEROS = 24  # of the sinc on each side
+BETA = 9.0  # of the Kaiser window: what is beyond the new rate is damped by some 90 dB
+ROLLOFF = 0.94  # of the highest frequency that the lower rate has: from there on, sound is damped
+
+
+def resampled(pieces: Iterable[Samples], rate: int, new_rate: int) -> Iterator[Samples]:
+    """Yield the pieces of a sound of one `rate` at another one, so that only the result need be in memory."""
+    if rate == new_rate:
+        yield from pieces
+        return
+    step, phases = rate // gcd(rate, new_rate), new_rate // gcd(rate, new_rate)
+    cutoff = ROLLOFF * min(1.0, new_rate / rate)
+    reach = ceil(ZEROS / cutoff)
+    # New samples lie at one of `phases` places between two old ones.
+    away = np.arange(-reach, reach + 1) - np.arange(phases)[:, None] / phases
+    window = np.i0(BETA * np.sqrt(np.clip(1 - (away * cutoff / ZEROS) ** 2, 0, None))) / np.i0(BETA)
+    weights = (cutoff * np.sinc(cutoff * away) * window).astype(np.float32)
+    held, first, done = np.zeros(reach, np.float32), -reach, 0  # old samples from `first` on, and new ones so far
+    for piece in chain(pieces, [np.zeros(reach, np.float32)]):
+        held = np.concatenate((held, piece))
+        end = -((first + len(held) - reach) * phases // -step)  # of the new samples that have all around them
+        if end > done:
+            at = np.arange(done, end, dtype=np.int64) * step
+            around = sliding_window_view(held, 2 * reach + 1)[at // phases - reach - first]
+            yield np.einsum("ij,ij->i", around, weights[at % phases])
+            done = end
+            held, first = held[done * step // phases - reach - first :], done * step // phases - reach

@@ -1,0 +1,185 @@
+"""Images and sounds are decoded as transformers does it, and hostile files are refused with the reason."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+import zlib
+from base64 import b64encode
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+from transformers.image_utils import load_image
+
+from oaiserve.engine.media import Detail, MediaFile
+from oaiserve.engine.model.media.decode import decode_image, decode_sound
+from oaiserve.engine.model.media.resample import resampled
+from oaiserve.engine.model.media.sound_process import Refused, samples_of
+from oaiserve.errors import InvalidRequest
+
+WHERE = "messages[0].content[1]"
+ORIENTATION = 0x0112
+
+
+def noise(mode: str = "RGB", size: tuple[int, int] = (60, 40)) -> Image.Image:
+    levels = np.random.default_rng(1).integers(0, 256, (size[1], size[0], 4), dtype=np.uint8)
+    return Image.fromarray(levels).convert(mode)
+
+
+def saved(image: Image.Image, form: str, **more: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **more)
+    return file.getvalue()
+
+
+def image_of(
+    content: bytes | str, detail: Detail = "auto", *, pixels: int = 10**6, most_bytes: int = 10**6
+) -> Image.Image:
+    return decode_image(MediaFile("image", content, detail, WHERE), pixels, most_bytes)
+
+
+def refusal(content: bytes | str, **limits: int) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        image_of(content, **limits)
+    assert caught.value.param == "messages"
+    return caught.value.message.removeprefix(f"Invalid '{WHERE}': ")
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow warns of a palette with transparency
+@pytest.mark.parametrize(
+    ("form", "mode"),
+    [
+        *(("PNG", mode) for mode in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "I;16")),
+        *(("JPEG", mode) for mode in ("L", "RGB", "CMYK", "YCbCr")),
+        *(("WEBP", mode) for mode in ("RGB", "RGBA")),
+        *(("GIF", mode) for mode in ("L", "P", "RGBA")),
+        *(("BMP", mode) for mode in ("1", "L", "P", "RGB", "RGBA")),
+        *(("TIFF", mode) for mode in ("L", "RGB", "RGBA", "CMYK", "F")),
+    ],
+)
+def test_an_image_has_the_pixels_that_transformers_reads(form: str, mode: str) -> None:
+    exif = Image.Exif()
+    image = noise("L").convert("I").convert("I;16") if mode == "I;16" else noise(mode if mode != "PA" else "RGBA")
+    if mode == "PA":
+        image = image.quantize()
+    for orientation in range(1, 9):
+        exif[ORIENTATION] = orientation
+        content = saved(image, form, **({"exif": exif} if form in ("PNG", "JPEG", "WEBP", "TIFF") else {}))
+        in_base64 = b64encode(content).decode()
+        expected = load_image(in_base64)
+        for given in (content, in_base64):
+            assert np.array_equal(np.asarray(image_of(given)), np.asarray(expected))
+
+
+def test_an_animation_is_its_first_frame_however_many_there_are() -> None:
+    frames = [noise("L", (8, 8)), *(Image.new("L", (8, 8), level) for level in range(200))]
+    content = saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert np.array_equal(np.asarray(image_of(content)), np.asarray(frames[0].convert("RGB")))
+
+
+def test_low_detail_makes_an_image_smaller_and_keeps_its_shape() -> None:
+    content = saved(noise(size=(1024, 700)), "PNG")
+    limits = {"pixels": 10**6, "most_bytes": 10**7}
+    assert image_of(content, "low", **limits).size == (512, 350)
+    assert image_of(content, "high", **limits).size == (1024, 700)
+    assert image_of(saved(noise(size=(9, 300)), "PNG"), "low").size == (9, 300)
+
+
+def png(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4) + kind + data + zlib.crc32(kind + data).to_bytes(4)
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def test_images_that_are_too_much_are_refused_before_they_are_decoded() -> None:
+    assert refusal(png(1001, 1000)) == "the image has 1001 x 1000 pixels, but at most 1000000 are decoded."
+    assert refusal(png(2**31 - 1, 2**31 - 1)) == "the image has far more than 1000000 pixels."
+    assert refusal(bytes(1001), most_bytes=1000) == "the file has more than 1000 bytes."
+    assert refusal(b64encode(bytes(1010)).decode(), most_bytes=1000) == "the file has more than 1000 bytes."
+    progressive = saved(noise(size=(900, 900)), "JPEG", progressive=True)
+    scan = progressive.rindex(b"\xff\xda")
+    many = progressive[:-2] + progressive[scan:-2] * 20 + b"\xff\xd9"
+    assert image_of(progressive).size == (900, 900)
+    assert refusal(many, most_bytes=10**8) == "the image has too many scans for its 900 x 900 pixels."
+
+
+def test_what_is_no_image_is_refused_with_the_reason() -> None:
+    kinds = "the image cannot be read as PNG, JPEG, WEBP, GIF, BMP or TIFF: "
+    whole = saved(noise(), "PNG")
+    assert refusal(whole[: len(whole) // 2]) == f"{kinds}it is cut off, or damaged."
+    assert refusal(b"") == refusal(b"<svg/>") == f"{kinds}it is none of these."
+    assert refusal(saved(noise(), "PPM")) == f"{kinds}it is none of these."
+    for text in ("a", "ab=c", "====", "aGVsbG8", "aGVsbG8=aGVsbG8=", "b\u00e4", "aGVs bG8="):
+        assert refusal(text).startswith("the file is not valid base64: ")
+
+
+def wave(seconds: float = 0.5, rate: int = 16000, hertz: float = 440) -> np.ndarray:
+    return np.sin(2 * np.pi * hertz * np.arange(int(seconds * rate)) / rate).astype(np.float32) / 2
+
+
+def sound(samples: np.ndarray, rate: int, form: str = "WAV", **more: object) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=form, **more)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", ["WAV", "FLAC", "MP3"])
+@pytest.mark.parametrize("rate", [16000, 44100])
+def test_a_sound_is_the_mean_of_its_channels_at_the_rate_that_is_asked_for(form: str, rate: int) -> None:
+    both = np.stack((wave(1, rate), wave(1, rate, 660)), axis=1)
+    found = samples_of(sound(both, rate, form), 16000, 60)
+    expected = (wave(1) + wave(1, hertz=660)) / 2
+    assert abs(len(found) - len(expected)) < 3000  # an MP3 has whole frames
+    assert np.abs(found[1000:15000] - expected[1000:15000]).max() < (0.02 if form == "MP3" else 1e-3)
+
+
+@pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000, 11025, 44101])
+def test_a_new_rate_keeps_what_it_can_and_drops_what_it_cannot_have(rate: int) -> None:
+    def at_16000(hertz: float) -> np.ndarray:
+        whole = wave(1, rate, hertz)
+        return np.concatenate(list(resampled(np.split(whole, [10, 11, 3000]), rate, 16000)))
+
+    kept = at_16000(3000)
+    assert np.abs(kept - wave(1, hertz=3000)[: len(kept)])[500:-500].max() < 1e-4
+    assert len(kept) == 16000
+    if rate > 2 * 9000:
+        assert np.abs(at_16000(9000))[500:-500].max() < 1e-4
+
+
+def test_a_sound_is_decoded_in_a_process_of_its_own() -> None:
+    found = decode_sound(MediaFile("audio", b64encode(sound(wave(), 16000, subtype="FLOAT")).decode()), 16000, 1, 10**6)
+    assert np.array_equal(found, wave())
+    with pytest.raises(
+        InvalidRequest, match=r"Invalid 'messages\[0\].content\[1\]': the sound is longer than 0.1 seconds."
+    ):
+        decode_sound(MediaFile("audio", sound(wave(), 16000), param=WHERE), 16000, 0.1, 10**6)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "cannot be read as WAV, FLAC or MP3: it is none of these, cut off, or damaged"),
+        (sound(wave(), 16000, "OGG"), "must be WAV, FLAC or MP3, got OGG"),
+        (sound(wave(), 1000), "must have 4000 to 96000 samples per second, got 1000"),
+        (sound(np.zeros((10, 17), np.float32), 8000), "must have at most 16 channels, got 17"),
+        (sound(np.full(10, np.nan, np.float32), 8000, subtype="FLOAT"), "has samples that are not numbers"),
+        (sound(np.zeros(0, np.float32), 8000), "has no samples"),
+        (sound(np.zeros(96000 * 30, np.float32), 96000, "FLAC"), "is longer than 20 seconds"),
+    ],
+)
+def test_what_is_no_sound_is_refused_with_the_reason(content: bytes, reason: str) -> None:
+    with pytest.raises(Refused, match=f"^{reason}$"):
+        samples_of(content, 16000, 20)
+
+
+def test_spoiled_files_are_decoded_or_refused_in_bounded_time_and_memory() -> None:
+    command = [sys.executable, "-m", "tests.engine.model.media.hostile", "--files", "60"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "\n")
+    assert done.stdout.count("\n") == 2 + 9
