@@ -16,12 +16,14 @@ from oaiserve.engine.model.attention.hook import ATTENTION
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.prepare import prepare
 from tests.models.decoders import FAMILIES, foreign_config, generate, random_model
+from tests.models.small_configs import config_of
 from tools.engine_load import greedy, random_prompts
 from tools.gpu.sections import Target
 from tools.gpu.workload import PROMPTS, blocks_for, ids, load, release, running_engine
 
 NUM_TOKENS = 12
 OTHERS = ("stablelm",)
+HYBRIDS = ("falcon_h1", "lfm2")  # which keep a state in some layers
 # Two tokens tie if their logits differ by less than this, in standard deviations of all logits: bfloat16 rounds as much
 # away in another order of additions. Tokens picked at random differ by several.
 NEAR_TIE = 0.1
@@ -31,7 +33,7 @@ Answers = list[list[int]]
 
 def families(target: Target) -> Iterator[dict[str, Any]]:
     """Those of FAMILIES run as fused layers."""
-    for name in FAMILIES:
+    for name in (*FAMILIES, *HYBRIDS):
         yield {name: check_family(name, target, PLAIN if target.is_gpu else [{}])}
 
 
@@ -57,7 +59,8 @@ DEFAULT = {"compile": True, "cuda_graph": True, "overlap": True}
 
 def check_family(name: str, target: Target, modes: list[dict[str, bool]]) -> dict[str, Any]:
     """Compare greedy answers with `generate`, and drawn ones with the first mode's: in float32, batched, in chunks."""
-    model = random_model(FAMILIES.get(name) or foreign_config(name), device=target.device)
+    config = FAMILIES.get(name) or (config_of if name in HYBRIDS else foreign_config)(name)
+    model = random_model(config, device=target.device)
     expected = generate(model, PROMPTS, NUM_TOKENS)
     loaded = prepare(model, name)
     sampled = replace(greedy(NUM_TOKENS), temperature=0.9, top_p=0.95, seed=7)

@@ -72,8 +72,10 @@ def expected(loaded: LoadedModel, options: EngineOptions, *, is_known: bool) -> 
     if is_known and options.compile and not options.has_adapters and not loaded.state_shapes:
         yield "fused_layers"
     is_mixture = any("experts" in name for name, _ in loaded.model.named_modules())  # plain ones wait for the host
-    if options.cuda_graph and not loaded.state_shapes and (has_experts or not is_mixture):
-        yield from ("decode_graphs", "prompt_graphs", "mixed_graphs")
+    if options.cuda_graph and (has_experts or not is_mixture):
+        yield "decode_graphs"
+        if not loaded.state_shapes:
+            yield from ("prompt_graphs", "mixed_graphs")
 
 
 def note_off(features: Mapping[str, str], wanted: Iterable[str]) -> None:

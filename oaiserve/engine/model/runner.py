@@ -154,7 +154,9 @@ class ModelRunner:
             adapters = [self._adapters[number] if number else None for number in numbers]
         table_rows = None if self._tables is None else self._tables.update(step)
         num_replayed = 0 if self._graphs is None or adapters else self._graphs.num_replayed(step)
-        others = Step(step.chunks[num_replayed:], state_copies=step.state_copies)
+        others = Step(step.chunks[num_replayed:])
+        if self._states is not None:
+            self._states.copy(step.state_copies)
         prompt_graphs = self._prompt_graphs
         if prompt_graphs is not None and (adapters or not others.chunks or not prompt_graphs.can_run(others)):
             prompt_graphs = None
@@ -217,7 +219,6 @@ class ModelRunner:
             assert self._drawn_ids is not None
             batch.input_ids[batch.unknown_rows] = self._drawn_ids[batch.drawn_rows]
         if self._states is not None:
-            self._states.copy(step.state_copies)
             # The sequences of rehearsals have no state of their own: any one will do.
             parts = [StateChunk(chunk.sequence.state or 0, chunk.start, chunk.num_tokens) for chunk in step.chunks]
             batch.states = self._states.of_step(parts)

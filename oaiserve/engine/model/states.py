@@ -6,7 +6,7 @@ fixed size, which each token changes. So it is computed for each prompt of a ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +42,7 @@ class States:
         self._layers = {layer: LayerStates(tensor(kept.conv), tensor(kept.recurrent)) for layer, kept in shapes.items()}
         self._tensors = [tensor for layer in self._layers.values() for tensor in layer if tensor is not None]
         self._device = device
+        self.last = num_states - 1
 
     def copy(self, copies: Iterable[tuple[int, int]]) -> None:
         """Copy states (from, to), in this order. This needs no memory."""
@@ -51,12 +52,24 @@ class States:
 
     def of_step(self, parts: list[StateChunk]) -> StepStates:
         """Return the states of a step, of which sequences with one token come first. A sequence begins with zeros."""
-        new = [part.state for part in parts if part.start == 0]
-        if new:
-            indices = on_device(new, self._device)
+        self.begin([part.state for part in parts if part.start == 0])
+        decodes = [part.state for part in parts if part.num_tokens == 1]
+        # States that lie side by side, in order, are changed in place. Others are gathered, and written back.
+        first = decodes[0] if decodes else 0
+        end = first + len(decodes)
+        chosen = slice(first, end) if decodes == [*range(first, end)] else on_device(decodes, self._device)
+        return StepStates(self._layers, chosen, len(decodes), parts[len(decodes) :], [part.state for part in parts])
+
+    def of_rows(self, places: Tensor) -> StepStates:
+        """Return the states of sequences with one token each. It reads their places when layers are computed."""
+        return StepStates(self._layers, places, len(places))
+
+    def begin(self, places: list[int]) -> None:
+        """Make the states of new sequences zeros."""
+        if places:
+            indices = on_device(places, self._device)
             for tensor in self._tensors:
                 tensor.index_fill_(0, indices, 0)
-        return StepStates(self._layers, parts, self._device)
 
 
 class StateCache:
@@ -93,17 +106,17 @@ Mixer = Callable[[Tensor, StateCache], Tensor]
 class StepStates:
     """The states of the sequences of one step."""
 
-    def __init__(self, layers: Mapping[int, LayerStates], parts: list[StateChunk], device: torch.device) -> None:
+    def __init__(
+        self,
+        layers: Mapping[int, LayerStates],
+        decodes: slice | Tensor,  # their places in the pool
+        num_decodes: int,
+        prompts: Sequence[StateChunk] = (),
+        places: Sequence[int] = (),  # of all sequences, in their order, where the host knows them
+    ) -> None:
         self._layers = layers
-        self.places = [part.state for part in parts]  # in the pool, in the order of the sequences
-        self._num_decodes = sum(part.num_tokens == 1 for part in parts)
-        decodes = [part.state for part in parts[: self._num_decodes]]
-        self._prompts = parts[self._num_decodes :]
-        # States that lie side by side, in order, are changed in place. Others are gathered, and written back.
-        first = decodes[0] if decodes else 0
-        end = first + len(decodes)
-        self._decodes: slice | Tensor
-        self._decodes = slice(first, end) if decodes == [*range(first, end)] else on_device(decodes, device)
+        self.places = places
+        self._num_decodes, self._decodes, self._prompts = num_decodes, decodes, prompts
 
     def addresses(self) -> list[int]:
         """Return the addresses of the two tensors of all states, layer by layer; 0 for a missing one."""

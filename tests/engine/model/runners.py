@@ -40,7 +40,8 @@ def eager_runner(
 
 
 def states_of(loaded: LoadedModel) -> States | None:
-    return States(loaded.state_shapes, NUM_STATES, loaded.device) if loaded.state_shapes else None
+    """Return states of a model whose layers keep one; the last is for padding."""
+    return States(loaded.state_shapes, NUM_STATES + 1, loaded.device) if loaded.state_shapes else None
 
 
 def make_engine(

@@ -24,6 +24,7 @@ from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, draw_row, 
 from oaiserve.engine.model.sampling.logit_edits import is_edited
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.model.spec import ModelSpec
+from oaiserve.engine.model.states import States
 from oaiserve.engine.model.transfer import ReadBack, pinned
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
@@ -31,8 +32,9 @@ from oaiserve.engine.step import Step
 T = TypeVar("T")
 
 # The inputs of a padded row: its token id, the place to take the id from, position, slot, seq_len, row in the block
-# tables, seed of its noise.
+# tables, seed of its noise; and the place of its state, where layers have one.
 INPUT_PADDING = (0, 0, 0, -1, 0, 0, GREEDY.seed)
+SEED = len(INPUT_PADDING) - 1
 PARAMETER_PADDING = GREEDY[:-1]  # all but the seed
 
 
@@ -76,7 +78,7 @@ class DecodeGraphs:
 
     `forward` is the one of an executor whose attention writes nothing for padded rows, and reads `tables`. `sampler` is
     the module `triton_sampling`, whose draws can be captured. The KV cache has blocks of `block_size` tokens. Those of
-    `first` are captured by the constructor, which raises the errors of `capture`.
+    `first` are captured by the constructor, which raises the errors of `capture`. The last of `states` is for padding.
     """
 
     @torch.inference_mode()
@@ -92,6 +94,7 @@ class DecodeGraphs:
         first: Collection[int] | None = None,  # None: all
         block_size: int,
         max_model_len: int,
+        states: States | None = None,
     ) -> None:
         self.tables = tables
         self._forward = forward
@@ -100,11 +103,13 @@ class DecodeGraphs:
         self.sizes = sizes
         self._block_size = block_size
         self._max_model_len = max_model_len
+        self._states = states
+        self._input_padding = INPUT_PADDING if states is None else (*INPUT_PADDING, states.last)
         most, device = sizes[-1], spec.device
         # One tensor has the draws of the last step, ids and whether logits were finite, followed by all inputs of rows
         # from the host. So a single look-up can take ids from either part.
         self._first_input = 2 * aligned_size(most)
-        num_inputs = len(INPUT_PADDING) * aligned_size(most)
+        num_inputs = len(self._input_padding) * aligned_size(most)
         num_parameters = len(PARAMETER_PADDING) * aligned_size(most)  # two of these fit into one int64
         num_words = self._first_input + num_inputs + num_parameters // 2
         self._words = torch.zeros(num_words, dtype=torch.int64, device=device)
@@ -184,8 +189,11 @@ class DecodeGraphs:
             positions.append(start if sequence.media is None else sequence.media.position(start))
             slots.append(sequence.blocks[start // block_size] * block_size + start % block_size)
         seq_lens = [chunk.end for chunk in step.chunks]
-        columns = (token_ids, sources, positions, slots, seq_lens, table_rows, seeds(rows).tolist())
-        words = array("q", _padded(columns, INPUT_PADDING, aligned_size(size)))
+        columns = [token_ids, sources, positions, slots, seq_lens, table_rows, seeds(rows).tolist()]
+        if self._states is not None:
+            columns.append([_place(chunk.sequence) for chunk in step.chunks])
+            self._states.begin([_place(chunk.sequence) for chunk in step.chunks if chunk.start == 0])
+        words = array("q", _padded(columns, self._input_padding, aligned_size(size)))
         if rows:
             values = _padded(numbers(rows).tolist(), PARAMETER_PADDING, aligned_size(size))
             words.frombytes(array("f", values).tobytes())
@@ -193,14 +201,14 @@ class DecodeGraphs:
         inputs.copy_(pinned(torch.frombuffer(words, dtype=torch.int64), inputs.device), non_blocking=True)
 
     def _pad(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make all rows padding, and return inputs int64 [7, size] and parameters float32 [4, size]."""
+        """Make all rows padding, and return inputs int64 [7 or 8, size] and parameters float32 [4, size]."""
         width = aligned_size(size)
-        num_inputs, num_parameters = len(INPUT_PADDING) * width, len(PARAMETER_PADDING) * width
+        num_inputs, num_parameters = len(self._input_padding) * width, len(PARAMETER_PADDING) * width
         words = self._words[self._first_input :]
         inputs = words[:num_inputs].view(-1, width)[:, :size]
         in_parameters = words[num_inputs : num_inputs + num_parameters // 2]
         parameters = in_parameters.view(torch.float32).view(-1, width)[:, :size]
-        inputs.copy_(torch.tensor(INPUT_PADDING)[:, None])
+        inputs.copy_(torch.tensor(self._input_padding)[:, None])
         parameters.copy_(torch.tensor(PARAMETER_PADDING)[:, None])
         return inputs, parameters
 
@@ -209,7 +217,8 @@ class DecodeGraphs:
 
         It looks the token ids up. Lengths on the host are the longest.
         """
-        _, sources, positions, slots, seq_lens, table_rows, _ = self._pad(size)[0]
+        _, sources, positions, slots, seq_lens, table_rows, _, *places = self._pad(size)[0]
+        states = None if self._states is None else self._states.of_rows(*places)
 
         def batch() -> Batch:
             return Batch(
@@ -224,6 +233,7 @@ class DecodeGraphs:
                 num_decodes=size,
                 query_lens=[1] * size,
                 context_lens=[self._max_model_len] * size,
+                states=states,
             )
 
         return batch
@@ -249,10 +259,14 @@ class DecodeGraphs:
         last_drawn = self._words[: self._first_input].clone()  # which the next step may need
         self._draws[size] = Draws(
             self._capture(lambda: sampler.take_best(logits, drawn)),
-            self._capture(lambda: sampler.draw(logits, parameters, inputs[-1], has_cuts=False, out=drawn)),
-            self._capture(lambda: sampler.draw(logits, parameters, inputs[-1], has_cuts=True, out=drawn)),
+            self._capture(lambda: sampler.draw(logits, parameters, inputs[SEED], has_cuts=False, out=drawn)),
+            self._capture(lambda: sampler.draw(logits, parameters, inputs[SEED], has_cuts=True, out=drawn)),
         )
         self._words[: self._first_input].copy_(last_drawn)
+
+
+def _place(sequence: Sequence) -> int:
+    return sequence.state or 0  # the sequences of rehearsals have no state of their own: any one will do
 
 
 def _padded(columns: Iterable[Iterable[T]], padding: Iterable[T], width: int) -> list[T]:

@@ -21,6 +21,7 @@ from oaiserve.engine.model.gpu.mixed_graphs import MixedGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import Difference, difference, tolerance
 from oaiserve.engine.start.gpu.trials import FEATURES, Feature, Trials
 from oaiserve.engine.start.started import GPU_STEP_TOKENS
@@ -78,11 +79,13 @@ def graph_memory_bytes(loaded: LoadedModel, options: EngineOptions) -> int:
     table_bytes = -(-loaded.max_model_len // options.block_size) * 8
     row_bytes = loaded.vocab_size * logit_bytes + table_bytes
     number = len(sizes) + len(token_sizes) + len(mixed_sizes(sizes, token_sizes))
-    launch_bytes = number * len(loaded.kv_shapes) * LAYER_BYTES
+    launch_bytes = number * len(loaded.kv_shapes | loaded.state_shapes) * LAYER_BYTES
     linears = [module for module in loaded.model.modules() if isinstance(module, torch.nn.Linear)]
     weights = [*loaded.model.parameters(), *(module.weight for module in linears)]  # those of packed ones, too
     widest = max(max(p.shape) for p in weights if p.dim() > 1 and loaded.vocab_size not in p.shape)
     prompt_bytes = token_sizes[-1] * widest * loaded.dtype.itemsize * WIDE_TENSORS
+    # States are gathered for a layer, and written back.
+    row_bytes += WIDE_TENSORS * max((layer.num_bytes for layer in loaded.state_shapes.values()), default=0)
     return options.max_running * row_bytes + launch_bytes + prompt_bytes + POOL_BYTES
 
 
@@ -97,6 +100,7 @@ class Captured:
     num_blocks: int
     block_size: int
     max_model_len: int
+    states: States | None = None  # of layers that keep one
 
 
 class Graphs(NamedTuple):
@@ -133,6 +137,7 @@ def capture_decodes(own: Captured, max_running: int, trials: Trials) -> DecodeGr
             first=FIRST_SIZES | {sizes[-1]},
             block_size=own.block_size,
             max_model_len=own.max_model_len,
+            states=own.states,
         )
 
     problem = partial(replay_problem, own, sizes)
@@ -140,6 +145,9 @@ def capture_decodes(own: Captured, max_running: int, trials: Trials) -> DecodeGr
 
 
 def capture_prompts(own: Captured, max_step_tokens: int, trials: Trials) -> PromptGraphs | None:
+    if own.states is not None:
+        trials.off["prompt_graphs"] = "layers that keep a state compute each prompt by itself"
+        return None
     sizes = token_ladder(max_step_tokens)
 
     def make() -> PromptGraphs:
@@ -217,10 +225,14 @@ def replay_problem(own: Captured, sizes: list[int], graphs: DecodeGraphs) -> str
     """Compare replayed decodes with the same steps launched operation by operation."""
     loaded = own.loaded
     most = min(len(COMPARED_LENGTHS), own.num_blocks // -(-max(COMPARED_LENGTHS) // own.block_size), sizes[-1])
+    if own.states is not None:
+        most = min(most, own.states.last)
     for num_rows in sorted({1, most}) if most > 0 else []:
         prompts, decodes = _steps(own, num_rows)
         own.executor.forward(_batch(prompts, own))
         want = own.executor.forward(_batch(decodes, own)).clone()
+        if own.states is not None:  # which the decodes have changed
+            own.executor.forward(_batch(prompts, own))
         logits, replayed = graphs.launch(decodes, own.tables.update(decodes), None, {})
         found = Difference(f"the outputs of {num_rows} sequences", difference(logits, want), tolerance(loaded.dtype))
         if found.is_beyond_rounding:
@@ -275,10 +287,17 @@ def mixed_problem(own: Captured, decodes: DecodeGraphs, prompts: PromptGraphs, g
 def _steps(own: Captured, number: int) -> tuple[Step, Step]:
     """Return the prompts of so many sequences, and their decodes."""
     lengths = [min(length, own.loaded.max_model_len) for length in COMPARED_LENGTHS[:number]]
-    return prompts_and_decodes(lengths, own.loaded.vocab_size, own.block_size)
+    steps = prompts_and_decodes(lengths, own.loaded.vocab_size, own.block_size)
+    for place, chunk in enumerate(steps[0].chunks):
+        chunk.sequence.state = place
+    return steps
 
 
 def _batch(step: Step, own: Captured) -> Batch:
     """Return the batch of a step, which reads the tables that graphs read."""
     rows = own.tables.update(step)
-    return build_batch(step, own.block_size, own.loaded.device, tables=(own.tables.on_device, rows))
+    batch = build_batch(step, own.block_size, own.loaded.device, tables=(own.tables.on_device, rows))
+    if own.states is not None:
+        parts = [StateChunk(place, chunk.start, chunk.num_tokens) for place, chunk in enumerate(step.chunks)]
+        batch.states = own.states.of_step(parts)
+    return batch

@@ -74,8 +74,8 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
     if options.kv_cache_dtype == "fp8":
         loaded = with_measured_scales(loaded, options.block_size)
     if loaded.state_shapes:
-        log.info("There are neither fused layers nor CUDA graphs: some of the model's layers keep a state")
-        options = replace(options, compile=False, cuda_graph=False)
+        log.info("There are no fused layers: some of the model's layers keep a state")
+        options = replace(options, compile=False)
     if options.has_adapters and options.compile:
         log.info("There are no fused layers: steps may have adapters")
     paths = find_fast_paths(loaded, options, trials)
@@ -98,12 +98,14 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
             raise StartupError(f"--exact cannot be kept for '{loaded.name}': {problem}. It is served without --exact.")
     max_model_len = longest_request(loaded, num_blocks * options.block_size)
     tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, loaded.device)
+    # One more than sequences can have, for padded rows of graphs.
+    states = States(loaded.state_shapes, num_states + 1, loaded.device) if num_states else None
     graphs = Graphs()
-    if reason := _reason_without_graphs(loaded, options, paths):
+    if reason := _reason_without_graphs(options, paths):
         trials.off |= dict.fromkeys(("decode_graphs", "prompt_graphs", "mixed_graphs"), reason)
     else:
         capture = CudaCapture(loaded.device)  # all graphs share its memory
-        captured = Captured(executor, loaded, tables, capture, num_blocks, options.block_size, max_model_len)
+        captured = Captured(executor, loaded, tables, capture, num_blocks, options.block_size, max_model_len, states)
         graphs = capture_graphs(captured, options, trials)
         capture.is_alone = False
 
@@ -117,7 +119,7 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
         prompt_graphs=graphs.prompts,
         mixed_graphs=graphs.mixed,
         tables=tables,
-        states=States(loaded.state_shapes, num_states, loaded.device) if num_states else None,
+        states=states,
     )
     return Started(
         loaded,
@@ -135,10 +137,8 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
     )
 
 
-def _reason_without_graphs(loaded: LoadedModel, options: EngineOptions, paths: FastPaths) -> str:
+def _reason_without_graphs(options: EngineOptions, paths: FastPaths) -> str:
     """Return why no steps are captured as CUDA graphs; empty if they are."""
-    if loaded.state_shapes:
-        return "some of the model's layers keep a state"
     if not options.cuda_graph:
         return "--no-cuda-graph"
     return "" if paths.have_graphs else "attention or sampling is in plain torch"

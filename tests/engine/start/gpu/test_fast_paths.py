@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.gpu.cuda_capture import Run
+from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
@@ -44,6 +46,7 @@ from oaiserve.errors import StartupError
 from tests.engine.model.gpu.graphs import Plain, padded_attention
 from tests.engine.model.runners import greedy
 from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, byte_tokenizer, random_model
+from tests.models.small_configs import config_of
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 4
 NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."
@@ -288,6 +291,20 @@ def test_adapters_whose_kernels_fail_are_added_in_plain_torch(
     with caplog.at_level(logging.WARNING), started(loaded, lora_dir=Path("unread")) as engine:
         assert on(engine) == ON - {"fused_layers"}
     assert [message.partition(":")[0] for message in caplog.messages] == ["Adapters by Triton's kernels"]
+
+
+def test_decodes_of_a_model_with_states_are_replayed(device: FakeGpu) -> None:
+    hybrid = prepare(random_model(config_of("falcon_h1")))
+    device.set(start_on_gpu, "gpu_sizes", lambda *_: (NUM_BLOCKS, 4))
+    replay = Mock(wraps=DecodeGraphs.launch)
+    device.set(DecodeGraphs, "launch", lambda *given: replay(*given))
+    with started(hybrid) as engine:
+        assert on(engine) == ON - {"fused_layers"}
+        replay.reset_mock()
+        found = answers(engine)
+        assert replay.call_count > 8
+    with started(hybrid, cuda_graph=False) as engine:
+        assert found == answers(engine)
 
 
 def test_a_cache_in_eight_bits_has_the_scales_that_a_prompt_needs(device: FakeGpu, loaded: LoadedModel) -> None:
