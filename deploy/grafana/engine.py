@@ -20,6 +20,7 @@ def dashboard() -> Dashboard:
             ("Drafts", _drafts()),
             ("KV cache", _cache()),
             ("Grammars and tools", _grammars()),
+            ("Images and sounds", _media()),
             ("Queue", _queue()),
             ("Process", _process()),
         ],
@@ -242,6 +243,46 @@ def _grammars() -> list[Panel]:
             "short",
             [Query(rate("oaiserve_tool_calls_total", ENGINE, "outcome"), "{{outcome}}")],
             stacked=True,
+        ),
+    ]
+
+
+def _media() -> list[Panel]:
+    rows, seconds = (rate(f"oaiserve_media_{name}_total", ENGINE) for name in ("encoded_tokens", "encode_seconds"))
+    hits, queries = (rate(f"oaiserve_media_cache_{name}_total", ENGINE) for name in ("hits", "queries"))
+    return [
+        lines(
+            "Time to encode a token of an image or a sound",
+            "Mean time of the engine, between steps. If it grew, the machine does something else, or media are small.",
+            "s",
+            [Query(f"{seconds} / ({rows} > 0)", "mean")],
+        ),
+        lines(
+            "Requests whose media are not encoded",
+            "Requests in the phase encode_media, by instance. If it does not return to zero, add an instance.",
+            "short",
+            [Query(f"oaiserve_media_requests_waiting{{{ENGINE}}}", "{{instance}}")],
+            span=6,
+        ),
+        lines(
+            "Cache of media, hit rate",
+            "Share of images and sounds whose vectors were in the cache: those of earlier turns should be.",
+            "percentunit",
+            [Query(f"{hits} / ({queries} > 0)", "hits")],
+            most=1,
+            span=6,
+        ),
+        lines(
+            "Images and sounds encoded",
+            "Per second, without those of the cache.",
+            "short",
+            [Query(rate("oaiserve_media_encoded_total", ENGINE, "instance"), "{{instance}}")],
+        ),
+        lines(
+            "Cache of media",
+            "Bytes of vectors.",
+            "bytes",
+            [Query(f"oaiserve_media_cache_bytes{{{ENGINE}}}", "{{instance}}")],
         ),
     ]
 

@@ -56,11 +56,13 @@ def _neighbours() -> list[Panel]:
             "Share of neighbours in decode",
             "neighbour_decodes: others that decode in the same steps; lower --max-running, or add an instance. "
             "neighbour_prompts: prompts of others in the same steps; set --itl-target-seconds or --prefill-max-tokens. "
-            "/debug/requests/ID names the neighbour.",
+            "neighbour_media: images and sounds of others, between steps; add an instance. /debug/requests/ID names "
+            "the neighbour.",
             "percentunit",
             [
                 Query(_share("neighbour_decodes", "decode"), "neighbour_decodes"),
                 Query(_share("neighbour_prompts", "decode"), "neighbour_prompts"),
+                Query(_share("neighbour_media", "decode"), "neighbour_media"),
             ],
             stacked=True,
             most=1,

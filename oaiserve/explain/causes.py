@@ -19,6 +19,7 @@ class Parts(NamedTuple):
 
     decodes: int = 0  # expected, of all sequences that decode
     prompts: int = 0  # expected, of all prompts
+    media: int = 0  # of other requests, which are encoded between steps
     constraint: int = 0
     host: int = 0
     machine: int = 0
@@ -27,7 +28,7 @@ class Parts(NamedTuple):
 
 NOTHING = Parts()
 _EXPECTED = (Cause.ALONE, Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.PREEMPTION)
-_MEASURED = (Cause.CONSTRAINT, Cause.HOST, Cause.MACHINE)
+_MEASURED = (Cause.NEIGHBOUR_MEDIA, Cause.CONSTRAINT, Cause.HOST, Cause.MACHINE)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -57,8 +58,11 @@ class RequestCauses:
     def __post_init__(self) -> None:
         self.is_plain = not self.has_several
 
-    def begin(self, totals: Parts, ended_ns: int, scheduled_ns: int, *, behind_prompts: bool) -> None:
-        """Begin with the first step of the request, at `scheduled_ns`. The step before ended at `ended_ns`.
+    def begin(
+        self, totals: Parts, ended_ns: int, scheduled_ns: int, *, behind_prompts: bool, encoded_ns: int = 0
+    ) -> None:
+        """Begin with the first step of the request, at `scheduled_ns`. The step before ended at `ended_ns`, and then
+        images and sounds were encoded for `encoded_ns`.
 
         If it was under way at `scheduled_ns`, with or without prompts, its rest was its neighbours' time.
         """
@@ -66,7 +70,9 @@ class RequestCauses:
         self._since = totals
         rest_ns = ended_ns - scheduled_ns
         if rest_ns <= 0:
-            self._rest = Parts(host=rest_ns)  # so much of the time between the steps was before
+            self._rest = Parts(
+                media=-encoded_ns, host=rest_ns + encoded_ns
+            )  # so much of the time between the steps was before
         elif behind_prompts:
             self._rest = Parts(prompts=rest_ns)
         else:
@@ -118,6 +124,7 @@ class RequestCauses:
             Cause.NEIGHBOUR_DECODES: spent.decodes - (alone_ns - of_prompts_ns),
             Cause.NEIGHBOUR_PROMPTS: spent.prompts - of_prompts_ns,
             Cause.PREEMPTION: self._recomputed + sum(missed),
+            Cause.NEIGHBOUR_MEDIA: spent.media,
             Cause.CONSTRAINT: spent.constraint,
             Cause.HOST: spent.host,
             Cause.MACHINE: spent.machine,

@@ -84,7 +84,27 @@ class EngineNumbers:
     idle_since_ns: int | None = None  # the engine thread is idle since then, which is not in `host_ns` yet
     load: LoadTotals = LoadTotals()  # noqa: RUF009 - immutable
 
+    num_encoding: int = fact(
+        "Requests whose images and sounds are not all encoded yet.", metric="oaiserve_media_requests_waiting"
+    )
+    media_cache_bytes: int = fact(
+        "Bytes of encoded images and sounds in the cache.", metric="oaiserve_media_cache_bytes"
+    )
+
     # Sums over all steps so far.
+    num_media_encoded: int = fact("Images and sounds that were encoded.", metric="oaiserve_media_encoded_total")
+    num_media_rows: int = fact(
+        "Tokens of images and sounds that were encoded.", metric="oaiserve_media_encoded_tokens_total"
+    )
+    media_encode_ns: int = fact(
+        "Time of the engine to encode images and sounds, between steps.", metric="oaiserve_media_encode_seconds_total"
+    )
+    num_media_queries: int = fact(
+        "Images and sounds looked up in the cache of encoded ones.", metric="oaiserve_media_cache_queries_total"
+    )
+    num_media_hits: int = fact(
+        "Images and sounds found in the cache of encoded ones.", metric="oaiserve_media_cache_hits_total"
+    )
     num_prefix_queries: int = fact(
         "Prompt tokens looked up in the prefix cache.", metric="oaiserve_prefix_cache_query_tokens_total"
     )

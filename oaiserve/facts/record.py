@@ -69,7 +69,7 @@ class WaitReason(StrEnum):
 class Cause(StrEnum):
     """The causes of the time that a request spends in the phases `prefill` and `decode`. They add up to the phase.
 
-    The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next four were measured. The
+    The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next five were measured. The
     last one is of the phase `receive`, where a server has several models.
     """
 
@@ -77,6 +77,7 @@ class Cause(StrEnum):
     NEIGHBOUR_DECODES = "neighbour_decodes"  # what other requests that decoded added to its steps
     NEIGHBOUR_PROMPTS = "neighbour_prompts"  # what the prompts of other requests added
     PREEMPTION = "preemption"  # it was preempted and stood still, or was computed again
+    NEIGHBOUR_MEDIA = "neighbour_media"  # images and sounds of other requests were encoded between its steps
     CONSTRAINT = "constraint"  # its steps waited for the masks of grammars
     HOST = "host"  # between steps, and behind the last one
     MACHINE = "machine"  # the engine was ready to run, and the machine did something else
@@ -98,6 +99,7 @@ class EventKind(StrEnum):
     """The kinds of events of a request in the engine. The comments name the details of each kind."""
 
     GRAMMAR_COMPILED = "grammar_compiled"  # compile_ns, cache (hit or miss), kind
+    MEDIA_ENCODED = "media_encoded"  # encode_ns, cached (media), tokens
     PREFIX_CACHE_HIT = "prefix_cache_hit"  # tokens
     PREFILL_CHUNK = "prefill_chunk"  # start, tokens, batch (the sequences in the step)
     FIRST_TOKEN = "first_token"  # batch
@@ -118,6 +120,11 @@ class RequestEvent(NamedTuple):
 def _cost(name: str, meaning: str) -> Any:
     """Declare a part of what a request cost, which is left out where it is not known."""
     return fact(meaning, None, json=f"cost.{name}", log=True, span=f"oaiserve.cost.{name}", log_when=name)
+
+
+def _media(name: str, meaning: str) -> Any:
+    """Declare a fact of a request's images and sounds, which is left out where it has none."""
+    return fact(meaning, json=f"media.{name}", log=f"media_{name}", span=f"oaiserve.media.{name}", when="num_media")
 
 
 def _deadline(name: str, meaning: str) -> Any:
@@ -183,6 +190,18 @@ class EngineAccount:
     weight_bytes: int | None = _cost("weight_bytes", "Bytes of weights that its steps have read: its rows' part.")
     joules: float | None = _cost("joules", "Energy of its shares. None: no meter can be read.")
     price: float | None = _cost("price", "Its part of --cost-per-hour. None without that.")
+    num_images: int = _media("images", "Images in its prompts.")
+    num_sounds: int = _media("sounds", "Sounds in its prompts.")
+    image_tokens: int = _media("image_tokens", "Tokens of its prompts that are of images.")
+    audio_tokens: int = _media("audio_tokens", "Tokens of its prompts that are of sounds.")
+    num_media_cached: int = _media("cached", "Images and sounds whose vectors were in the cache.")
+    media_encode_ns: int = fact(
+        "Time of the engine to encode its images and sounds; the rest of the phase `encode_media`, they waited.",
+        json="media.encode_ns",
+        log=True,
+        log_when="num_media",
+    )
+    media_core_ns: int = 0  # of cores, meanwhile
     # The next five are of the grammar that constrains the answer, if there is one.
     grammar_kind: str | None = fact(
         "The kind of the grammar, as in oaiserve.engine.request.GrammarKind.",
@@ -234,6 +253,11 @@ class EngineAccount:
         span="oaiserve.draft.accepted_tokens",
         when="num_draft_tokens",
     )
+
+    @property
+    def num_media(self) -> int:
+        """The images and sounds in its prompts."""
+        return self.num_images + self.num_sounds
 
     @property
     def steps(self) -> range:
@@ -406,6 +430,7 @@ class HostPart(StrEnum):
 
     IDLE = "idle"  # it has nothing to compute, and waits for a command
     COMMANDS = "commands"  # it takes new requests, aborts and deadlines
+    ENCODE = "encode"  # it lets a part of an image or a sound be encoded
     SCHEDULE = "schedule"  # it chooses what the next step computes
     LAUNCH = "launch"  # it launches the step on the device; on a CPU, this computes the step
     MASKS = "masks"  # it looks up which tokens grammars let come next; on a GPU, while that computes

@@ -215,7 +215,8 @@ def _phase_row(phase: dict[str, Any]) -> list[Any]:
     if not causes_ns:
         return row
     alone_ns = causes_ns.get(Cause.ALONE, 0)
-    added_ns = causes_ns.get(Cause.NEIGHBOUR_DECODES, 0) + causes_ns.get(Cause.NEIGHBOUR_PROMPTS, 0)
+    neighbours = (Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.NEIGHBOUR_MEDIA)
+    added_ns = sum(causes_ns.get(cause, 0) for cause in neighbours)
     return [*row, alone_ns, alone_ns + added_ns]
 
 

@@ -14,6 +14,7 @@ LEAST_PHASE = 0.1  # as a share of the duration, for a sentence
 LEAST_CAUSE = 0.01  # as a share of the phase
 _SAID = {
     Cause.PREEMPTION: "it was preempted and waited, or was computed again",
+    Cause.NEIGHBOUR_MEDIA: "images and sounds of other requests were encoded",
     Cause.CONSTRAINT: "its steps waited for the masks of grammars",
     Cause.HOST: "no step ran",
     Cause.MACHINE: "the machine was busy elsewhere",

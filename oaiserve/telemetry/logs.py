@@ -136,6 +136,9 @@ def log_request(record: RequestRecord) -> None:
         if account.grammar_compile_ns is not None:
             message += f"compiled in {in_ms(account.grammar_compile_ns)} ms ({account.grammar_cache}), "
         message += f"masked draws {account.num_masked_draws}, forced tokens {account.num_forced_tokens}, "
+    if account.num_media:
+        message += f"images: {account.num_images}, sounds: {account.num_sounds}, cached: {account.num_media_cached}, "
+        message += f"their tokens: {account.image_tokens + account.audio_tokens}, "
     if account.num_draft_tokens:
         message += f"draft tokens {account.num_draft_tokens}, accepted {account.num_accepted_tokens}, "
     if calls:

@@ -200,8 +200,8 @@ QUEUE_WAIT_SECONDS = _metric(
 PHASE_CAUSE_SECONDS = _metric(
     "oaiserve_phase_cause_seconds_total",
     "Time that ended requests spent in the phases prefill and decode, by its cause: alone, neighbour_decodes, "
-    "neighbour_prompts, preemption, constraint, host, machine or unexplained. The causes of a phase add up to it. So "
-    "do model_load and host of a phase receive in which the model was loaded.",
+    "neighbour_prompts, preemption, neighbour_media, constraint, host, machine or unexplained. The causes of a phase "
+    "add up to it. So do model_load and host of a phase receive in which the model was loaded.",
     "phase cause",
 )
 # What ended requests cost. `client` is the name of the API key, empty without one.
@@ -275,7 +275,7 @@ STEP_COST_ERROR = _histogram(
 )
 ENGINE_HOST_SECONDS = _metric(
     "oaiserve_engine_host_seconds_total",
-    "Time of the engine thread by what it did: idle, commands, schedule, launch, masks, wait, process or "
+    "Time of the engine thread by what it did: idle, commands, encode, schedule, launch, masks, wait, process or "
     "hand_over. The parts add up to all of its time.",
     "part",
 )
@@ -396,6 +396,7 @@ STEPS = (  # in the order of the fields of `Steps`
 )
 
 # Attributes of the span of the phase `queue`: its parts, by what the request waited for.
+MEDIA_ENCODE_NS = "oaiserve.media.encode_ns"
 QUEUE_WAITS_NS = {reason: f"oaiserve.queue.{reason}_ns" for reason in WaitReason}
 
 # Attributes of the spans of the phases `prefill` and `decode`: their parts, by cause; only those that are not 0.

@@ -56,9 +56,9 @@ def _rows(name: Callable[[Fact], str], when: Callable[[Fact], str]) -> list[_Row
 
 _JSON_ROWS = _rows(lambda row: row.json, lambda row: "")
 _JSON = _Place(row for row in _JSON_ROWS if "." not in row[1])
-_GRAMMAR, _COST = (
+_GRAMMAR, _MEDIA, _COST = (
     _Place((path, name.removeprefix(within), "") for path, name, _ in _JSON_ROWS if name.startswith(within))
-    for within in ("grammar.", "cost.")
+    for within in ("grammar.", "media.", "cost.")
 )
 _LOG_ROWS = _rows(lambda row: row.log, lambda row: row.log_when)
 _LOG = _Place(_LOG_ROWS)
@@ -69,10 +69,11 @@ _SIMPLE = frozenset({int, float, str, bool, type(None)})  # types of values that
 
 
 def json_of(record: RequestRecord) -> dict[str, Any]:
-    """Return the facts of a request for JSON. A request without a grammar has None in its place."""
+    """Return the facts of a request for JSON. Without a grammar or media, None is in its place."""
     grammar = _GRAMMAR.values(record)
     shown = {name: value if type(value) in _SIMPLE else _plain(value) for name, value in _JSON.values(record).items()}
     shown["grammar"] = None if grammar["kind"] is None else grammar
+    shown["media"] = _MEDIA.values(record) if record.account.num_media else None
     shown["cost"] = _COST.values(record)
     shown["forecast"] = record.account.forecast.shown()
     return shown

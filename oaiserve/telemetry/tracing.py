@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import getrandbits
 from typing import Literal
 
@@ -24,7 +24,7 @@ from opentelemetry.sdk.util import BoundedList
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import Attributes, AttributeValue
 
-from oaiserve.facts.record import POOLING_OPERATIONS, EventKind, Outcome, RequestRecord
+from oaiserve.facts.record import POOLING_OPERATIONS, Cause, EventKind, Outcome, RequestRecord
 from oaiserve.facts.times import Phase
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.telemetry import names
@@ -131,9 +131,7 @@ class Tracing:
                 phase,
                 new_context(_new_span_id()),
                 inner,
-                {names.QUEUE_WAITS_NS[reason]: ns for reason, ns in record.account.waits_ns.items()}
-                if phase.name == "queue"
-                else {names.CAUSES_NS[cause]: ns for cause, ns in causes_ns.get(phase.name, {}).items()},
+                _phase_attributes(phase.name, record, causes_ns),
                 events=phase_events,
             )
             for phase, phase_events in zip(phases, events, strict=True)
@@ -242,6 +240,16 @@ def _index_of_phase(at_ns: int, phases: Sequence[Phase]) -> int:
             ]
             return index + is_prefill
     return len(phases) - 1
+
+
+def _phase_attributes(
+    phase: str, record: RequestRecord, causes_ns: Mapping[str, Mapping[Cause, int]]
+) -> dict[str, AttributeValue]:
+    if phase == "queue":
+        return {names.QUEUE_WAITS_NS[reason]: ns for reason, ns in record.account.waits_ns.items()}
+    if phase == "encode_media":
+        return {names.MEDIA_ENCODE_NS: record.account.media_encode_ns}
+    return {names.CAUSES_NS[cause]: ns for cause, ns in causes_ns.get(phase, {}).items()}
 
 
 def _limited(attributes: dict[str, AttributeValue], most: int | None, longest: int | None) -> Attributes:

@@ -14,7 +14,7 @@ PROCESS_METRICS = (  # on Linux
 
 EVENT_DETAILS = (
     *("choice", "tokens", "start", "number", "total", "cached_tokens", "stalled_ns", "reason", "batch"),
-    *("compile_ns", "cache", "kind"),
+    *("compile_ns", "cache", "kind", "encode_ns", "cached"),
 )
 _BY_VALUE = (
     *(names.NUM_TOOL_CALLS, names.QUEUE_WAITS_NS, names.CAUSES_NS),
@@ -24,7 +24,7 @@ _RECORDS = (RequestRecord, EngineAccount, Forecast)
 # NAME stands for a parameter that has no standard name.
 ATTRIBUTES = frozenset(
     (
-        *(names.DURATION_NS, names.REQUEST_PARAM_PREFIX + "NAME", names.URL_PATH, *names.STEPS),
+        *(names.DURATION_NS, names.REQUEST_PARAM_PREFIX + "NAME", names.URL_PATH, names.MEDIA_ENCODE_NS, *names.STEPS),
         *(names.GEN_AI_PROVIDER_NAME, names.GEN_AI_OUTPUT_TYPE, names.GEN_AI_RESPONSE_MODEL),
         names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK,
         *(names.EVENT_PREFIX + detail for detail in EVENT_DETAILS),

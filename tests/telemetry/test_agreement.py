@@ -82,7 +82,9 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
     assert line.get("mean_event_tokens") == (round(mean_tokens, 2) if tokens else None)
     assert entry["trace_id"] == line["trace_id"]
     server, inner, *spans = spans_of(record)
-    in_json = entry | {f"grammar.{name}": value for name, value in (entry["grammar"] or {}).items()}
+    in_json = entry | {
+        f"{group}.{name}": value for group in ("grammar", "media") for name, value in (entry[group] or {}).items()
+    }
     for facts in (record, record.account, record.account.forecast):
         for row in facts_of(type(facts)):
             value = getattr(facts, row.name)
@@ -96,6 +98,7 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
                 is_left_out = row.span_when and not getattr(facts, row.span_when)
                 on_span = names.GEN_AI_OPERATIONS.get(value, value) if name == names.GEN_AI_OPERATION_NAME else value
                 assert not name or span.attributes.get(name) == (None if is_left_out else on_span)
+    assert (entry["media"] is None) == (not record.account.num_media)
     assert (entry["grammar"] is None) == (record.account.grammar_kind is None)
     forecast = record.account.forecast
     assert entry["forecast"] == (asdict(forecast) if forecast.is_calibrated else {"is_calibrated": False})

@@ -123,7 +123,7 @@ MODEL_INFO = dict.fromkeys(names.MODEL_INFO.labels, "") | {"model": "demo", "dty
         (names.DRAFT_TOKENS, {"outcome": "accepted"}, 70),
         (names.DRAFT_TOKENS, {"outcome": "rejected"}, 20),
         (names.ENGINE_HOST_SECONDS, {"part": "idle"}, 0),
-        (names.ENGINE_HOST_SECONDS, {"part": "hand_over"}, 7.000000007),
+        (names.ENGINE_HOST_SECONDS, {"part": "hand_over"}, 8.000000008),
         (names.ADAPTER_REQUESTS, {"model": "sql", "state": "running"}, 2),
         (names.ADAPTER_REQUESTS, {"model": "sql", "state": "waiting"}, 1),
         (vllm_names.CACHE_CONFIG, {**VLLM, "block_size": "16", "num_gpu_blocks": "120"}, 1),

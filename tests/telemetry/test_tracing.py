@@ -141,6 +141,17 @@ CALLS = {ToolCallOutcome.CALLED: 2, ToolCallOutcome.UNPARSED: 1}
             },
         ),
         (
+            {"account": EngineAccount(num_images=2, image_tokens=300, num_media_cached=1)},
+            {},
+            {
+                "oaiserve.media.images": 2,
+                "oaiserve.media.sounds": 0,
+                "oaiserve.media.image_tokens": 300,
+                "oaiserve.media.audio_tokens": 0,
+                "oaiserve.media.cached": 1,
+            },
+        ),
+        (
             {"account": EngineAccount(grammar_kind="regex")},
             {},
             {"oaiserve.grammar.kind": "regex", "oaiserve.grammar.masked_draws": 0, "oaiserve.grammar.forced_tokens": 0},

@@ -40,6 +40,6 @@ class Rates:
         Its whole prompt has been computed. A time is left out while it is not learnt what steps take of it.
         """
         if time is not None:
-            account.alone_ns = time.alone_ns(work, step_tokens)
+            account.alone_ns = time.alone_ns(work, step_tokens) + account.media_encode_ns
         if cores is not None:
-            account.alone_core_ns = cores.alone_ns(work, step_tokens)
+            account.alone_core_ns = cores.alone_ns(work, step_tokens) + account.media_core_ns

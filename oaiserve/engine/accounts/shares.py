@@ -1,7 +1,8 @@
 """The shares of requests in what the server uses: the time of its cores, and its own time. Engine thread only, stdlib.
 
 Each step's amount is divided by the learnt cost of steps (`StepCost.share_ns`). What passes without work is nobody's:
-the start, and times without a request in a step. Work between two steps belongs to the later one.
+the start, and times without a request in a step. Work between two steps belongs to the later one, but
+that of images and sounds to their request.
 """
 
 from __future__ import annotations
@@ -43,6 +44,15 @@ class Shares:
         self.cores, self.time = Meter(cores_ns), Meter(0)
         self.cores_fit = cores_fit
         self._closed: list[RequestCauses] = []  # they may have had a chunk in the step under way
+
+    def encoded(self, own: RequestCauses | None, core_ns: int, machine_ns: int) -> None:
+        """Charge the encoding of an image or a sound to its request, or to nobody if that has ended."""
+        for meter, amount in ((self.cores, core_ns), (self.time, machine_ns)):
+            meter.total += amount
+            meter.nobody += amount if own is None else 0
+        if own is not None:
+            own.core_ns += core_ns
+            own.machine_ns += machine_ns
 
     def step_ended(self) -> None:
         """Let nobody have what a step has computed for requests that ended while it was under way."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import process_time_ns
 
@@ -18,7 +19,7 @@ from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
 from oaiserve.facts.record import EngineAccount, EventKind, HostPart, StepKind, StepRecord
 from oaiserve.facts.times import RequestTimes
 
-_MASKS = HostPart.MASKS
+_ENCODE, _MASKS = HostPart.ENCODE, HostPart.MASKS
 MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
 
 
@@ -32,7 +33,15 @@ class RequestNotes:
     _causes: RequestCauses | None  # its own
     _first_token_step: int | None = None  # the number of steps so far
     _before: EngineNumbers | None = None  # when its first step began
+    _encoded_ns: int = 0  # by images and sounds of others between the last step and its first one
     _preempted_ns: dict[Sequence, int] = field(default_factory=dict)  # the time since which each of these is stalled
+
+    def media_encoded(self, now_ns: int) -> None:
+        """Note that the vectors of all images and sounds of the request are there."""
+        self._times.media_encoded, account = now_ns, self._account
+        tokens = account.image_tokens + account.audio_tokens
+        told = {"encode_ns": account.media_encode_ns, "cached": account.num_media_cached, "tokens": tokens}
+        account.note(EventKind.MEDIA_ENCODED, now_ns, None, **told)
 
     def preempted(self, sequence: Sequence, now_ns: int) -> None:
         self._preempted_ns[sequence] = now_ns
@@ -56,6 +65,8 @@ class RequestNotes:
         if self._times.scheduled is not None:
             return False
         self._times.scheduled = now_ns
+        if self._steps is not None:
+            self._encoded_ns = self._steps.encoded_ns
         # A copy, because a preempted sequence waits again, which is not part of the phase `queue`.
         account.waits_ns = sequence.waits_ns.copy()
         return True
@@ -64,7 +75,13 @@ class RequestNotes:
         self._before = before.copy()
         steps, scheduled_ns = self._steps, self._times.scheduled
         if steps is not None and self._causes is not None and scheduled_ns is not None:
-            self._causes.begin(steps.totals, steps.ended_ns, scheduled_ns, behind_prompts=steps.had_prompts)
+            self._causes.begin(
+                steps.totals,
+                steps.ended_ns,
+                scheduled_ns,
+                behind_prompts=steps.had_prompts,
+                encoded_ns=self._encoded_ns,
+            )
 
     def computed(self, chunk: Chunk, now_ns: int, batch: int) -> None:
         """Note a computed chunk of several tokens, in a step with `batch` chunks."""
@@ -117,6 +134,7 @@ class StepAccount:
         self._cores_ns = cores_ns
         self._idle_cores_ns = 0  # of which, used without work since the last step
         self._divided_ns = host.since_ns  # until when the time is divided
+        self._carried_ns = 0  # of which, the next step's
         self._host_before_ns = host.spent_ns.copy()  # when the last step ended
         self.numbers = EngineNumbers(load=LoadTotals(host.since_ns))
         self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # Engine.take_steps takes them out
@@ -130,6 +148,27 @@ class StepAccount:
         self.work_since_ns = now_ns
         if self._causes is not None:
             self._idle_cores_ns = self._cores_ns() - self._causes.shares.cores.total
+
+    @contextmanager
+    def encoding(self, account: EngineAccount, own: RequestCauses | None) -> Iterator[None]:
+        """Account for a part of the encoding of a request's image or sound, between two steps. `own` is None for a
+        request that has ended."""
+        began_ns, began_cores_ns = self._host.enter(HostPart.ENCODE), self._cores_ns()
+        try:
+            yield
+        finally:
+            core_ns, ended_ns = self._cores_ns() - began_cores_ns, self._host.enter(HostPart.COMMANDS)
+            encode_ns = ended_ns - began_ns
+            account.media_encode_ns += encode_ns
+            account.media_core_ns += core_ns
+            self.numbers.media_encode_ns += encode_ns
+            if self._causes is not None:
+                self._causes.encoded_ns += encode_ns
+                idle_ns = max(0, self.work_since_ns - self._divided_ns)
+                self._carried_ns += began_ns - self._divided_ns - idle_ns
+                self._divided_ns = ended_ns
+                self._causes.shares.time.step_ended(idle_ns, 0)
+                self._causes.shares.encoded(own, core_ns, encode_ns)
 
     def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int) -> int:
         """Record a step whose results are on the host, and return its duration.
@@ -149,13 +188,14 @@ class StepAccount:
         if result.device_gap_ns is not None:
             idle_ns = min(result.device_gap_ns, launched_ns - self.work_since_ns)
         self._last_ended_ns = ended_ns
+        before_ns, self._host_before_ns = self._host_before_ns, self._host.spent_ns.copy()
+        idle_ns = max(0, idle_ns - (self._host_before_ns[_ENCODE] - before_ns[_ENCODE]))
         load = load_of(step)
         num_sequences, num_tokens = len(step.chunks), load.num_tokens
         kind = kind_of(step, load)
         self._num_begun_tokens = 0
         if kind is not StepKind.DECODE:
             self._num_begun_tokens = sum(c.sequence.num_uncomputed for c in step.chunks if not c.max_draws)
-        before_ns, self._host_before_ns = self._host_before_ns, self._host.spent_ns.copy()
         numbers = self.numbers
         num_masked_before, self._num_masked_before = self._num_masked_before, numbers.num_masked_draws
         cost_error = None
@@ -191,8 +231,8 @@ class StepAccount:
         cores_ns, idle_cores_ns = self._cores_ns() - shares.cores.total, self._idle_cores_ns
         past_ns, idle_ns = ended_ns - self._divided_ns, max(0, self.work_since_ns - self._divided_ns)
         shares.cores.step_ended(idle_cores_ns, cores_ns - idle_cores_ns)
-        shares.time.step_ended(idle_ns, past_ns - idle_ns)
-        self._idle_cores_ns, self._divided_ns = 0, ended_ns
+        shares.time.step_ended(idle_ns, self._carried_ns + past_ns - idle_ns)
+        self._idle_cores_ns, self._carried_ns, self._divided_ns = 0, 0, ended_ns
 
     def published(self, scheduler: Scheduler, now_ns: int, num_open: int) -> EngineNumbers:
         """Bring the numbers of the moment up to date, with `num_open` requests, and return a copy of all numbers."""

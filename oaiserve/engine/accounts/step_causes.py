@@ -1,8 +1,8 @@
 """Divides the time of each step into its causes, by the learnt cost of steps. Engine thread only, no torch.
 
-Measured times come first: between steps, of masks, and the delays of the machine. The rest of a step is the expected
-time of its decodes and prompts, by the cost of the steps before, and an unexplained remainder. Then each request in the
-step gets the expected time of its own tokens alone, and the time added by its neighbours.
+Measured times come first: between steps, of media, of masks, and the delays of the machine. The rest of a step is the
+expected time of its decodes and prompts, by the cost of the steps before, and an unexplained remainder. Then each
+request in the step gets the expected time of its own tokens alone, and the time added by its neighbours.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class StepCauses:
         self.had_prompts = False  # the last step
         # Sums over all steps. The rest of their time is unexplained, and the rest of all time was between steps.
         self._model_ns = self._decodes_ns = self._prompts_ns = self._constraint_ns = self._lost_ns = 0
+        self._media_ns = 0  # of images and sounds, between steps
+        self.encoded_ns = 0  # of which since the last step
         self._late_ns = 0  # by which steps began late because of the machine
         self._asked_ns = 0  # the time of the last question to the machine
         self._cost: StepCost | None = None  # by which the last step was divided
@@ -50,8 +52,9 @@ class StepCauses:
         return Parts(
             decodes_ns,
             prompts_ns,
+            self._media_ns,
             constraint_ns,
-            host=self.ended_ns - model_ns - late_ns,
+            host=self.ended_ns - model_ns - self._media_ns - late_ns,
             machine=lost_ns + late_ns,
             unexplained=model_ns - decodes_ns - prompts_ns - constraint_ns - lost_ns,
         )
@@ -77,6 +80,7 @@ class StepCauses:
         whole_ns, took_ns = ended_ns - self.ended_ns, model_ns
         if model_ns > whole_ns:  # a device may have begun before the last results came
             model_ns = whole_ns
+        media_ns, self.encoded_ns = min(self.encoded_ns, whole_ns - model_ns), 0
         cost = self._fit.cost
         if cost is not self._cost:
             self._cost = cost
@@ -129,7 +133,13 @@ class StepCauses:
         # The usual step is not slow: only others are looked into.
         if masks_ns or model_ns - expected_ns > ASK_NS or gap_ns > ASK_NS or ended_ns - self._asked_ns > ASK_EVERY_NS:
             constraint_ns, lost_ns, late_ns, weight = self._delays(
-                ended_ns, took_ns, model_ns, expected_ns, min(gap_ns, whole_ns - model_ns), masks_ns, has_clock
+                ended_ns,
+                took_ns,
+                model_ns,
+                expected_ns,
+                min(gap_ns, whole_ns - model_ns - media_ns),
+                masks_ns,
+                has_clock,
             )
             self._constraint_ns += constraint_ns
             self._lost_ns += lost_ns
@@ -137,6 +147,7 @@ class StepCauses:
             took_ns -= constraint_ns
         self.ended_ns = ended_ns
         self._model_ns += model_ns
+        self._media_ns += media_ns
         self._decodes_ns += decodes_ns
         if has_prompts:
             self._prompts_ns += expected_ns - decodes_ns

@@ -68,8 +68,8 @@ export function phaseSpans(startMs, phases) {
 
 // Returns what a phase took alone, and that with its neighbours, by its causes; nothing where these are not known.
 export function partsOf(causes) {
-  const { alone = 0, neighbour_decodes: decodes = 0, neighbour_prompts: prompts = 0 } = causes;
-  return Object.keys(causes).length ? [alone, alone + decodes + prompts] : [];
+  const { alone = 0, neighbour_decodes: decodes = 0, neighbour_prompts: prompts = 0, neighbour_media: media = 0 } = causes;
+  return Object.keys(causes).length ? [alone, alone + decodes + prompts + media] : [];
 }
 
 // Places `phases`, each [name, start, end] in ms, on the track. Phases outside the axis are left out. A phase with two

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from oaiserve.engine.accounts.step_causes import chunk_load, load_of
 from oaiserve.engine.engine import Engine
@@ -34,6 +35,18 @@ class Machine:
 
     def more_ns(self, most_ns: int) -> int:
         return 0
+
+
+def between_steps(engine: Engine, work: Callable[[], object]) -> None:
+    """Let the engine thread do this before each of its turns."""
+    take = engine._loop._take_commands
+
+    def take_and_work() -> bool:
+        goes_on = take()
+        work()
+        return goes_on
+
+    engine._loop._take_commands = take_and_work
 
 
 class Lab:

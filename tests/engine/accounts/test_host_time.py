@@ -102,6 +102,7 @@ def test_the_parts_of_all_steps_add_up_to_the_time_of_the_engine_thread(overlap:
     assert parts_ms == {
         HostPart.IDLE: [1000, 0, 0, 0],
         HostPart.COMMANDS: [0] * 4,
+        HostPart.ENCODE: [0] * 4,
         HostPart.SCHEDULE: [0] * 4,
         HostPart.LAUNCH: [6, 3, 3, 0] if overlap else [3] * 4,  # with overlap, each step sees the launch of the next
         HostPart.MASKS: [0] * 4,

@@ -13,6 +13,8 @@ from oaiserve.engine.accounts.step_causes import chunk_load, load_of, sum_of
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import BY_ROWS, KNOTS, Load, StepCost
+from oaiserve.facts.record import EngineAccount
+from tests.engine.accounts.lab import between_steps
 from tests.engine.doubles import Clock, Leaver, ScriptedRunner, make_engine, request, wait_until_idle
 
 COST = StepCost(tuple(8e6 + 3e5 * rows for rows in KNOTS), 500.0, 300.0, 100.0, 5e4, 1e5, 2e4, 1e6)
@@ -56,6 +58,18 @@ class Meters:
             else:
                 self.of_nobody.append(name)
 
+    def encode(self) -> None:
+        """Encode a part of a medium of any request, or of one that has ended."""
+        if self.random.random() < 0.5:
+            ns = self.random.randint(0, 10**7)
+            name, opened = self.random.choice([*self.engine._loop.requests._open.items(), ("", None)])
+            account, own = (EngineAccount(), None) if opened is None else (opened.account, opened.causes)
+            with self.engine._loop._account.encoding(account, own):
+                self.clock.now_ns += ns
+                self.cores += self.random.randint(0, ns)
+            if opened is not None:
+                self.machine_ns[name] = self.machine_ns.get(name, 0.0) + ns
+
 
 @pytest.mark.usefixtures("overlap")
 @settings(max_examples=30, deadline=None)
@@ -70,7 +84,7 @@ class Meters:
     st.integers(0, 10**6),
     st.booleans(),
 )
-def test_shares_and_what_is_nobodys_add_up_to_the_meters_exactly(
+def test_shares_with_own_media_and_what_is_nobodys_add_up_to_the_meters_exactly(
     asked: list[dict[str, Any]], seed: int, is_shared: bool
 ) -> None:
     meters = Meters(seed)
@@ -87,6 +101,7 @@ def test_shares_and_what_is_nobodys_add_up_to_the_meters_exactly(
     ) as engine:
         began_ns, shares = meters.clock.now_ns, engine._loop.causes.shares
         meters.engine = engine
+        between_steps(engine, meters.encode)
         inbox = Leaver(engine, {"1": 2, "4": 1})
         for index, params in enumerate(asked):
             engine.submit(request(str(index), **params), inbox)
