@@ -37,14 +37,12 @@ _SIZES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"num_hidden_layers": 4, "first_k_dense_replace": 2},
     "ernie4_5_moe": {"moe_num_experts": 5},
     "exaone4": {**_WINDOW, "num_hidden_layers": 5},
-    "gemma3n_text": {"altup_num_inputs": 4, "vocab_size_per_layer_input": 352},
     "gemma4_text": {"vocab_size": 320, "vocab_size_per_layer_input": 320},
     "granite": {f"{name}_multiplier": x for name, x in (("attention", 0.3), ("embedding", 2.0), ("residual", 0.5))}
     | {"logits_scaling": 3.0},
     "granitemoehybrid": {"num_local_experts": 5, "shared_intermediate_size": 32},
     "mamba2": {"intermediate_size": None, "num_heads": 4, "head_dim": 32, "n_groups": 2},
     "minimax_m2": {"rotary_dim": 16},
-    "nemotron_h": {"moe_shared_expert_intermediate_size": 32},
     "olmo3": _MIXED,
     "qwen3_5_moe_text": {"shared_expert_intermediate_size": 32},
     "qwen3_next": {"shared_expert_intermediate_size": 32},
@@ -150,7 +148,7 @@ class Record:
         writer.add_array("tokenizer.ggml.tokens", [f"<{i}>" for i in range(model.config.vocab_size)])
         for name, values in self.file_tensors(model).items():
             is_matrix = name.endswith(".weight") and values.ndim > 1 and values.shape[-1] % 32 == 0
-            kept_whole = any(part in name for part in ("ffn_gate_inp", "conv", "norm", "altup", "_b.weight"))
+            kept_whole = any(part in name for part in ("ffn_gate_inp", "conv", "norm", "_b.weight"))
             kind = kind_of(name) if is_matrix and not kept_whole else Kind.F32
             writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
         writer.write_header_to_file()

@@ -11,15 +11,12 @@ from transformers import AutoModelForCausalLM
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
-from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept
+from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
 from oaiserve.engine.start.ways.quantized import load_quantized
 from oaiserve.files.source import find_model
 from tests.models.gguf_records import Record, checksum, model_of, parameters_of, records
 
 OPTIONS = EngineOptions(block_size=16, kv_blocks=8, dtype="float32", cpu_threads=1)
-EXPANDED = {  # with the reason
-    "gemma3n_text": "it has several hidden states of a token",
-}
 IDS = torch.arange(5, 25)[None]
 
 
@@ -53,9 +50,5 @@ def test_a_file_is_read_and_kept(name: str, tmp_path: Path) -> None:
     for parameter, values in own.items():
         torch.testing.assert_close(weights.tensor(parameter), torch.from_numpy(values), rtol=1e-5, atol=1e-6)
     record.write(path, model, lambda _: Kind.Q8_0)
-    if name in EXPANDED:
-        with pytest.raises(NotKept, match=EXPANDED[name]):
-            load_quantized(find_model(path), OPTIONS)
-        return
     kept = load_quantized(find_model(path), OPTIONS)
     assert kept.weights.has_blocks()

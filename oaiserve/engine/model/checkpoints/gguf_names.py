@@ -53,9 +53,8 @@ class FileNames:
                 for choice in choices:
                     if all(f"{start}{name}" in self._tensors for name in choice):
                         return tuple(f"{start}{name}" for name in choice)
-        for name in (parameter, re.sub("^model", self._family.base, parameter)):
-            found = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
-            for suffix in ("", ".weight", ".bias"):
-                if found is not None and f"{found}{suffix}" in self._tensors:
-                    return (f"{found}{suffix}",)
+        found = self._names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        for suffix in ("", ".weight", ".bias"):
+            if found is not None and f"{found}{suffix}" in self._tensors:
+                return (f"{found}{suffix}",)
         return None

@@ -31,7 +31,6 @@ from oaiserve.engine.model.cpu.description import (
     Layer,
     LayerInputs,
     Matrix,
-    Mixer,
     NotKnown,
     RotaryTable,
     by_kind,
@@ -95,9 +94,7 @@ class _Description:
                 )
             ),
             head=reader.matrix(self._loaded.model.get_output_embeddings()),
-            logits_scale=getattr(config, "logit_scale", None)
-            or getattr(config, "lm_head_multiplier", None)
-            or 1 / (getattr(config, "logits_scaling", None) or 1.0),
+            logits_scale=getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1.0),
             logits_softcap=getattr(config, "final_logit_softcapping", None) or 0.0,
         )
         reader.refuse_unless_all_is_read()
@@ -121,13 +118,13 @@ class _Description:
             scale=float(reader.child(base, "per_layer_input_scale")),
         )
 
-    def _layer(self, index: int, layer: Module) -> Layer:
+    def _layer(self, index: int, layer: Any) -> Layer:
         reader = self._reader
         if not getattr(layer, "do_layer_norm_before", True):
             raise NotKnown("it norms the hidden state itself")
         mixer = None if index not in self._loaded.state_shapes else describe_mixers.mixer(reader, index, layer)
         if hasattr(layer, "norm"):
-            return self._single_part(index, layer, mixer)
+            return Layer(attention_norm=reader.norm(layer.norm), mixer=mixer)
         attends = mixer is None or index in self._loaded.kv_shapes
         attention = reader.child(layer, "self_attn", "attn", "attention", "self_attention") if attends else None
         attention_norm = reader.norm_of(
@@ -160,9 +157,7 @@ class _Description:
         return Layer(
             attention_norm=attention_norm,
             attention=None if attention is None else self._attention(index, attention),
-            attention_factor=float(getattr(layer, "attn_out_multiplier", 1.0)),
             mixer=mixer,
-            mixer_factor=float(getattr(layer, "ssm_out_multiplier", 1.0)),
             attention_out_norm=after_attention,
             mlp_norm=attention_norm if is_parallel and before_mlp is None else before_mlp,
             mlp=self._mlp_or_mixture(mlp, beside)
@@ -180,17 +175,6 @@ class _Description:
             ),
             factor=factor,
         )
-
-    def _single_part(self, index: int, layer: Any, mixer: Mixer | None) -> Layer:
-        """Describe a layer of a norm and one component behind it: a mixer, attention or an MLP."""
-        reader = self._reader
-        norm = reader.norm(layer.norm)
-        if index in self._loaded.kv_shapes:
-            own = self._attention(index, reader.child(layer, "mixer"))
-            return Layer(attention_norm=norm, attention=own, mixer=mixer)
-        if mixer is not None:
-            return Layer(attention_norm=norm, mixer=mixer)
-        return Layer(mlp_norm=norm, mlp=self._mlp_or_mixture(reader.child(layer, "mixer"), None))
 
     def _attention(self, index: int, attention: Any) -> Attention:
         reader = self._reader
@@ -230,7 +214,6 @@ class _Description:
         return Attention(
             qkv=qkv,
             gate=gate,
-            factors=_factors(self._config, attention, qkv),
             cache_of=owner if is_sharing else None,
             values_of_keys=values_of_keys,
             out=out,
@@ -333,18 +316,6 @@ def _latent(reader: ModuleReader, attention: Any) -> LatentProjection:
     return found
 
 
-def _factors(config: Any, attention: Any, qkv: list[Matrix] | LatentProjection) -> Tensor | None:
-    """Return the factors of queries, keys and values, row by row."""
-    of_keys = float(getattr(attention, "key_multiplier", 1.0))
-    of_all = float(getattr(config, "attention_in_multiplier", 1.0))
-    if (of_keys, of_all) == (1, 1):
-        return None
-    if isinstance(qkv, LatentProjection) or len(qkv) != 3 or any(matrix.bias is not None for matrix in qkv):
-        raise NotKnown("it multiplies queries and keys that have biases, or no matrices of their own")
-    factors = (of_all, of_all * of_keys, of_all)
-    return torch.cat([torch.full((len(m.weight),), factor) for m, factor in zip(qkv, factors, strict=True)])
-
-
 def _scaled(parameters: AttentionParameters, attention: Any) -> AttentionParameters:
     """Return the parameters for queries as they are, where a layer has scaled them itself."""
     own = float(getattr(attention, "scaling", 1.0))
@@ -363,8 +334,7 @@ def _mlp(reader: ModuleReader, mlp: Module) -> MLP:
         upper = replace(both, weight=up, bias=biases[1], first_row=len(gate))
         return MLP(replace(both, weight=gate, bias=biases[0]), upper, down, activation)
     up_proj = reader.child(mlp, "up_proj", "c_fc", "fc1", "dense_h_to_4h", "w3")
-    factors = [float(getattr(mlp, name, 1.0)) for name in ("gate_multiplier", "down_multiplier")]
-    return MLP(reader.matrix_of(mlp, "gate_proj", "w1"), reader.matrix(up_proj), down, activation, *factors)
+    return MLP(reader.matrix_of(mlp, "gate_proj", "w1"), reader.matrix(up_proj), down, activation)
 
 
 def _of_pairs(table: Tensor) -> Tensor:

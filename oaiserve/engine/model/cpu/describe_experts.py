@@ -21,7 +21,6 @@ from oaiserve.engine.model.cpu.description import (
     MLP,
     ClampedGate,
     Expert,
-    ExpertProjections,
     Experts,
     Matrix,
     MixtureNorms,
@@ -43,7 +42,6 @@ def mixture(reader: ModuleReader, module: Module, shared: MLP | None) -> Experts
     return Experts(
         router=_router(reader, module),
         weighs_inputs=family_of(reader.loaded.model.config.model_type).weighs_inputs,
-        projections=_projections(reader, module),
         experts=_experts(reader, experts),
         activation=_gating(reader, experts),
         shared=shared,
@@ -70,20 +68,8 @@ def mixture_beside(reader: ModuleReader, layer: Module, shared: MLP) -> Experts:
     )
 
 
-def _projections(reader: ModuleReader, module: Module) -> ExpertProjections | None:
-    """Describe the projections to shorter vectors for all experts, as in large sizes of Nemotron 3."""
-    matrices = (reader.child(module, name, optional=True) for name in ("fc1_latent_proj", "fc2_latent_proj"))
-    before, behind = (None if isinstance(one, torch.nn.Identity) else one for one in matrices)
-    if before is None or behind is None:
-        return None
-    return ExpertProjections(reader.matrix(before), reader.matrix(behind))
-
-
 def _experts(reader: ModuleReader, experts: Module) -> list[Expert]:
     downs = _matrices(reader, experts, "down_proj", 1)
-    if not getattr(experts, "has_gate", True):
-        ups = _matrices(reader, experts, "up_proj", 1)
-        return [Expert(None, up, down) for (up,), (down,) in zip(ups, downs, strict=True)]
     gates_and_ups = _matrices(reader, experts, "gate_up_proj", 2)
     return [Expert(gate, up, down) for (gate, up), (down,) in zip(gates_and_ups, downs, strict=True)]
 
@@ -119,7 +105,7 @@ def _are_transposed(experts: Any) -> bool:
 
 
 def _gating(reader: ModuleReader, experts: Any) -> str | ClampedGate:
-    if not hasattr(experts, "_apply_gate") or not experts.has_gate:
+    if not hasattr(experts, "_apply_gate"):
         return reader.activation(reader.child(experts, "act_fn"))
     if (found := combination(experts)) is None:
         raise NotKnown(f"its {type(experts).__name__} combines gate and up in another way")

@@ -80,18 +80,10 @@ def _mamba2(reader: ModuleReader, index: int, mixer: Any) -> Mamba2:
         raise NotKnown(f"its {type(mixer).__name__} projects to {len(together.weight)} numbers")
     # Gates come first, and the numbers of times last.
     cuts = [slice(numbers, numbers + channels), slice(numbers), slice(numbers + channels, None)]
-    factors = None
-    if hasattr(mixer, "mup_vector"):
-        if together.bias is not None:
-            raise NotKnown(f"its {type(mixer).__name__} multiplies what it projects with a bias")
-        by_row = mixer.mup_vector.detach().float().flatten() * float(mixer.ssm_in_multiplier)
-        factors = torch.cat([by_row[cut] for cut in cuts])
     convolution = _convolution(reader, mixer.conv1d, mixer.activation)
     _refuse_another_state(reader, index, convolution, (heads, head_dim, state_dim))
-    norm = None if isinstance(mixer.norm, torch.nn.Identity) else _gated_norm(reader, mixer.norm)
     return Mamba2(
         projections=[together.picked(cut) for cut in cuts],
-        factors=factors,
         convolution=convolution,
         heads=heads,
         head_dim=head_dim,
@@ -102,8 +94,7 @@ def _mamba2(reader: ModuleReader, index: int, mixer: Any) -> Mamba2:
         skips=reader.parameter(mixer, "D").float(),
         least_time=float(mixer.time_step_limit[0]),
         most_time=float(mixer.time_step_limit[1]),
-        norm=norm,
-        norms_first=bool(getattr(mixer.norm, "norm_before_gate", False)),
+        norm=_gated_norm(reader, mixer.norm),
         out=reader.matrix(reader.child(mixer, "out_proj")),
     )
 

@@ -126,7 +126,6 @@ class Attention:
     qkv: list[Matrix] | LatentProjection  # matrices whose rows follow each other
     cache_of: int | None  # the layer to whose keys and values it attends, so that it has only queries; None: its own
     values_of_keys: bool  # values are the keys before norm and rotation, and have no rows of their own
-    factors: Tensor | None  # float32 [rows of qkv], by which the products with these are multiplied
     gate: Matrix | None  # [numbers that `out` reads, width], the sigmoid of whose product multiplies these
     out: Matrix
     heads: int
@@ -176,7 +175,6 @@ class Mamba2:
 
     # Their rows follow each other: x of all heads, B and C of all groups, gates of x, and the inputs of the times.
     projections: list[Matrix]
-    factors: Tensor | None  # float32 [their rows], by which the products with these are multiplied
     convolution: Convolution
     heads: int
     head_dim: int
@@ -187,8 +185,7 @@ class Mamba2:
     skips: Tensor  # float32 [heads]
     least_time: float
     most_time: float
-    norm: Norm | None  # [heads * head_dim], of which each of the groups has its part by itself
-    norms_first: bool  # before the gates
+    norm: Norm  # [heads * head_dim], of which each of the groups has its part by itself, behind the gates
     out: Matrix
 
 
@@ -211,8 +208,6 @@ class MLP:
     up: Matrix
     down: Matrix
     activation: str  # a name in library.ACTIVATIONS
-    gate_factor: float = 1.0  # of the activation's input
-    down_factor: float = 1.0  # of the output of `down`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +267,7 @@ class ClampedGate:
 class Expert:
     """The matrices of an MLP, one of many in a layer."""
 
-    gate: Matrix | None
+    gate: Matrix
     up: Matrix
     down: Matrix
 
@@ -287,24 +282,14 @@ class MixtureNorms:
     shared_out: Norm  # the input of `shared` has the norm before the MLP
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertProjections:
-    """Experts compute with another vector than the hidden state, a shorter one."""
-
-    before: Matrix  # [its numbers, width], which makes that vector
-    behind: Matrix  # [width, its numbers], which multiplies the sum of a token's experts
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture of experts, whose matrices all have the same sizes."""
 
     router: Router
     weighs_inputs: bool = False  # the weights of a token's experts multiply their inputs, and not their outputs
-    projections: ExpertProjections | None = None
     experts: list[Expert]
-    # A name in library.ACTIVATIONS, for activation(gate) * up, or for activation(up) of experts without gates.
-    activation: str | ClampedGate
+    activation: str | ClampedGate  # a name in library.ACTIVATIONS, for activation(gate) * up
     shared: MLP | None  # an MLP that computes all tokens
     shared_gate: Matrix | None = None  # [1, width], whose product with a token decides how much of `shared` it gets
     norms: MixtureNorms | None = None  # None: all components read the output of the norm before the MLP
@@ -335,9 +320,7 @@ class LayerInputs:
 class Layer:
     attention_norm: Norm | None = None  # before attention, or before the mixer
     attention: Attention | None = None
-    attention_factor: float = 1.0  # of the attention's addition to the hidden state
     mixer: Mixer | None = None
-    mixer_factor: float = 1.0
     attention_out_norm: Norm | None = None
     mlp_norm: Norm | None = None
     mlp: MLP | Experts | None = None

@@ -45,7 +45,7 @@ class ExpertOperations:
         self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
         if not mixtures:
             return
-        width = max(_width(mixture) for mixture in mixtures)
+        width = buffers.width
         rows_each = max(mixture.router.top_k for mixture in mixtures)
         inner = max(len(mixture.experts[0].up.weight) for mixture in mixtures)
         self._scores = operations.floats(whole_lanes(max(len(mixture.experts) for mixture in mixtures)))
@@ -54,8 +54,6 @@ class ExpertOperations:
         self._out = operations.floats(width, rows_each)
         if any(mixture.norms is not None for mixture in mixtures):
             self._both = operations.floats(buffers.width)
-        if any(mixture.projections is not None for mixture in mixtures):
-            self._projected, self._short = operations.floats(width), operations.elements(width)
         if any(isinstance(matrix.weight, Blocks) for matrix in matrices_in(mixtures)):
             self._groups = operations.groups(max(width, inner), rows_each)
 
@@ -76,18 +74,8 @@ class ExpertOperations:
         assignment = self._route(mixture.router)
         adds = out_norm is None
         out, factor = (hidden, scale) if adds else (branch, 1.0)
-        if (projections := mixture.projections) is None:
-            self._compute(mixture, normed, assignment)
-            self._combine(mixture, out, assignment, adds=adds, scale=factor)
-        else:
-            short = Normalize.of(None, _width(mixture))  # which only converts
-            operations.project("experts' projections", normed, self._projected, [projections.before])
-            operations.add("experts' projections", "norm", self._projected, self._short, short, False)
-            self._compute(mixture, self._short, assignment)
-            self._combine(mixture, self._projected, assignment, adds=False, scale=1.0)
-            operations.add("experts' projections", "norm", self._projected, self._short, short, False)
-            last = [projections.behind]
-            operations.project("experts' projections", self._short, out, last, adds=adds, scale=factor)
+        self._compute(mixture, assignment)
+        self._combine(mixture, out, assignment, adds=adds, scale=factor)
         if mixture.shared is not None:
             operations.project_inner(mixture.shared, normed, mlp)
             if mixture.shared_gate is not None:
@@ -111,7 +99,7 @@ class ExpertOperations:
         self._norm(norms.router)
         assignment = self._route(mixture.router)
         self._norm(norms.experts)
-        self._compute(mixture, normed, assignment)
+        self._compute(mixture, assignment)
         self._combine(mixture, branch, assignment, adds=False, scale=1.0)
         operations.add_norm(branch, self._both, norms.experts_out, 1.0)
         operations.add_norm(self._both, hidden, out_norm, scale, factor)
@@ -139,14 +127,11 @@ class ExpertOperations:
         operations.add("route", "sort_rows", assignment)
         return assignment
 
-    def _compute(self, mixture: Experts, x: int, assignment: int) -> None:
-        """Add the operations that compute the rows of each expert, for the tokens in `x`."""
+    def _compute(self, mixture: Experts, assignment: int) -> None:
+        """Add the operations that compute the rows of each expert, for the normed tokens."""
         operations, weights = self._operations, self._operations.weights
-        width, weighs = _width(mixture), mixture.weighs_inputs
-        ups = [
-            weights.pack([expert.up]) if expert.gate is None else weights.pack_gated(expert.gate, expert.up)
-            for expert in mixture.experts
-        ]
+        x, width, weighs = self._buffers.normed, self._buffers.width, mixture.weighs_inputs
+        ups = [weights.pack_gated(expert.gate, expert.up) for expert in mixture.experts]
         if ups[0] in weights.widths:  # a token is quantized once for all its experts
             x, rows = operations.input_of(x, ups[0], len(ups)), self._groups
             read_by = WeightRange(ups[0], len(ups))
@@ -155,28 +140,18 @@ class ExpertOperations:
             rows = self._rows
             operations.add("route", "gather_rows", x, rows, width, assignment, weighs)
         arguments = (rows, self._inner, ExpertWeights(ups[0], assignment))
-        if mixture.experts[0].gate is not None:
-            way = mixture.activation
-            gating = Gating("none", way.alpha, way.limit) if isinstance(way, ClampedGate) else Gating(way)
-            operations.add("gate and up", "expert_gate", *arguments, gating)
-        elif isinstance(mixture.activation, str):
-            operations.add("up", "expert_activate", *arguments, mixture.activation)
-        else:
-            raise NotKnown("its experts have no gates, which their activation needs")
+        way = mixture.activation
+        gating = Gating("none", way.alpha, way.limit) if isinstance(way, ClampedGate) else Gating(way)
+        operations.add("gate and up", "expert_gate", *arguments, gating)
         downs = [weights.pack([expert.down]) for expert in mixture.experts]
         inner = self._inner
         if downs[0] in weights.widths:
             k, top_k, read_by = weights.widths[downs[0]], mixture.router.top_k, WeightRange(downs[0], len(downs))
             operations.add("quantize", "quantize", inner, self._groups, k, read_by, False, None, top_k)
             inner = self._groups
-        operations.add("down", "expert_project", inner, self._out, ExpertWeights(downs[0], assignment), "none")
+        operations.add("down", "expert_project", inner, self._out, ExpertWeights(downs[0], assignment))
 
     def _combine(self, mixture: Experts, out: int, assignment: int, *, adds: bool, scale: float) -> None:
         """Add the operation that sums a token's experts, and writes the sum to `out` or adds it."""
-        arguments = (self._out, out, _width(mixture), assignment, not mixture.weighs_inputs, adds, scale)
+        arguments = (self._out, out, self._buffers.width, assignment, not mixture.weighs_inputs, adds, scale)
         self._operations.add("down", "combine", *arguments)
-
-
-def _width(mixture: Experts) -> int:
-    """Return the width of an expert's input, and of its output."""
-    return len(mixture.experts[0].down.weight)

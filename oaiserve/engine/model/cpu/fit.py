@@ -86,11 +86,9 @@ def _attention(attention: Attention, width: int) -> Sizes:
         rotated = 2 * pairs if rotary.is_interleaved else rotary.apart + pairs
         yield attention.rotary_offset + rotated <= shape.key_dim, True
     if isinstance(qkv, list):
-        yield from _lengths(_num_rows(qkv), attention.factors)
         for matrix in qkv:
             yield matrix.weight.shape[1], width
     else:
-        yield attention.factors is None, True
         yield from _latent(qkv, attention, width, rotated)
 
 
@@ -121,7 +119,6 @@ def _mixer(mixer: Mixer, width: int) -> Sizes:
         yield mixer.heads % mixer.groups, 0
         yield from _lengths(mixer.heads, mixer.speeds, mixer.biases, mixer.skips)
         yield from _lengths(numbers, mixer.norm)
-        yield from _lengths(rows, mixer.factors)
     else:
         yield rows, 3 * numbers
     for matrix in mixer.projections:
@@ -149,19 +146,14 @@ def _mlp(mlp: MLP, width: int) -> Sizes:
 
 
 def _experts(experts: Experts, width: int) -> Sizes:
-    router, number, inner, own = experts.router, len(experts.experts), len(experts.experts[0].up.weight), width
+    router, number, inner = experts.router, len(experts.experts), len(experts.experts[0].up.weight)
     if (norms := experts.norms) is not None:
         yield from _lengths(width, norms.router, norms.experts, norms.experts_out, norms.shared_out)
-    if (projections := experts.projections) is not None:
-        own = len(projections.before.weight)
-        yield from _shapes(own, width, projections.before)
-        yield from _shapes(width, own, projections.behind)
     for one in experts.experts:
-        yield one.gate is None, experts.experts[0].gate is None
-        yield from _shapes(inner, own, one.gate, one.up)
-        yield from _shapes(own, inner, one.down)
-        yield from _lengths(inner, one.up.bias, None if one.gate is None else one.gate.bias)
-        yield from _lengths(own, one.down.bias)
+        yield from _shapes(inner, width, one.gate, one.up)
+        yield from _shapes(width, inner, one.down)
+        yield from _lengths(inner, one.up.bias, one.gate.bias)
+        yield from _lengths(width, one.down.bias)
     yield router.weight.shape, (number, width)
     yield from _lengths(number, router.logits_bias, router.bias, router.factors)
     yield 0 < router.top_k <= number // router.groups * router.top_groups, True

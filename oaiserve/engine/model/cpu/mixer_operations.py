@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from oaiserve.engine.model.cpu import description
 from oaiserve.engine.model.cpu.description import (
     DeltaNet,
@@ -74,16 +72,13 @@ class MixerOperations:
     def _mamba2(self, mixer: Mamba2, out: int) -> None:
         operations = self._operations
         _refuse_unless_whole(mixer.head_dim, mixer.state_dim, mixer.head_dim * mixer.heads // mixer.groups)
-        if (factors := mixer.factors) is not None:
-            padded = torch.nn.functional.pad(factors, (0, -len(factors) % LANES))
-            operations.add("projections", "scale_columns", self._rows, padded, len(padded))
         channels = self._convolve(mixer.convolution)
         numbers = mixer.heads * mixer.head_dim
         sizes = (mixer.heads, mixer.head_dim, mixer.groups, mixer.state_dim, channels + numbers)
         heads = ScanHeads(*sizes, mixer.least_time, mixer.most_time)
         operations.add("recurrence", "prepare_scan", self._rows, heads, mixer.speeds, mixer.biases)
         operations.add("recurrence", "scan", self._rows, heads, mixer.skips, self._num_layers)
-        gated = GatedNorm(0, channels, mixer.groups, "silu", not mixer.norms_first, True)
+        gated = GatedNorm(0, channels, mixer.groups, "silu", True, True)
         normalize = replace(Normalize.of(mixer.norm), width=numbers // mixer.groups)
         operations.add("recurrence", "gate_and_norm", self._rows, self._rows, out, gated, normalize)
 

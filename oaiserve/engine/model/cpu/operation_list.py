@@ -77,7 +77,7 @@ class OperationList:
         else:
             site, weights = self.site(x, [mlp.gate, mlp.up]), self.weights.pack_gated(mlp.gate, mlp.up)
             x = self.input_of(x, weights)
-            self.add("gate and up", "gate", x, out, weights, site, mlp.activation, mlp.gate_factor)
+            self.add("gate and up", "gate", x, out, weights, site, mlp.activation)
 
     def input_of(self, x: int, weights: int, count: int = 1, *, of_logits_rows: bool = False) -> int:
         """Return the input buffer of products with `count` weights from this index on.

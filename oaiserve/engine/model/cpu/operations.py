@@ -141,14 +141,12 @@ class Operations:
             self._norm(layer.attention_norm)
         if (mixer := layer.mixer) is not None:
             self._mixers.add(mixer, self._normed, self._attended)
-            scale = residual_scale * layer.mixer_factor
-            self._add("output", self._attended, mixer.out, layer.attention_out_norm, scale)
+            self._add("output", self._attended, mixer.out, layer.attention_out_norm, residual_scale)
         if (attention := layer.attention) is not None:
             self._attention(index, attention)
             if layer.is_parallel and layer.mlp_norm is not layer.attention_norm:
                 self._norm(layer.mlp_norm)
-            scale = residual_scale * layer.attention_factor
-            self._add("output", self._attended, attention.out, layer.attention_out_norm, scale)
+            self._add("output", self._attended, attention.out, layer.attention_out_norm, residual_scale)
         if not layer.is_parallel and layer.mlp is not None:
             self._norm(layer.mlp_norm)
         factor = layer.factor if layer.input_gate is None else 1.0
@@ -156,8 +154,7 @@ class Operations:
             pass
         elif isinstance(layer.mlp, MLP):
             self._operations.project_inner(layer.mlp, self._normed, self._mlp)
-            scale = residual_scale * layer.mlp.down_factor
-            self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, scale, factor)
+            self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale, factor)
         else:
             self._experts.add(layer.mlp, layer.mlp_out_norm, residual_scale, factor)
         if layer.input_gate is not None:
@@ -187,9 +184,6 @@ class Operations:
             return
         gates = [] if attention.gate is None else [attention.gate]
         operations.project("qkv", self._normed, self._qkv, [*attention.qkv, *gates])
-        if attention.factors is not None:
-            factors = attention.factors
-            operations.add("rotary", "scale_columns", self._qkv, factors, len(factors))
         own = (attention.query_norm, attention.key_norm, attention.value_norm)
         norms = [Normalize.of(norm) for norm in own]
         parts = 1 if attention.cache_of is not None else 2 if attention.values_of_keys else 3

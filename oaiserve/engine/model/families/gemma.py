@@ -2,34 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any
-
-from torch import Tensor
-
 from oaiserve.engine.model.families.family import Family
-from oaiserve.engine.model.families.gguf_changes import NORMS_ADD_ONE, Change
+from oaiserve.engine.model.families.gguf_changes import NORMS_ADD_ONE
 from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, no_fields, windows
 from oaiserve.engine.model.families.small_sizes import SHARED_KEYS
-
-
-def _gemma3n(metadata: Metadata) -> Fields:
-    sparsity = metadata["activation_sparsity_scale"]
-    return windows(metadata) | {
-        "intermediate_size": metadata.of_layers("feed_forward_length"),
-        "num_kv_shared_layers": metadata["attention.shared_kv_layers"],
-        "altup_num_inputs": metadata["altup.num_inputs"],
-        "altup_active_idx": metadata["altup.active_idx"],
-        "hidden_size_per_layer_input": metadata["embedding_length_per_layer_input"],
-        "vocab_size_per_layer_input": _layer_inputs(metadata, 0),
-        "laurel_rank": (metadata.shape(r"laurel_l\.weight$") or (64,))[0],
-        # The file has what a normal distribution's inverse makes of the part of a layer's gates that are 0.
-        "activation_sparsity_pattern": [
-            0.5 * math.erfc(-scale / math.sqrt(2)) if math.isfinite(scale) else 0.0 for scale in sparsity
-        ],
-        "rope_parameters": _rope_by_layer(metadata, {"rope_type": "default"}),
-    }
 
 
 def _gemma4(metadata: Metadata) -> Fields:
@@ -50,29 +26,18 @@ def _gemma4(metadata: Metadata) -> Fields:
         "use_double_wide_mlp": max(widths) > min(widths),
         "num_kv_shared_layers": shared,
         "hidden_size_per_layer_input": metadata.get("embedding_length_per_layer_input", 0),
-        "vocab_size_per_layer_input": _layer_inputs(metadata, metadata.vocab_size),
+        "vocab_size_per_layer_input": (metadata.shape(r"^per_layer_token_embd") or (metadata.vocab_size,))[0],
         "enable_moe_block": metadata.has("ffn_gate_inp"),
         "top_k_experts": metadata.get("expert_used_count"),
-        "rope_parameters": _rope_by_layer(metadata, {"rope_type": "proportional", "partial_rotary_factor": 0.25}),
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": metadata["rope.freq_base"],
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", 1e4)},
+        },
     }
-
-
-def _layer_inputs(metadata: Metadata, default: int) -> int:
-    """Return the number of tokens with inputs of layers."""
-    table = metadata.shape(r"^per_layer_token_embd")
-    return default if table is None else table[0]
-
-
-def _rope_by_layer(metadata: Metadata, of_all: Fields) -> Fields:
-    return {
-        "full_attention": of_all | {"rope_theta": metadata["rope.freq_base"]},
-        "sliding_attention": {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", 1e4)},
-    }
-
-
-def _one_of_stacked(config: Any, name: str, tensors: Sequence[Tensor]) -> Tensor:
-    """Return the matrix of a parameter's own number, of those that a file has as one tensor."""
-    return tensors[0][int(name.split(".")[-2])]
 
 
 _SMALL = {
@@ -89,13 +54,6 @@ FAMILIES = (
     ),
     Family(
         type="gemma3n_text",
-        architectures={"gemma3n": _gemma3n},
-        changes=(Change(r"altup_(unembed_)?projections\.", joined=_one_of_stacked),),
-        tensors=(
-            (r"correct_output_scale$", (("altup_correct_scale.weight",),)),
-            (r"altup_projections\.\d+\.weight$", (("altup_proj.weight",),)),
-            (r"altup_unembed_projections\.\d+\.weight$", (("altup_unembd_proj.weight",),)),
-        ),
         no_native_step="it has several hidden states of a token (AltUp)",
         small={**SHARED_KEYS, "laurel_rank": 16, "altup_num_inputs": 2},
     ),

@@ -100,15 +100,3 @@ def windows(metadata: Metadata) -> Fields:
     if not isinstance(pattern, list):
         return {}
     return {"layer_types": ["sliding_attention" if slides else "full_attention" for slides in pattern]}
-
-
-def mamba2_beside_attention(metadata: Metadata) -> Fields:
-    return {
-        "mamba_d_conv": metadata["ssm.conv_kernel"],
-        "mamba_d_state": metadata["ssm.state_size"],
-        "mamba_n_groups": metadata["ssm.group_count"],
-        "mamba_n_heads": metadata["ssm.time_step_rank"],
-        "mamba_d_head": metadata["ssm.inner_size"] // metadata["ssm.time_step_rank"],
-        "mamba_conv_bias": metadata.has(r"ssm_conv1d\.bias$"),
-        "mamba_proj_bias": metadata.has(r"ssm_(in|out)\.bias$"),
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import RATES
-from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, mamba2_beside_attention
+from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata
 from oaiserve.engine.model.families.small_sizes import MAMBA2
 
 
@@ -22,15 +22,6 @@ def _mamba2(metadata: Metadata) -> Fields:
     }
 
 
-def _falcon_h1(metadata: Metadata) -> Fields:
-    """Read the fields of Falcon-H1. Its multipliers are part of the weights in a file."""
-    return mamba2_beside_attention(metadata) | {
-        "mamba_d_ssm": metadata["ssm.inner_size"],
-        "mamba_rms_norm": metadata.has(r"ssm_norm\.weight$"),
-        "mamba_norm_before_gate": False,
-    }
-
-
 _SMALL_MAMBA2 = {"state_size": 16, "num_heads": 4, "head_dim": 32, "n_groups": 2, "chunk_size": 8}
 FAMILIES = (
     Family(
@@ -39,9 +30,8 @@ FAMILIES = (
     Family(type="bamba", mixer="BambaMixer", small={**MAMBA2, "attn_layer_indices": [1]}),
     Family(
         type="falcon_h1",
-        architectures={"falcon-h1": _falcon_h1},
-        changes=(RATES,),
         mixer="FalconH1Mixer",
+        no_native_step="it multiplies what its matrices give by factors of its own",
         small={**MAMBA2, "mamba_d_ssm": 64},
     ),
 )

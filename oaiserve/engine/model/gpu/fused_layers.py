@@ -91,10 +91,8 @@ class _FusedLayer:
         self, loaded: LoadedModel, index: int, layer: Layer, operations: ModuleType, exact: Multiply | None
     ) -> None:
         attention, mlp = layer.attention, layer.mlp
-        if attention is None or layer.mixer is not None or attention.gate is not None or attention.factors is not None:
-            raise NotKnown("it has layers that keep a state, or gates or factors of attention")
-        if layer.attention_factor != 1 or (isinstance(mlp, MLP) and not mlp.gate_factor == mlp.down_factor == 1):
-            raise NotKnown("its layers have factors of their own")
+        if attention is None or layer.mixer is not None or attention.gate is not None:
+            raise NotKnown("it has layers that keep a state, or gates of attention")
         if not isinstance(attention.qkv, list):
             raise NotKnown("its keys and values are made from latent vectors")
         if attention.cache_of is not None or attention.values_of_keys or attention.value_norm is not None:

@@ -18,7 +18,7 @@ from oaiserve.engine.model.cpu import build, prebuilt, variants
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.families import family_of, small_sizes
+from oaiserve.engine.model.families import small_sizes
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.native import (
@@ -162,14 +162,6 @@ FAMILIES: dict[str, PreTrainedConfig] = {
 DELTA = {**small_sizes.DELTA, "linear_value_head_dim": 32}
 MAMBA2 = {**small_sizes.MAMBA2, "mamba_d_state": 32}
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"]}
-NEMOTRON_H = {  # a state, attention, experts or an MLP in each layer
-    **family_of("nemotron_h").small,
-    **GROUPED_MOE,
-    "num_experts_per_tok": 3,
-    "moe_shared_expert_intermediate_size": 48,
-    "routed_scaling_factor": 1.5,
-    "mamba_head_dim": 32,
-}
 # Families with layers that keep a state.
 STATE_FAMILIES: dict[str, PreTrainedConfig] = {
     # projections sorted by head
@@ -181,37 +173,10 @@ STATE_FAMILIES: dict[str, PreTrainedConfig] = {
     "bamba": config_of("bamba", mamba_d_state=32),
     "granitemoehybrid": config_of("granitemoehybrid", shared_intermediate_size=48),
     "granitemoehybrid without experts": config_of("granitemoehybrid", num_local_experts=0, residual_multiplier=0.3),
-    "falcon_h1": config_of(  # beside attention, with factors
-        "falcon_h1",
-        mamba_d_ssm=192,
-        mamba_rms_norm=False,
-        attention_in_multiplier=0.7,
-        key_multiplier=0.6,
-        attention_out_multiplier=0.8,
-        ssm_in_multiplier=0.9,
-        ssm_out_multiplier=0.75,
-        ssm_multipliers=[0.5, 0.7, 1.3, 0.8, 0.9],
-        mlp_multipliers=[0.85, 0.6],
-        lm_head_multiplier=0.4,
-        embedding_multiplier=3.0,
-    ),
-    "nemotron_h": config("nemotron_h", **NEMOTRON_H),  # experts without gates
-    "nemotron_h with projections": config("nemotron_h", **NEMOTRON_H, moe_latent_size=32),
     "olmo_hybrid": config("olmo_hybrid", **DELTA, linear_allow_neg_eigval=True),  # norms before and behind
 }
 FAMILIES |= STATE_FAMILIES
 WITHOUT_STEP = config("apertus")  # a family of which the native library supports only attention
-GEMMA3N = config(  # several hidden states of a token
-    "gemma3n_text",
-    **GEMMA4,
-    num_kv_shared_layers=2,
-    hidden_size_per_layer_input=16,
-    vocab_size_per_layer_input=90,
-    activation_sparsity_pattern=[0.6, 0.0, 0.5, 0.0],
-    altup_num_inputs=3,
-    laurel_rank=16,
-    tie_word_embeddings=False,
-)
 
 
 def make_model(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

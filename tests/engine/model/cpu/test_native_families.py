@@ -16,7 +16,6 @@ from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import (
     DELTA,
     FAMILIES,
-    GEMMA3N,
     GROUPED_MOE,
     LATENT,
     WITHOUT_STEP,
@@ -31,6 +30,7 @@ from tests.engine.model.cpu.small_models import (
 from tests.engine.model.runners import greedy_answers, make_engine, states_of
 from tests.engine.model.steps import batch_of_prompt
 from tests.models.decoders import generate, greedy
+from tests.models.small_configs import config_of
 
 pytestmark = pytest.mark.compiler
 PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20, [11, 40, 11], [*range(20, 60), 4]]
@@ -57,7 +57,7 @@ def test_answers_are_those_of_transformers_however_they_are_packed(family: str) 
 
 NOT_KNOWN = {
     "apertus": (WITHOUT_STEP, "its activation is XIELUActivation"),
-    "gemma3n_text": (GEMMA3N, "it has several hidden states of a token"),
+    "gemma3n_text": (config_of("gemma3n_text"), "it has several hidden states of a token"),
     "limits": (config("olmo", clip_qkv=1.0), "it limits queries, keys and values"),
     "cohere": (config("cohere", use_qk_norm=True), "it has norms of type CohereLayerNorm"),
     "norms behind": (

@@ -35,7 +35,6 @@ from tests.engine.model.cpu.small_models import (
     LATENT,
     MAMBA2,
     MOE,
-    NEMOTRON_H,
     compiled_for,
     config,
     load,
@@ -68,12 +67,6 @@ MAMBA = config(
     num_local_experts=0,
     shared_intermediate_size=112,
 )
-# Mamba 2 before experts without gates, which have a shorter vector.
-NEMOTRON = config(
-    "nemotron_h",
-    **LONG | NEMOTRON_H | {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "moe", "full_attention"]},
-    moe_latent_size=32,
-)
 CONVOLUTION = config("lfm2", **LONG | {"layer_types": CONVOLUTIONS["layer_types"][:2]})
 WEIGHED = config("llama4_text", **LONG | {"intermediate_size": 96}, num_local_experts=12, num_experts_per_tok=3)
 RECURRENT = config("qwen3_next", **LONG | DELTA | {"layer_types": DELTA["layer_types"][:2]}, **MOE)
@@ -96,7 +89,7 @@ CASES = {
     "bfloat16 with AMX": (GROUPED, torch.bfloat16, "none", EMULATED_AMX),
     "gated delta nets": (RECURRENT, torch.bfloat16, "none", "native"),
     "gated delta nets with AVX2": (RECURRENT, torch.bfloat16, "none", "x86-64-v3"),
-    "Mamba 2": (NEMOTRON, torch.bfloat16, "none", "native"),
+    "Mamba 2": (MAMBA, torch.bfloat16, "none", "native"),
     "Mamba 2 with AVX2": (MAMBA, torch.float32, "none", "x86-64-v3"),
     "short convolutions": (CONVOLUTION, torch.bfloat16, "none", "native"),
     "blocks of GGUF files": (BLOCKY, torch.float32, "blocks", "native"),

@@ -293,19 +293,18 @@ struct ExpertGate {
   }
 };
 
-// out = activation(x W^T + bias), with the weights of each row's expert. A row of `out` has room for whole panels.
+// out = x W^T + bias, with the weights of each row's expert. A row of `out` has room for whole panels.
 template <class Out, class Weights>
-struct ExpertActivate {
+struct ExpertProject {
   Buffer<typename Weights::Input>& x;
   Buffer<Out>& out;
   ExpertProducts<Weights> products;
-  Activation activation;
 
   long items(const StepInput&, int threads) const { return products.items(threads); }
   void run(const StepInput& step, int threads, long item) const {
     products.run(step, threads, item, x, [this](long row, long column, f32x16 left, f32x16 right) {
-      store(out.row(row) + column, activate(activation, left));
-      store(out.row(row) + column + LANES, activate(activation, right));
+      store(out.row(row) + column, left);
+      store(out.row(row) + column + LANES, right);
     });
   }
 };

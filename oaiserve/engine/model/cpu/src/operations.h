@@ -89,19 +89,6 @@ struct Embed {
   }
 };
 
-// x = x * factors, number by number, in the first `width` numbers of each row.
-struct ScaleColumns {
-  Buffer<float>& rows_of_x;
-  const float* factors;  // [width]
-  long width;
-
-  long work() const { return width; }
-  void row(const StepInput&, long row) const {
-    float* x = rows_of_x.row(row);
-    for (long i = 0; i < width; i += LANES) store(x + i, load(x + i) * load(factors + i));
-  }
-};
-
 // A norm of a vector: x / sqrt(mean(x^2) + epsilon) * weight. LayerNorm subtracts the mean from x first, and adds a
 // bias. Without weights, x is copied.
 struct Normalize {
@@ -232,8 +219,8 @@ struct Activate {
   }
 };
 
-// out = activation(x G^T * factor) * (x U^T), where the weights hold both matrices (columns_of_gated). To its site, the columns
-// of U follow those of G.
+// out = activation(x G^T) * (x U^T), where the weights hold both matrices (columns_of_gated). To its site, the columns of U
+// follow those of G.
 template <class T, class Weights>
 struct Gate {
   Buffer<typename Weights::Input>& x;
@@ -241,7 +228,6 @@ struct Gate {
   const Weights& weights;
   const Site<T>* site;
   Activation activation;
-  float factor;
 
   long items(const StepInput& step, int threads) const { return linear_items(weights, step.num_tokens, threads); }
   void run(const StepInput& step, int threads, long item) const {
@@ -251,7 +237,7 @@ struct Gate {
                    gate = site->add(row, column, gate);
                    up = site->add(row, weights.n / 2 + column, up);
                  }
-                 store(out.row(row) + column, activate(activation, gate * factor) * up);
+                 store(out.row(row) + column, activate(activation, gate) * up);
                });
   }
 };
