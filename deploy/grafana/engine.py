@@ -280,7 +280,7 @@ def _media() -> list[Panel]:
         ),
         lines(
             "Cache of media",
-            "Bytes of vectors.",
+            "Bytes of the vectors in the cache, by instance.",
             "bytes",
             [Query(f"oaiserve_media_cache_bytes{{{ENGINE}}}", "{{instance}}")],
         ),
