@@ -16,7 +16,6 @@ COMMANDS = {
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
     "goodput": "requests within their deadlines by load and policy, simulated: docs/slow-requests.md",
-    "overhead": "the cost of telemetry, in paired runs",
     "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
     "gpu.compiled": "registers and memory of the kernels as compiled for an H200: docs/benchmarks.md",
     "gpu.pack": "sources and wheels for the GPU check on a machine without a network",
