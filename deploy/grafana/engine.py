@@ -258,10 +258,14 @@ def _media() -> list[Panel]:
             [Query(f"{seconds} / ({rows} > 0)", "mean")],
         ),
         lines(
-            "Requests whose media are not encoded",
-            "Requests in the phase encode_media, by instance. If it does not return to zero, add an instance.",
+            "Media that are not encoded",
+            "Requests in the phase encode_media, and their tokens of media. If these do not return to zero, add an "
+            "instance.",
             "short",
-            [Query(f"oaiserve_media_requests_waiting{{{ENGINE}}}", "{{instance}}")],
+            [
+                Query(f"oaiserve_media_requests_waiting{{{ENGINE}}}", "requests {{instance}}"),
+                Query(f"oaiserve_media_waiting_tokens{{{ENGINE}}}", "tokens {{instance}}"),
+            ],
             span=6,
         ),
         lines(

@@ -347,6 +347,7 @@ class Engine:
                 received_ns=request.received_ns or now_ns,
                 shown_id=request.origin.request_id,
                 turn_ns=turn_ns(now_ns, self._loop.requests.latest_start_ns(request, event.token_ids)),
+                media_rows=sum(prompt.num_rows_to_encode for prompt in event.media if prompt is not None),
             )
             event = replace(event, forecast=forecaster.forecast(asked, now_ns))
         self._loop.post(event)

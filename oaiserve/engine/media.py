@@ -77,6 +77,10 @@ class PromptMedia:
         own = self.axes[axis * length + start : axis * length + min(end, length)]
         return [*own, *range(max(start, length) + self.delta, end + self.delta)]
 
+    @property
+    def num_rows_to_encode(self) -> int:
+        return sum(medium.num_rows for medium in self.media if medium.encoded is None)
+
     def rows_in(self, start: int, end: int) -> range:
         """Return the rows of all vectors whose places are from `start` up to `end`."""
         return range(bisect_left(self.places, start), bisect_left(self.places, end))

@@ -87,6 +87,9 @@ class EngineNumbers:
     num_encoding: int = fact(
         "Requests whose images and sounds are not all encoded yet.", metric="oaiserve_media_requests_waiting"
     )
+    num_waiting_media_rows: int = fact(
+        "Tokens of the images and sounds that are not encoded yet.", metric="oaiserve_media_waiting_tokens"
+    )
     media_cache_bytes: int = fact(
         "Bytes of encoded images and sounds in the cache.", metric="oaiserve_media_cache_bytes"
     )

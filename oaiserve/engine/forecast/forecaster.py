@@ -21,10 +21,12 @@ from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.blocks import BlockHash, hash_block
 from oaiserve.engine.forecast.ahead import Ahead, Decoding, Prompt, Rules, first_token
 from oaiserve.engine.forecast.calibration import Calibration, Three
+from oaiserve.engine.forecast.encode_times import EncodeTimes
 from oaiserve.engine.forecast.lengths import LengthCurve, Lengths
 from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.scheduler import SHORT_BESIDE, SHORTER_STEPS, Scheduler
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.slack import alone_ns
 from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import Load, StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
@@ -55,6 +57,7 @@ class Asked(NamedTuple):
     received_ns: int
     shown_id: str = ""  # as its client knows it
     turn_ns: int = 0  # where the policy asks for it
+    media_rows: int = 0  # tokens of images and sounds that have to be encoded before
 
     @property
     def classes(self) -> tuple[Hashable, ...]:
@@ -122,6 +125,7 @@ class Forecaster:
         self._under_way = under_way
         self._lock = Lock()
         self._lengths = Lengths()
+        self._encode_times = EncodeTimes()
         self._calibrations: dict[Hashable, Calibration] = {}
         self._open: dict[str, _Open] = {}
         self._mean_tokens = 100.0  # of an answer
@@ -191,7 +195,11 @@ class Forecaster:
         order = sorted([*turns, own], key=_due)
         place = order.index(own)
         found = self._first_token(cost, self._step_time, decodes, order, place, host_ns)
-        first_ns = now_ns - asked.received_ns + residual_ns + found.first_token_ns
+        first_ns = residual_ns + found.first_token_ns
+        if asked.media_rows:  # meanwhile, the queue goes on without it
+            rows = asked.media_rows + self._numbers().num_waiting_media_rows
+            first_ns = max(first_ns, self._encode_times.expected_ns(rows) + alone_ns(cost, own.prompt.tokens_left))
+        first_ns += now_ns - asked.received_ns
         beside = found.num_decodes + 1
         soon_ns = cost.expected_ns(Load(beside, found.context, 0, 0, 0, beside)) + host_ns
         ends = [first_ns + self._decode_ns((length - 1) / tokens, soon_ns, mean_ns or soon_ns) for length in lengths]
@@ -308,6 +316,9 @@ class Forecaster:
     def _learn(self, ended: Ended) -> None:
         opened = self._open.pop(ended.request_id, None)
         received, first, last = ended.times.received, ended.times.first_token, ended.times.last_token
+        tokenized_ns, encoded_ns = ended.times.tokenized, ended.times.media_encoded
+        if opened is not None and tokenized_ns is not None and encoded_ns is not None:
+            self._encode_times.learn(opened.asked.media_rows, tokenized_ns, encoded_ns)
         if opened is not None and received is not None and ended.late_ns is not None:
             # It would have come later. If it is not later than was told, it says nothing.
             late_ns = ended.late_ns - received
