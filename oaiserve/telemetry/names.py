@@ -283,8 +283,8 @@ ENGINE_FEATURE = _metric(
     "oaiserve_engine_feature",
     "1 for a faster way to compute that is on, 0 for one that is off, because it was not asked for or failed its "
     "check at the start. feature: drafts or exact (the same logits in any step); on a CPU native_step or amx; on a "
-    "GPU attention, sampling (by kernels of their own), packed_weights, packed_experts, fused_layers, adapters, "
-    "decode_graphs, prompt_graphs or mixed_graphs.",
+    "GPU attention, sampling (by kernels of their own), long_prompts (by FlashAttention), packed_weights, "
+    "packed_experts, fused_layers, adapters, decode_graphs, prompt_graphs or mixed_graphs.",
     "feature",
 )
 

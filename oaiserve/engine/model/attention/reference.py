@@ -37,14 +37,14 @@ class ReferenceAttention:
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[-1])
         num_decodes = batch.num_decodes
         if num_decodes:
-            keys, values = _gather(cache, self._tables[:num_decodes], masks[0].shape[-1], query.dtype)
+            keys, values = gather(cache, self._tables[:num_decodes], masks[0].shape[-1], query.dtype)
             decodes = query[:num_decodes].unsqueeze(2)  # [B, heads, 1, dim]
             out[:num_decodes] = _attention(decodes, keys, values, masks[0], scoring).squeeze(2)
             masks = masks[1:]
         first = num_decodes
         for row, mask in enumerate(masks, start=num_decodes):
             last = first + batch.query_lens[row]
-            keys, values = _gather(cache, self._tables[row : row + 1], batch.context_lens[row], query.dtype)
+            keys, values = gather(cache, self._tables[row : row + 1], batch.context_lens[row], query.dtype)
             prefill = query[None, first:last].transpose(1, 2)  # [1, heads, query_len, dim]
             out[first:last] = _attention(prefill, keys, values, mask, scoring)[0].transpose(0, 1)
             first = last
@@ -75,13 +75,13 @@ def _write(slots: torch.Tensor, places: torch.Tensor, new: torch.Tensor, scale: 
     slots[places] = new
 
 
-def _gather(
+def gather(
     cache: LayerCache, block_tables: torch.Tensor, length: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the keys and the values of whole sequences: two tensors [B, kv_heads, length, dim]."""
     tables = block_tables[:, : -(-length // cache.keys.shape[1])]
 
-    def gather(blocks: torch.Tensor, scale: float) -> torch.Tensor:
+    def of_blocks(blocks: torch.Tensor, scale: float) -> torch.Tensor:
         # index_select copies whole blocks; indexing with the table is seven times as slow on a CPU.
         is_scaled = blocks.dtype == FP8
         numbers = blocks.view(torch.uint8) if is_scaled else blocks
@@ -90,7 +90,7 @@ def _gather(
             rows = (rows.view(FP8).float() * scale).to(dtype)
         return rows.view(tables.shape[0], -1, *blocks.shape[2:])[:, :length].transpose(1, 2)
 
-    keys, values = (gather(blocks, scale) for blocks, scale in zip(cache, cache.scales, strict=True))
+    keys, values = (of_blocks(blocks, scale) for blocks, scale in zip(cache, cache.scales, strict=True))
     return keys, values
 
 

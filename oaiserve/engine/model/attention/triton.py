@@ -17,6 +17,7 @@ import torch
 import triton
 
 from oaiserve.engine.model.attention import LayerCache, Scoring
+from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.attention.tiles import BatchTiles, RowTiles
 from oaiserve.engine.model.attention.triton_kernels import decode_kernel, plan_kernel, prefill_kernel, write_kernel
@@ -48,9 +49,10 @@ class TritonAttention:
 
     rotates = True
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, long_prompts: LongPrompts | None = None) -> None:
         self._batch = batch
         self._tiles = batch.tiles or BatchTiles(batch)
+        self._long_prompts = None if long_prompts is None else long_prompts.of(batch)
         # Of layers with this sliding window, this number of key heads, and so many items.
         self._plans: dict[tuple[int, int, int], DecodePlan] = {}
 
@@ -77,7 +79,9 @@ class TritonAttention:
                 self._plans[window, kv_heads, wanted] = plan_decodes(batch, window, wanted, kv_heads)
             plan = self._plans[window, kv_heads, wanted]
             decode(query, key, value, cache, batch, out, scoring, plan, rotation=rotation)
-        if has_prefills:
+        if has_prefills and self._long_prompts is not None and scoring[1:4] == (None, None, None):
+            self._long_prompts(query, cache, out, scoring.scaling)
+        elif has_prefills:
             prefill(query, cache, batch, out, scoring, self._tiles)
         return out
 

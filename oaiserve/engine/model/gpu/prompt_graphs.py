@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 
 import torch
 
+from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.attention.tiles import StaticTiles
 from oaiserve.engine.model.batch import Batch, aligned_size, build_batch
 from oaiserve.engine.model.gpu.block_tables import BlockTables
@@ -51,6 +52,7 @@ class PromptGraphs:
         self._block_size = block_size
         self._device = spec.device
         self.sizes = sizes
+        self.long_prompts: LongPrompts | None = None  # which are not replayed
         self.most_len = tables.on_device.shape[1] * block_size
         num_words = len(_PADDING) * aligned_size(sizes[-1]) + 4 * aligned_size(MOST_PROMPTS + 1)
         self._words = torch.zeros(num_words, dtype=torch.int64, device=spec.device)
@@ -60,10 +62,12 @@ class PromptGraphs:
         self.graphs = SizedGraphs(sizes, sizes if first is None else first, self._captured)
 
     def can_run(self, step: Step) -> bool:
-        """Return whether the step has no unknown token, not too many, no log-probabilities of prompts, and no media."""
+        """Return whether the step has no unknown token, not too many, no log-probabilities of prompts, no media, and
+        not long prompts alone."""
         return (
             sum(1 + len(chunk.draft) for chunk in step.chunks) <= MOST_PROMPTS
             and step.num_tokens <= self.sizes[-1]
+            and not (self.long_prompts and self.long_prompts.take((one.num_tokens, one.end) for one in step.chunks))
             and all(
                 chunk.end - len(chunk.draft) <= len(chunk.sequence.token_ids)
                 and not chunk.sequence.wants_prompt_logprobs

@@ -6,12 +6,14 @@ something else, is switched off, and the log says so; the start goes on.
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.gpu.fused_layers import FusedLayers
@@ -20,6 +22,7 @@ from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu.kernels import attention_problem, sampling_problem
 from oaiserve.engine.start.gpu.layers import fuse_layers
+from oaiserve.engine.start.gpu.long_prompts import long_prompts_checked
 from oaiserve.engine.start.gpu.products import compute_experts_checked, multiply_checked, unpacking_where_faster
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.errors import StartupError
@@ -32,6 +35,7 @@ class FastPaths(NamedTuple):
     sample_ids: SampleIds | None  # None: in plain torch
     apply_masks: ApplyMasks | None
     layers: FusedLayers | None  # None: they run in transformers' code
+    long_prompts: LongPrompts | None  # None: the backend computes all prompts alike
 
     @property
     def have_graphs(self) -> bool:
@@ -45,11 +49,18 @@ def find_fast_paths(loaded: LoadedModel, options: EngineOptions, trials: Trials)
     multiply_checked(loaded, lambda: unpacking_where_faster(loaded, _kernels("triton_matrices").multiply), trials)
     compute_experts_checked(loaded, lambda: _kernels("triton_experts").compute, trials)
     layers: FusedLayers | None = None
+    long_prompts: LongPrompts | None = None
+    if backend is ReferenceAttention or options.exact:
+        trials.off["long_prompts"] = "attention is in plain torch, or exact"
+    else:
+        triton_attention: Any = backend
+        long_prompts = long_prompts_checked(loaded, triton_attention, options.block_size, trials)
+        backend = partial(triton_attention, long_prompts=long_prompts) if long_prompts is not None else backend
     if reason := _reason_not_to_fuse(loaded, options, backend):
         trials.off["fused_layers"] = reason
     else:
         layers = fuse_layers(loaded, options, trials)
-    return FastPaths(backend, sample_ids, apply_masks, layers)
+    return FastPaths(backend, sample_ids, apply_masks, layers, long_prompts)
 
 
 def _reason_not_to_fuse(loaded: LoadedModel, options: EngineOptions, backend: Backend) -> str:

@@ -20,6 +20,7 @@ T = TypeVar("T")
 # The names under which /metrics says what is on.
 Feature = Literal[
     "attention",
+    "long_prompts",
     "sampling",
     "packed_weights",
     "packed_experts",
@@ -35,6 +36,7 @@ _PLAIN = "plain torch computes it, which is much slower and has no CUDA graphs"
 FEATURES: Mapping[Feature, tuple[str, str]] = MappingProxyType(
     {
         "attention": ("Attention by Triton's kernels", _PLAIN),
+        "long_prompts": ("Long prompts by FlashAttention", "Triton's kernels compute them"),
         "sampling": ("Sampling by Triton's kernels", _PLAIN),
         "packed_weights": ("Products with packed weights", "each one expands its matrix, which is much slower"),
         "packed_experts": ("Packed experts by kernels", "each one expands its matrices, which is much slower"),

@@ -108,6 +108,8 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
         captured = Captured(executor, loaded, tables, capture, num_blocks, options.block_size, max_model_len, states)
         graphs = capture_graphs(captured, options, trials)
         capture.is_alone = False
+        if graphs.prompts is not None:
+            graphs.prompts.long_prompts = paths.long_prompts
 
     runner = ModelRunner(
         executor,

@@ -12,6 +12,7 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 
+from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
@@ -103,6 +104,11 @@ def test_only_steps_that_fit_are_replayed(made: tuple[EagerExecutor, PromptGraph
     assert not graphs.can_run(Step([Chunk(one, 0, 4, draft=(5,) * MOST_PROMPTS)])), "there are too many draws"
     assert not graphs.can_run(Step([Chunk(one, 40, 1)])), "its token is being drawn"
     assert not graphs.can_run(Step([Chunk(sequence(i, 1), 0, 1) for i in range(MOST_PROMPTS + 1)]))
+    graphs.long_prompts = LongPrompts(Mock(), least_tokens=4, least_keys=20)
+    assert not graphs.can_run(Step([Chunk(one, 16, 4)])), "it is long"
+    assert graphs.can_run(Step([Chunk(one, 15, 4)]))
+    assert graphs.can_run(Step([Chunk(one, 16, 4), Chunk(one, 30, 3)])), "a short one is beside it"
+    graphs.long_prompts = None
     one.wants_prompt_logprobs = True
     assert not graphs.can_run(Step([Chunk(one, 0, 4)]))
 

@@ -22,11 +22,13 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.adapted_modules import by_kernels, plain
 from oaiserve.engine.model.attention import Backend, Scoring
+from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.gpu.cuda_capture import Run
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
+from oaiserve.engine.model.gpu.sized_graphs import SizedGraphs
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
@@ -274,6 +276,27 @@ def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_rig
     with started(loaded, compile=False) as plain:
         assert plain.features["native_step"]
         assert found == answers(plain)
+
+
+def test_long_prompts_are_the_librarys_in_the_backend_and_no_graph_replays_them(
+    device: FakeGpu, loaded: LoadedModel
+) -> None:
+    chosen, seen = LongPrompts(broken), set()
+    prompts = SimpleNamespace(can_run=lambda step: False, graphs=SizedGraphs([], (), broken))
+
+    def backend(batch: Batch, long_prompts: LongPrompts | None = None) -> Any:
+        seen.add(long_prompts)
+        return padded_attention(batch)
+
+    device.backend = backend
+    device.set(fast_paths, "long_prompts_checked", lambda *_: chosen)
+    device.set(graph_capture, "capture_prompts", lambda *_: prompts)
+    device.set(graph_capture, "capture_mixed", lambda *_: None)
+    with started(loaded) as engine:
+        seen.clear()
+        assert answers(engine)
+    assert seen == {chosen}
+    assert prompts.long_prompts is chosen
 
 
 def test_everything_can_be_switched_off(device: FakeGpu, loaded: LoadedModel) -> None:
