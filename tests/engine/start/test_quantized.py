@@ -245,9 +245,7 @@ def test_weights_without_blocks_and_unknown_families_are_expanded(
 def test_an_architecture_that_nothing_reads_is_refused_with_those_that_can_be_read(tmp_path: Path) -> None:
     path = file_of(FAMILIES["llama"], tmp_path)
     path.write_bytes(path.read_bytes().replace(b"llama", b"other"))
-    with pytest.raises(
-        StartupError, match=r"its architecture is 'other', and those that can be read are apertus, .*\.$"
-    ):
+    with pytest.raises(StartupError, match=r"its architecture is 'other', and those that can be read are arcee, .*\.$"):
         read_config(path)
 
 

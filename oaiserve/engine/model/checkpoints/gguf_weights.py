@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from oaiserve.engine.model.checkpoints.gguf_names import FileNames, change_of
 from oaiserve.engine.model.checkpoints.weights import PlaceInFile, Weights
 from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks, expand, one_behind_the_other
 from oaiserve.engine.model.families import family_of
-from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import VALUES
 from oaiserve.files.gguf import GgufTensor, architecture, read_tensors, read_values, shard_paths
 
@@ -70,7 +68,6 @@ class GgufWeights:
         self._tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(guesses)}
         named = named_parameters(empty_model(config, torch.bfloat16))
         self._shapes = {name: tuple(tensor.shape) for name, tensor in named}
-        self._numbers = _in_metadata(values, self._shapes, self._family)
         self._parts = self._find_parts(architecture(values) or "")
 
     def _find_parts(self, of_architecture: str) -> dict[str, list[GgufTensor]]:
@@ -79,20 +76,18 @@ class GgufWeights:
             names = FileNames(self._family, of_architecture, self._config.num_hidden_layers, self._tensors)
         except KeyError:
             raise NotKept(f"the installed package gguf does not know the family '{of_architecture}'") from None
-        found = {parameter: names.of(parameter) for parameter in self._shapes if parameter not in self._numbers}
+        found = {parameter: names.of(parameter) for parameter in self._shapes}
         by_parameter = {parameter: [self._tensors[name] for name in own] for parameter, own in found.items() if own}
         if unknown := sorted(self._tensors.keys() - {tensor.name for own in by_parameter.values() for tensor in own}):
             raise NotKept(f"it has a tensor '{unknown[0][:100]}', which is not known")
         return by_parameter
 
     def names(self) -> set[str]:
-        return self._parts.keys() | self._numbers.keys()
+        return set(self._parts)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the parameter, or that in the file if it has another size."""
         asked = self._shapes[name]
-        if name in self._numbers:
-            return asked
         shapes = [tensor.shape for tensor in self._parts[name]]
         if (change := change_of(self._config, name)) is not None and change.joined is not None:
             return asked
@@ -145,8 +140,6 @@ class GgufWeights:
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor expanded, as the model's code has it."""
-        if name in self._numbers:
-            return self._numbers[name]
         tensors, change = [self._expanded(tensor) for tensor in self._parts[name]], change_of(self._config, name)
         if change is not None and change.joined is not None:
             found = change.joined(self._config, name, tensors)
@@ -179,20 +172,6 @@ class GgufWeights:
             return expand(self._rows(tensor), tensor.kind).view(tensor.shape)
         except NotImplementedError as error:
             raise NotKept(f"its tensor '{tensor.name}' has a format that cannot be expanded") from error
-
-
-def _in_metadata(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], family: Family) -> dict[str, Tensor]:
-    """Return the parameters in the metadata of a file: numbers of each layer, and no tensors."""
-    found: dict[str, Tensor] = {}
-    if family.in_metadata is None:
-        return found
-    pattern, prefix = family.in_metadata
-    for name, shape in shapes.items():
-        asked = re.search(pattern, name)
-        numbers = None if asked is None else values.get(f"{prefix}{asked[2]}")
-        if asked is not None and isinstance(numbers, list) and int(asked[1]) < len(numbers):
-            found[name] = torch.full(shape, numbers[int(asked[1])])
-    return found
 
 
 def scale_frequencies(model: PreTrainedModel, factors: Tensor | None) -> None:

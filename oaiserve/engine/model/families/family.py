@@ -33,8 +33,6 @@ class Family:
     weights_by_transformers: bool = False  # transformers reads them as they are served, where they are expanded
     changes: tuple[Change, ...] | None = None  # of llama.cpp's conversion, which are undone; None: they are not known
     tensors: Tensors = ()  # those that the package gguf does not know
-    # A pattern of parameters that are numbers of each layer in the head of a file, and how these begin there.
-    in_metadata: tuple[str, str] | None = None
     has_rope_factors: bool = True  # those in a file are not in the configuration
 
     # -- its code in transformers

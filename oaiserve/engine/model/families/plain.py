@@ -63,12 +63,6 @@ def _stablelm(metadata: Metadata) -> Fields:
 
 
 FAMILIES = (
-    Family(
-        type="apertus",
-        architectures={"apertus": no_fields},
-        changes=(),
-        in_metadata=(r"\.layers\.(\d+)\..*\.act_fn\.(\w+)$", "xielu."),
-    ),
     Family(type="arcee", architectures={"arcee": no_fields}, changes=(TURNED,)),
     Family(type="dots1", architectures={"dots1": _dots1}, changes=(), small=WITH_SHARED_EXPERT),
     Family(
