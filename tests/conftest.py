@@ -67,7 +67,6 @@ GROUPS = (
 # run while the other processes have nothing left to do.
 LONGEST = (
     "tests/engine/model/gpu/test_triton_compile.py",
-    "tests/e2e/test_sdk.py",
     "tests/e2e/test_dashboard.py",
     "tests/e2e/test_chat.py",
     "tests/engine/test_scheduler_machines.py",
