@@ -162,9 +162,8 @@ class ServerOptions(ListenerOptions):
 
     # A log line or traceback must not show it.
     api_key: tuple[str, ...] = field(default=(), repr=False, metadata=FREQUENT)
-    """Key that clients must send as "Authorization: Bearer KEY". Repeat the flag to accept several keys; without one,
-    the server accepts all clients. Set it in the environment or in a file, because other users of the machine can see
-    flags."""
+    """Key that clients must send as "Authorization: Bearer KEY". May be repeated; without one, all clients are
+    accepted. Set it in the environment or in a file, because other users of the machine can see flags."""
 
     api_key_file: tuple[Path, ...] = ()
     """File with keys, one on each line: NAME KEY, or only KEY. Logs and traces have the names. The server reads the
@@ -218,8 +217,8 @@ class ServerOptions(ListenerOptions):
     0: streams begin with their first token."""
 
     tool_call_parser: ToolCallParser = "auto"
-    """Form in which the model writes calls of tools. auto: the one that its tokenizer declares or its chat template
-    shows, or hermes. none: calls are not looked for, and stay in the text. openai: the channels of gpt-oss."""
+    """Form in which the model writes calls of tools. auto: the one that its tokenizer or its chat template shows, or
+    hermes. none: calls stay in the text. openai: the channels of gpt-oss."""
 
     reasoning_parser: ReasoningParser = "auto"
     """How the model's reasoning is told from its answer: `<think> ... </think>`. deepseek_r1: each answer begins with
@@ -227,20 +226,19 @@ class ServerOptions(ListenerOptions):
     it stays in the text."""
 
     strict_max_tokens: bool = False
-    """Refuse a request whose max_tokens is more than its prompt leaves of the context. Without it, max_tokens is cut to
-    that, and the answer says so. Of /v1/messages it is always cut."""
+    """Refuse a request whose max_tokens is more than its prompt leaves of the context, which is cut to that otherwise,
+    as it always is of /v1/messages."""
 
     hosted_tools: HostedTools = "ignore"
     """Tools of /v1/responses that run on OpenAI's servers, such as web_search. ignore: the model is not told of them,
     and the response names them in ignored_tools. refuse: the request gets a 400."""
 
     response_store: Path | None = None
-    """File that keeps the answers of /v1/responses with their input, so that clients can go on from them after a
-    restart. Several servers on one machine may share it. Default: they are kept in memory."""
+    """File that keeps the answers of /v1/responses with their input over a restart. Several servers on one machine may
+    share it. Default: they are kept in memory."""
 
     response_store_number: int = 10_000
-    """Most responses that are kept, of all API keys. Further ones push out the oldest of the key that has most. 0: none
-    is kept."""
+    """Most responses that are kept. Further ones push out the oldest of the API key that has most. 0: none is kept."""
 
     response_store_bytes: Bytes = Bytes("256MiB")  # noqa: RUF009 - immutable
     """Most bytes of the responses that are kept, with their input, of all API keys."""
@@ -389,24 +387,23 @@ class EngineOptions:
 
     compile: bool = True
     """On a CPU, run the model's step in native code: the wheel's, or else what the system's C++ compiler makes at the
-    first start. On a GPU, run the model's layers fused. Without it, and for models that it does not cover, the slower
-    code of transformers runs."""
+    first start. On a GPU, run its layers fused. Otherwise the slower code of transformers runs."""
 
     cpu_features: CpuFeatures = "native"
-    """Instructions of the CPU that may be used. native: all. avx2: neither AVX-512 nor AMX, in native code and in
-    torch, so answers are those of a machine that has none of these."""
+    """Instructions of the CPU that may be used. native: all. avx2: neither AVX-512 nor AMX, so answers are those of a
+    machine that has none of these."""
 
     recheck: bool = False
-    """On a CPU, compare the native step with transformers' code, although an earlier start has found them equal.
-    Without it, the start takes less than half the time. On a GPU, try again what has ended an earlier start."""
+    """On a CPU, compare the native step with transformers' code again, which more than doubles the time of a start. On
+    a GPU, try again what has ended an earlier start."""
 
     overlap: bool = True
-    """On a GPU, launch each step before the results of the previous step are on the host, so that the GPU does not wait
-    while they are processed. A step with penalties, or with bad_words of several tokens, is always waited for."""
+    """On a GPU, launch each step before the results of the previous step are on the host. A step with penalties, or
+    with bad_words of several tokens, is always waited for."""
 
     cuda_graph: bool = True
-    """On a GPU, capture decodes as CUDA graphs, for several batch sizes up to --max-running, and prompts, for several
-    numbers of tokens up to 2,048. Capturing takes some seconds of the start and some memory."""
+    """On a GPU, capture decodes, for several batch sizes up to --max-running, and prompts of up to 2,048 tokens as CUDA
+    graphs, which takes some seconds of the start and some memory."""
 
     exact: bool = False
     """Serve only if the same request gets the same bytes, whatever else runs. On a CPU, the native step gives them. On
@@ -418,9 +415,9 @@ class EngineOptions:
     it is installed, else reference."""
 
     quantize: Quantize = field(default="none", metadata=FREQUENT)
-    """On a CPU, keep the weights of a checkpoint that is not quantized yet in 8 bits: half the memory, and faster. int4
-    keeps most of them in 4 bits: a third of the memory. Answers change slightly with int8, and much more with int4 if
-    the model is small (docs/benchmarks.md). Needs --compile and a model that it covers."""
+    """On a CPU with the native step, keep the weights of a checkpoint that is not quantized yet in 8 bits: half the
+    memory, and faster. int4 keeps most of them in 4 bits: a third of the memory. Answers change slightly with int8, and
+    much more with int4 if the model is small (docs/benchmarks.md)."""
 
     quantized_cache: Bytes = Bytes("32GiB")  # noqa: RUF009 - immutable
     """Most disk space for weights that --quantize has made, so that later starts need not make them again. They are in
@@ -435,9 +432,9 @@ class EngineOptions:
     /v1/unload_lora_adapter, which need an API key, or a server for this machine alone."""
 
     drafts: DraftSource = "auto"
-    """Whether steps verify drafts: guesses at the next tokens of a sequence. lookup: what followed the last tokens when
-    they came before, in prompt or answer. auto: lookup with the native step of a CPU, where no answer changes; else
-    off. On a GPU, drafts turn --overlap off."""
+    """Whether steps verify guesses at the next tokens of a sequence. lookup: what followed the last tokens when they
+    came before. auto: lookup with the native step of a CPU, where no answer changes; else off. On a GPU, drafts turn
+    --overlap off."""
 
     cpu_threads: int | None = field(default=None, metadata=FREQUENT)
     """Threads that run the model on a CPU. Default: one for each core that this process may use; with 4 cores or more,
@@ -448,8 +445,7 @@ class EngineOptions:
 
     default_max_tokens: int | None = None
     """Most tokens of an answer whose request sets no limit. Default: what the model's generation_config.json says
-    (max_new_tokens, or max_length for prompt and answer together), or else what the context leaves. /v1/completions has
-    OpenAI's default instead, which is 16."""
+    (max_new_tokens or max_length), or else what the context leaves; for /v1/completions OpenAI's 16."""
 
     chat_template: Path | None = None
     """Jinja file to use instead of the model's own chat template."""
@@ -466,10 +462,9 @@ class EngineOptions:
     gets what the weights and the largest step leave of it, as measured at the start."""
 
     kv_cache_dtype: KVCacheDtype = "auto"
-    """Number format of the KV cache. auto: the model's. int8: on a CPU, 8 bits and a few scales for each token, so that
-    nearly twice as many tokens fit and long contexts are read faster. Answers change slightly (docs/performance.md).
-    Needs --compile and a model that it covers, without latent attention. fp8: on a GPU, floats of 8 bits (E4M3) with a
-    scale for each layer, so that twice as many tokens fit (docs/models.md)."""
+    """Number format of the KV cache. auto: the model's. int8: on a CPU with the native step, without latent attention:
+    nearly twice as many tokens fit, and long contexts are read faster (docs/performance.md). fp8: on a GPU, floats of 8
+    bits (E4M3): twice as many tokens fit (docs/models.md). Answers change slightly."""
 
     kv_blocks: int | None = None
     """Blocks in the KV cache. Default: as many as fit into --kv-cache-memory. Set only one of the two."""
@@ -486,11 +481,10 @@ class EngineOptions:
     streams, more tokens faster prefills. Default: 512 on a CPU, 2048 on a GPU, or --max-running if that is more."""
 
     policy: SchedulingPolicy = "fair"
-    """Order in which waiting requests are scheduled. fair: clients take turns, the one that got the fewest tokens
-    first, and so do the requests of a client, where short prompts pass long ones; a client is an API key, or else an
-    address. fcfs: first come, first served, whoever asks. priority: the lowest number in the request field "priority"
-    first. shortest: the shortest prompt first, with ageing, so that no request starves. deadline: first what has to
-    begin first to keep its deadline; a request without one has to begin within 30 seconds."""
+    """Order in which waiting requests are scheduled. fair: clients (API keys, or else addresses) take turns, the one
+    that got the fewest tokens first, and so do the requests of a client, where short prompts pass long ones. fcfs:
+    first come, first served. priority: the lowest number in the request field "priority" first. shortest: the shortest
+    prompt first, with ageing. deadline: first what has to begin first to keep its deadline, or else within 30 s."""
 
     prefill_max_requests: int | None = None
     """Most sequences that prefill in one step. Default: no separate limit."""
@@ -503,8 +497,8 @@ class EngineOptions:
     sooner. Default: the time of 128 tokens, or three times that of one, and at least 0.05."""
 
     itl_target_seconds: float | None = None
-    """Target for the time between two tokens of a stream (ITL). While sequences decode, a step gets only as many prompt
-    tokens as fit into this time; needs --explain. Default: no target."""
+    """Target for the time between two tokens of a stream (ITL): beside decodes, a step gets only as many prompt tokens
+    as fit into it; needs --explain. Default: no target."""
 
     hang_seconds: float = 60
     """Seconds that one part of the engine's work may take, or 20 times the learnt cost of its step if that is more.
@@ -525,19 +519,17 @@ class EngineOptions:
 
     prefix_cache_dir: Path | None = None
     """Folder for the blocks of the prefix cache, on a CPU with the native step, for later starts with the same model,
-    settings and versions, and as a second cache beneath that in memory. It has to be this user's alone, because text
-    can be guessed from what it holds."""
+    settings and versions, and as a second cache beneath that in memory. It has to be this user's alone."""
 
     prefix_cache_disk: Bytes = Bytes("8GiB")  # noqa: RUF009 - immutable
     """Most disk space for --prefix-cache-dir. What has not been used for longest is removed."""
 
     max_waiting: int = 1024
-    """Most waiting sequences: a request has n for each of its prompts. Further requests are answered with 429 and
-    Retry-After, unless nothing waits. If one client has filled the queue, the others still get their share."""
+    """Most waiting sequences: a request has n for each of its prompts. Further requests get a 429 with Retry-After. If
+    one client has filled the queue, the others still get their share."""
 
     max_waiting_tokens: int | None = None
-    """Most prompt tokens of all waiting requests together. Further requests are answered with 429 and Retry-After.
-    Default: no limit."""
+    """Most prompt tokens of all waiting requests together. Further requests get a 429. Default: no limit."""
 
     queue_timeout_seconds: float = 0
     """Seconds that a request may wait to be scheduled; then it gets a 503. 0: no limit."""
