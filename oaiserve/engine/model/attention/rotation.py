@@ -5,7 +5,7 @@ A backend that does this where it reads them gets a `Rotation`. Here it is in pl
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,9 +43,3 @@ class Rotation(NamedTuple):
         parts = first * cosines - second * sines, second * cosines + first * sines
         together = torch.stack(parts, dim=-1).flatten(-2) if self.is_interleaved else torch.cat(parts, dim=-1)
         return torch.cat([together, rest], dim=-1).to(heads.dtype)
-
-
-def query_factors(config: Any, positions: Tensor) -> Tensor:
-    """Return Llama 4's factors of queries by position, in layers without rotation, float32."""
-    factors: Tensor = ((positions.float() + 1) / config.floor_scale).floor().log1p() * config.attn_scale + 1
-    return factors

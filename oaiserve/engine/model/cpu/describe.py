@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from oaiserve.engine.model.attention.rotation import query_factors
 from oaiserve.engine.model.cpu import describe_experts, describe_mixers
 from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.description import (
@@ -40,9 +39,9 @@ from oaiserve.engine.model.cpu.module_reader import ModuleReader, decoder_of, la
 from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.spec import KVShape, LoadedModel
 
-# The names of norms of queries and keys, and those of norms that come after the rotation.
+# The names of norms of queries and keys, and that of the queries' where these come after the rotation.
 _QUERY_NORMS, _KEY_NORMS = ("q_norm", "q_layernorm", "query_layernorm"), ("k_norm", "k_layernorm", "key_layernorm")
-_AFTER_ROTATION = ("query_layernorm", "qk_norm")
+_AFTER_ROTATION = "query_layernorm"
 
 
 @torch.inference_mode()
@@ -209,8 +208,6 @@ class _Description:
             if rest or heads < 1 or heads % shape.kv_heads:
                 raise NotKnown(f"its projections have {num_rows} rows, which make no whole heads")
         norms = [reader.norm_of(attention, *names) for names in (_QUERY_NORMS, _KEY_NORMS)]
-        if (of_both := getattr(attention, "qk_norm", None)) is not None:  # Llama 4's
-            norms = [unscaled_norm(of_both, shape.key_dim)] * 2
         return Attention(
             qkv=qkv,
             gate=gate,
@@ -226,8 +223,8 @@ class _Description:
             else unscaled_norm(value_norm, shape.value_dim),
             rotary=self._rotary(index, attention, parameters),
             rotary_offset=attention.qk_nope_head_dim if isinstance(qkv, LatentProjection) else 0,
-            rotates_before_norms=any(hasattr(attention, name) for name in _AFTER_ROTATION),
-            query_factors=None if getattr(attention, "use_rope", False) else self._query_factors,
+            rotates_before_norms=hasattr(attention, _AFTER_ROTATION),
+            query_factors=self._query_factors,
             sinks=reader.parameter(attention, "sinks").float() if parameters.has_sinks else None,
             parameters=_scaled(parameters, attention),
         )
@@ -263,17 +260,14 @@ class _Description:
 
     @cached_property
     def _query_factors(self) -> Tensor | None:
-        """The factor of queries at each position: in Llama 4, in layers that do not rotate them."""
+        """The factor of queries at each position, as in Ministral 3."""
         config, positions = self._config, torch.arange(self._loaded.max_model_len)
         rope = getattr(config, "rope_parameters", None) or {}
-        if (beta := rope.get("llama_4_scaling_beta")) is not None:
-            if getattr(config, "kv_lora_rank", None) is not None:
-                raise NotKnown("it scales queries of latent attention by their positions")
-            factors: Tensor = 1 + beta * (1 + positions // rope["original_max_position_embeddings"]).float().log()
-        elif getattr(config, "attn_temperature_tuning", False):
-            factors = query_factors(config, positions)
-        else:
+        if (beta := rope.get("llama_4_scaling_beta")) is None:
             return None
+        if getattr(config, "kv_lora_rank", None) is not None:
+            raise NotKnown("it scales queries of latent attention by their positions")
+        factors: Tensor = 1 + beta * (1 + positions // rope["original_max_position_embeddings"]).float().log()
         return None if bool((factors == 1).all()) else factors
 
     def _mlp_or_mixture(self, module: Module, beside: Module | None) -> MLP | Experts:

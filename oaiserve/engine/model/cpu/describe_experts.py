@@ -29,7 +29,6 @@ from oaiserve.engine.model.cpu.description import (
     Router,
 )
 from oaiserve.engine.model.cpu.module_reader import ModuleReader, unscaled_norm
-from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.layer_operations import combination
 from oaiserve.engine.model.spec import is_linear
 
@@ -41,7 +40,6 @@ def mixture(reader: ModuleReader, module: Module, shared: MLP | None) -> Experts
     experts = reader.child(module, "experts")
     return Experts(
         router=_router(reader, module),
-        weighs_inputs=family_of(reader.loaded.model.config.model_type).weighs_inputs,
         experts=_experts(reader, experts),
         activation=_gating(reader, experts),
         shared=shared,

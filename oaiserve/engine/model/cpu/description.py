@@ -287,7 +287,6 @@ class Experts:
     """A mixture of experts, whose matrices all have the same sizes."""
 
     router: Router
-    weighs_inputs: bool = False  # the weights of a token's experts multiply their inputs, and not their outputs
     experts: list[Expert]
     activation: str | ClampedGate  # a name in library.ACTIVATIONS, for activation(gate) * up
     shared: MLP | None  # an MLP that computes all tokens

@@ -130,15 +130,15 @@ class ExpertOperations:
     def _compute(self, mixture: Experts, assignment: int) -> None:
         """Add the operations that compute the rows of each expert, for the normed tokens."""
         operations, weights = self._operations, self._operations.weights
-        x, width, weighs = self._buffers.normed, self._buffers.width, mixture.weighs_inputs
+        x, width = self._buffers.normed, self._buffers.width
         ups = [weights.pack_gated(expert.gate, expert.up) for expert in mixture.experts]
         if ups[0] in weights.widths:  # a token is quantized once for all its experts
             x, rows = operations.input_of(x, ups[0], len(ups)), self._groups
             read_by = WeightRange(ups[0], len(ups))
-            operations.add("route", "gather_groups", x, rows, width, read_by, assignment, weighs)
+            operations.add("route", "gather_groups", x, rows, width, read_by, assignment)
         else:
             rows = self._rows
-            operations.add("route", "gather_rows", x, rows, width, assignment, weighs)
+            operations.add("route", "gather_rows", x, rows, width, assignment)
         arguments = (rows, self._inner, ExpertWeights(ups[0], assignment))
         way = mixture.activation
         gating = Gating("none", way.alpha, way.limit) if isinstance(way, ClampedGate) else Gating(way)
@@ -153,5 +153,5 @@ class ExpertOperations:
 
     def _combine(self, mixture: Experts, out: int, assignment: int, *, adds: bool, scale: float) -> None:
         """Add the operation that sums a token's experts, and writes the sum to `out` or adds it."""
-        arguments = (self._out, out, self._buffers.width, assignment, not mixture.weighs_inputs, adds, scale)
+        arguments = (self._out, out, self._buffers.width, assignment, adds, scale)
         self._operations.add("down", "combine", *arguments)

@@ -46,4 +46,3 @@ class Family:
     # -- its native step
     no_native_step: str | None = None  # the reason why it has none
     rotates_in_windows: bool = False  # only the layers with a window rotate queries and keys by position
-    weighs_inputs: bool = False  # the weights of a token's experts multiply what these read, and not what they give

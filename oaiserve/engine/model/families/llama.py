@@ -8,11 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from oaiserve.engine.model.attention.rotation import query_factors
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import TURNED
 from oaiserve.engine.model.families.own_attention import Handed
 from oaiserve.engine.model.families.small_sizes import EXPERTS
+
+
+def _query_factors(config: Any, positions: Tensor) -> Tensor:
+    """Return the factors of queries by position, in layers without rotation, float32."""
+    factors: Tensor = ((positions.float() + 1) / config.floor_scale).floor().log1p() * config.attn_scale + 1
+    return factors
 
 
 def _tune_by_positions(attention: Any, model: Any, handed: Handed) -> bool:
@@ -24,11 +29,11 @@ def _tune_by_positions(attention: Any, model: Any, handed: Handed) -> bool:
     is_tuned = attention.attn_temperature_tuning and not attention.use_rope
     attention.attn_temperature_tuning = False
     config = model.config
-    if not is_tuned or bool((query_factors(config, torch.arange(config.attention_chunk_size - 1)) == 1).all()):
+    if not is_tuned or bool((_query_factors(config, torch.arange(config.attention_chunk_size - 1)) == 1).all()):
         return False
 
     def scale(_: Module, __: Any, queries: Tensor) -> Tensor:
-        return (queries * query_factors(config, handed.positions)[None, :, None]).to(queries.dtype)
+        return (queries * _query_factors(config, handed.positions)[None, :, None]).to(queries.dtype)
 
     attention.q_proj.register_forward_hook(scale)
     return True
@@ -38,5 +43,10 @@ _SMALL = {"num_local_experts": 4, "intermediate_size_mlp": 96, "no_rope_layer_in
 FAMILIES = (
     *(Family(type=name, weights_by_transformers=True, changes=(TURNED,)) for name in ("llama", "mistral")),
     Family(type="mixtral", changes=(TURNED,), small=EXPERTS),
-    Family(type="llama4_text", weighs_inputs=True, attention={"Llama4TextAttention": _tune_by_positions}, small=_SMALL),
+    Family(
+        type="llama4_text",
+        attention={"Llama4TextAttention": _tune_by_positions},
+        no_native_step="the weights of its experts multiply what these read",
+        small=_SMALL,
+    ),
 )

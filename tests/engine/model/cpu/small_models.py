@@ -149,15 +149,6 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "olmo": config("olmo"),  # LayerNorm without weights
     "ministral3": config_of("ministral3"),  # queries that grow with their positions
     "opt": config("opt", ffn_dim=96, word_embed_proj_dim=64),  # positions from 2 on, queries that are scaled before
-    "llama4_text": config(  # experts whose inputs are weighed, layers without positions, norms behind the rotation
-        "llama4_text",
-        **EXPERTS,
-        intermediate_size_mlp=96,
-        num_hidden_layers=4,
-        interleave_moe_layer_step=2,
-        no_rope_layers=[1, 0, 1, 0],
-        floor_scale=16,
-    ),
 }
 DELTA = {**small_sizes.DELTA, "linear_value_head_dim": 32}
 MAMBA2 = {**small_sizes.MAMBA2, "mamba_d_state": 32}

@@ -54,14 +54,12 @@ struct GatherQuantized {
   long k;
   RowForms forms;
   const Assignment& assignment;
-  bool weighs;
 
   long work() const { return k; }
   long rows(const StepInput& step) const { return step.num_tokens * assignment.top_k; }
   void row(const StepInput&, long row) const {
     const long place = assignment.places[size_t(row)];
-    const float factor = weighs ? assignment.weights[size_t(place)] : 1.0f;
-    copy_times(x.row(place / assignment.top_k), k, forms, factor, out.row(row));
+    copy(x.row(place / assignment.top_k), k, forms, out.row(row));
   }
 };
 

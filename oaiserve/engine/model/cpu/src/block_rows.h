@@ -184,21 +184,10 @@ void quantize_part(const T* x, long first, long count, long k, RowForms forms, R
     quantize_group(x + i, groups_in(out, k)[(first + i) / BLOCK_GROUP]);
 }
 
-// out = such a row times `factor`, which only scales have to know.
-inline void copy_times(const RowLine* row, long k, RowForms forms, float factor, RowLine* out) {
-  for (long i = 0; forms.supers && i < k / SUPER; i++) {
-    supers_in(out)[i] = supers_in(row)[i];
-    supers_in(out)[i].scale *= factor;
-  }
-  for (long i = 0; forms.longs && i < k / SUPER; i++) {
-    longs_in(out, k)[i] = longs_in(row, k)[i];
-    longs_in(out, k)[i].scale *= factor;
-  }
-  for (long i = 0; forms.groups && i < k / BLOCK_GROUP; i++) {
-    QuantizedGroup& group = groups_in(out, k)[i] = groups_in(row, k)[i];
-    group.scale *= factor;
-    group.scaled_sum *= factor;
-  }
+inline void copy(const RowLine* row, long k, RowForms forms, RowLine* out) {
+  for (long i = 0; forms.supers && i < k / SUPER; i++) supers_in(out)[i] = supers_in(row)[i];
+  for (long i = 0; forms.longs && i < k / SUPER; i++) longs_in(out, k)[i] = longs_in(row, k)[i];
+  for (long i = 0; forms.groups && i < k / BLOCK_GROUP; i++) groups_in(out, k)[i] = groups_in(row, k)[i];
 }
 
 }  // namespace oaiserve

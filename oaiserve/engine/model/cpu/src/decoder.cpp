@@ -349,10 +349,10 @@ constexpr Entry OPERATIONS[] = {
         "project_heads"),
     of<Route<Element>, Elements, Floats, RouterWeights, MaybeSite, Routing, Assigned>("route"),
     of<SortRows, Assigned>("sort_rows"),
-    of<GatherRows<Element>, Elements, Elements, long, Assigned, bool>("gather_rows"),
+    of<GatherRows<Element>, Elements, Elements, long, Assigned>("gather_rows"),
     of_weights<ExpertGate, Element, Input, Elements, ExpertWeights, Gating>("expert_gate"),
     of_weights<ExpertProject, float, Input, Floats, ExpertWeights>("expert_project"),
-    of<Combine, Floats, Floats, long, Assigned, bool, bool, float>("combine"),
+    of<Combine, Floats, Floats, long, Assigned, bool, float>("combine"),
     of<ScaleRows<Element>, Elements, Elements, Numbers, MaybeSite, long, long>("scale_rows"),
     of<LayerInputs, Floats, Floats, float, Normalize, long>("layer_inputs"),
     of<Convolve<Element>, Floats, Convolution>("convolve"),
@@ -365,7 +365,7 @@ constexpr Entry OPERATIONS[] = {
     {"embed_blocks", KINDS<Floats, AnyWeights, float>,
      add_operation<EmbedBlocks, BlockLinear, Element, Floats, AnyWeights, float>},
     of<QuantizeRows<Element>, Elements, Groups, long, WeightRange, bool, const int32_t*, long>("quantize"),
-    of<GatherQuantized, Groups, Groups, long, WeightRange, Assigned, bool>("gather_groups"),
+    of<GatherQuantized, Groups, Groups, long, WeightRange, Assigned>("gather_groups"),
 };
 
 // Returns an operation by its name, or null.

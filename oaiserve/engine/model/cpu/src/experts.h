@@ -187,28 +187,18 @@ struct SortRows {
 };
 
 // Writes `count` numbers of a row times `factor`.
-template <class T>
-void copy_times(const T* x, long count, float factor, T* out) {
-  for (long i = 0; i < count; i += LANES) store(out + i, load(x + i) * factor);
-}
-
-// out[row] = x[token of the row], for the sorted rows. With `weighs`, times the weight that its expert has for the token.
+// out[row] = x[token of the row], for the sorted rows.
 template <class T>
 struct GatherRows {
   Buffer<T>&x, &out;
   long width;
   const Assignment& assignment;
-  bool weighs;
 
   long work() const { return width * long(sizeof(T)) / 2; }  // of a row, as if it had bfloat16
   long rows(const StepInput& step) const { return step.num_tokens * assignment.top_k; }
   void row(const StepInput&, long row) const {
     const long place = assignment.places[size_t(row)];
-    const T* from = x.row(place / assignment.top_k);
-    if (weighs)
-      copy_times(from, width, assignment.weights[size_t(place)], out.row(row));
-    else
-      memcpy(out.row(row), from, size_t(width) * sizeof(T));
+    memcpy(out.row(row), x.row(place / assignment.top_k), size_t(width) * sizeof(T));
   }
 };
 
@@ -309,12 +299,12 @@ struct ExpertProject {
   }
 };
 
-// out += scale * (the sum of a token's rows), or out = that sum. With `weighs`, each row is multiplied by its weight.
+// out += scale * (the weighted sum of a token's rows), or out = that sum.
 struct Combine {
   Buffer<float>&x, &rows_of_out;
   long width;
   const Assignment& assignment;
-  bool weighs, adds;
+  bool adds;
   float scale;
 
   long work() const { return width * assignment.top_k; }
@@ -324,7 +314,7 @@ struct Combine {
     for (long i = 0; i < width; i += LANES) {
       f32x16 total = splat(0);
       for (long n = token * k; n < (token + 1) * k; n++)
-        total += load(x.row(assignment.rows[size_t(n)]) + i) * (weighs ? assignment.weights[size_t(n)] : 1.0f);
+        total += load(x.row(assignment.rows[size_t(n)]) + i) * assignment.weights[size_t(n)];
       store(out + i, adds ? load(out + i) + total * scale : total * scale);
     }
   }
