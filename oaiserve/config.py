@@ -636,9 +636,6 @@ class TelemetryOptions:
     recent_requests: int = 256
     """Number of ended requests that /debug/requests shows (with an API key, or on a loopback --host)."""
 
-    trace_prompt_characters: int = 0
-    """Most characters of a prompt to put into its trace, where users of the traces can read them. 0: none."""
-
     record_requests: Path | None = None
     """File for a recording of the load: when requests arrived, how long they were and what they had in common, as
     hashes, without any text. `oaiserve plan` and the load test read it. It is begun anew at 64 MiB, and the file before
@@ -648,7 +645,7 @@ class TelemetryOptions:
     """Show the metrics on /metrics under vLLM's names, too, for dashboards, autoscalers and routers made for vLLM."""
 
     def __post_init__(self) -> None:
-        _check_least(self, recent_requests=0, trace_prompt_characters=0)
+        _check_least(self, recent_requests=0)
 
 
 @dataclass(frozen=True, slots=True)

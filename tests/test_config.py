@@ -111,7 +111,6 @@ WRONG_OF_ENGINE: list[tuple[dict[str, Any], str]] = [
 ]
 WRONG_OF_TELEMETRY: list[tuple[dict[str, Any], str]] = [
     ({"recent_requests": -1}, "--recent-requests is -1, but must be at least 0."),
-    ({"trace_prompt_characters": -1}, "--trace-prompt-characters is -1, but must be at least 0."),
 ]
 
 

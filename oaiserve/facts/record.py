@@ -382,9 +382,6 @@ class RequestRecord:
         "ttft_deadline_ns", "Time from its receipt to the deadline of its first token."
     )
     params: Mapping[str, str | int | float | bool] = fact("The client's parameters, without text.", new=dict, json=True)
-    prompt_text: str | None = fact(
-        "The prompt, cut to --trace-prompt-characters; only with these.", None, span="gen_ai.input.messages"
-    )
     routing: Mapping[str, str | int | float] = fact(
         "The decision of the router that chose this replica, if there is one.", new=dict, json=True
     )

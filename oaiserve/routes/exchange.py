@@ -79,7 +79,6 @@ class Exchange:
     response_id: str | None = None  # as in the answer's `id`
     engine_id: str | None = None  # by which the engine knows it
     conversation_id: str | None = None  # the same of the first answer of its conversation, if there may be several
-    prompt_text: str | None = None  # only if the operator wants it in traces
     routing: Mapping[str, str | int | float] = field(default_factory=dict)  # the decision of the router in front
     event_tokens: array[int] = field(default_factory=lambda: array("q"))  # as in the record, like the next
     event_gaps_ns: array[int] = field(default_factory=lambda: array("q"))

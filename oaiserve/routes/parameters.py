@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from oaiserve.engine.request import ChatPrompt, PairPrompt, Prompt, SamplingParams, TextPrompt
+from oaiserve.engine.request import SamplingParams
 from oaiserve.routes.bodies import (
     MAX_CHARACTERS,
     MAX_KEY_CHARACTERS,
@@ -234,35 +234,6 @@ def cache_salt(body: SamplingBody) -> str:
     if not 1 <= len(salt) <= MAX_SALT_CHARACTERS:
         raise invalid("cache_salt", f"must have 1 to {MAX_SALT_CHARACTERS} characters, got {len(salt)}")
     return salt
-
-
-def traced_prompts(prompts: Iterable[Prompt], most_characters: int) -> str | None:
-    """Return the text of the prompts, as JSON in the form of the GenAI conventions, cut to `most_characters`.
-
-    Returns None if there is no text, or none is allowed.
-    """
-    traced: list[dict[str, Any]] = []
-    for role, text in _texts(prompts):
-        if most_characters <= 0:
-            break
-        traced.append({"role": role, "parts": [{"type": "text", "content": text[:most_characters]}]})
-        most_characters -= max(1, len(text))
-    return msgspec.json.encode(traced).decode() if traced else None
-
-
-def _texts(prompts: Iterable[Prompt]) -> Iterator[tuple[str, str]]:
-    """Return the role and the text of each part of each message."""
-    for prompt in prompts:
-        if isinstance(prompt, TextPrompt):
-            yield "user", prompt.text
-        elif isinstance(prompt, PairPrompt):
-            yield "user", prompt.first
-            yield "user", prompt.second
-        elif isinstance(prompt, ChatPrompt):
-            for message in prompt.messages:
-                content = message["content"]
-                for text in [content] if isinstance(content, str) else [part["text"] for part in content]:
-                    yield message["role"], text
 
 
 def recorded_params(body: SamplingBody, params: SamplingParams) -> dict[str, str | int | float | bool]:

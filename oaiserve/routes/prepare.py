@@ -143,7 +143,6 @@ class Intake(Generic[OwnBody]):
 
     def request(self, prompts: tuple[Prompt, ...], params: SamplingParams, **more: Any) -> Request:
         exchange = self.exchange
-        exchange.prompt_text = parameters.traced_prompts(prompts, self.serving.config.telemetry.trace_prompt_characters)
         exchange.response_id = self.head.id
         # Of a request with ids of a gateway, the engine may still have another part.
         own_id = self.head.id if exchange.ids is None else f"{self.head.id}-{exchange.unique_id}"

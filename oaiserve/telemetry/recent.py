@@ -39,7 +39,7 @@ class RecentRequests:
     def add(self, record: RequestRecord) -> None:
         account = replace(record.account, inter_token_ns=array("q"), prompts=[])
         found = token_gaps(record.event_gaps_ns), mean_event_tokens(record)
-        short = replace(record, account=account, prompt_text=None, event_tokens=array("q"), event_gaps_ns=array("q"))
+        short = replace(record, account=account, event_tokens=array("q"), event_gaps_ns=array("q"))
         kept = _Kept(short, *found)
         with self._lock:
             self._ring.append(kept)

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.logprobs import TokenLogprobs
-from oaiserve.engine.request import ChatPrompt, SamplingParams, TextPrompt, TokenPrompt
+from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import ChatBody, CompletionBody
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.logprobs import CompletionLogprobs, completion_logprobs_in_parts
-from oaiserve.routes.parameters import sampling_params, traced_prompts
+from oaiserve.routes.parameters import sampling_params
 from oaiserve.routes.protocol import MOST_TOLD, num_ids, parse
 from tests.engine.logprobs_for_tests import token_logprobs
 
@@ -95,41 +95,3 @@ def test_the_logprob_of_the_sampled_token_is_the_same_float_in_both_lists() -> N
     tokens = token_logprobs([(5, b"a", value)] * 2)
     logprobs = shown_logprobs(tokens, 1)
     assert logprobs.token_logprobs[0] == max((logprobs.top_logprobs[0] or {}).values()) == value
-
-
-TEXTS = st.text(max_size=20)
-PARTS = st.lists(TEXTS.map(lambda text: {"type": "text", "text": text}), max_size=3)
-MESSAGES = st.fixed_dictionaries({"role": st.sampled_from(["system", "user"]), "content": TEXTS | PARTS})
-
-
-@given(st.lists(MESSAGES, max_size=5), st.integers(0, 40))
-def test_a_traced_prompt_is_as_much_of_its_text_as_allowed(messages: list[dict[str, Any]], limit: int) -> None:
-    """Each part of a message becomes a message of the trace, and their text together is the beginning of the prompt."""
-    texts = [
-        (message["role"], text)
-        for message in messages
-        for text in (
-            [message["content"]]
-            if isinstance(message["content"], str)
-            else [part["text"] for part in message["content"]]
-        )
-    ]
-    trace = traced_prompts([ChatPrompt(messages)], limit)
-    traced = [] if trace is None else [(m["role"], m["parts"][0]["content"]) for m in json.loads(trace)]
-    assert traced[:-1] == texts[: len(traced)][:-1]
-    assert [role for role, _ in traced] == [role for role, _ in texts[: len(traced)]]
-    whole, begun = ("".join(text for _, text in rows) for rows in (texts, traced))
-    assert len(traced) <= limit
-    assert len(begun) <= limit
-    assert begun == whole[:limit] if all(text for _, text in texts) else whole.startswith(begun)
-
-
-def test_prompts_of_token_ids_are_not_traced() -> None:
-    assert traced_prompts([TokenPrompt([1, 2])], 100) is None
-    traced = json.loads(traced_prompts([TokenPrompt([1]), TextPrompt("Hello"), TextPrompt("you")], 6) or "")
-    assert [message["parts"][0]["content"] for message in traced] == ["Hello", "y"]
-
-
-def test_messages_without_text_count_towards_the_limit_of_a_trace() -> None:
-    empty = ChatPrompt([{"role": "user", "content": ""}] * 50)
-    assert len(json.loads(traced_prompts([empty], 3) or "")) == 3

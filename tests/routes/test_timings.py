@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
 import pytest
 
-from oaiserve.config import Config, TelemetryOptions
 from oaiserve.engine.request import Event, Finished, Request
 from oaiserve.errors import InternalError
 from oaiserve.facts.record import EngineAccount, WaitReason
 from oaiserve.facts.times import TEXT_PHASES
 from tests.routes.asking import CHAT, refused, stream_of
-from tests.routes.conftest import Served, serving
+from tests.routes.conftest import Served
 from tests.routes.doubles import fails, says
 
 ROUTES = [CHAT, "/v1/completions"]
@@ -69,18 +67,6 @@ def test_a_stream_that_fails_ends_with_its_error(served: Served) -> None:
 def test_timings_without_a_stream_are_refused(served: Served) -> None:
     response = served.complete(stream_options={"include_timings": True})
     refused(response, "stream_options")
-
-
-@pytest.mark.parametrize(("limit", "text"), [(0, None), (3, "Hel"), (100, "Hello")])
-def test_the_record_has_as_much_of_the_prompt_as_the_operator_allows(limit: int, text: str | None) -> None:
-    with serving(Config("org/demo", telemetry=TelemetryOptions(trace_prompt_characters=limit))) as served:
-        served.complete(prompt="Hello")
-        served.chat(messages=[{"role": "user", "content": "Hello"}])
-        expected = json.dumps([{"role": "user", "parts": [{"type": "text", "content": text}]}], separators=(",", ":"))
-        for _ in range(2):
-            assert served.telemetry.next_record().prompt_text == (None if text is None else expected)
-        served.complete(prompt=[1, 2, 3])
-        assert served.telemetry.next_record().prompt_text is None
 
 
 def test_the_record_has_the_id_of_the_answer_and_the_servers_address(served: Served) -> None:

@@ -33,8 +33,7 @@ from tests.telemetry.reported import ATTRIBUTES
 MOVED = "Deprecated: Moved to the [OpenTelemetry GenAI semantic conventions repository]"
 # The types of those that we send, which the package does not have: as the registry has them, with any as text.
 TYPES = {
-    str: "operation.name provider.name request.model response.model response.id conversation.id output.type "
-    "input.messages",
+    str: "operation.name provider.name request.model response.model response.id conversation.id output.type",
     bool: "request.stream",
     int: "request.max_tokens request.seed request.choice.count embeddings.dimension.count usage.input_tokens "
     "usage.output_tokens usage.cache_read.input_tokens",

@@ -222,11 +222,6 @@ def test_the_log_is_limited_but_for_information_and_the_lines_of_requests(stream
     assert limit.counts()["info", "written"] == 50
 
 
-def test_the_prompt_is_never_logged(stream: io.StringIO, make_record) -> None:
-    lines_of(stream, make_record(prompt_text="a secret"))
-    assert "secret" not in stream.getvalue()
-
-
 def test_the_fields_of_the_line_are_documented(stream: io.StringIO, make_record, account) -> None:
     account.waits_ns = dict.fromkeys(WaitReason, 1)
     account.grammar_kind, account.grammar_compile_ns = "json_schema", 1

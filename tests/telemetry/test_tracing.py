@@ -127,7 +127,6 @@ CALLS = {ToolCallOutcome.CALLED: 2, ToolCallOutcome.UNPARSED: 1}
             {},
             {"gen_ai.response.id": "resp_2", "gen_ai.conversation.id": "resp_1"},
         ),
-        ({"prompt_text": "[secret]"}, {}, {"gen_ai.input.messages": "[secret]"}),
         ({"tool_calls": CALLS}, {}, {"oaiserve.tool_calls.called": 2, "oaiserve.tool_calls.unparsed": 1}),
         ({"account": EngineAccount(num_events_dropped=3)}, {}, {"oaiserve.events_dropped": 3}),
         (

@@ -112,10 +112,7 @@ class Recorded(Message):
     @classmethod
     def of(cls, record: RequestRecord) -> Recorded:
         trace_id, *rest = astuple(record.trace)
-        values = _values_of(record, RecordValues)
-        if record.prompt_text is not None:  # which may have half of a surrogate pair, as no export can
-            values.prompt_text = record.prompt_text.encode(errors="replace").decode()
-        return cls((trace_id.to_bytes(16), *rest), values)
+        return cls((trace_id.to_bytes(16), *rest), _values_of(record, RecordValues))
 
     def record(self, account: EngineAccount) -> RequestRecord:
         trace = TraceContext(int.from_bytes(self.trace[0]), *self.trace[1:])

@@ -196,11 +196,6 @@ def test_a_record_gets_its_account_where_it_arrives() -> None:
     ]
 
 
-def test_the_prompt_in_a_record_may_have_half_of_a_surrogate_pair() -> None:
-    message = arrived(FrontEnd.record, Recorded.of(record(prompt_text="a\ud83db")))
-    assert message.record(EngineAccount()).prompt_text == "a?b"
-
-
 def test_answers_have_the_type_that_was_asked_for() -> None:
     stored = [StoredResponse("a", "b", None, b"\0", b"{}")]
     message = of_engine(body(Answered(4, packed(stored))))
