@@ -36,6 +36,7 @@ def measured() -> dict[str, dict[str, Any]]:
         **{name: {"llama": {"equal": True}} for name in CHECKS},
         "kernels": {"attention": [{"equal": True}], "sampling": []},
         "gpt2": {"at_once": run, "clients": run, "one_token": run, "steps": row},
+        "ways": {"products": [{"rows": 256, "packed": 3e14, "unpacked": 6e14}]},
         "uneven": {"even": row, "uneven": row, "arrivals": {"mixed_steps": 9, "itl_p99_to_steady": 1.0}},
         "streams": {"streams": run},
         "decode-1b": model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import torch
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model.attention.hook import ATTENTION
+from tests.engine.model.attention_inputs import varlen
 from tests.engine.model.runners import eager_runner
 from tools import gpu_check
 from tools.engine_load import random_prompts
-from tools.gpu import answers, engines, kernels, overload, packed, steps, waits
+from tools.gpu import answers, engines, kernels, overload, packed, steps, waits, ways
 from tools.gpu.sections import NOT_ON_CPU, Target
 from tools.gpu.workload import load
 
@@ -86,6 +88,21 @@ def test_kernels_of_layers_and_packed_checkpoints_are_compared() -> None:
         mixture |= next(experts)
     assert len(mixture["experts"]) == 6
     assert all(row["equal"] for row in [*mixture["experts"], mixture["gpt_oss"]]), mixture
+
+
+def test_ways_to_compute_the_same_are_measured_beside_each_other() -> None:
+    times = iter([2.0, 1.0] * 6)
+
+    def seconds(call: Callable[[], torch.Tensor]) -> float:
+        assert call().isfinite().all()
+        return next(times)
+
+    found = found_by(ways.run(CPU, lambda: varlen, seconds))
+    assert len(found["products"]) == 5
+    assert all(row["unpacked"] == 2 * row["packed"] == 2 * 4 * 70 * 256 for row in found["products"])
+    (prompt,) = found["prompts"]
+    assert prompt["library"] == 2 * prompt["Triton"] == 4 * 32 * 128 * sum(range(33, 41))
+    assert found["by"] == "FA2"
 
 
 def test_answers_may_differ_only_from_a_tie_on() -> None:

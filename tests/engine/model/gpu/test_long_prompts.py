@@ -18,32 +18,10 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.start.gpu.long_prompts import flash_attention, long_prompts_checked
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.prepare import prepare
-from tests.engine.model.attention_inputs import make_inputs
+from tests.engine.model.attention_inputs import make_inputs, varlen
 from tests.models.decoders import LLAMA_OF_ONE_LAYER, random_model
 
 LENGTHS = ((7, 1), (90, 1), (0, 5), (70, 40))  # (tokens in the cache, tokens of this step) of each sequence
-
-
-def varlen(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    query_ends: torch.Tensor,
-    key_ends: torch.Tensor,
-    most_queries: int,
-    most_keys: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
-) -> torch.Tensor:
-    """Attend as torch's function does to one sequence: the last query sees all keys."""
-    assert (query_ends.tolist(), key_ends.tolist(), window_size) == ([0, most_queries], [0, most_keys], (-1, 0))
-    assert query_ends.dtype == key_ends.dtype == torch.int32
-    assert (len(query), len(key)) == (most_queries, most_keys)
-    mask = torch.ones(most_queries, most_keys, dtype=torch.bool).tril(most_keys - most_queries)
-    tensors = (heads.transpose(0, 1)[None] for heads in (query, key, value))
-    out = torch.nn.functional.scaled_dot_product_attention(*tensors, mask, scale=scale, enable_gqa=True)
-    return out[0].transpose(0, 1)
 
 
 def wrong(*given: Any, **more: Any) -> torch.Tensor:
