@@ -1,4 +1,4 @@
-"""Follows the queue ahead of a request, step by step, by the learnt cost of steps: when does its first token come?
+"""Follows the queue ahead of a request, and then its answer, step by step, by the learnt cost of steps.
 
 It knows the rules of the scheduler by and large: decodes first, then prompts in their order within the time of a step,
 and no more sequences than may run. It jumps over steps in which nothing changes. Plain arithmetic, no clock.
@@ -6,10 +6,11 @@ and no more sequences than may run. It jumps over steps in which nothing changes
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from math import ceil, inf
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -19,8 +20,8 @@ from oaiserve.engine.waiting import GENERATED_WEIGHT
 from oaiserve.explain.step_cost import Load, StepCost
 
 _service = attrgetter("service")
-# Parts of prompts that are followed, each for some microseconds. What is left of a longer queue takes as long, for each
-# token, as what went before.
+# Parts of prompts that are followed up to the first token, each for some microseconds; half as many behind it. What is
+# left takes as long, for each token, as what went before.
 MOST_PARTS = 96
 
 
@@ -33,6 +34,15 @@ class Rules(NamedTuple):
     services: Mapping[str, int]  # by client: the counters by which they take turns
     num_shorter_steps: int = 0  # in which prompts get a part of their time only
     host_ns: float = 0.0  # between two steps
+
+
+class Expected(NamedTuple):
+    """The requests that are expected to come meanwhile: one in each gap, as those of late."""
+
+    gap_ns: float
+    prompt_tokens: int
+    answer_tokens: int
+    clients: tuple[str, ...]  # of one after the other
 
 
 class Decoding(NamedTuple):
@@ -54,12 +64,26 @@ class Prompt(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """The forecast of a request's first token by the queue ahead of it: its time, and the decodes beside it then."""
+    """The forecast of a request by the queue ahead of it, from the end of the step under way."""
 
-    first_token_ns: float  # from the end of the step under way
-    num_decodes: int  # beside it, then
-    context: int  # that these attend to, added up
+    times: list[tuple[int, float]]  # steps and nanoseconds: of its first token, and of later ones
+    pace_ns: float  # of the steps behind the last of these
     has_waited: bool  # for a place
+
+    @property
+    def first_token_ns(self) -> float:
+        return self.times[0][1]
+
+    def token(self, steps: float) -> tuple[float, float]:
+        """Return the time of the token so many steps behind the first one; or the last time that is known, and how many
+        steps come after that."""
+        step = self.times[0][0] + steps
+        place = bisect_left(self.times, (step, 0.0))
+        if place == 0 or place == len(self.times):
+            last_step, last_ns = self.times[max(0, place - 1)]
+            return last_ns, step - last_step
+        (from_step, from_ns), (to_step, to_ns) = self.times[place - 1 : place + 1]
+        return from_ns + (step - from_step) * (to_ns - from_ns) / (to_step - from_step), 0.0
 
 
 @dataclass(slots=True)
@@ -73,9 +97,17 @@ class _Client:
 class _Turns:
     """The prompts, the decodes beside them, and the steps so far."""
 
-    def __init__(self, step_time: StepTime, rules: Rules, decodes: Iterable[Decoding], prompts: list[Prompt]) -> None:
+    def __init__(
+        self,
+        step_time: StepTime,
+        rules: Rules,
+        decodes: Iterable[Decoding],
+        prompts: list[Prompt],
+        expected: Expected | None,
+    ) -> None:
         self.rules = rules
-        self.prompts = prompts
+        self.prompts = [*prompts]
+        self.expected, self.num_come = expected, 0
         self.left = [prompt.tokens_left for prompt in prompts]
         self.step, self.now_ns, self.context = 0, 0.0, 0
         self.step_time = step_time
@@ -98,12 +130,28 @@ class _Turns:
             client = self.clients[name] = _Client(self.rules.services.get(name, 0))
         return client
 
+    @property
+    def next_ns(self) -> float:
+        """Return when the next request is expected."""
+        return inf if self.expected is None else (self.num_come + 1) * self.expected.gap_ns
+
+    def come(self) -> None:
+        """Let the requests come that are expected by now."""
+        while (expected := self.expected) is not None and self.next_ns <= self.now_ns:
+            name = expected.clients[self.num_come % len(expected.clients)]
+            self.num_come += 1
+            self._client(name).waiting.append(len(self.prompts))
+            self.prompts.append(Prompt(expected.prompt_tokens, 0, expected.answer_tokens, client=name))
+            self.left.append(expected.prompt_tokens)
+
     def fill(self) -> None:
         """Take prompts into the next step, as `Scheduler._compute_prompts` does."""
         decodes = Load(len(self.ends), self.context, 0, 0, 0, len(self.ends))
         self.step_time.begin_with(decodes)
         self.taken, self.budget = [], self.rules.max_step_tokens - decodes.decodes
-        clients = self.clients.values()
+        clients = [one for one in self.clients.values() if one.begun or one.waiting]
+        if not clients:
+            return
         begun = sorted(((one.service, number) for one in clients for number in one.begun), reverse=True)
         num_running = len(self.ends) + len(begun)
         while True:
@@ -157,6 +205,8 @@ class _Turns:
                 steps = min(steps, self.ends[0][0] - self.step)
             if 0 < self.rules.num_shorter_steps - self.step < steps:
                 steps = self.rules.num_shorter_steps - self.step
+            if self.next_ns < self.now_ns + steps * (ns + self.rules.host_ns):
+                steps = ceil((self.next_ns - self.now_ns) / (ns + self.rules.host_ns))
             steps = max(1, steps)
         self.now_ns += steps * (ns + self.rules.host_ns)
         self.context += len(self.ends) * steps
@@ -193,21 +243,36 @@ class _Turns:
         return sum(min(total, own) for total in totals.values())
 
 
-def first_token(
-    cost: StepCost, step_time: StepTime, rules: Rules, decodes: Iterable[Decoding], prompts: list[Prompt], place: int
+def follow(
+    cost: StepCost,
+    step_time: StepTime,
+    rules: Rules,
+    decodes: Iterable[Decoding],
+    prompts: list[Prompt],
+    place: int,
+    most_steps: float = 0.0,
+    expected: Expected | None = None,
 ) -> Ahead:
-    """Return when the prompt at this place has its first token: prompts of a client are in the order in which they are
-    due. `step_time` is one of its own."""
-    turns = _Turns(step_time, rules, decodes, prompts)
-    has_waited, num_parts, before = False, 0, turns.ahead_of(place)
-    while num_parts < MOST_PARTS:
-        num_decodes, context = len(turns.ends), turns.context
+    """Return when the prompt at this place has its first token, and those of at most so many steps after it.
+
+    Prompts of a client are in the order in which they are due. `step_time` is one of its own.
+    """
+    turns = _Turns(step_time, rules, decodes, prompts, expected)
+    has_waited, num_parts, before, times = False, 0, turns.ahead_of(place), list[tuple[int, float]]()
+    while num_parts < MOST_PARTS and (not times or turns.step < times[0][0] + most_steps):
+        turns.come()
         turns.fill()
         num_parts += len(turns.taken) + 1
         if not turns.taken and not turns.ends:  # nothing may ever run: only a limit of the cache could say when
             break
-        has_waited = has_waited or not turns.taken
-        if place in turns.go(cost.expected_ns(step_time.load)):
-            return Ahead(turns.now_ns, num_decodes, context, has_waited)
-    done = max(1, before - turns.ahead_of(place))
-    return Ahead(turns.now_ns * before / done, len(turns.ends), turns.context, has_waited=True)
+        has_waited = has_waited or (not times and not turns.taken)
+        is_first = place in turns.go(cost.expected_ns(step_time.load))
+        if is_first:
+            num_parts = MOST_PARTS // 2
+        if is_first or times:
+            times.append((turns.step, turns.now_ns))
+    if not times:
+        done = max(1, before - turns.ahead_of(place))
+        return Ahead([(turns.step, turns.now_ns * before / done)], turns.now_ns / max(1, turns.step), has_waited=True)
+    num_steps = turns.step - times[0][0]
+    return Ahead(times, (turns.now_ns - times[0][1]) / num_steps if num_steps else 0.0, has_waited)

@@ -8,10 +8,10 @@ queue, and does nothing else for it.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from math import exp
 from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from zlib import crc32
 
 from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.blocks import BlockHash, hash_block
-from oaiserve.engine.forecast.ahead import Ahead, Decoding, Prompt, Rules, first_token
+from oaiserve.engine.forecast.ahead import Ahead, Decoding, Expected, Prompt, Rules, follow
 from oaiserve.engine.forecast.calibration import Calibration, Three
 from oaiserve.engine.forecast.encode_times import EncodeTimes
 from oaiserve.engine.forecast.lengths import LengthCurve, Lengths
@@ -28,16 +28,17 @@ from oaiserve.engine.scheduler import SHORT_BESIDE, SHORTER_STEPS, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.slack import alone_ns
 from oaiserve.engine.step import Step
-from oaiserve.explain.step_cost import Load, StepCost
+from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.forecast import LEVELS, NO_FORECAST, Forecast
 from oaiserve.facts.times import RequestTimes
 
 WINDOW_NS = 5_000_000_000  # of the mean time of a step
+PACES = (4, 16, 64, 256)  # requests of late: by the number whose mean gap fits best, others are expected
 WIDE = (1.2, 2.5, 6.0)  # ratios of an interval's bounds, by which answers are of a kind
 MOST_OPEN = 65_536  # requests whose forecasts wait for what comes
 
-_due = attrgetter("due")
+_due, _fit = attrgetter("due"), attrgetter("fit")
 log = logging.getLogger(__name__)
 
 
@@ -106,6 +107,22 @@ class _Open:
         return Forecast(True, *(max(1, round(ns)) for ns in times))
 
 
+@dataclass(slots=True)
+class _Pace:
+    """The mean gap between requests, of about so many of late, and how well it fits the next gap."""
+
+    most: int
+    gap_ns: float = 0.0
+    fit: float = 0.0  # the mean log-likelihood of gaps, if requests come independently of each other
+    _number: int = 0
+
+    def learn(self, gap_ns: float) -> None:
+        if self.gap_ns:
+            self.fit += (-math.log(self.gap_ns) - gap_ns / self.gap_ns - self.fit) / PACES[-1]
+        self._number = min(self._number + 1, self.most)
+        self.gap_ns += (gap_ns - self.gap_ns) / self._number
+
+
 class Forecaster:
     """The forecasts of an engine's requests. `forecast` may be called on any thread."""
 
@@ -129,6 +146,10 @@ class Forecaster:
         self._calibrations: dict[Hashable, Calibration] = {}
         self._open: dict[str, _Open] = {}
         self._mean_tokens = 100.0  # of an answer
+        self._mean_prompt = 100.0  # without what is cached
+        self._paces = [_Pace(number) for number in PACES]
+        self._clients: deque[str] = deque(maxlen=PACES[2])  # of the last requests
+        self._came_ns = 0
         self._before: deque[tuple[int, EngineNumbers]] = deque()
         self.ended: deque[Ended] = deque(maxlen=MOST_OPEN)  # filled by the engine thread
 
@@ -194,15 +215,17 @@ class Forecaster:
         own = self._turn(asked, lengths[1])
         order = sorted([*turns, own], key=_due)
         place = order.index(own)
-        found = self._first_token(cost, self._step_time, decodes, order, place, host_ns)
+        steps = [(length - 1) / tokens for length in lengths]
+        expected = self._expected(own.prompt, now_ns)
+        found = self._first_token(cost, self._step_time, decodes, order, place, host_ns, steps[-1], expected)
         first_ns = residual_ns + found.first_token_ns
         if asked.media_rows:  # meanwhile, the queue goes on without it
             rows = asked.media_rows + self._numbers().num_waiting_media_rows
             first_ns = max(first_ns, self._encode_times.expected_ns(rows) + alone_ns(cost, own.prompt.tokens_left))
         first_ns += now_ns - asked.received_ns
-        beside = found.num_decodes + 1
-        soon_ns = cost.expected_ns(Load(beside, found.context, 0, 0, 0, beside)) + host_ns
-        ends = [first_ns + self._decode_ns((length - 1) / tokens, soon_ns, mean_ns or soon_ns) for length in lengths]
+        before_ns, ends = first_ns - found.first_token_ns, []
+        for known_ns, rest in map(found.token, steps):
+            ends.append(before_ns + known_ns + self._decode_ns(rest, found.pace_ns, mean_ns or found.pace_ns))
         raw = (first_ns, first_ns, first_ns), (ends[0], ends[1], ends[2])
         crowd = 4 if found.has_waited else min(place.bit_length(), 3)
         spread = sum(ends[2] > wide * ends[0] for wide in WIDE)
@@ -221,6 +244,8 @@ class Forecaster:
         order: list[_Turn],
         place: int,
         host_ns: float,
+        most_steps: float = 0.0,
+        expected: Expected | None = None,
     ) -> Ahead:
         prompts, own = [turn.prompt for turn in order], order[place].prompt
         limits, num_shorter = self._scheduler.limits, self._scheduler.num_shorter_steps
@@ -228,12 +253,24 @@ class Forecaster:
             num_shorter = SHORTER_STEPS  # as when it arrives
         services = {name: self._scheduler.service_of(name) for name in {one.client for one in prompts}}
         rules = Rules(limits.max_running, limits.max_step_tokens, services, num_shorter, host_ns)
-        return first_token(cost, step_time, rules, decodes, prompts, place)
+        return follow(cost, step_time, rules, decodes, prompts, place, most_steps, expected)
+
+    def _expected(self, prompt: Prompt, now_ns: int) -> Expected | None:
+        """Return what is expected to come, by what has come, this prompt included."""
+        gap_ns, self._came_ns = now_ns - self._came_ns, now_ns
+        self._clients.append(prompt.client)
+        self._mean_prompt += 0.02 * (prompt.tokens_left - self._mean_prompt)
+        for pace in self._paces if len(self._clients) > 1 else ():
+            pace.learn(max(1, gap_ns))
+        if len(self._clients) < PACES[1]:
+            return None
+        sizes = max(1, round(self._mean_prompt)), max(1, round(self._mean_tokens))
+        return Expected(max(self._paces, key=_fit).gap_ns, *sizes, tuple(self._clients))
 
     def _decode_ns(self, steps: float, soon_ns: float, mean_ns: float) -> float:
         """Return the time of so many steps: the first ones like those of now, later ones like the mean of late."""
         mean = self._mean_tokens
-        return steps * mean_ns + (soon_ns - mean_ns) * mean * (1 - exp(-steps / mean))
+        return steps * mean_ns + (soon_ns - mean_ns) * mean * (1 - math.exp(-steps / mean))
 
     def _kind(self, time: str, *kind: int) -> Calibration:
         """Return the calibration of the requests of this kind, or of a wider one until enough of them are known."""

@@ -8,7 +8,7 @@ import pytest
 
 from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.blocks import BlockPool
-from oaiserve.engine.forecast.ahead import Ahead, Decoding, Prompt, Rules, first_token
+from oaiserve.engine.forecast.ahead import Ahead, Decoding, Expected, Prompt, Rules, follow
 from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import SamplingParams
@@ -21,8 +21,15 @@ COST = StepCost(tuple(1e6 * (10 + 0.25 * max(0, rows - 16)) for rows in KNOTS))
 RULES = Rules(max_running=4, max_step_tokens=512, services={})
 
 
-def ahead(decodes: list[Decoding], prompts: list[Prompt], place: int = 0, rules: Rules = RULES) -> Ahead:
-    return first_token(COST, StepTime(lambda: COST, None, 512), rules, decodes, prompts, place)
+def ahead(
+    decodes: list[Decoding],
+    prompts: list[Prompt],
+    place: int = 0,
+    rules: Rules = RULES,
+    steps: int = 0,
+    expected: Expected | None = None,
+) -> Ahead:
+    return follow(COST, StepTime(lambda: COST, None, 512), rules, decodes, prompts, place, steps, expected)
 
 
 def test_a_prompt_alone_takes_its_steps() -> None:
@@ -35,7 +42,20 @@ def test_a_prompt_alone_takes_its_steps() -> None:
 def test_a_request_waits_until_a_place_is_free() -> None:
     decodes = [Decoding(tokens, 100) for tokens in (7, 20, 30, 40)]
     found = ahead(decodes, [Prompt(12, 0, 10)])
-    assert (found.first_token_ns, found.num_decodes, found.has_waited) == (80e6, 3, True)
+    assert (found.first_token_ns, found.has_waited) == (80e6, True)
+
+
+def test_an_answer_waits_for_the_prompts_that_come_meanwhile() -> None:
+    """Of three in a second, each one lengthens a step of 10 ms by 40 ms: with the answer, it has 176 rows."""
+    found = ahead([], [Prompt(16, 0, 100)], steps=99)
+    assert found.token(99) == (1000e6, 0)
+    busy = ahead([], [Prompt(16, 0, 100)], steps=99, expected=Expected(333e6, 175, 1, ("a", "b")))
+    assert busy.token(99) == pytest.approx((1000e6 + 3 * 40e6, 0))
+    assert busy.token(33)[0] == pytest.approx(340e6), "none has come"
+    # Beyond what is followed, the pace goes on.
+    crowded = ahead([], [Prompt(16, 0, 10**6)], steps=10**6, expected=Expected(100e6, 175, 1, ("a",)))
+    known_ns, rest = crowded.token(10**6)
+    assert known_ns + rest * crowded.pace_ns == pytest.approx(10**6 * 10e6 / (1 - 0.4), rel=0.03)
 
 
 def test_short_prompts_share_a_step_and_a_later_one_waits_for_those_before() -> None:

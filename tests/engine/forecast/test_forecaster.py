@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.forecast.calibration import ENOUGH
+from oaiserve.engine.forecast.forecaster import PACES, _Pace
 from oaiserve.engine.request import Aborted, Finished, PromptDone, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.facts.forecast import NO_FORECAST
@@ -81,3 +83,15 @@ def test_open_requests_show_what_was_promised_and_how_it_looks_now() -> None:
         assert row["forecast"]["is_calibrated"]
         assert row["elapsed_ns"] < row["end_now_ns"]
         assert row["end_now_ns"] == pytest.approx(row["forecast"]["end_ns"], rel=0.5)
+
+
+def test_a_burst_is_known_by_its_last_gaps_and_a_steady_rate_by_many() -> None:
+    rng = random.Random(1)
+    steady, bursts = ([_Pace(number) for number in PACES] for _ in range(2))
+    for number in range(4000):
+        for paces, mean in ((steady, 1.0), (bursts, 0.1 if number % 100 < 50 else 10.0)):
+            gap = rng.expovariate(1 / mean)
+            for pace in paces:
+                pace.learn(gap)
+    assert max(steady, key=lambda pace: pace.fit).most == PACES[-1]
+    assert max(bursts, key=lambda pace: pace.fit).most in PACES[:2]
