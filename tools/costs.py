@@ -24,17 +24,19 @@ SAME = (60, 48)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=150, help="of load (default 150)")
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--pause", type=float, default=2.5, help="seconds between the requests of a client, on average")
+    args = parser.parse_args()
     exit_on_sigterm()
     with running_oaiserve("--recent-requests", "100000", "--no-prefix-cache", "--drafts", "off") as server:
         alone = [ask(server.url, *SAME) for _ in range(8)][2:]  # behind those by which the cost of steps is learnt
-        end = time.monotonic() + seconds
-        threads = [Thread(target=load, args=(server.url, *kind, end)) for kind in KINDS]
+        end = time.monotonic() + args.seconds
+        threads = [Thread(target=load, args=(server.url, *kind, end, args.pause)) for kind in KINDS]
         for thread in threads:
             thread.start()
         beside = []
         while time.monotonic() < end:
             beside.append(ask(server.url, *SAME))
+            time.sleep(random.expovariate(1 / args.pause))
         for thread in threads:
             thread.join()
         alone += [ask(server.url, *SAME) for _ in range(6)]
@@ -63,10 +65,10 @@ def ask(url: str, words: int, tokens: int) -> dict[str, float]:
     return cost
 
 
-def load(url: str, words: int, tokens: int, end: float) -> None:
+def load(url: str, words: int, tokens: int, end: float, pause: float) -> None:
     while time.monotonic() < end:
         ask(url, random.randint(1, words), random.randint(1, tokens))
-        time.sleep(random.expovariate(0.4))
+        time.sleep(random.expovariate(1 / pause))
 
 
 if __name__ == "__main__":

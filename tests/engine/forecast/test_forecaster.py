@@ -93,5 +93,5 @@ def test_a_burst_is_known_by_its_last_gaps_and_a_steady_rate_by_many() -> None:
             gap = rng.expovariate(1 / mean)
             for pace in paces:
                 pace.learn(gap)
-    assert max(steady, key=lambda pace: pace.fit).most == PACES[-1]
+    assert max(steady, key=lambda pace: pace.fit).most in PACES[2:]
     assert max(bursts, key=lambda pace: pace.fit).most in PACES[:2]
