@@ -524,6 +524,12 @@ class EngineOptions:
     prefix_cache_disk: Bytes = Bytes("8GiB")  # noqa: RUF009 - immutable
     """Most disk space for --prefix-cache-dir. What has not been used for longest is removed."""
 
+    media: bool = True
+    """Read images, where the model does. Without it, the model's tower takes no memory, and images get a 400."""
+
+    media_cache: Bytes = Bytes("512MiB")  # noqa: RUF009 - immutable
+    """Most memory for the vectors of images that have been encoded, for later requests with the same images."""
+
     max_waiting: int = 1024
     """Most waiting sequences: a request has n for each of its prompts. Further requests get a 429 with Retry-After. If
     one client has filled the queue, the others still get their share."""

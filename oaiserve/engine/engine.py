@@ -177,6 +177,7 @@ class Engine:
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,
             clock=clock_ns,
+            media=None if model.media is None else model.media.reader,
         )
         self._reports = Reports(
             self.snapshot,

@@ -21,12 +21,14 @@ from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.disk_tier import BlocksRead
 from oaiserve.engine.drafting.drafts import Drafts
+from oaiserve.engine.encoder import Encoder
 from oaiserve.engine.forecast.forecaster import Forecaster
 from oaiserve.engine.open_requests import Bounds, OpenRequests
 from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
 from oaiserve.engine.scheduler import Scheduler
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.step import OutOfMemory
 from oaiserve.engine.stepper import Stepper
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.engine.watchdog import Watchdog
@@ -147,6 +149,9 @@ class EngineLoop:
             overlap=overlap,
             drafts=drafts,
         )
+        self._encoder: Encoder | None = None
+        if model.media is not None:
+            self._encoder = Encoder(model.media.tower, model.media.vectors, clock_ns)
         self.failure: BaseException | None = None
         self.is_stopped = False
         self._account.numbers.blocks_total = scheduler.pool.num_blocks
@@ -193,10 +198,28 @@ class EngineLoop:
         now_ns = self._clock_ns()
         self.requests.end_overdue(now_ns)
         self.requests.take_up()
+        if self._encoder is not None and self._encoder.has_work:
+            self._encode(self._encoder)
         if self.requests.has_events:
             self._hand_over()  # of requests that have ended between two steps
         if not self._stepper.turn():
             self._publish()
+
+    def _encode(self, encoder: Encoder) -> None:
+        """Give the encoder a moment, and begin with the requests whose media it has done with."""
+        self._host.enter(HostPart.ENCODE)
+        is_alone = not self._stepper.has_step and not self._scheduler.has_work
+        for ended in encoder.turn(is_alone=is_alone, is_open=self.requests.is_open):
+            if ended.error is None:
+                self.requests.encoded(ended.encoding)
+                continue
+            request_id = ended.encoding.tokenized.request.request_id
+            if isinstance(ended.error, OutOfMemory):
+                message = "The device has no memory left for this request's images; try again later."
+                self.requests.fail(request_id, Unavailable(message))
+            else:
+                log.error("The images of request %s could not be encoded", request_id, exc_info=ended.error)
+                self.requests.fail(request_id, InternalError("The server failed on an image of this request."))
 
     def _take_commands(self) -> bool:
         """Take all commands, and wait for one if there is nothing to compute. Return False if the thread is to end."""
@@ -206,6 +229,7 @@ class EngineLoop:
         while self.requests or not self._draining:
             try:
                 is_idle = not self._stepper.has_step and not self._scheduler.has_work and not self.requests.has_events
+                is_idle &= self._encoder is None or not self._encoder.has_work
                 command = self._wait_for_command() if is_idle else self._inbox.get_nowait()
             except Empty:
                 return True
@@ -219,6 +243,9 @@ class EngineLoop:
                     self.requests.tokenize_started(command.request, command.at_ns)
                 case GrammarCompiled():
                     self.requests.grammar_compiled(command.request, command.grammar, command.at_ns)
+                case Tokenized() if self._encoder is not None and command.media:
+                    if self.requests.admitted(command) is not None:
+                        self._encoder.add(command)
                 case Tokenized():
                     self.requests.tokenized(command)
                 case TokenizeFailed():

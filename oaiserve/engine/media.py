@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 MediaKind = Literal["image", "audio"]
 Detail = Literal["auto", "low", "high"]
@@ -93,3 +95,55 @@ class PromptMedia:
                 keys += medium.key
             first += medium.num_rows
         return keys
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A medium with the text that stands for it in the prompt."""
+
+    medium: Medium
+    text: str
+    shape: Any = None  # by which the positions of its tokens follow, where these have three axes
+
+
+class MediaReader(Protocol):
+    """Prepares media for a model's tower. Any number of threads may call it."""
+
+    placeholder: str  # the text in whose place the text of an image comes
+
+    def prepare(self, file: MediaFile, salt: str) -> Prepared:
+        """Prepare a client's file. Its vectors are shared only among requests with the same salt. Raises an APIError
+        for a file that is no such medium, or too much."""
+
+    def placed(self, token_ids: list[int], prepared: Sequence[Prepared]) -> PromptMedia:
+        """Return the media of a prompt, given its token ids. Raises InvalidRequest if they do not go together."""
+
+
+class Vectors:
+    """The cache of `Encoded` by the keys of media: the least recently used go first beyond `max_bytes`.
+
+    The engine thread alone calls `add` and `touch`; any thread may call `get`.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[bytes, Encoded] = OrderedDict()
+        self.num_bytes = 0
+
+    def get(self, key: bytes) -> Encoded | None:
+        return self._kept.get(key)
+
+    def touch(self, key: bytes) -> None:
+        """Note that a medium is used."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+
+    def add(self, key: bytes, encoded: Encoded) -> None:
+        """Keep the vectors of a medium, unless they alone are too large."""
+        if key in self._kept or encoded.num_bytes > self._max_bytes:
+            return
+        self._kept[key] = encoded
+        self.num_bytes += encoded.num_bytes
+        while self.num_bytes > self._max_bytes:
+            _, dropped = self._kept.popitem(last=False)
+            self.num_bytes -= dropped.num_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import getrandbits
 
@@ -17,11 +17,13 @@ from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.backpressure import Deadlines, DrainRate, Limit, SharedLimit
 from oaiserve.engine.draws import draw_key
+from oaiserve.engine.encoder import Encoding
 from oaiserve.engine.forecast.forecaster import Ended
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
 from oaiserve.engine.grammars.thinking import Thinking
 from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.engine.media import Encoded
 from oaiserve.engine.output import ChoiceOutput, add_logprobs, prompt_logprobs
 from oaiserve.engine.reports import MOST_PROMPTS_KEPT, ComputedPrompt
 from oaiserve.engine.request import (
@@ -245,7 +247,20 @@ class OpenRequests:
 
         A long answer that another server has begun is taken up in parts, between steps.
         """
-        begun = self._begun(tokenized)
+        if (opened := self.admitted(tokenized)) is not None:
+            self._begin(opened, tokenized, {})
+
+    def encoded(self, encoding: Encoding) -> None:
+        """Make the sequences of an admitted request whose media have been encoded, unless it has ended."""
+        if (opened := self._find(encoding.tokenized.request)) is not None:
+            opened.times.media_encoded = self._clock_ns()
+            self._begin(opened, encoding.tokenized, encoding.encoded)
+
+    def is_open(self, request_id: str) -> bool:
+        return request_id in self._open
+
+    def _begin(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> None:
+        begun = self._begun(opened, tokenized, encoded)
         if next(begun, begun) is None:
             self._taken_up.append(begun)
 
@@ -268,13 +283,14 @@ class OpenRequests:
         matcher = None if grammar is None else grammar.matcher()
         return Constraint(matcher, params, thinking=thinking, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids)
 
-    def _begun(self, tokenized: Tokenized) -> Iterator[None]:
-        """Make the sequences of a request, with a pause after so many tokens that another server has sent."""
+    def admitted(self, tokenized: Tokenized) -> OpenRequest | None:
+        """Return a request whose prompts are encoded, or None if it has ended, or fails now: it would miss its
+        deadline, or too many tokens wait."""
         request = tokenized.request
         opened = self._find(request)
         if opened is None:
             self._note_end(Ended(request.request_id, RequestTimes()))
-            return
+            return None
         opened.times.tokenized, opened.account.forecast = tokenized.at_ns, tokenized.forecast
         opened.times.has_media = any(tokenized.media)
         received_ns, first_ns, end_ns = opened.times.received or 0, request.first_token_deadline_ns, request.deadline_ns
@@ -282,21 +298,27 @@ class OpenRequests:
             within = (None if at_ns is None else at_ns - received_ns for at_ns in (first_ns, end_ns))
             if (refused := refusal(tokenized.forecast, *within)) is not None:
                 self._fail(opened, refused)
-                return
+                return None
         num_waiting = 0 if request.is_background else tokenized.num_prompt_tokens
         if not self._waiting_tokens.take(request.client, num_waiting):
             message = f"{self.num_waiting_tokens} prompt tokens are waiting already; try again later."
             self._fail(opened, Overloaded(message, retry_after_seconds=self._retry_after_seconds()))
-            return
+            return None
         opened.waiting_tokens = num_waiting
-        params = request.params
-        stop_ids = (frozenset() if params.ignore_eos else self._eos_token_ids) | set(params.stop_token_ids)
-        stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
         opened.usage.prompt_tokens = tokenized.num_prompt_tokens
         opened.account.prompts, opened.account.cache_salt = tokenized.token_ids, request.cache_salt
+        return opened
+
+    def _begun(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> Iterator[None]:
+        """Make the sequences of a request, with a pause after so many tokens that another server has sent."""
+        request, params = tokenized.request, tokenized.request.params
+        stop_ids = (frozenset() if params.ignore_eos else self._eos_token_ids) | set(params.stop_token_ids)
+        stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
         arrived_ns = tokenized.at_ns or self._clock_ns()
+        waits_since_ns = opened.times.media_encoded or arrived_ns
         start_ns = self.latest_start_ns(request, tokenized.token_ids)
         second_starts = tokenized.second_starts or [None] * len(tokenized.token_ids)
+        media = tokenized.media or [None] * len(tokenized.token_ids)
         for prompt_index, token_ids in enumerate(tokenized.token_ids):
             seed = getrandbits(64) if params.seed is None else params.seed
             limit = self._bounds.length(len(token_ids), params.max_tokens)
@@ -324,6 +346,8 @@ class OpenRequests:
                     constraint=constraint,
                     is_whole=self._pools,
                     second_start=second_starts[prompt_index],
+                    media=(of_prompt := media[prompt_index]),
+                    encoded=() if of_prompt is None else tuple(encoded[one.key] for one in of_prompt.media),
                 )
                 sequence.wants_prompt_logprobs = logprobs is not None and choice == 0
                 sequence.causes = opened.causes
@@ -336,7 +360,7 @@ class OpenRequests:
                     stream_interval=request.stream_interval,
                 )
                 if not request.sent:
-                    self._scheduler.add(sequence, leader, since_ns=tokenized.at_ns or self._clock_ns())
+                    self._scheduler.add(sequence, leader, since_ns=waits_since_ns)
                     leader = leader or sequence
         if request.sent:
             for sequence in [*opened.outputs]:
@@ -344,7 +368,7 @@ class OpenRequests:
                 if self._find(request) is None:
                     return
             for sequence in opened.outputs:
-                self._scheduler.add(sequence, since_ns=tokenized.at_ns or self._clock_ns())
+                self._scheduler.add(sequence, since_ns=waits_since_ns)
         self.finish_if_complete(opened, self._clock_ns())
 
     def _taking_up(self, opened: OpenRequest, sequence: Sequence) -> Iterator[None]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.disk_tier import KeptBlocks
+from oaiserve.engine.encoder import Media
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.step import Runner
@@ -29,6 +30,7 @@ class ServedModel:
     default_params: Mapping[str, float | int] = field(default_factory=dict)  # the model's own sampling parameters
     pooling: Pooling | None = None  # None: the model generates text
     adapters: AdapterTable = field(default_factory=AdapterTable)
+    media: Media | None = None  # None: the model reads text alone
     kept_blocks: KeptBlocks | None = None  # on disk, by --prefix-cache-dir
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
     prepare_more: Callable[[], bool] = lambda: False  # called while there is nothing to compute, until it returns False

@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from oaiserve.engine.media import PromptMedia
-from oaiserve.engine.request import Grammar, PairPrompt, Prompt, Request, TooManyTokens
+from oaiserve.engine.media import MediaReader, Prepared, PromptMedia
+from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, Request, TooManyTokens
 from oaiserve.engine.turn_workers import Task, TurnWorkers
 from oaiserve.errors import APIError, ContextLengthExceeded, invalid
 from oaiserve.facts.continuation import SENT_HEADER
@@ -24,7 +24,7 @@ from oaiserve.facts.times import monotonic_ns
 
 if TYPE_CHECKING:
     from oaiserve.engine.grammars.grammar import CompiledGrammar
-    from oaiserve.engine.text.tokenizer import Tokenizer
+    from oaiserve.engine.text.tokenizer import Expand, Tokenizer
 
 # For how many times as long as it has worked the thread for large work rests, so that at most one step of the model in
 # a few meets it. Parsing and rendering hold the interpreter's lock for up to 10 ms, for which a step waits.
@@ -99,6 +99,7 @@ class TokenizeStage:
         num_workers: int = 2,
         encode_rest: float = 0.0,
         clock: Callable[[], int] = monotonic_ns,
+        media: MediaReader | None = None,
     ) -> None:
         """Start the workers, which call `post`. `max_model_len` is in tokens, `vocab_size` is the model's, and `clock`
         returns nanoseconds. After a piece of a large prompt, its thread rests for `encode_rest` times as long. Without
@@ -110,6 +111,7 @@ class TokenizeStage:
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._clock = clock
+        self._media = media
         self._encode_rest = encode_rest
         self._lock = threading.Lock()
         self._aborted: dict[str, threading.Event] = {}  # by request id, of those in the stage
@@ -227,14 +229,32 @@ class TokenizeStage:
             yield  # it may have taken long
         token_ids: list[list[int]] = []
         second_starts: list[int | None] = []
+        media: list[PromptMedia | None] = []
         for prompt in request.prompts:
             if token_ids:
                 yield
             needed_tokens = None if params.ends_with_context and params.max_tokens else params.max_tokens
-            ids, second_start = yield from self._encode(prompt, needed_tokens)
+            prepared = yield from self._prepare(prompt, request)
+            ids, second_start = yield from self._encode(prompt, needed_tokens, prepared)
             token_ids.append(ids)
             second_starts.append(second_start)
-        return Tokenized(request, token_ids, second_starts, bad_words, closing_ids, grammar, self._clock())
+            media.append(self._media.placed(ids, prepared) if self._media is not None and prepared else None)
+        return Tokenized(
+            *(request, token_ids, second_starts, bad_words, closing_ids, grammar, self._clock()),
+            media=media if any(media) else [],
+        )
+
+    def _prepare(self, prompt: Prompt, request: Request) -> Generator[None, None, list[Prepared]]:
+        """Prepare the images and sounds of a prompt, in a turn for each."""
+        prepared: list[Prepared] = []
+        if isinstance(prompt, ChatPrompt) and prompt.media:
+            if self._media is None:
+                raise invalid(prompt.param, "this model reads text alone")
+            for file in prompt.media:
+                yield
+                prepared.append(self._media.prepare(file, request.cache_salt))
+            yield
+        return prepared
 
     def _with_grammar(self, encoded: Tokenized) -> Generator[None, None, Tokenized]:
         yield from ()
@@ -249,21 +269,41 @@ class TokenizeStage:
         self._post(GrammarCompiled(request, grammar, self._clock()))
         return grammar
 
-    def _encode(self, prompt: Prompt, max_tokens: int | None) -> Generator[None, None, tuple[list[int], int | None]]:
+    def _encode(
+        self, prompt: Prompt, max_tokens: int | None, prepared: list[Prepared]
+    ) -> Generator[None, None, tuple[list[int], int | None]]:
         """Return the token ids of a prompt; of a pair also where its second text begins."""
+        expand = self._expand(prompt, prepared)
         most_tokens = self._max_model_len - (1 if max_tokens is None else max_tokens)
         second_start: int | None = None
         try:
             if isinstance(prompt, PairPrompt):
                 token_ids, second_start = self._tokenizer.encode_pair(prompt, most_tokens)
             else:
-                token_ids = yield from self._tokenizer.encode_in_pieces(prompt, most_tokens)
+                token_ids = yield from self._tokenizer.encode_in_pieces(prompt, most_tokens, expand)
         except TooManyTokens as error:
             raise ContextLengthExceeded(
                 self._max_model_len, error.num_tokens, max_tokens, param=prompt.param, is_exact=error.is_exact
             ) from error
         self._check_ids(token_ids, prompt.param)
         return token_ids, second_start
+
+    def _expand(self, prompt: Prompt, prepared: list[Prepared]) -> Expand | None:
+        """Return what puts the texts of prepared images into a rendered text."""
+        media = self._media
+        if media is None or not prepared:
+            return None
+
+        def expand(text: str) -> str:
+            first, *others = text.split(media.placeholder)
+            if len(others) != len(prepared):
+                raise invalid(
+                    prompt.param,
+                    f"it has {len(prepared)} images, for which the model's chat template has {len(others)} places",
+                )
+            return first + "".join(one.text + other for one, other in zip(prepared, others, strict=True))
+
+        return expand
 
     def _check_ids(self, token_ids: Collection[int], param: str) -> None:
         lowest, highest = min(token_ids, default=0), max(token_ids, default=0)

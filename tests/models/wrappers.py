@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.families.small_sizes import SHARED_KEYS
 from tests.models.decoders import SMALL
 
+Values = Mapping[str, Any]
+NONE: Values = MappingProxyType({})
 _TEXT = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # sizes that the native step takes
 _VISION = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16,
@@ -69,23 +73,23 @@ _OF_WRAPPER: dict[str, dict[str, Any]] = {
 }
 
 
-def wrapper_config(name: str) -> PreTrainedConfig:
-    """Return the configuration of a small multimodal model of this type."""
+def wrapper_config(name: str, own: Values = NONE, of_text: Values = NONE, of_vision: Values = NONE) -> PreTrainedConfig:
+    """Return the configuration of a small multimodal model of this type, with these values of its own and its parts."""
     kind = CONFIG_MAPPING[name]
     defaults = kind()
     text_type = defaults.get_text_config(decoder=True).model_type
     parts: dict[str, Any] = {
-        "text_config": {"model_type": text_type, **_TEXT, **copy.deepcopy(_EXTRA.get(text_type, {}))}
+        "text_config": {"model_type": text_type, **_TEXT, **copy.deepcopy(_EXTRA.get(text_type, {})), **of_text}
     }
     for part in set(kind.sub_configs) - {"text_config"}:
         of_part = getattr(defaults, part)
         if of_part is None:
             continue
         sizes = {key: value for key, value in _VISION.items() if key in of_part.to_dict()}
-        parts[part] = {"model_type": of_part.model_type, **sizes}
+        parts[part] = {"model_type": of_part.model_type, **sizes, **(of_vision if part == "vision_config" else {})}
     if hasattr(defaults, "vision_feature_layer"):
         parts["vision_feature_layer"] = -1
-    return kind(**parts, **_OF_WRAPPER.get(name, {}))
+    return kind(**parts, **{**_OF_WRAPPER.get(name, {}), **own})
 
 
 def save_wrapper(name: str, folder: Path) -> PreTrainedModel:
@@ -106,9 +110,9 @@ def save_wrapper(name: str, folder: Path) -> PreTrainedModel:
     return text
 
 
-def random_wrapper(name: str) -> PreTrainedModel:
-    """Return a small multimodal model of this type, whose answers to texts differ."""
-    return _with_random_weights(AutoModelForMultimodalLM, wrapper_config(name))
+def random_wrapper(name: str, *more: Values) -> PreTrainedModel:
+    """Return a small multimodal model of this type, whose answers to texts differ; `more` is as in `wrapper_config`."""
+    return _with_random_weights(AutoModelForMultimodalLM, wrapper_config(name, *more))
 
 
 def _with_random_weights(kind: Any, config: PreTrainedConfig) -> PreTrainedModel:

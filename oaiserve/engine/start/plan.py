@@ -53,11 +53,12 @@ def start_model(
     refuse_without_tokenizer(source)
     request = StartRequest(source, options, times, meanwhile)
     declined: list[str] = []
+    with_media = _media(request)
     for way in _ways(request):
         reason = way.accepts(request)
         if reason is None:
             try:
-                served = way.start(request)
+                served = with_media(way.start(request))
             except Declined as error:
                 reason = str(error)
                 log.info("The model does not start %s: %s", way.name, reason)
@@ -70,6 +71,21 @@ def start_model(
                 return keep_blocks(served, source.path, kept, options)
         declined.append(f"{way.name}: {reason}")
     raise AssertionError(declined)  # the last way starts any model, or says what the user can do
+
+
+def _media(request: StartRequest) -> Callable[[ServedModel], ServedModel]:
+    """Load what reads the images of a multimodal model, before the KV cache takes the memory that is left. Return what
+    joins it to the model when that has started: nothing to a model of text."""
+    try:
+        config = json.loads((request.source.path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # a GGUF file, or the load says what is wrong
+        config = None
+    if not request.options.media or not isinstance(config, dict) or config.get("vision_config") is None:
+        return lambda served: served
+    with request.times.part("import of transformers"):
+        from oaiserve.engine.start.media import load_media
+    with request.times.part("tower"):
+        return load_media(request)
 
 
 def compile_early(options: EngineOptions, saved: str) -> None:

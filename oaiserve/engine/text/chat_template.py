@@ -142,9 +142,11 @@ class ChatTemplate:
 
     def _content(self, content: str | Sequence[Mapping[str, Any]]) -> str | list[Message]:
         """Return the content as parts for a template of parts, else as a string: others would print a list."""
-        text = _text(content)
         if isinstance(content, str):
-            return [{"type": "text", "text": text}] if self._needs_parts else text
+            return [{"type": "text", "text": content}] if self._needs_parts else content
+        if any(part.get("type") in ("image", "audio") for part in content):
+            return [dict(part) for part in content]  # a template of strings has no place for them
+        text = _text(content)
         return [dict(part) for part in content] if self._takes_parts else text
 
 

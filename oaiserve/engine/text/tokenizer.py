@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from array import array
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+Expand = Callable[[str], str]  # may raise InvalidRequest
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 UNCUT_CHARACTERS = 2**16  # encoded within some 30 milliseconds
 MARKED_PIECES = 256  # short ones, which are encoded in one turn
@@ -112,8 +113,11 @@ class Tokenizer:
         """Return the token ids of a prompt. Raises InvalidRequest if it cannot be encoded, or has no tokens."""
         return at_once(self.encode_in_pieces(prompt))
 
-    def encode_in_pieces(self, prompt: Prompt, most_tokens: int | None = None) -> Generator[None, None, list[int]]:
+    def encode_in_pieces(
+        self, prompt: Prompt, most_tokens: int | None = None, expand: Expand | None = None
+    ) -> Generator[None, None, list[int]]:
         """Encode a prompt in turns: one for each piece of a long text, and one for the template. Return the token ids.
+        `expand` puts the texts of images into that of the template.
 
         Raises InvalidRequest if the prompt cannot be encoded, or has no tokens, and TooManyTokens as soon as there are
         certainly more than `most_tokens`.
@@ -138,6 +142,7 @@ class Tokenizer:
                         param=prompt.param,
                     )
                 param, text = prompt.param, self.chat_template.render(prompt, self._special_texts)
+                text = text if expand is None else expand(text)
                 if len(text) > PIECE_CHARACTERS:
                     yield
                 token_ids = yield from self._encode_rendered(text, prompt.add_special_tokens, param, most_tokens)

@@ -1,0 +1,106 @@
+"""Cuts the work of a tower into pieces: between two, the engine thread goes on with steps of other requests.
+
+The tower's code runs in a greenlet of the engine thread. Its matrix products and its attention are cut by rows, and
+each part begins with a pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from greenlet import getcurrent, greenlet
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+ATTENTION = "oaiserve_tower"
+# Multiplications and additions of a piece: some 10 ms on two cores, and less than a millisecond on a GPU.
+ON_CPU, ON_GPU = 5e8, 1e11
+T = TypeVar("T")
+
+
+class _Worker(greenlet):
+    """A greenlet whose code pauses between its pieces, and the size of these."""
+
+    size = ON_CPU
+
+
+def in_pieces(run: Callable[[], T], size: float, num_threads: int | None) -> Iterator[T | None]:
+    """Run a tower's code up to its next pause at each `next`, which returns None; last comes its result.
+
+    A piece has about `size` multiplications. It is computed by `num_threads` of torch's threads; None: as many as now.
+    """
+    worker = _Worker(run)
+    worker.size = size
+    while True:
+        before = torch.get_num_threads()
+        try:
+            if num_threads is not None:
+                torch.set_num_threads(num_threads)
+            with torch.inference_mode():  # which belongs to the thread: it must end with the piece
+                found: T = worker.switch()
+        finally:
+            if num_threads is not None:
+                torch.set_num_threads(before)
+        if worker.dead:
+            yield found
+            return
+        yield None
+
+
+def _parts(num_rows: int, cost_of_row: float) -> Iterator[slice]:
+    """Yield the rows of each part, with a pause before it. Out of a worker, all are one part."""
+    worker = getcurrent()
+    if not isinstance(worker, _Worker) or worker.parent is None:
+        yield slice(0, num_rows)
+        return
+    length = max(1, int(worker.size / cost_of_row))
+    for start in range(0, num_rows, length):
+        worker.parent.switch()
+        yield slice(start, start + length)
+
+
+def cut_products(model: torch.nn.Module) -> None:
+    """Let the linear layers of a model compute their rows in parts."""
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            module.forward = _cut(module.forward, module.in_features * module.out_features)  # type: ignore[method-assign]
+
+
+def _cut(plain: Callable[[Tensor], Tensor], cost_of_row: int) -> Callable[[Tensor], Tensor]:
+    def forward(input: Tensor) -> Tensor:
+        rows = input.reshape(-1, input.shape[-1])
+        found = [plain(rows[part]) for part in _parts(len(rows), cost_of_row)]
+        return torch.cat(found).view(*input.shape[:-1], -1) if len(found) > 1 else found[0].view(*input.shape[:-1], -1)
+
+    return forward
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,  # [B, heads, Q, dim]
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # [B or 1, heads or 1, Q, K]
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention in both directions, with the signature of transformers' attention functions."""
+    batch, heads, num_queries, dim = query.shape
+    out = torch.empty(batch, num_queries, heads, value.shape[-1], dtype=query.dtype, device=query.device)
+    for one in range(batch):
+        mask = None if attention_mask is None else attention_mask[one if len(attention_mask) > 1 else 0][None]
+        for part in _parts(num_queries, 2.0 * heads * key.shape[2] * dim):
+            of_part = None if mask is None else mask[:, :, part] if mask.shape[2] > 1 else mask
+            found = scaled_dot_product_attention(
+                query[one : one + 1, :, part], key[one : one + 1], value[one : one + 1], of_part, scale=scaling
+            )
+            out[one, part] = found[0].transpose(0, 1)
+    return out, None
+
+
+AttentionInterface.register(ATTENTION, _attend)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
