@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import transformers
 from PIL import Image
 from tokenizers import AddedToken
 from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerFast
 
+from oaiserve.engine.model.media.families import IMAGES, Settings
 from tests.models.decoders import byte_tokenizer
 from tests.models.wrappers import NONE, Values, random_wrapper
 
@@ -39,6 +42,7 @@ class _Kind(NamedTuple):
     named: Mapping[str, str] = NONE  # special tokens that the tokenizer has as attributes
     config: Values = NONE
     vision: Values = NONE
+    text: Values = NONE
 
 
 def _size(pixels: int) -> dict[str, int]:
@@ -53,6 +57,7 @@ _IDEFICS = _Kind(
     "<image>", "<image>", "", ["<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *_ROWS],
     {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}, {"image_seq_len": 1},
 )  # fmt: skip
+_IN_TURN = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
 _GRID = [[28, 56], [56, 28], [56, 56]]
 KINDS = {
     "smolvlm": _IDEFICS._replace(images="SmolVLMImageProcessorPil"),
@@ -87,12 +92,13 @@ KINDS = {
                 "position_embedding_size": 64, "pooling_kernel_size": 3,
             }
         },
+        text={"vocab_size_per_layer_input": 384, "use_bidirectional_attention": "vision"},
     ),
     "gemma3": _Kind(
         "<start_of_image>", "<image_soft_token>", "Gemma3ImageProcessorPil",
         of_images={"size": _size(28)}, settings={"image_seq_length": 4},
         named={"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"},
-        config={"mm_tokens_per_image": 4},
+        config={"mm_tokens_per_image": 4}, text=_IN_TURN,
     ),
     "qwen2_vl": _QWEN._replace(vision={"hidden_size": 64}),
     "qwen2_5_vl": _QWEN,
@@ -102,6 +108,7 @@ KINDS = {
         "[IMG]", "[IMG]", "PixtralImageProcessorPil", ["[IMG_BREAK]", "[IMG_END]"],
         of_images={"size": {"longest_edge": 84}, "patch_size": 14},
         settings={"patch_size": 14, "spatial_merge_size": 2}, vision={"image_size": 84},
+        text={"sliding_window": None},
     ),
     "internvl": _Kind(
         "<IMG_CONTEXT>", "<IMG_CONTEXT>", "GotOcr2ImageProcessorPil",
@@ -134,7 +141,7 @@ def save_seeing(name: str, folder: Path) -> SeeingModel:
     images: BaseImageProcessor = getattr(transformers, kind.images)(**kind.of_images)
     images.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "processor_config.json").write_text(json.dumps(kind.settings))
+    (folder / "processor_config.json").write_text(json.dumps({**kind.settings}))
     id_of = tokenizer.convert_tokens_to_ids
     of_wrapper = {
         (
@@ -145,7 +152,15 @@ def save_seeing(name: str, folder: Path) -> SeeingModel:
     }
     if name.startswith("qwen"):
         of_wrapper |= {"video_token_id": id_of("<|video_pad|>"), "vision_start_token_id": id_of("<|vision_start|>")}
-    wrapper = random_wrapper(name, {**kind.config, **of_wrapper}, {"vocab_size": 384}, kind.vision)
+    wrapper = random_wrapper(
+        name,
+        {**kind.config, **of_wrapper},
+        {"vocab_size": 384, "max_position_embeddings": 256, **kind.text},
+        kind.vision,
+    )
+    if name.startswith("gemma"):  # which multiplies it by 8: next to it, images would not count
+        with torch.no_grad():
+            wrapper.get_input_embeddings().weight *= 0.05
     wrapper.save_pretrained(folder)
     return SeeingModel(wrapper, images, tokenizer)
 
@@ -160,3 +175,36 @@ def picture(number: int, width: int = 60, height: int = 40) -> Image.Image:
     """Return a picture of random colours, in areas of ten pixels a side."""
     colours = np.random.default_rng(number).integers(0, 256, (-(-height // 10), -(-width // 10), 3), np.uint8)
     return Image.fromarray(colours.repeat(10, 0).repeat(10, 1)[:height, :width])
+
+
+def png(image: Image.Image) -> bytes:
+    content = BytesIO()
+    image.save(content, "PNG")
+    return content.getvalue()
+
+
+def expected_answer(
+    name: str, seeing: SeeingModel, prompt: list[int], images: list[Image.Image], number: int
+) -> list[int]:
+    """Return transformers' own greedy answer of `number` tokens to the ids of a prompt with images, all at once."""
+    family, vector = IMAGES[name], seeing.tokenizer.convert_tokens_to_ids(KINDS[name].vector)
+    settings = Settings(KINDS[name].settings, {}, seeing.images, KINDS[name].vector)
+    nested: Any = [images] if name in ("idefics3", "smolvlm") else images
+    fields = dict(seeing.images(images=nested, return_tensors="pt", **family.arguments(settings)))
+    ids = torch.tensor([prompt])
+    types = {"token_type_ids" if name == "gemma3" else "mm_token_type_ids": (ids == vector).long()}
+    if not name.startswith(("gemma", "qwen")):
+        types = {}
+    with torch.inference_mode():
+        out = seeing.model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            **{field: value for field, value in fields.items() if field not in family.unused},
+            **types,
+            max_new_tokens=number,
+            min_new_tokens=number,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return out[0, len(prompt) :].tolist()

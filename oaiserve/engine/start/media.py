@@ -14,6 +14,7 @@ from oaiserve.engine.model.media.families import IMAGES
 from oaiserve.engine.model.media.reader import ImageReader
 from oaiserve.engine.model.media.tower import load_tower
 from oaiserve.engine.model.model_config import select_dtype
+from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import config_of
 from oaiserve.engine.start.request import StartRequest
@@ -44,4 +45,11 @@ def load_media(request: StartRequest) -> Callable[[ServedModel], ServedModel]:
         log.warning("Images are not read: %s", str(error).strip().partition("\n")[0])
         return lambda served: served
     media = Media(frozenset({"image"}), reader, tower, reader.vectors)
-    return lambda served: replace(served, media=media)
+
+    def join(served: ServedModel) -> ServedModel:
+        if isinstance(served.runner, ModelRunner) and served.runner.native is not None:
+            log.warning("Images are not read in the native step yet: --no-compile reads them")
+            return served
+        return replace(served, media=media)
+
+    return join

@@ -35,7 +35,7 @@ def decode_image(file: MediaFile, max_pixels: int, max_bytes: int) -> Image:
     """Return the image in RGB, as transformers' `load_image` does: upright by its EXIF data, and an animation's first
     frame. With the detail `low`, it is made smaller. Raises InvalidRequest.
     """
-    content = _content(file, max_bytes)
+    content = content_of(file, max_bytes)
     image_type, ops = _pillow()
     try:
         image: Image = image_type.open(BytesIO(content), formats=IMAGE_FORMATS)
@@ -66,7 +66,7 @@ def decode_sound(file: MediaFile, rate: int, max_seconds: float, max_bytes: int)
     """
     command = (sys.executable, "-m", "oaiserve.engine.model.media.sound_process", str(rate), str(max_seconds))
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # whose stacks would count as its memory
-    content = _content(file, max_bytes)
+    content = content_of(file, max_bytes)
     done = subprocess.run(command, input=content, capture_output=True, env=environment, check=False)
     if done.returncode == SOUND_REFUSED:
         raise _wrong(file, f"the sound {done.stdout.decode()}")
@@ -75,7 +75,7 @@ def decode_sound(file: MediaFile, rate: int, max_seconds: float, max_bytes: int)
     return np.frombuffer(done.stdout, np.float32)
 
 
-def _content(file: MediaFile, max_bytes: int) -> bytes:
+def content_of(file: MediaFile, max_bytes: int) -> bytes:
     """Return the bytes of a file. Raises InvalidRequest for too many, and for wrong base64."""
     content = file.content
     if len(content) > (max_bytes if isinstance(content, bytes) else (max_bytes + 2) // 3 * 4):

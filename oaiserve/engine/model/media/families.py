@@ -83,7 +83,7 @@ def _by_transformers(name: str) -> Callable[[Settings, Fields], str]:
 
 def _of_lines(settings: Settings, image: Fields) -> str:
     """Return the text of an image whose lines end with tokens of their own."""
-    side = settings["patch_size"] * settings.values.get("spatial_merge_size", 1)
+    side: int = settings["patch_size"] * settings.values.get("spatial_merge_size", 1)
     height, width = (int(pixels) // side for pixels in image["image_sizes"][0])
     line: str = settings.vector * width + settings.values.get("image_break_token", "[IMG_BREAK]")
     end: str = settings.values.get("image_end_token", "[IMG_END]")
@@ -92,7 +92,7 @@ def _of_lines(settings: Settings, image: Fields) -> str:
 
 def _with_crops(settings: Settings, image: Fields) -> str:
     begin, end = settings.tokens["boi_token"], settings.tokens["eoi_token"]
-    one = f"\n\n{begin}{settings.vector * settings.values.get('image_seq_length', 256)}{end}\n\n"
+    one: str = f"\n\n{begin}{settings.vector * settings.values.get('image_seq_length', 256)}{end}\n\n"
     num_crops = int(image["num_crops"][0])
     if not num_crops:
         return one

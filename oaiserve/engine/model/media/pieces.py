@@ -22,7 +22,7 @@ ON_CPU, ON_GPU = 5e8, 1e11
 T = TypeVar("T")
 
 
-class _Worker(greenlet):
+class _Worker(greenlet):  # type: ignore[misc]
     """A greenlet whose code pauses between its pieces, and the size of these."""
 
     size = ON_CPU
@@ -67,7 +67,7 @@ def cut_products(model: torch.nn.Module) -> None:
     """Let the linear layers of a model compute their rows in parts."""
     for module in model.modules():
         if type(module) is torch.nn.Linear:
-            module.forward = _cut(module.forward, module.in_features * module.out_features)  # type: ignore[method-assign]
+            module.forward = _cut(module.forward, module.in_features * module.out_features)  # type: ignore[assignment]
 
 
 def _cut(plain: Callable[[Tensor], Tensor], cost_of_row: int) -> Callable[[Tensor], Tensor]:

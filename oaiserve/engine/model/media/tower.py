@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from oaiserve.engine.media import Encoded, Medium
 from oaiserve.engine.model.media.pieces import ATTENTION, ON_CPU, ON_GPU, cut_products, in_pieces
 from oaiserve.engine.step import OutOfMemory
 from oaiserve.errors import StartupError
-from oaiserve.files.load_errors import reported
+from oaiserve.files.load_errors import reported, tensors_named
 
 _OF_TEXT = re.compile(r"(^|\.)(language_model|text_model|lm_head)\.")
 
@@ -120,7 +121,12 @@ def load_tower(
         if getattr(text, lists, None):
             setattr(text, lists, [])
     kind: Any = AutoModelForImageTextToText
-    with reported(f"The weights of the tower of '{name}' could not be loaded"):
+    with (
+        reported(f"The weights of the tower of {name} could not be loaded"),
+        tensors_named(allows_unread=True),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", message="Initializing zero-element tensors")  # a text model without layers
         model, found = kind.from_pretrained(
             folder,
             config=small,
@@ -136,7 +142,7 @@ def load_tower(
     wrong = [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
     missing = sorted(key for key in wrong if not _OF_TEXT.search(key))
     if missing:
-        raise StartupError(f"'{name}' has no weights for {len(missing)} tensors of its tower, such as {missing[0]}.")
+        raise StartupError(f"{name} has no weights for {len(missing)} tensors of its tower, such as {missing[0]}.")
     return Tower(model.to(device).eval(), _vector_id(config), num_threads)
 
 

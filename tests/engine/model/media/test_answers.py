@@ -1,0 +1,125 @@
+"""Answers to images are transformers' own, token by token, in every family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import pytest
+from PIL import Image
+
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.media import MediaFile
+from oaiserve.engine.request import (
+    TERMINAL,
+    ChatPrompt,
+    Event,
+    Failed,
+    Finished,
+    PromptDone,
+    Request,
+    SamplingParams,
+    TokenChunk,
+)
+from oaiserve.errors import InvalidRequest
+from tests.models.seeing import KINDS, SeeingModel, expected_answer, picture, png, save_seeing
+
+NUM_TOKENS = 8
+FIRST, SECOND = picture(1), picture(2, 90, 50)
+MESSAGES = [
+    {
+        "role": "user",
+        "content": [
+            *({"type": "text", "text": "Hi <image> <|image_pad|>"}, {"type": "image"}),
+            *({"type": "text", "text": "and"}, {"type": "image"}),
+        ],
+    }
+]
+
+
+class Answer(NamedTuple):
+    prompt: list[int]
+    token_ids: list[int]
+    cached_tokens: int
+    end: Finished
+
+
+def ask(engine: Engine, images: list[Image.Image], request_id: str, salt: str = "", detail: str = "auto") -> Answer:
+    """Return the greedy answer to MESSAGES with these images."""
+    files = tuple(MediaFile("image", png(image)) for image in images)
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
+    request = Request(request_id, (ChatPrompt(MESSAGES, media=files),), params, cache_salt=salt)
+    events: SimpleQueue[list[Event]] = SimpleQueue()
+    engine.submit(request, events.put)
+    prompt: list[int] = []
+    token_ids: list[int] = []
+    cached = 0
+    while True:
+        for event in events.get(timeout=60):
+            match event:
+                case PromptDone():
+                    prompt, cached = list(event.token_ids), event.cached_tokens
+                case TokenChunk():
+                    token_ids += event.token_ids
+                case Finished():
+                    return Answer(prompt, token_ids, cached, event)
+                case Failed():
+                    raise event.error
+                case _:
+                    assert not isinstance(event, TERMINAL)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, SeeingModel, Engine]]:
+    name = request.param
+    seeing = save_seeing(name, tmp_path)
+    made = Engine.from_pretrained(tmp_path, device="cpu", compile=False, kv_blocks=64, block_size=16)
+    made.start()
+    yield name, seeing, made
+    made.stop()
+
+
+@pytest.mark.parametrize("engine", [name for name in KINDS if name != "gemma4"], indirect=True)
+def test_answers_to_images_are_those_of_transformers(engine: tuple[str, SeeingModel, Engine]) -> None:
+    name, seeing, made = engine
+    answer = ask(made, [FIRST, SECOND], "first")
+    assert answer.token_ids == expected_answer(name, seeing, answer.prompt, [FIRST, SECOND], NUM_TOKENS)
+    swapped = ask(made, [SECOND, FIRST], "swapped")
+    assert swapped.token_ids == expected_answer(name, seeing, swapped.prompt, [SECOND, FIRST], NUM_TOKENS)
+    assert swapped.token_ids != answer.token_ids, "the answers must be able to differ"
+    vector_id = seeing.tokenizer.convert_tokens_to_ids(KINDS[name].vector)
+    assert swapped.cached_tokens <= answer.prompt.index(vector_id)  # they share the text before the first image
+    times = answer.end.times
+    assert times.tokenized is not None
+    assert times.media_encoded is not None
+    assert times.scheduled is not None
+    assert times.tokenized <= times.media_encoded <= times.scheduled
+
+
+@pytest.mark.parametrize("engine", ["qwen3_vl"], indirect=True)
+def test_a_second_turn_over_the_same_images_finds_their_blocks_and_vectors(
+    engine: tuple[str, SeeingModel, Engine],
+) -> None:
+    _, _, made = engine
+    first = ask(made, [FIRST, SECOND], "first")
+    again = ask(made, [FIRST, SECOND], "again")
+    assert again.token_ids == first.token_ids
+    assert again.cached_tokens == (len(first.prompt) - 1) // 16 * 16
+    salted = ask(made, [FIRST, SECOND], "salted", salt="other")
+    assert salted.token_ids == first.token_ids
+    assert salted.cached_tokens == 0  # it shares neither blocks nor vectors
+
+
+@pytest.mark.parametrize("engine", ["llava"], indirect=True)
+def test_what_is_no_image_or_has_no_place_is_refused_and_the_next_request_is_answered(
+    engine: tuple[str, SeeingModel, Engine],
+) -> None:
+    _, _, made = engine
+    with pytest.raises(InvalidRequest, match="has 1 images, for which the model's chat template has 2 places"):
+        ask(made, [FIRST], "one too few")
+    files = (MediaFile("image", png(FIRST)), MediaFile("image", png(SECOND)[:99]))
+    with pytest.raises(InvalidRequest, match="cut off, or damaged"):
+        made.generate([ChatPrompt(MESSAGES, media=files)], SamplingParams(max_tokens=1))
+    assert len(ask(made, [FIRST, SECOND], "right").token_ids) == NUM_TOKENS

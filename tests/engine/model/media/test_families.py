@@ -1,0 +1,38 @@
+"""The texts of images are those that transformers' processors make of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import transformers
+
+from oaiserve.engine.model.media.families import IMAGES, Settings
+from tests.models.seeing import KINDS, picture
+
+# The processors whose code can be called here: others import packages for videos.
+PROCESSORS = {
+    "smolvlm": "SmolVLMProcessor", "idefics3": "Idefics3Processor", "llava": "LlavaProcessor",
+    "gemma3": "Gemma3Processor", "gemma4": "Gemma4Processor", "qwen2_vl": "Qwen2VLProcessor",
+    "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor", "qwen3_5": "Qwen3VLProcessor",
+    "internvl": "InternVLProcessor",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [(60, 40), (90, 50), (30, 120), (28, 28)])
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_the_text_of_an_image_is_that_of_transformers(name: str, size: tuple[int, int]) -> None:
+    kind, family = KINDS[name], IMAGES[name]
+    images = getattr(transformers, kind.images)(**kind.of_images)
+    settings = Settings(kind.settings, kind.named, images, kind.vector)
+    fields: dict[str, Any] = dict(images(images=[picture(0, *size)], return_tensors="pt", **family.arguments(settings)))
+    processor_type: Any = getattr(transformers, PROCESSORS[name])
+    processor = processor_type.__new__(processor_type)
+    attributes = {**kind.settings, **kind.named, "image_processor": images, "image_token": kind.vector}
+    attributes |= {"fake_image_token": "<fake_token_around_image>", "global_image_tag": "<global-img>"}
+    attributes["global_image_token"] = "<global-img>"
+    if name == "gemma3":
+        vectors = kind.vector * kind.settings["image_seq_length"]
+        attributes["full_image_sequence"] = f"\n\n<start_of_image>{vectors}<end_of_image>\n\n"
+    vars(processor).update(attributes)
+    assert family.text(settings, fields) == processor.replace_image_token(fields, 0)

@@ -1,0 +1,147 @@
+"""The encoder shares the engine thread's time with steps, encodes each medium once, and fails only who asked for it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.engine.encoder import SHARE, SLICE_NS, Encoder, Ended
+from oaiserve.engine.media import Encoded, Medium, PromptMedia, Vectors
+from oaiserve.engine.request import Request
+from oaiserve.engine.tokenize import Tokenized
+
+PIECE_NS = 4_000_000
+
+
+class Floats:
+    """Stands for a tensor of so many bytes."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+
+class FakeTower:
+    """Takes five pieces of PIECE_NS for each medium."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.begun: list[bytes] = []
+        self.broken: set[bytes] = set()
+
+    def clock_ns(self) -> int:
+        return self.now_ns
+
+    def pieces(self, medium: Medium) -> Iterator[Encoded | None]:
+        self.begun.append(medium.key)
+        for _ in range(5):
+            self.now_ns += PIECE_NS
+            yield None
+        if medium.key in self.broken:
+            raise RuntimeError("no such picture")
+        yield Encoded(Floats(100))
+
+
+def tokenized(request_id: str, *keys: bytes) -> Tokenized:
+    media = tuple(Medium("image", key, 1, {"pixels": object()}) for key in keys)
+    return Tokenized(Request(request_id, ()), [[1]], media=[PromptMedia(media, array("i", range(len(keys))))])
+
+
+@pytest.fixture
+def tower() -> FakeTower:
+    return FakeTower()
+
+
+@pytest.fixture
+def encoder(tower: FakeTower) -> Encoder:
+    return Encoder(tower, Vectors(250), tower.clock_ns)
+
+
+def turns(encoder: Encoder, *, is_alone: bool = True, closed: tuple[str, ...] = ()) -> list[Ended]:
+    """Return what ends while the encoder has work."""
+    ended: list[Ended] = []
+    while encoder.has_work:
+        ended += encoder.turn(is_alone=is_alone, is_open=lambda one: one not in closed)
+    return ended
+
+
+def ids(ended: list[Ended]) -> list[str]:
+    return [one.encoding.tokenized.request.request_id for one in ended]
+
+
+def test_a_medium_of_several_requests_is_encoded_once_and_its_pixels_are_freed(
+    encoder: Encoder, tower: FakeTower
+) -> None:
+    asked = [tokenized("a", b"1", b"2"), tokenized("b", b"2"), tokenized("c", b"1")]
+    for one in asked:
+        encoder.add(one)
+    ended = turns(encoder)
+    assert ids(ended) == ["a", "b", "c"]
+    assert tower.begun == [b"1", b"2"]
+    assert [sorted(one.encoding.encoded) for one in ended] == [[b"1", b"2"], [b"2"], [b"1"]]
+    assert not any(medium.inputs for one in asked for media in one.media if media is not None for medium in media.media)
+    encoder.add(again := tokenized("d", b"1"))
+    (found,) = turns(encoder)
+    assert tower.begun == [b"1", b"2"]
+    assert (found.encoding.num_cached, found.encoding.tokenized) == (1, again)
+
+
+def test_a_broken_medium_fails_the_requests_that_have_it_and_no_others(encoder: Encoder, tower: FakeTower) -> None:
+    tower.broken = {b"2"}
+    for one in (tokenized("a", b"1", b"2"), tokenized("b", b"1"), tokenized("c", b"2")):
+        encoder.add(one)
+    ended = {one.encoding.tokenized.request.request_id: type(one.error) for one in turns(encoder)}
+    assert ended == {"a": RuntimeError, "b": type(None), "c": RuntimeError}
+
+
+def test_a_request_that_has_ended_is_left_and_its_medium_goes_on_only_for_others(
+    encoder: Encoder, tower: FakeTower
+) -> None:
+    for one in (tokenized("a", b"1"), tokenized("b", b"2"), tokenized("c", b"1")):
+        encoder.add(one)
+    list(encoder.turn(is_alone=True, is_open=lambda _: True))  # the first one is under way
+    assert ids(turns(encoder, closed=("a", "b"))) == ["c"]
+    assert tower.begun == [b"1"]
+
+
+@given(st.lists(st.integers(1_000_000, 80_000_000), min_size=20, max_size=60))
+def test_beside_steps_pieces_get_their_share_and_at_most_one_piece_more(steps_ns: list[int]) -> None:
+    tower = FakeTower()
+    encoder = Encoder(tower, Vectors(250), tower.clock_ns)
+    for number in range(200):
+        encoder.add(tokenized(str(number), number.to_bytes(2, "little")))
+    ends_ns = [tower.now_ns]
+    for step_ns in steps_ns:
+        tower.now_ns += step_ns
+        list(encoder.turn(is_alone=False, is_open=lambda _: True))
+        ends_ns.append(tower.now_ns)
+    assert encoder.spent_ns <= SHARE * ends_ns[-1] + PIECE_NS
+    gaps_ns = [after - before - step for (before, after), step in zip(pairwise(ends_ns), steps_ns, strict=True)]
+    assert max(gaps_ns) <= SLICE_NS + PIECE_NS
+
+
+def test_alone_it_works_in_slices(encoder: Encoder, tower: FakeTower) -> None:
+    encoder.add(tokenized("a", b"1", b"2"))
+    list(encoder.turn(is_alone=True, is_open=lambda _: True))
+    assert SLICE_NS <= tower.now_ns < SLICE_NS + PIECE_NS
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 120)), max_size=60))
+def test_the_cache_of_vectors_keeps_the_last_used_within_its_bytes(added: list[tuple[int, int]]) -> None:
+    vectors, order = Vectors(250), dict[bytes, int]()
+    for key, num_bytes in ((bytes([key]), num_bytes) for key, num_bytes in added):
+        if (kept := vectors.get(key)) is not None:
+            vectors.touch(key)
+            order[key] = order.pop(key)
+        else:
+            assert kept is None
+            vectors.add(key, Encoded(Floats(num_bytes)))
+            order[key] = num_bytes
+            while sum(order.values()) > 250:
+                del order[next(iter(order))]
+        assert {one: found.num_bytes for one in order if (found := vectors.get(one)) is not None} == order
+        assert vectors.num_bytes == sum(order.values())
