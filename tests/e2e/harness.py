@@ -71,7 +71,9 @@ class FaultyTokenizer(Tokenizer):
         super().__init__(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>"), TEMPLATE)
         self.entered, self.release = threading.Event(), threading.Event()
 
-    def encode_in_pieces(self, prompt: Prompt, most_tokens: int | None = None) -> Generator[None, None, list[int]]:
+    def encode_in_pieces(
+        self, prompt: Prompt, most_tokens: int | None = None, expand: object = None
+    ) -> Generator[None, None, list[int]]:
         match prompt:
             case TextPrompt("tokenizer raises"):
                 raise RuntimeError("a bug in the tokenizer")

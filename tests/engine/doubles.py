@@ -196,7 +196,7 @@ class BlockedTokenizer:
     def encode_bad_words(self, words: tuple[str, ...]) -> list[list[int]]:
         return TOKENIZER.encode_bad_words(words)
 
-    def encode_in_pieces(self, prompt: Prompt, most_tokens: int) -> Generator[None, None, list[int]]:
+    def encode_in_pieces(self, prompt: Prompt, most_tokens: int, expand: object) -> Generator[None, None, list[int]]:
         yield from ()
         token_ids = self.encode(prompt)
         if len(token_ids) > most_tokens:

@@ -37,7 +37,7 @@ class Encoder:
         self.gate = threading.Event()
         self.gate.set()
 
-    def encode_in_pieces(self, prompt: Prompt, most_tokens: int) -> Generator[None, None, list[int]]:
+    def encode_in_pieces(self, prompt: Prompt, most_tokens: int, expand: object) -> Generator[None, None, list[int]]:
         self.gate.wait(60)
         self.prompts.append(prompt)
         match prompt:

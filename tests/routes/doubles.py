@@ -86,7 +86,9 @@ class FakeTokenizer:
             return [ord(c) for c in prompt.first + prompt.second]
         return list(prompt.token_ids)
 
-    def encode_in_pieces(self, prompt: Prompt, most_tokens: int | None = None) -> Generator[None, None, list[int]]:
+    def encode_in_pieces(
+        self, prompt: Prompt, most_tokens: int | None = None, expand: object = None
+    ) -> Generator[None, None, list[int]]:
         yield
         token_ids = self.encode(prompt)
         if most_tokens is not None and len(token_ids) > most_tokens:
