@@ -83,6 +83,14 @@ class PromptMedia:
     def num_rows_to_encode(self) -> int:
         return sum(medium.num_rows for medium in self.media if medium.encoded is None)
 
+    def whole_end(self, start: int, end: int) -> int:
+        """Return the end of a chunk from `start` on that does not end inside a run: at most `end`, unless it begins
+        with a run that is longer."""
+        for first, last in self.runs:
+            if first < end < last:
+                return first if first > start else last
+        return end
+
     def rows_in(self, start: int, end: int) -> range:
         """Return the rows of all vectors whose places are from `start` up to `end`."""
         return range(bisect_left(self.places, start), bisect_left(self.places, end))

@@ -11,8 +11,9 @@ Background work has a scheduler of its own, for the same pool: see `Scheduler.ba
 
 A sequence that `is_whole` is computed in one step, alone if it is longer than the token budget. It needs no blocks, and
 leaves with the launch. Where layers keep a state, it belongs to all computed tokens and cannot go back: there are no
-drafts, and chunks of prompts end where a state is to be copied. A commit may bring tokens without a draw, because a
-grammar forces them: the next steps compute these like a prompt.
+drafts, and chunks of prompts end where a state is to be copied. None ends inside an image whose tokens see each other,
+so a step may have more tokens than its budget, by less than one image. A commit may bring tokens without a draw,
+because a grammar forces them: the next steps compute these like a prompt.
 """
 
 from __future__ import annotations
@@ -750,6 +751,9 @@ class Scheduler:
             )
         if num_tokens < 1:  # of background work, beside a step of others
             return 0
+        if sequence.media is not None:  # a step grows for tokens that see each other
+            start = sequence.num_computed
+            num_tokens = sequence.media.whole_end(start, start + num_tokens) - start
         draft: tuple[int, ...] = ()
         if sequence.draft and num_tokens == num_uncomputed:
             draft = self._fitting_draft(sequence, budget - num_tokens)

@@ -53,11 +53,16 @@ def compute_in_parts(
 ) -> list[ChunkResult | None]:
     """Compute a step in parts, with the results of a whole step.
 
-    The result of a chunk is None where one token of it alone does not fit, or all of it if its sequence is whole. Parts
-    have at most `most_tokens`, and fewer where `compute` raises OutOfMemory. Each part has ended before the next
-    begins. A failed part is written again, in the same places. The blocks of the step must have been copied before.
+    The result of a chunk is None where one token of it alone, or one image, does not fit, or all of it if its sequence
+    is whole. Parts have at most `most_tokens`, and fewer where `compute` raises OutOfMemory. Each part has ended before
+    the next begins. A failed part is written again, in the same places. The blocks of the step must have been copied
+    before.
     """
-    is_indivisible = len(step.chunks) == 1 and (step.num_tokens == 1 or step.chunks[0].sequence.is_whole)
+    chunk = step.chunks[0]
+    half = chunk.num_tokens // 2
+    if chunk.sequence.media is not None:
+        half = chunk.sequence.media.whole_end(chunk.start, chunk.start + half) - chunk.start
+    is_indivisible = len(step.chunks) == 1 and (half in (0, step.num_tokens) or chunk.sequence.is_whole)
     if step.num_tokens <= most_tokens or is_indivisible:
         try:
             return [*compute(step)]
@@ -69,8 +74,6 @@ def compute_in_parts(
         return [result for half in halves for result in compute_in_parts(compute, half, most_tokens)]
     if is_indivisible:
         return [None]
-    (chunk,) = step.chunks
-    half = chunk.num_tokens // 2
     parts = [
         Chunk(chunk.sequence, chunk.start, half, max_draws=0),
         chunk._replace(start=chunk.start + half, num_tokens=chunk.num_tokens - half),

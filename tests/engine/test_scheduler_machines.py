@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from array import array
 from collections.abc import Collection
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from oaiserve.engine.blocks import StatePool
+from oaiserve.engine.media import PromptMedia
 from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.sequence import Place, Sequence
@@ -33,6 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     has_time = False  # steps have a target of three tokens' time
     has_background = False
     most_forced = 0  # tokens that a grammar forces behind these
+    longest_run = 0  # tokens of a prompt that see each other
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,6 +81,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             fields["turn_ns"] = turn_ns(self.now_ns, start_ns := self.now_ns + own if number else None)
             fields["latest_start_ns"] = start_ns
             fields["is_background"] = self.has_background and own % 2 == 0
+            if (run := range(len(prompt) // 3, len(prompt))[: self.longest_run]) and number:
+                fields["media"] = PromptMedia((), array("i"), runs=((run.start, run.stop),))
             self.open.append(sequence(name, prompt, max_tokens, **fields))
             self.open[-1].needs_ids = number == 0
             self.scheduler.add(self.open[-1], leader, since_ns=self.now_ns)
@@ -134,7 +139,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 waits_ns = chunk.sequence.waits_ns
                 assert sum(waits_ns.values()) == self.now_ns - arrived_ns, "every nanosecond of waiting has a reason"
                 assert all(ns > 0 for ns in waits_ns.values())
-        assert step.num_tokens <= self.scheduler.limits.max_step_tokens
+            if (media := chunk.sequence.media) is not None:
+                assert not any(first < chunk.end < end for first, end in media.runs), "a chunk ends inside an image"
+        assert step.num_tokens <= self.scheduler.limits.max_step_tokens + max(0, self.longest_run - 1)
         ones = [chunk.num_tokens == 1 for chunk in step.chunks]
         assert ones == sorted(ones, reverse=True), "chunks of one token come first"
         assert len({id(chunk.sequence) for chunk in step.chunks}) == len(step.chunks)
@@ -203,6 +210,8 @@ MACHINES: dict[str, dict[str, object]] = {
     "several": SEVERAL,
     "several, without cache": {**WITHOUT_CACHE, **SEVERAL},
     "forced": {"most_forced": 6},
+    "runs": {"longest_run": 9},
+    "overlap, several, runs, fair": {**OVERLAP, **SEVERAL, "longest_run": 3, "has_time": True, "policy": "fair"},
     "states": {"num_states": 4},
     "states, without cache": {**WITHOUT_CACHE, "num_states": 5},
     "overlap": OVERLAP,

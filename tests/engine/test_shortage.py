@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oaiserve.engine.media import PromptMedia
 from oaiserve.engine.shortage import LEAST_TOKENS, RELIEF_NS, Shortage, compute_in_parts, copy_in_parts
 from oaiserve.engine.step import Chunk, ChunkResult, Logprobs, OutOfMemory, Step
 from tests.engine.memory import sequence
@@ -157,3 +160,20 @@ def test_steps_are_never_limited_to_nothing(most_tokens: int, shortages: list[tu
         shortage.shrink(min(num_tokens, most_tokens), now_ns)
         assert min(LEAST_TOKENS, most_tokens) <= shortage.step_tokens <= most_tokens
         shortage.recover(now_ns)
+
+
+@given(st.integers(0, 12), st.integers(1, 12), st.integers(1, 25))
+def test_no_part_ends_inside_an_image_whose_tokens_see_each_other(first: int, length: int, room: int) -> None:
+    step, sizes = step_of(24), []
+    run = (10 + first, 10 + first + length)
+    step.chunks[0].sequence.media = PromptMedia((), array("i"), runs=(run,))
+
+    def compute(part: Step) -> list[ChunkResult]:
+        if part.num_tokens > room:
+            raise OutOfMemory
+        assert not run[0] < part.chunks[0].end < run[1]
+        sizes.append(part.num_tokens)
+        return results_of(part)
+
+    assert compute_in_parts(compute, step, 24) == (results_of(step) if room >= length else [None])
+    assert room < length or sum(sizes) == 24
