@@ -173,8 +173,8 @@ def transformers_logits(
     parameters: dict[int, AttentionParameters] = {}
 
     def record(layer: int, key: Tensor, value: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
-        scaling, sliding_window, softcap, sinks, _ = scoring
-        parameters[layer] = AttentionParameters(scaling, sliding_window, softcap, has_sinks=sinks is not None)
+        scaling, sliding_window, softcap, sinks, looks_ahead = scoring
+        parameters[layer] = AttentionParameters(scaling, sliding_window, softcap, sinks is not None, looks_ahead)
         if (shape := loaded.kv_shapes[layer]).is_int8:
             return rounded(key, KEY_GROUP), rounded(value, shape.value_dim)
         return key, value

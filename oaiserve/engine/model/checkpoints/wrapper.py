@@ -53,6 +53,8 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
         rope.pop("mrope_interleaved", None)
         values["rope_parameters"] = rope
         values["rope_axes"] = rope_axes(section, is_interleaved=text.model_type.startswith("qwen3"))
+    if deep := getattr(getattr(wrapper, "vision_config", None), "deepstack_visual_indexes", None):
+        values["num_deep_layers"] = len(deep)
     if (quantization := getattr(config, "quantization_config", None)) is not None:
         values["quantization_config"] = quantization
     values |= _SETTINGS.get(text.model_type, {})

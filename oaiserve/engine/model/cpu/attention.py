@@ -57,11 +57,15 @@ class NativeAttention:
 
         The work of a layer is divided among the threads once, for all layers.
         """
-        tensors = (batch.slots, batch.query_start, batch.seq_lens, batch.block_tables)
+        tensors = [batch.slots, batch.query_start, batch.seq_lens, batch.block_tables]
+        if batch.last_visible is not None:
+            tensors.append(batch.last_visible)
         self._arrays = [tensor.numpy().astype(np.int32) for tensor in tensors]
         step = StepInput(num_tokens=len(batch.slots), num_sequences=len(batch.seq_lens))
         step.table_width = batch.block_tables.shape[1]
-        step.slots, step.query_start, step.seq_lens, step.block_tables = (a.ctypes.data for a in self._arrays)
+        names = ("slots", "query_start", "seq_lens", "block_tables", "last_visible")
+        for name, array in zip(names, self._arrays, strict=False):
+            setattr(step, name, array.ctypes.data)
         if self._library.attention_step(self._handle, ctypes.byref(step)):
             raise MemoryError(f"No memory for a step of {len(batch.slots)} tokens.")
         return self._attend
@@ -89,6 +93,7 @@ class NativeAttention:
             scoring.sliding_window or 0,
             scoring.softcap or 0.0,
             None if sinks is None else sinks.data_ptr(),
+            scoring.looks_ahead,
         )
         tensors = (tensor.data_ptr() for tensor in (query, key, value, out))
         if self._library.attention_layer(self._handle, memory, options, *tensors):

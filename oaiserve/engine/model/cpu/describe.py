@@ -37,6 +37,7 @@ from oaiserve.engine.model.cpu.description import (
 from oaiserve.engine.model.cpu.fit import fit
 from oaiserve.engine.model.cpu.module_reader import ModuleReader, decoder_of, layers_of, unscaled_norm
 from oaiserve.engine.model.families import family_of
+from oaiserve.engine.model.placed_media import padding_id
 from oaiserve.engine.model.spec import KVShape, LoadedModel
 
 # The names of norms of queries and keys, and that of the queries' where these come after the rotation.
@@ -80,9 +81,10 @@ class _Description:
         if any(getattr(one, "clip_qkv", None) for one in (config, getattr(config, "attn_config", None))):
             raise NotKnown("it limits queries, keys and values")
         layers = layers_of(self._loaded.model)
+        vector_scale = getattr(config, "embedding_multiplier", 1.0)
         decoder = Decoder(
             embedding=reader.weights(embedding),
-            embedding_scale=float(getattr(embedding, "embed_scale", 1)) * getattr(config, "embedding_multiplier", 1.0),
+            embedding_scale=float(getattr(embedding, "embed_scale", 1)) * vector_scale,
             position_embedding=None if position is None else reader.tensor(position)[getattr(position, "offset", 0) :],
             layer_inputs=self._layer_inputs(),
             layers=[self._layer(index, layer) for index, layer in enumerate(layers)],
@@ -95,6 +97,9 @@ class _Description:
             head=reader.matrix(self._loaded.model.get_output_embeddings()),
             logits_scale=getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1.0),
             logits_softcap=getattr(config, "final_logit_softcapping", None) or 0.0,
+            vector_scale=vector_scale,
+            padding_id=padding_id(config),
+            num_deep=getattr(config, "num_deep_layers", 0),
         )
         reader.refuse_unless_all_is_read()
         if not fit(decoder):
@@ -255,7 +260,9 @@ class _Description:
             apart, turning = cosines.shape[1], (cosines != 1).any(0).nonzero().flatten()
             pairs = int(turning[-1]) + 1 if len(turning) else apart
             cosines, sines = (table[:, :pairs].contiguous() for table in (cosines, sines))
-            self._rotary_tables[layer_type] = RotaryTable(cosines, sines, is_interleaved, apart)
+            of_pairs = getattr(self._config, "rope_axes", None)
+            axes = None if of_pairs is None else torch.tensor(of_pairs[:pairs], dtype=torch.int32)
+            self._rotary_tables[layer_type] = RotaryTable(cosines, sines, is_interleaved, apart, axes)
         return self._rotary_tables[layer_type]
 
     @cached_property

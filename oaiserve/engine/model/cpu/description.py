@@ -93,6 +93,8 @@ class RotaryTable:
     sines: Tensor
     is_interleaved: bool  # numbers are rotated in pairs of neighbours; else number i is paired with number i + apart
     apart: int
+    # int32 [pairs]: by which of a token's positions, of time, height and width, a pair is rotated; None: it has one.
+    axes: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class AttentionParameters:
     sliding_window: int | None
     softcap: float | None
     has_sinks: bool = False
+    looks_ahead: bool = True  # tokens of an image see those behind them, where there are such
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +344,10 @@ class Decoder:
     head: Matrix
     logits_scale: float
     logits_softcap: float
+    # Of vectors in the places of tokens: their factor, and the token whose other inputs these tokens have.
+    vector_scale: float = 1.0
+    padding_id: int = 0
+    num_deep: int = 0  # first layers to whose outputs vectors are added
 
     @property
     def has_experts(self) -> bool:

@@ -62,6 +62,7 @@ class Rotary:
     interleaved: bool
     before_norms: bool
     query_factors: Tensor | None
+    axes: Tensor | None = None  # int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +208,8 @@ class StepInput(Structure):
         *((name, c_void_p) for name in _ARRAYS),
         ("num_adapters", c_int64),
         *((name, c_void_p) for name in _OF_SOME_MODELS),
+        *((name, c_int64) for name in ("num_vectors", "num_sets")),
+        *((name, c_void_p) for name in ("vectors", "vector_rows", "axes", "last_visible")),
     )
 
 
@@ -233,6 +236,7 @@ class AttentionOptions(Structure):
         ("window", c_long),
         ("softcap", c_float),
         ("sinks", c_void_p),
+        ("looks_ahead", c_bool),
     )
 
 
@@ -253,7 +257,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "add_router": ((_DECODER, _POINTER, c_long, c_long, _POINTER), _INDEX),
     "add_assignment": ((_DECODER, c_long, c_long), _INDEX),
     "add_cache": ((_DECODER, CacheMemory), _INDEX),
-    "add_plan": ((_DECODER, c_long, _INDEX, c_long), _INDEX),
+    "add_plan": ((_DECODER, c_long, _INDEX, c_long, c_bool), _INDEX),
     "add_site": ((_DECODER,), _INDEX),
     "arguments": ((c_char_p,), c_char_p),
     "add_operation": ((_DECODER, c_char_p, POINTER(c_void_p)), _INDEX),

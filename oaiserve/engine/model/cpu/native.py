@@ -50,6 +50,7 @@ class NativeDecoder:
         self.vocab_size = decoder.head.weight.shape[0]
         self._logits = torch.empty(0, self.vocab_size)
         self._packed: WeakKeyDictionary[Adapter, PackedAdapter] = WeakKeyDictionary()
+        self._padding_id = decoder.padding_id
         self._handle = library.decoder()
         self._pool = library.pool(num_threads)
         if self._handle is None or self._pool is None:
@@ -119,6 +120,18 @@ class NativeDecoder:
             state_places = np.array(batch.states.places, np.int32)
             state_addresses = np.array(batch.states.addresses(), np.uintp)
             step.state_places, step.states = state_places.ctypes.data, state_addresses.ctypes.data
+        if (media := batch.media) is not None:
+            sets = torch.stack([media.vectors, *media.deep]).float()
+            vector_rows = media.rows.numpy().astype(np.int32)
+            arrays[0][vector_rows] = self._padding_id  # the ids of images may be outside of the vocabulary
+            step.num_sets, step.num_vectors, _ = sets.shape
+            step.vectors, step.vector_rows = sets.data_ptr(), vector_rows.ctypes.data
+        if batch.axes is not None:
+            axes = batch.axes.numpy().astype(np.int32)
+            step.axes = axes.ctypes.data
+        if batch.last_visible is not None:
+            last_visible = batch.last_visible.numpy().astype(np.int32)
+            step.last_visible = last_visible.ctypes.data
         if self._library.step(self._handle, self._pool, ctypes.byref(step)):
             raise MemoryError(f"No memory for a step of {len(batch.input_ids)} tokens.")
         return logits

@@ -103,12 +103,15 @@ class Operations:
     def _add_decoder(self, decoder: Decoder) -> None:
         operations = self._operations
         self._embed(decoder.embedding, self._hidden, decoder.embedding_scale, decoder.position_embedding)
+        operations.add("embed", "place_vectors", self._hidden, 0, self._width, decoder.vector_scale)
         if decoder.head.weight is not decoder.embedding:
             operations.weights.num_bytes = 0  # a step reads some rows of the table
         if decoder.layer_inputs is not None:
             self._inputs_of_layers(decoder.layer_inputs, len(decoder.layers))
         for index, layer in enumerate(Progress(decoder.layers, desc="Packing weights", unit=" layers")):
             self._layer(index, layer, decoder.residual_scale)
+            if index < decoder.num_deep:
+                operations.add("embed", "place_vectors", self._hidden, 1 + index, self._width, 1.0)
         last = operations.elements(self._width)
         operations.add("norm", "norm", self._hidden, last, Normalize.of(decoder.final_norm), True)
         head = operations.weights.pack([decoder.head])
@@ -237,8 +240,10 @@ class Operations:
         heads, parameters = attention.heads, attention.parameters
         window = parameters.sliding_window or 0
         sinks = None if attention.sinks is None else operations.keep(attention.sinks)
-        options = AttentionOptions(heads, parameters.scaling, window, parameters.softcap or 0.0, sinks)
-        plan = self._library.add_plan(operations.handle, heads, cache, window)
+        options = AttentionOptions(
+            heads, parameters.scaling, window, parameters.softcap or 0.0, sinks, parameters.looks_ahead
+        )
+        plan = self._library.add_plan(operations.handle, heads, cache, window, parameters.looks_ahead)
         operations.add("attention", "attend", self._queries, out, cache, plan, options)
 
     def _rotary(self, attention: Attention) -> Rotary:
@@ -246,7 +251,8 @@ class Operations:
         if table is None:
             return Rotary(None, None, offset, 0, 0, False, False, factors)
         sizes = (offset, table.cosines.shape[1], table.apart)
-        return Rotary(table.cosines, table.sines, *sizes, table.is_interleaved, attention.rotates_before_norms, factors)
+        how = (table.is_interleaved, attention.rotates_before_norms)
+        return Rotary(table.cosines, table.sines, *sizes, *how, factors, table.axes)
 
     def _cache(self, index: int, attention: Attention) -> int:
         """Return the cache that a layer reads, by its index. Its own one is made here."""

@@ -112,7 +112,7 @@ class _FusedLayer:
             self.mlp = _mixture(loaded, index)
         else:
             raise NotKnown("it has experts, whose products round by the number of rows")
-        self._scoring = Scoring(own.scaling, own.sliding_window, own.softcap, attention.sinks)
+        self._scoring = Scoring(own.scaling, own.sliding_window, own.softcap, attention.sinks, own.looks_ahead)
         # Queries and keys are normed by head, as attention does it.
         self._norms_heads = not attention.rotates_before_norms and all(
             _is_of_heads(norm, attention) for norm in (attention.query_norm, attention.key_norm)

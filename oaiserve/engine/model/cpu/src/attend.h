@@ -14,11 +14,28 @@ struct Rotary {
   bool interleaved;              // pairs of neighbours
   bool before_norms;             // of queries and keys; otherwise these come first
   const float* query_factors;    // [positions], by which queries are multiplied; null: they are not
+  const int32_t* axes;           // [pairs], which of a token's three positions rotates a pair; null: there is one
 
-  void operator()(float* head, long position) const {
+  // The cosines and sines of one token, and room for those that come from several rows of the tables.
+  struct Angles {
+    const float *cos, *sin;
+    float room[MAX_KEY_DIM];
+  };
+  void find(const StepInput& step, long row, Angles& angles) const {
+    if (!cosines) return;
+    angles.cos = cosines + step.positions[row] * pairs, angles.sin = sines + step.positions[row] * pairs;
+    if (!axes || !step.axes) return;
+    for (long i = 0; i < pairs; i++) {
+      const long at = step.axes[axes[i] * step.num_tokens + row] * pairs + i;
+      angles.room[i] = cosines[at], angles.room[pairs + i] = sines[at];
+    }
+    angles.cos = angles.room, angles.sin = angles.room + pairs;
+  }
+
+  void operator()(float* head, const Angles& angles) const {
     if (!cosines) return;
     head += offset;
-    const float *cos = cosines + position * pairs, *sin = sines + position * pairs;
+    const float *cos = angles.cos, *sin = angles.sin;
     long i = 0;
     for (; !interleaved && i + LANES <= pairs; i += LANES) {
       f32x16 a = load(head + i), b = load(head + i + apart), c = load(cos + i), s = load(sin + i);
@@ -51,9 +68,11 @@ struct Prepare {
   long work() const { return qkv.stride(); }
   void row(const StepInput& step, long row) const {
     float *query = qkv.row(row), *key = query + heads * cache.key_dim;
+    Rotary::Angles angles;
+    rotary.find(step, row, angles);
     const auto norm_and_rotate = [&](float* x, long count, const Normalize& normalize) {
       if (!rotary.before_norms) norm(x, count, normalize);
-      for (long head = 0; head < count; head++) rotary(x + head * cache.key_dim, step.positions[row]);
+      for (long head = 0; head < count; head++) rotary(x + head * cache.key_dim, angles);
       if (rotary.before_norms) norm(x, count, normalize);
     };
     norm_and_rotate(query, heads, query_norm);
@@ -78,23 +97,25 @@ struct Prepare {
   }
 };
 
-// The division of a step's attention into items, which all layers of the same heads and window share.
+// The division of a step's attention into items, which all layers of the same heads and visible keys share.
 class SharedPlan {
  public:
-  SharedPlan(long heads, long kv_heads, long value_dim, long window)
-      : heads_(heads), kv_heads_(kv_heads), value_dim_(value_dim), window_(window) {}
-  bool serves(long heads, long kv_heads, long value_dim, long window) const {
-    return heads == heads_ && kv_heads == kv_heads_ && value_dim == value_dim_ && window == window_;
+  SharedPlan(long heads, long kv_heads, long value_dim, long window, bool looks_ahead)
+      : heads_(heads), kv_heads_(kv_heads), value_dim_(value_dim), window_(window), looks_ahead_(looks_ahead) {}
+  bool serves(long heads, long kv_heads, long value_dim, long window, bool looks_ahead) const {
+    return heads == heads_ && kv_heads == kv_heads_ && value_dim == value_dim_ && window == window_ &&
+           looks_ahead == looks_ahead_;
   }
   // Throws std::bad_alloc; then the plan cannot be used until it is made again.
   void make(const StepInput& step, int threads) {
-    make_plan(plan, step, heads_, kv_heads_, value_dim_, window_, threads);
+    make_plan(plan, step, heads_, kv_heads_, value_dim_, window_, looks_ahead_, threads);
   }
 
   AttentionPlan plan;
 
  private:
   long heads_, kv_heads_, value_dim_, window_;
+  bool looks_ahead_;
 };
 
 // out = attention of the queries over the cache

@@ -43,6 +43,7 @@ struct AttentionOptions {
   long window;    // how many tokens a query sees, including its own; 0: all tokens up to its own
   float softcap;  // scores are softcap * tanh(scores * scaling / softcap); 0: scores * scaling
   const float* sinks;   // [heads], the score of a key more, whose value is 0; null: there is none
+  bool looks_ahead;     // up to StepInput::last_visible, if there is one; else each token sees those before it
 };
 
 // A unit of work: some rows of one sequence and key-value head, over a range of keys. Row r is the query of token
@@ -70,7 +71,8 @@ struct AttentionItem {
 // keeps its memory from step to step.
 struct AttentionPlan {
   StepInput step;
-  long group;  // heads per key-value head
+  const int32_t* last_visible;  // that of the step, or null
+  long group;                   // heads per key-value head
   long value_dim;
   std::vector<AttentionUnit> tiles;  // the units of key-value head 0, before they are split
   std::vector<AttentionUnit> units;
@@ -97,8 +99,9 @@ inline long unit_cost(const AttentionUnit& unit) { return (unit_panels(unit) + 1
 // Divides the attention of a step into items, long ones first and short ones last, so that all threads end at the same
 // time. It is called before the threads of the pool begin, because it allocates. Throws std::bad_alloc.
 inline void make_plan(AttentionPlan& plan, const StepInput& step, long heads, long kv_heads, long value_dim,
-                      long window, int threads) {
+                      long window, bool looks_ahead, int threads) {
   plan.step = step;
+  plan.last_visible = looks_ahead ? step.last_visible : nullptr;
   plan.group = heads / kv_heads;
   plan.value_dim = value_dim;
   plan.tiles.clear();
@@ -119,7 +122,8 @@ inline void make_plan(AttentionPlan& plan, const StepInput& step, long heads, lo
     for (long row = 0; row < rows; row += tile) {
       long count = std::min(tile, rows - row), position = step.seq_lens[b] - queries + row / plan.group;
       long from = first_visible_key(position, window) / PANEL_KEYS * PANEL_KEYS;
-      long end = step.seq_lens[b] - queries + (row + count - 1) / plan.group + 1;
+      const long last = (row + count - 1) / plan.group;  // a token sees no less than those before it
+      long end = (plan.last_visible ? plan.last_visible[step.query_start[b] + last] : step.seq_lens[b] - queries + last) + 1;
       plan.tiles.push_back({int32_t(b), 0, int32_t(row), int32_t(count), int32_t(from), int32_t(end), -1});
       remaining += unit_cost(plan.tiles.back()) * kv_heads;
     }
@@ -550,6 +554,7 @@ class ItemWalk {
         memcpy(queries_ + r * QUERY_STRIDE, from, sizeof(T) * cache_.key_dim);
       targets_[r] = out_ + (start + query) * out_stride_ + head(unit, r) * cache_.value_dim;
       position_[r] = before + query;
+      last_[r] = plan_.last_visible ? plan_.last_visible[start + query] : position_[r];
     }
     std::fill(softmax_.maxima, std::end(softmax_.maxima), NEVER);
     memset(softmax_.sums, 0, sizeof(float) * unit.rows * LANES);
@@ -596,7 +601,7 @@ class ItemWalk {
     const bool is_split = run.unit->split >= 0;
     float* results = is_split ? split_results(*run.unit, run.first_key / RUN_KEYS) : nullptr;
     long begin = std::max(0L, first_visible_key(position_[row], options_.window) - run.first_key) / PANEL_KEYS;
-    long end = std::min(run.panels, divide_up(position_[row + count - 1] + 1 - run.first_key, PANEL_KEYS));
+    long end = std::min(run.panels, divide_up(last_[row + count - 1] + 1 - run.first_key, PANEL_KEYS));
     if (begin >= end) {
       if (is_split) set_results(results, run.unit->rows, row, count, softmax);
       return;
@@ -613,7 +618,7 @@ class ItemWalk {
       float* row_scores = scores + r * SCORE_STRIDE;
       if (options_.softcap > 0) cap_scores(row_scores, (end - begin) * PANEL_KEYS, options_);
       long from = std::max(first_visible_key(position_[row + r], options_.window), first);
-      long to = std::min(position_[row + r] + 1, last);
+      long to = std::min(last_[row + r] + 1, last);
       Number* row_weights = weights + r * SCORE_STRIDE;
       const auto weigh_into = [&](auto* target) {
         softmax.maxima[r] =
@@ -702,6 +707,7 @@ class ItemWalk {
   float query_scales_[UNIT_ROWS];  // of queries that are integers
   T* targets_[UNIT_ROWS];
   long position_[UNIT_ROWS];  // of a row's token in its sequence
+  long last_[UNIT_ROWS];      // of the last token that it sees
   Softmax<UNIT_ROWS> softmax_;
   alignas(64) float values_[UNIT_ROWS * MAX_VALUE_DIM];  // sums of weighted values, [rows][value_dim]
   alignas(64) S turned_[RUN_KEYS * MAX_VALUE_DIM];       // the values of a run, if the cache has keys alone

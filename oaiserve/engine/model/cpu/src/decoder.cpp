@@ -82,10 +82,10 @@ class Decoder : public Work {
   size_t lent_bytes() const { return lent_bytes_; }
 
   // Returns the index of the plan that attention of these sizes shares, which is made anew in each step.
-  long plan(long heads, long kv_heads, long value_dim, long window) {
+  long plan(long heads, long kv_heads, long value_dim, long window, bool looks_ahead) {
     for (size_t i = 0; i < plans.size(); i++)
-      if (plans[i].serves(heads, kv_heads, value_dim, window)) return long(i);
-    plans.emplace_back(heads, kv_heads, value_dim, window);
+      if (plans[i].serves(heads, kv_heads, value_dim, window, looks_ahead)) return long(i);
+    plans.emplace_back(heads, kv_heads, value_dim, window, looks_ahead);
     return long(plans.size()) - 1;
   }
 
@@ -333,6 +333,7 @@ using Numbers = const float*;
 // What each operation computes stands beside its structure, and what its arguments are.
 constexpr Entry OPERATIONS[] = {
     of<Embed<Element>, Floats, const Element*, long, const Element*, long, float>("embed"),
+    of<PlaceVectors, Floats, long, long, float>("place_vectors"),
     of<Norm<Element>, Floats, Elements, Normalize, bool>("norm"),
     of<Norm<float>, Floats, Floats, Normalize, bool>("norm_floats"),
     of<AddNorm, Floats, Floats, Normalize, float, float>("add_norm"),
@@ -450,8 +451,10 @@ long oaiserve_add_cache(Decoder* decoder, CacheMemory memory) {
 }
 
 // The plan of attention over a cache, which may be that of other layers, too.
-long oaiserve_add_plan(Decoder* decoder, long heads, long cache, long window) {
-  const auto plan = [&](const auto& paged) { return decoder->plan(heads, paged.kv_heads, paged.value_dim, window); };
+long oaiserve_add_plan(Decoder* decoder, long heads, long cache, long window, bool looks_ahead) {
+  const auto plan = [&](const auto& paged) {
+    return decoder->plan(heads, paged.kv_heads, paged.value_dim, window, looks_ahead);
+  };
   return guarded(-1L, [&] { return std::visit(plan, decoder->caches[size_t(cache)]); });
 }
 

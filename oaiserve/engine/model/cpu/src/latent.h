@@ -26,15 +26,17 @@ struct PrepareLatent {
   void row(const StepInput& step, long row) const {
     const long rank = cache.value_dim, shared = cache.key_dim - rank;
     float* query = rows_of_query.row(row);
+    Rotary::Angles angles;
+    rotary.find(step, row, angles);
     for (long head = 0; head < heads; head++, query += own_dim + shared) {
       copy(query, own_dim, own.row(row) + head * own_dim);
-      rotary(query + own_dim, step.positions[row]);
+      rotary(query + own_dim, angles);
       copy(query + own_dim, shared, queries.row(row) + head * cache.key_dim + rank);
     }
     alignas(64) float key[MAX_KEY_DIM];
     copy(normed.row(row), rank, key);
     copy(latent.row(row) + rank, shared, key + rank);
-    rotary(key + rank, step.positions[row]);
+    rotary(key + rank, angles);
     write_key(cache, step.slots[row], 0, key);
   }
 

@@ -89,6 +89,21 @@ struct Embed {
   }
 };
 
+// hidden = vector * scale for the tokens in whose places vectors are, or hidden += vector, with a further set of vectors.
+struct PlaceVectors {
+  Buffer<float>& hidden;
+  long set, width;
+  float scale;
+
+  long work() const { return width; }
+  long rows(const StepInput& step) const { return set < step.num_sets ? step.num_vectors : 0; }
+  void row(const StepInput& step, long row) const {
+    const float* from = step.vectors + (set * step.num_vectors + row) * width;
+    float* out = hidden.row(step.vector_rows[row]);
+    for (long i = 0; i < width; i += LANES) store(out + i, set ? load(out + i) + load(from + i) : load(from + i) * scale);
+  }
+};
+
 // A norm of a vector: x / sqrt(mean(x^2) + epsilon) * weight. LayerNorm subtracts the mean from x first, and adds a
 // bias. Without weights, x is copied.
 struct Normalize {

@@ -66,8 +66,8 @@ class PagedAttention : public Work {
 
   SharedPlan& plan(long kv_heads, long value_dim) {
     for (SharedPlan& plan : plans_)
-      if (plan.serves(options_.heads, kv_heads, value_dim, options_.window)) return plan;
-    SharedPlan made(options_.heads, kv_heads, value_dim, options_.window);
+      if (plan.serves(options_.heads, kv_heads, value_dim, options_.window, options_.looks_ahead)) return plan;
+    SharedPlan made(options_.heads, kv_heads, value_dim, options_.window, options_.looks_ahead);
     made.make(step_, pool_.threads());  // before it is kept: if this throws, no layer finds a plan that is half made
     return plans_.emplace_back(std::move(made));
   }

@@ -13,7 +13,7 @@ namespace oaiserve {
 struct StepInput {
   int64_t num_tokens, num_sequences, table_width, num_logits;
   const int32_t* token_ids;     // [num_tokens]
-  const int32_t* positions;     // [num_tokens], of a token in its sequence
+  const int32_t* positions;     // [num_tokens], by which tokens are rotated
   const int32_t* slots;         // [num_tokens], where the cache stores a token: block * block_size + offset
   const int32_t* query_start;   // [num_sequences + 1], the first token of each sequence, and num_tokens
   const int32_t* seq_lens;      // [num_sequences], tokens in the cache, those of this step included
@@ -26,6 +26,12 @@ struct StepInput {
   // Of models with layers that keep a state.
   const int32_t* state_places;  // [num_sequences], where each sequence has its own in the pool of states
   void* const* states;          // [layers that keep one][2], the memory of both parts of a layer's states; see states.h
+  // Of images and sounds: vectors in place of the embeddings of some tokens, and what is added to the outputs of layers.
+  int64_t num_vectors, num_sets;  // 0 without any
+  const float* vectors;           // [num_sets][num_vectors][width], first those in place of embeddings
+  const int32_t* vector_rows;     // [num_vectors], their tokens
+  const int32_t* axes;            // [3][num_tokens], positions by time, height and width; null: all are `positions`
+  const int32_t* last_visible;    // [num_tokens], the last token of its sequence that each sees; null: itself
 };
 
 template <size_t ALIGNMENT>
