@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
@@ -23,7 +24,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.native import eager_on_cpu
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import native_decoder
+from tests.engine.model.cpu.small_models import described, native_decoder
 from tests.engine.model.media_prompts import logits_by_transformers, sequence_with_media
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import CPU
@@ -82,10 +83,16 @@ def random_pair(name: str, folder: Path) -> tuple[PreTrainedModel, LoadedModel]:
     return wrapper, load_model(folder, device="cpu")
 
 
-def check(wrapper: PreTrainedModel, loaded: LoadedModel, make: Callable[[], Executor], kinds: dict[str, Any]) -> None:
+def check(
+    wrapper: PreTrainedModel,
+    loaded: LoadedModel,
+    make: Callable[[], Executor],
+    kinds: dict[str, Any],
+    num_tries: int = 6,
+) -> None:
     """Compare the logits of prompts that are cut at random with those of the multimodal model, which cuts none."""
     rng = Random(1)
-    for _ in range(6):
+    for _ in range(num_tries):
         sequences = sequences_of(rng, kinds)
         got = logits_of(make(), [cut(rng, sequence) for sequence in sequences], states_of(loaded))
         for sequence, logits in zip(sequences, got, strict=True):
@@ -121,3 +128,21 @@ def test_native_attention_lets_tokens_of_an_image_see_each_other(name: str, tmp_
     eager = eager_on_cpu(loaded, EngineOptions(block_size=BLOCK_SIZE), num_blocks=NUM_BLOCKS, num_threads=1)
     assert eager._backend is not ReferenceAttention
     check(wrapper, loaded, lambda: eager, FAMILIES[name])
+
+
+@pytest.mark.kernels
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("qwen2_5_vl", "reference"), ("qwen3_vl", "triton"), ("glm4v", "reference"), ("gemma3", "triton")],
+)
+def test_so_do_those_of_fused_layers(name: str, backend: str, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    from oaiserve.engine.model.attention.triton import TritonAttention
+    from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
+
+    wrapper, loaded = random_pair(name, tmp_path)
+    layers = FusedLayers(loaded, described(loaded), layer_operations)
+    caches = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE).caches
+    attention = TritonAttention if backend == "triton" else ReferenceAttention
+    check(wrapper, loaded, lambda: FusedExecutor(layers, caches, attention), FAMILIES[name], num_tries=2)

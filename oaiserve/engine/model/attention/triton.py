@@ -323,12 +323,14 @@ def prefill(
     (factor, softcap), (key_scale, value_scale) = _scalars(scoring), cache.scales
     prefill_kernel[(kv_heads, in_tiles.shape[0])](
         *(query, out, *cache, in_tiles, batch.block_tables, batch.table_rows),
+        batch.slots if batch.last_visible is None else batch.last_visible,  # unread where there is none
         *(factor * key_scale, softcap, value_scale),
         query if scoring.sinks is None else scoring.sinks,  # unread where there are none
         *_strides(query, out),
         *cache.keys.stride()[:3],
         *cache.values.stride()[:3],
         batch.block_tables.stride(0),
+        LOOKS_AHEAD=scoring.looks_ahead and batch.last_visible is not None,
         WINDOW=scoring.sliding_window or 0,
         **_has(scoring),
         TILE_ROWS=tile.rows,

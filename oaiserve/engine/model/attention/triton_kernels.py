@@ -193,7 +193,8 @@ def _first_state(sink, ROWS: tl.constexpr, TILE_VALUE_DIM: tl.constexpr, HAS_SIN
 def _attend(
     state,  # (weighted values [ROWS, TILE_VALUE_DIM], sum of weights [ROWS], highest score [ROWS]), all float32
     query,  # [ROWS, TILE_KEY_DIM]
-    position,  # [ROWS]: the position of each row's token in its sequence; None: every row sees all of the range
+    position,  # [ROWS]: the index of each row's token in its sequence; None: every row sees all of the range
+    seen,  # [ROWS]: that of the last token that it sees
     first,
     last,  # the range is tokens first..last-1 of the sequence
     keys,  # the keys of this head
@@ -236,7 +237,7 @@ def _attend(
             # This is softcap * tanh(x), computed with exp2: `Scoring.scalars` prepares `scale` and `softcap` for it.
             scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores))
         if position is not None:
-            is_visible = token[None, :] <= position[:, None]
+            is_visible = token[None, :] <= seen[:, None]
             if WINDOW > 0:
                 is_visible &= token[None, :] > position[:, None] - WINDOW
             scores = tl.where(is_visible, scores, MASKED)
@@ -268,6 +269,7 @@ def prefill_kernel(
     tiles,  # int32 [num_tiles, 4]: sequence, first token in `query`, number of tokens, first position
     block_tables,
     table_rows,
+    last_visible,  # int64: see Batch
     scale,
     softcap,
     value_scale,
@@ -283,6 +285,7 @@ def prefill_kernel(
     values_stride_token,
     values_stride_head,
     table_stride,
+    LOOKS_AHEAD: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -316,19 +319,22 @@ def prefill_kernel(
     values += kv_head * values_stride_head
     table = block_tables + tl.load(table_rows + row) * table_stride
     state = _first_state(_of_heads(sinks, head, is_row, MASKED, HAS_SINKS), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
-    last = first_position + num_tokens
+    seen, last = position, first_position + num_tokens
+    if LOOKS_AHEAD:  # a token sees no less than those before it
+        seen = tl.load(last_visible + first_token + token, mask=is_row, other=0)
+        last = tl.load(last_visible + first_token + num_tokens - 1).to(tl.int32) + 1
     if WINDOW > 0:
         first = tl.maximum(first_position - WINDOW + 1, 0) // TILE_N * TILE_N
     else:
         # Keys that every row sees need no mask, and these are most of a long context.
         first = (first_position + 1) // TILE_N * TILE_N
         state = _attend(
-            state, q, None, 0, first, keys, values, table, scale, softcap,
+            state, q, None, None, 0, first, keys, values, table, scale, softcap,
             keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
             False, 0, HAS_SOFTCAP, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
         )  # fmt: skip
     acc, total, _ = _attend(
-        state, q, position, first, last, keys, values, table, scale, softcap,
+        state, q, position, seen, first, last, keys, values, table, scale, softcap,
         keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
         True, WINDOW, HAS_SOFTCAP, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
     )  # fmt: skip
@@ -536,7 +542,7 @@ def decode_kernel(
     )
     # There is one loop, with masks: a second loop, for the last tile alone, would wait for memory once more.
     acc, total, highest = _attend(
-        state, q, None, first, last, keys, values, block_tables + tl.load(table_rows + sequence) * table_stride,
+        state, q, None, None, first, last, keys, values, block_tables + tl.load(table_rows + sequence) * table_stride,
         scale, softcap, keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
         True, 0, HAS_SOFTCAP, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
     )  # fmt: skip

@@ -67,6 +67,9 @@ class FusedLayers:
                 )
                 added = (layer.mlp(x),)
             hidden, x = operations.add_and_norm(hidden, added, norms.mlp_out_norm, next_norm, scale)
+            if batch.media is not None and index < len(batch.media.deep):
+                hidden = hidden.index_add(0, batch.media.rows, batch.media.deep[index].to(hidden.dtype))
+                hidden, x = operations.add_and_norm(hidden, (), None, next_norm)
         logits = self._head(x.index_select(0, batch.logits_rows))
         if self._decoder.logits_scale != 1.0:
             logits = logits * self._decoder.logits_scale
@@ -75,10 +78,15 @@ class FusedLayers:
         return logits
 
     def _embedded(self, batch: Batch) -> Tensor:
-        hidden = embedding(batch.input_ids, self._embedding)
+        ids, media = batch.input_ids, batch.media
+        if media is not None:  # the ids of images may be outside of the vocabulary
+            ids = ids.index_fill(0, media.rows, self._decoder.padding_id)
+        hidden = embedding(ids, self._embedding)
         if self._decoder.embedding_scale != 1.0:
             # Transformers' code rounds the factor to the dtype of the model.
             hidden = hidden * torch.tensor(self._decoder.embedding_scale, dtype=hidden.dtype).item()
+        if media is not None:
+            hidden = hidden.index_copy(0, media.rows, media.vectors.to(hidden.dtype) * self._decoder.vector_scale)
         if self._decoder.position_embedding is not None:
             hidden = hidden + embedding(batch.positions, self._decoder.position_embedding)
         return hidden
@@ -130,12 +138,14 @@ class _FusedLayer:
             query, key = self._normed(query, key)
         table, more = described.rotary, {}
         if table is not None or self._norms_heads:
-            rotation = Rotation(
-                batch.positions,
-                None if table is None else table.cosines,
-                None if table is None else table.sines,
-                table is not None and table.is_interleaved,
-            )
+            positions, cosines, sines = batch.positions, None, None
+            if table is not None:
+                cosines, sines = table.cosines, table.sines
+                if batch.axes is not None and table.axes is not None:  # each token has angles of its own
+                    places = batch.axes.index_select(0, table.axes).T
+                    cosines, sines = cosines.gather(0, places), sines.gather(0, places)
+                    positions = torch.arange(len(positions), device=positions.device)
+            rotation = Rotation(positions, cosines, sines, table is not None and table.is_interleaved)
             if self._norms_heads and described.query_norm is not None and described.key_norm is not None:
                 rotation = rotation._replace(
                     query_norm=described.query_norm.weight,
