@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.media import PromptMedia
 from oaiserve.engine.model import runner as runner_module
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
@@ -191,12 +193,19 @@ def sequences_for_steps() -> list[Sequence]:
     ]
 
 
+def media_of(sequence: Sequence) -> PromptMedia:
+    """Return media behind which positions are lower."""
+    return PromptMedia((), array("i"), array("i", range(sequence.prompt_len)) * 3, delta=-2)
+
+
 class Drive:
     """Launches steps of some sequences. With `overlap`, it launches a step before it collects the one before."""
 
-    def __init__(self, runner: ModelRunner, *, overlap: bool) -> None:
+    def __init__(self, runner: ModelRunner, *, overlap: bool, has_media: bool = False) -> None:
         self.runner = runner
         self.sequences = sequences_for_steps()
+        for sequence in self.sequences[1:6:2] if has_media else []:
+            sequence.media = media_of(sequence)
         self.overlap = overlap
         self._launched: Launched | None = None
         self.results: list[list[ChunkResult]] = []
@@ -238,6 +247,7 @@ class Drive:
 @pytest.fixture(scope="module")
 def runners(loaded: LoadedModel) -> tuple[GraphRunner, GraphRunner]:
     """Return a runner without graphs, and one with graphs."""
+    loaded.model.config.rope_axes = [0] * (loaded.kv_shapes[0].key_dim // 2)
     plain, graphs = (GraphRunner(loaded, num_blocks=NUM_BLOCKS, sizes=sizes) for sizes in (None, SIZES))
     return plain, graphs
 
@@ -251,7 +261,10 @@ def test_only_plain_decodes_are_replayed(runners: tuple[GraphRunner, GraphRunner
     assert graphs.num_replayed(Step([Chunk(second, 0, 4)])) == 0
     assert graphs.num_replayed(Step([decode, Chunk(second, 2, 1, max_draws=0)])) == 0
     assert graphs.num_replayed(Step([decode] * (SIZES[-1] + 1))) == 0
-    second.wants_prompt_logprobs = True
+    second.media = media_of(second)
+    assert graphs.num_replayed(Step([decode, Chunk(second, 4, 1)])) == 2, "it is behind the image"
+    assert graphs.num_replayed(Step([decode, Chunk(second, 3, 1)])) == 0, "its embedding may be a vector"
+    second.media, second.wants_prompt_logprobs = None, True
     assert graphs.num_replayed(Step([decode, Chunk(second, 3, 1)])) == 0
 
 
@@ -273,7 +286,7 @@ def test_decodes_are_replayed_alone_and_beside_prompts_and_all_draw_the_same_tok
     """Beside the decodes of a step, sequences are computed anew, whole or in part, as after a preemption."""
     found = []
     for runner, is_overlapping in ((runners[0], False), (runners[1], overlap)):
-        drive = Drive(runner, overlap=is_overlapping)
+        drive = Drive(runner, overlap=is_overlapping, has_media=True)
         drive.settle()
         in_flight: set[int] = set()
         for indices, parts in steps:
@@ -380,6 +393,6 @@ def test_unpacked_tensors_equal_the_packed_ones() -> None:
         torch.tensor([[3, 4]]),
     ]
     for some in (tensors, tensors[:1]):
-        for tensor, array in zip(some, unpack(pack(some).numpy(), some), strict=True):
-            assert array.tolist() == tensor.tolist()
-            assert array.shape == tuple(tensor.shape)
+        for tensor, unpacked in zip(some, unpack(pack(some).numpy(), some), strict=True):
+            assert unpacked.tolist() == tensor.tolist()
+            assert unpacked.shape == tuple(tensor.shape)

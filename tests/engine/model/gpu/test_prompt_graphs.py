@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable
 from itertools import pairwise, product
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 
+from oaiserve.engine.media import PromptMedia
 from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
@@ -109,7 +111,9 @@ def test_only_steps_that_fit_are_replayed(made: tuple[EagerExecutor, PromptGraph
     assert graphs.can_run(Step([Chunk(one, 15, 4)]))
     assert graphs.can_run(Step([Chunk(one, 16, 4), Chunk(one, 30, 3)])), "a short one is beside it"
     graphs.long_prompts = None
-    one.wants_prompt_logprobs = True
+    one.media = PromptMedia((), array("i"))
+    assert not graphs.can_run(Step([Chunk(one, 38, 2)])), "its embeddings may be vectors"
+    one.media, one.wants_prompt_logprobs = None, True
     assert not graphs.can_run(Step([Chunk(one, 0, 4)]))
 
 
