@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from oaiserve.engine.media import Encoded, MediaKind, MediaReader, Medium, Vectors
 from oaiserve.engine.tokenize import Tokenized
+from oaiserve.facts.engine_numbers import EngineNumbers
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +51,6 @@ class Encoding:
     tokenized: Tokenized
     missing: dict[bytes, Medium]
     encoded: dict[bytes, Encoded]
-    spent_ns: int = 0  # by the tower, for this request alone
-    num_cached: int = 0  # media whose vectors were there when it came
 
 
 @dataclass(slots=True)
@@ -64,30 +64,36 @@ class Ended:
 class Encoder:
     """The requests that wait for a tower, in the order in which they came. Engine thread only."""
 
-    def __init__(self, tower: Tower, vectors: Vectors, clock_ns: Callable[[], int]) -> None:
-        """Keep vectors in the cache `vectors`."""
+    def __init__(
+        self,
+        tower: Tower,
+        vectors: Vectors,
+        clock_ns: Callable[[], int],
+        numbers: EngineNumbers,
+        accounted: Callable[[str], AbstractContextManager[None] | None],
+    ) -> None:
+        """Keep vectors in the cache `vectors`, and count in `numbers`. A piece of a medium is computed in what
+        `accounted` returns for the id of its request: None, if that has ended."""
         self._tower = tower
         self._vectors = vectors
         self._clock_ns = clock_ns
+        self._numbers = numbers
+        self._accounted = accounted
         self._waiting: deque[Encoding] = deque()
         self._under_way: Iterator[Encoded | None] | None = None
         self._medium: Medium | None = None  # that is under way
         self._credit_ns = 0.0
         self._seen_ns = 0  # when credit was last given
-        self.num_encoded = self.num_rows = self.spent_ns = 0  # so far
 
     @property
     def has_work(self) -> bool:
         return bool(self._waiting)
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    def add(self, tokenized: Tokenized) -> None:
-        """Add a request, which may need nothing."""
+    def add(self, tokenized: Tokenized) -> int:
+        """Add a request, and return the number of its media whose vectors are there: all, maybe."""
         missing: dict[bytes, Medium] = {}
         encoded: dict[bytes, Encoded] = {}
+        num_media = num_found = 0
         for medium in (one for prompt in tokenized.media if prompt is not None for one in prompt.media):
             found = medium.encoded or self._vectors.get(medium.key)
             if found is None:
@@ -95,16 +101,21 @@ class Encoder:
             else:
                 self._vectors.touch(medium.key)
                 encoded[medium.key] = found
+                num_found += 1
                 drop_inputs(medium)
+            num_media += 1
         if not self._waiting:
             self._credit_ns, self._seen_ns = 0.0, self._clock_ns()
-        self._waiting.append(Encoding(tokenized, missing, encoded, num_cached=len(encoded)))
+        self._waiting.append(Encoding(tokenized, missing, encoded))
+        self._numbers.num_media_queries += num_media
+        self._numbers.num_media_hits += num_found
+        self._count()
+        return num_found
 
-    def turn(self, *, is_alone: bool, is_open: Callable[[str], bool]) -> Iterator[Ended]:
+    def turn(self, *, is_alone: bool) -> Iterator[Ended]:
         """Work on the foremost request's media, and yield the requests that have ended here.
 
-        While others run, the work gets a share of the time since the last turn. `is_open` tells whether the request of
-        an id still waits.
+        While others run, the work gets a share of the time since the last turn.
         """
         now_ns = self._clock_ns()
         self._credit_ns = min(self._credit_ns + SHARE * (now_ns - self._seen_ns), SLICE_NS)
@@ -112,24 +123,25 @@ class Encoder:
         until_ns = now_ns + (SLICE_NS if is_alone else int(self._credit_ns))
         while self._waiting:
             first = self._waiting[0]
-            if not is_open(first.tokenized.request.request_id):
+            accounted = self._accounted(first.tokenized.request.request_id)
+            if accounted is None:
                 self._leave(first)
             elif not first.missing:
                 self._waiting.popleft()
+                self._count()
                 yield Ended(first)
             elif self._seen_ns >= until_ns:
                 return
             else:
-                yield from self._work(first)
+                with accounted:
+                    failed = self._work(first)
+                yield from failed
                 before_ns, self._seen_ns = self._seen_ns, self._clock_ns()
-                spent_ns = self._seen_ns - before_ns
-                self.spent_ns += spent_ns
-                first.spent_ns += spent_ns
                 if not is_alone:
-                    self._credit_ns -= spent_ns
+                    self._credit_ns -= self._seen_ns - before_ns
 
-    def _work(self, first: Encoding) -> Iterator[Ended]:
-        """Work on one piece."""
+    def _work(self, first: Encoding) -> list[Ended]:
+        """Work on one piece. Return the requests that fail by it."""
         if self._under_way is None:
             self._medium = next(iter(first.missing.values()))
             self._under_way = self._tower.pieces(self._medium)
@@ -139,24 +151,33 @@ class Encoder:
             encoded = next(self._under_way)
         except Exception as error:  # whatever a model's code does with an image: only its requests fail
             self._under_way = self._medium = None
-            for one in [one for one in self._waiting if medium.key in one.missing]:
+            failed = [one for one in self._waiting if medium.key in one.missing]
+            for one in failed:
                 self._leave(one)
-                yield Ended(one, error)
-            return
+            return [Ended(one, error) for one in failed]
         if encoded is None:
-            return
+            return []
         self._under_way = self._medium = None
-        self.num_encoded += 1
-        self.num_rows += medium.num_rows
+        self._numbers.num_media_encoded += 1
+        self._numbers.num_media_rows += medium.num_rows
         self._vectors.add(medium.key, encoded)
         for one in self._waiting:
             if (waited := one.missing.pop(medium.key, None)) is not None:
                 one.encoded[medium.key] = encoded
                 drop_inputs(waited)
+        self._count()
+        return []
+
+    def _count(self) -> None:
+        missing = {key: medium for one in self._waiting for key, medium in one.missing.items()}
+        self._numbers.num_encoding = len(self._waiting)
+        self._numbers.num_waiting_media_rows = sum(medium.num_rows for medium in missing.values())
+        self._numbers.media_cache_bytes = self._vectors.num_bytes
 
     def _leave(self, encoding: Encoding) -> None:
         """Forget a request. What is under way for it alone is dropped."""
         self._waiting.remove(encoding)
+        self._count()
         for medium in encoding.missing.values():
             drop_inputs(medium)
         if self._medium is not None and not any(self._medium.key in one.missing for one in self._waiting):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -151,7 +152,9 @@ class EngineLoop:
         )
         self._encoder: Encoder | None = None
         if model.media is not None:
-            self._encoder = Encoder(model.media.tower, model.media.vectors, clock_ns)
+            self._encoder = Encoder(
+                model.media.tower, model.media.vectors, clock_ns, self._account.numbers, self._accounted
+            )
         self.failure: BaseException | None = None
         self.is_stopped = False
         self._account.numbers.blocks_total = scheduler.pool.num_blocks
@@ -207,9 +210,8 @@ class EngineLoop:
 
     def _encode(self, encoder: Encoder) -> None:
         """Give the encoder a moment, and begin with the requests whose media it has done with."""
-        self._host.enter(HostPart.ENCODE)
         is_alone = not self._stepper.has_step and not self._scheduler.has_work
-        for ended in encoder.turn(is_alone=is_alone, is_open=self.requests.is_open):
+        for ended in encoder.turn(is_alone=is_alone):
             if ended.error is None:
                 self.requests.encoded(ended.encoding)
                 continue
@@ -220,6 +222,11 @@ class EngineLoop:
             else:
                 log.error("The images of request %s could not be encoded", request_id, exc_info=ended.error)
                 self.requests.fail(request_id, InternalError("The server failed on an image of this request."))
+
+    def _accounted(self, request_id: str) -> AbstractContextManager[None] | None:
+        """Return what accounts for work on the media of a request, or None if it has ended."""
+        opened = self.requests.find(request_id)
+        return None if opened is None else self._account.encoding(opened.account, opened.causes)
 
     def _take_commands(self) -> bool:
         """Take all commands, and wait for one if there is nothing to compute. Return False if the thread is to end."""
@@ -244,8 +251,8 @@ class EngineLoop:
                 case GrammarCompiled():
                     self.requests.grammar_compiled(command.request, command.grammar, command.at_ns)
                 case Tokenized() if self._encoder is not None and command.media:
-                    if self.requests.admitted(command) is not None:
-                        self._encoder.add(command)
+                    if (opened := self.requests.admitted(command)) is not None:
+                        opened.account.num_media_cached = self._encoder.add(command)
                 case Tokenized():
                     self.requests.tokenized(command)
                 case TokenizeFailed():

@@ -253,11 +253,11 @@ class OpenRequests:
     def encoded(self, encoding: Encoding) -> None:
         """Make the sequences of an admitted request whose media have been encoded, unless it has ended."""
         if (opened := self._find(encoding.tokenized.request)) is not None:
-            opened.times.media_encoded = self._clock_ns()
+            opened.notes.media_encoded(self._clock_ns())
             self._begin(opened, encoding.tokenized, encoding.encoded)
 
-    def is_open(self, request_id: str) -> bool:
-        return request_id in self._open
+    def find(self, request_id: str) -> OpenRequest | None:
+        return self._open.get(request_id)
 
     def _begin(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> None:
         begun = self._begun(opened, tokenized, encoded)
@@ -306,6 +306,8 @@ class OpenRequests:
             return None
         opened.waiting_tokens = num_waiting
         opened.usage.prompt_tokens = tokenized.num_prompt_tokens
+        for medium in (one for prompt in tokenized.media if prompt is not None for one in prompt.media):
+            opened.account.note_medium(medium.kind, medium.num_rows)
         opened.account.prompts, opened.account.cache_salt = tokenized.token_ids, request.cache_salt
         return opened
 

@@ -269,6 +269,13 @@ class EngineAccount:
         """Note the number of tokens of a choice that has ended."""
         self.longest_choice_tokens = max(self.longest_choice_tokens, num_tokens)
 
+    def note_medium(self, kind: str, num_tokens: int) -> None:
+        """Note an image, or a sound, that has so many tokens of a prompt."""
+        if kind == "image":
+            self.num_images, self.image_tokens = self.num_images + 1, self.image_tokens + num_tokens
+        else:
+            self.num_sounds, self.audio_tokens = self.num_sounds + 1, self.audio_tokens + num_tokens
+
     def note(self, kind: EventKind, at_ns: int, choice: int | None, /, **details: int | str) -> None:
         if len(self.events) < MOST_EVENTS:
             self.events.append(RequestEvent(kind, at_ns, choice, details))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,7 @@ from oaiserve.engine.encoder import SHARE, SLICE_NS, Encoder, Ended
 from oaiserve.engine.media import Encoded, Medium, PromptMedia, Vectors
 from oaiserve.engine.request import Request
 from oaiserve.engine.tokenize import Tokenized
+from oaiserve.facts.engine_numbers import EngineNumbers
 
 PIECE_NS = 4_000_000
 
@@ -32,6 +34,8 @@ class FakeTower:
         self.now_ns = 0
         self.begun: list[bytes] = []
         self.broken: set[bytes] = set()
+        self.closed: set[str] = set()  # requests that have ended
+        self.numbers = EngineNumbers()
 
     def clock_ns(self) -> int:
         return self.now_ns
@@ -56,16 +60,23 @@ def tower() -> FakeTower:
     return FakeTower()
 
 
+def make_encoder(tower: FakeTower) -> Encoder:
+    def accounted(request_id: str) -> AbstractContextManager[None] | None:
+        return None if request_id in tower.closed else nullcontext()
+
+    return Encoder(tower, Vectors(250), tower.clock_ns, tower.numbers, accounted)
+
+
 @pytest.fixture
 def encoder(tower: FakeTower) -> Encoder:
-    return Encoder(tower, Vectors(250), tower.clock_ns)
+    return make_encoder(tower)
 
 
-def turns(encoder: Encoder, *, is_alone: bool = True, closed: tuple[str, ...] = ()) -> list[Ended]:
+def turns(encoder: Encoder) -> list[Ended]:
     """Return what ends while the encoder has work."""
     ended: list[Ended] = []
     while encoder.has_work:
-        ended += encoder.turn(is_alone=is_alone, is_open=lambda one: one not in closed)
+        ended += encoder.turn(is_alone=True)
     return ended
 
 
@@ -84,10 +95,12 @@ def test_a_medium_of_several_requests_is_encoded_once_and_its_pixels_are_freed(
     assert tower.begun == [b"1", b"2"]
     assert [sorted(one.encoding.encoded) for one in ended] == [[b"1", b"2"], [b"2"], [b"1"]]
     assert not any(medium.inputs for one in asked for media in one.media if media is not None for medium in media.media)
-    encoder.add(again := tokenized("d", b"1"))
-    (found,) = turns(encoder)
+    assert encoder.add(tokenized("d", b"1")) == 1
+    assert ids(turns(encoder)) == ["d"]
     assert tower.begun == [b"1", b"2"]
-    assert (found.encoding.num_cached, found.encoding.tokenized) == (1, again)
+    numbers = tower.numbers
+    assert (numbers.num_media_encoded, numbers.num_media_rows, numbers.media_cache_bytes) == (2, 2, 200)
+    assert (numbers.num_media_queries, numbers.num_media_hits, numbers.num_encoding) == (5, 1, 0)
 
 
 def test_a_broken_medium_fails_the_requests_that_have_it_and_no_others(encoder: Encoder, tower: FakeTower) -> None:
@@ -103,30 +116,34 @@ def test_a_request_that_has_ended_is_left_and_its_medium_goes_on_only_for_others
 ) -> None:
     for one in (tokenized("a", b"1"), tokenized("b", b"2"), tokenized("c", b"1")):
         encoder.add(one)
-    list(encoder.turn(is_alone=True, is_open=lambda _: True))  # the first one is under way
-    assert ids(turns(encoder, closed=("a", "b"))) == ["c"]
+    list(encoder.turn(is_alone=True))  # the first one is under way
+    tower.closed = {"a", "b"}
+    assert ids(turns(encoder)) == ["c"]
     assert tower.begun == [b"1"]
 
 
 @given(st.lists(st.integers(1_000_000, 80_000_000), min_size=20, max_size=60))
 def test_beside_steps_pieces_get_their_share_and_at_most_one_piece_more(steps_ns: list[int]) -> None:
     tower = FakeTower()
-    encoder = Encoder(tower, Vectors(250), tower.clock_ns)
+    encoder = make_encoder(tower)
     for number in range(200):
         encoder.add(tokenized(str(number), number.to_bytes(2, "little")))
     ends_ns = [tower.now_ns]
+    worked_ns = 0
     for step_ns in steps_ns:
         tower.now_ns += step_ns
-        list(encoder.turn(is_alone=False, is_open=lambda _: True))
+        before_ns = tower.now_ns
+        list(encoder.turn(is_alone=False))
+        worked_ns += tower.now_ns - before_ns
         ends_ns.append(tower.now_ns)
-    assert encoder.spent_ns <= SHARE * ends_ns[-1] + PIECE_NS
+    assert worked_ns <= SHARE * ends_ns[-1] + PIECE_NS
     gaps_ns = [after - before - step for (before, after), step in zip(pairwise(ends_ns), steps_ns, strict=True)]
     assert max(gaps_ns) <= SLICE_NS + PIECE_NS
 
 
 def test_alone_it_works_in_slices(encoder: Encoder, tower: FakeTower) -> None:
     encoder.add(tokenized("a", b"1", b"2"))
-    list(encoder.turn(is_alone=True, is_open=lambda _: True))
+    list(encoder.turn(is_alone=True))
     assert SLICE_NS <= tower.now_ns < SLICE_NS + PIECE_NS
 
 
