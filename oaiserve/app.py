@@ -332,7 +332,6 @@ def routes(config: Config) -> list[Route]:
         ),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
-        Route("/tokenizer_info", tokens.tokenizer_info if config.server.tokenizer_info else tokens.no_tokenizer_info),
         Route("/", dashboard.root),
         Route("/health", health.health),
         Route("/ready", health.ready),

@@ -204,10 +204,6 @@ class ServerOptions(ListenerOptions):
     """Most open connections from one address, or from one IPv6 network of 64 bits. 0: no limit. Default: half of
     --max-connections. Behind a proxy, all connections have its address."""
 
-    tokenizer_info: bool = False
-    """Show the tokenizer's special tokens and its chat template on /tokenizer_info, for clients that render prompts
-    themselves, such as lm-eval."""
-
     stream_interval: int = 1
     """Tokens of a choice in one event of a stream, unless the request sets it. More tokens mean less work. The first
     token is always sent at once."""

@@ -26,7 +26,7 @@ Client = TypeVar("Client")
 @cache
 def published() -> dict[str, Any]:
     """Return the document of a server that has all of its routes."""
-    server = ServerOptions(tokenizer_info=True, stored_keys=True, response_store=Path("store"))
+    server = ServerOptions(stored_keys=True, response_store=Path("store"))
     config = Config("demo", server, EngineOptions(lora_dir=Path("adapters")))
     return document(routes(config), version="1.2.3", needs_key=False)
 

@@ -1,6 +1,6 @@
-"""/tokenize, /detokenize and /tokenizer_info: the model's tokenizer over HTTP, with the bodies and answers of vLLM.
+"""/tokenize and /detokenize: the model's tokenizer over HTTP, with the bodies and answers of vLLM.
 
-The work of the first two is done in the tokenize stage, in turns with that of all other requests.
+The work is done in the tokenize stage, in turns with that of all other requests.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from oaiserve.routes.body import in_turns, read_parsed
 from oaiserve.routes.chat import build_prompt
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid, show
-from oaiserve.routes.middleware import json_response
 from oaiserve.routes.objects import Integer
-from oaiserve.routes.operation import Operation, closed
+from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import token_ids
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.tools import shown_tools
@@ -76,25 +75,6 @@ async def detokenize(request: Request) -> Response:
 
     body, num_bytes = await read_parsed(request, DetokenizeBody, check_number)
     return await answer_in_turns(request, body.model, _detokenize(serving, body.tokens), num_bytes)
-
-
-class TokenizerInfo(msgspec.Struct, kw_only=True):
-    """A client needs this to render prompts itself: the special tokens as text, and the chat template in Jinja."""
-
-    tokenizer_class: str
-    bos_token: str | None
-    eos_token: str | None
-    unk_token: str | None
-    pad_token: str | None
-    chat_template: str | None
-
-
-@Operation(summary="The special tokens and the chat template.", group="Tokenizer", answer=TokenizerInfo)
-async def tokenizer_info(request: Request) -> Response:
-    return json_response(msgspec.convert(serving_of(request).engine.tokenizer.info, TokenizerInfo))
-
-
-no_tokenizer_info = closed("/tokenizer_info shows the chat template, so it is there only with --tokenizer-info.")
 
 
 async def answer_in_turns(

@@ -72,8 +72,6 @@ class FakeTokenizer:
     def __init__(self, template: FakeTemplate | None = None) -> None:
         self.chat_template = template
         self.special_token_ids = {"<tool_call>": 998, "<special>": 999}
-        self.info = {"tokenizer_class": "Fake", "bos_token": None, "eos_token": "<end>", "unk_token": None}
-        self.info |= {"pad_token": None, "chat_template": None if template is None else template.source}
 
     def encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, ChatPrompt):

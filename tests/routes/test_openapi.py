@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EVERYTHING = Config(
     "demo",
-    ServerOptions(stored_keys=True, response_store=Path("store"), tokenizer_info=True),
+    ServerOptions(stored_keys=True, response_store=Path("store")),
     EngineOptions(lora_dir=Path("adapters")),
 )
 
@@ -54,7 +54,6 @@ def test_the_document_is_served_as_json(served: Served) -> None:
     served_document = response.json()
     assert served_document["openapi"] == "3.1.0"
     assert "/v1/chat/completions" in served_document["paths"]
-    assert "/tokenizer_info" not in served_document["paths"]  # it is not on this server
 
 
 def test_the_document_is_made_once_and_only_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +90,7 @@ def test_the_status_of_every_error_is_described() -> None:
 
 def test_a_key_is_asked_for_where_the_document_says_so(serve: Serve) -> None:
     for guard_all in (False, True):
-        served = serve(api_key=("secret",), guard_all=guard_all, tokenizer_info=True)
+        served = serve(api_key=("secret",), guard_all=guard_all)
         headers = {"authorization": "Bearer secret"}
         for path, methods in served.http.get("/openapi.json", headers=headers).json()["paths"].items():
             for method, found in methods.items():
@@ -203,4 +202,4 @@ def test_an_event_of_a_stream_that_is_not_published_would_fail() -> None:
 def test_documents_of_servers_differ_only_by_what_they_have() -> None:
     here = document(routes(EVERYTHING), version="1.2.3", needs_key=True)
     closed = document(routes(Config("demo", ServerOptions(host="0.0.0.0"))), version="1.2.3", needs_key=False)
-    assert here["paths"].keys() - closed["paths"].keys() >= {"/debug/requests", "/dashboard", "/tokenizer_info"}
+    assert here["paths"].keys() - closed["paths"].keys() >= {"/debug/requests", "/dashboard"}

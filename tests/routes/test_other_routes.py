@@ -76,18 +76,6 @@ def test_texts_and_lists_of_ids_of_any_context_are_counted_but_not_of_any_length
         refused(served.post(path, **body), next(iter(body)), f"at most {most}")
 
 
-def test_the_tokenizer_is_described_only_where_the_operator_wants_it(serve: Serve) -> None:
-    refused(serve(template="{{ messages }}").http.get("/tokenizer_info"), None, "--tokenizer-info", status=404)
-    assert serve(template="{{ messages }}", tokenizer_info=True).http.get("/tokenizer_info").json() == {
-        "tokenizer_class": "Fake",
-        "bos_token": None,
-        "eos_token": "<end>",
-        "unk_token": None,
-        "pad_token": None,
-        "chat_template": "{{ messages }}",
-    }
-
-
 def test_work_with_the_tokenizer_ends_when_its_client_leaves(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     future: Future[bytes] = Future()
     asked, ended = threading.Event(), threading.Event()

@@ -221,11 +221,10 @@ embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", 
         ("lm-eval[api,hf]",),
         "use_lm_eval.py",
         language="sh",
-        flags=("--tokenizer-info", "--dtype", "float32"),
+        flags=("--dtype", "float32"),
         needs_torch=True,
-        note="It takes the tokenizer from the server if that was started with `--tokenizer-info`, else from the hub or "
-        "from a folder (`tokenizer_backend=huggingface,tokenizer=FOLDER`); both are tried. The task `capitals` is one "
-        "of its own, in a file, because those that lm-eval brings fetch their data from the hub.",
+        note="It takes the tokenizer from the hub or from a folder. The task `capitals` is one of its own, in a file, "
+        "because those that lm-eval brings fetch their data from the hub.",
     ),
     "vllm-bench": Client(
         "vllm bench serve",

@@ -28,7 +28,6 @@ _PACKAGES = ("oaiserve", "transformers", "tokenizers")
 class StoredTokenizer:
     """The data of a tokenizer, in the start cache or of transformers, whose names the attributes have."""
 
-    class_name: str
     backend_tokenizer: RustTokenizer
     length: int
     split_special_tokens: bool
@@ -62,7 +61,6 @@ def recall_tokenizer(subject: Subject) -> StoredTokenizer:
 def stored(tokenizer: Any) -> StoredTokenizer:
     template = getattr(tokenizer, "response_template", None)
     return StoredTokenizer(
-        class_name=type(tokenizer).__name__,
         backend_tokenizer=tokenizer.backend_tokenizer,
         length=len(tokenizer),
         split_special_tokens=tokenizer.split_special_tokens,

@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 
 
 Expand = Callable[[str], str]  # may raise InvalidRequest
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 UNCUT_CHARACTERS = 2**16  # encoded within some 30 milliseconds
 MARKED_PIECES = 256  # short ones, which are encoded in one turn
 
@@ -75,11 +74,6 @@ class Tokenizer:
         self._special_texts = SpecialTexts(() if tokenizer.split_special_tokens else self.special_token_ids)
         template, special_tokens = tokenizer.chat_template, tokenizer.special_tokens_map
         self.chat_template = ChatTemplate(template, special_tokens, tokenizer.response_template) if template else None
-        self.info = {  # for clients that render prompts themselves
-            "tokenizer_class": tokenizer.class_name,
-            **{name: special_tokens.get(name) for name in SPECIAL_TOKENS},
-            "chat_template": template.get("default") if isinstance(template, dict) else template,
-        }
         self._rules = EncodingRules(self.backend)
         self._affixes = self._find_affixes()
 

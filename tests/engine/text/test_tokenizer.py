@@ -39,19 +39,6 @@ def test_text_becomes_the_ids_that_transformers_gives(
     assert Tokenizer(wrap(build())).encode(TextPrompt(text, add_special_tokens)) == expected
 
 
-@pytest.mark.parametrize("template", [None, CHATML, {"default": CHATML, "tool_use": "{{ tools }}"}])
-def test_what_clients_need_to_render_prompts_is_told(template: str | dict[str, str] | None) -> None:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<|im_end|>", chat_template=template)
-    assert Tokenizer(tokenizer).info == {
-        "tokenizer_class": type(tokenizer).__name__,
-        "bos_token": None,
-        "eos_token": "<|im_end|>",
-        "unk_token": None,
-        "pad_token": None,
-        "chat_template": None if template is None else CHATML,
-    }
-
-
 def test_truncation_and_padding_saved_with_a_tokenizer_do_not_apply() -> None:
     backend = byte_level()
     backend.enable_truncation(2)
