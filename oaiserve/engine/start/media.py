@@ -14,7 +14,6 @@ from oaiserve.engine.model.media.families import IMAGES
 from oaiserve.engine.model.media.reader import ImageReader
 from oaiserve.engine.model.media.tower import load_tower
 from oaiserve.engine.model.model_config import select_dtype
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import config_of
 from oaiserve.engine.start.request import StartRequest
@@ -45,11 +44,4 @@ def load_media(request: StartRequest) -> Callable[[ServedModel], ServedModel]:
         log.warning("Images are not read: %s", str(error).strip().partition("\n")[0])
         return lambda served: served
     media = Media(frozenset({"image"}), reader, tower, reader.vectors)
-
-    def join(served: ServedModel) -> ServedModel:
-        if isinstance(served.runner, ModelRunner) and served.runner.native is not None:
-            log.warning("Images are not read in the native step yet: --no-compile reads them")
-            return served
-        return replace(served, media=media)
-
-    return join
+    return lambda served: replace(served, media=media)

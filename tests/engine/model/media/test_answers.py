@@ -81,7 +81,7 @@ def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str
     made.stop()
 
 
-@pytest.mark.parametrize("engine", [name for name in KINDS if name != "gemma4"], indirect=True)
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
 def test_answers_to_images_are_those_of_transformers(engine: tuple[str, SeeingModel, Engine]) -> None:
     name, seeing, made = engine
     answer = ask(made, [FIRST, SECOND], "first")
@@ -96,6 +96,22 @@ def test_answers_to_images_are_those_of_transformers(engine: tuple[str, SeeingMo
     assert times.media_encoded is not None
     assert times.scheduled is not None
     assert times.tokenized <= times.media_encoded <= times.scheduled
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma4"])
+def test_the_native_step_answers_as_transformers_does_and_so_does_a_start_from_the_start_cache(
+    name: str, tmp_path: Path
+) -> None:
+    seeing = save_seeing(name, tmp_path)
+    answers = []
+    for _ in range(2):
+        made = Engine.from_pretrained(tmp_path, device="cpu", kv_blocks=64, block_size=16)
+        made.start()
+        answers.append(ask(made, [FIRST, SECOND], "first"))
+        made.stop()
+    expected = expected_answer(name, seeing, answers[0].prompt, [FIRST, SECOND], NUM_TOKENS)
+    assert [answer.token_ids for answer in answers] == [expected, expected]
 
 
 @pytest.mark.parametrize("engine", ["qwen3_vl"], indirect=True)
