@@ -13,7 +13,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.batch import Batch, rows_of
 from oaiserve.engine.model.spec import is_linear
 
 # Adds to the products `out` [tokens, rows of W] of a module of this name, given its input [tokens, columns].
@@ -40,11 +40,16 @@ def adaptable(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
 
 @contextmanager
 def adapted(model: PreTrainedModel, batch: Batch, way: Callable[[Batch], AddTo]) -> Iterator[None]:
-    """Let a batch's adapters, `plain` or `by_kernels`, add to the model's modules in calls of this thread."""
-    if not batch.adapters:
+    """Let a batch's adapters, in this `way`, add to the model's modules in calls of this thread."""
+    if batch.captured_adapters is not None:
+        add_to: AddTo = batch.captured_adapters
+        names = set(batch.captured_adapters.modules)
+    elif any(batch.adapters):
+        add_to = way(batch)
+        names = {name for adapter in batch.adapters if adapter is not None for name in adapter.parts}
+    else:
         yield
         return
-    add_to, names = (way(batch), {name for adapter in batch.adapters if adapter is not None for name in adapter.parts})
     thread = threading.get_ident()
 
     def hook_for(name: str) -> Callable[[Module, tuple[Any, ...], Tensor], None]:
@@ -62,17 +67,13 @@ def adapted(model: PreTrainedModel, batch: Batch, way: Callable[[Batch], AddTo])
             hook.remove()
 
 
-def by_kernels(batch: Batch) -> AddTo:
-    """Return the addition of a batch's adapters by Triton's kernels."""
-    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
-
-    return TritonAdapters(batch)
-
-
 def plain(batch: Batch) -> AddTo:
     """Return the addition of a batch's adapters in plain torch, one after the other."""
     device = batch.input_ids.device
-    on_device = {adapter: torch.tensor(indices, device=device) for adapter, indices in batch.adapter_rows().items()}
+    on_device = {
+        adapter: torch.tensor(indices, device=device)
+        for adapter, indices in rows_of(batch.adapters, batch.query_lens).items()
+    }
 
     def add_to(name: str, x: Tensor, out: Tensor) -> None:
         for adapter, indices in on_device.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 
@@ -44,6 +45,11 @@ class Adapter:
 
     name: str
     parts: Mapping[str, AdapterPart]
+
+    @cached_property
+    def rank(self) -> int:
+        """Return the largest rank of its parts."""
+        return max(part.rank for part in self.parts.values())
 
 
 def probe_adapter(shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype) -> Adapter:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -40,6 +41,15 @@ class BatchMedia:
     deep: tuple[torch.Tensor, ...] = ()  # [M, hidden size] each: added to the outputs of the first layers
 
 
+class CapturedAdapters(Protocol):
+    """The addition of whichever adapters a replay has."""
+
+    modules: Collection[str]
+
+    def __call__(self, module: str, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Add to the products `out` [tokens, rows of W] of a module, given its input [tokens, columns]."""
+
+
 @dataclass(slots=True)
 class Batch:
     """A batch has T tokens of B sequences. The first `num_decodes` sequences have one token each.
@@ -67,6 +77,7 @@ class Batch:
     # (chunk, first row, number of rows) for log-probabilities of prompts
     prompt_rows: list[tuple[int, int, int]] = field(default_factory=list)
     adapters: list[Adapter | None] = field(default_factory=list)  # of each chunk; empty if none has one
+    captured_adapters: CapturedAdapters | None = None  # of captured work, whose adapters change from replay to replay
     states: StepStates | None = None  # of models with layers that keep one
     tiles: Tiles | None = None  # None: attention cuts the prompts itself, if it needs that
     media: BatchMedia | None = None
@@ -78,15 +89,16 @@ class Batch:
         """Return the block tables of the batch's sequences, [B, M]."""
         return self.block_tables.index_select(0, self.table_rows)
 
-    def adapter_rows(self) -> dict[Adapter, list[int]]:
-        """Return the rows of tokens of each adapter in the batch."""
-        rows: dict[Adapter, list[int]] = {}
-        first = 0
-        for adapter, num_tokens in zip(self.adapters, self.query_lens, strict=True):
-            if adapter is not None:
-                rows.setdefault(adapter, []).extend(range(first, first + num_tokens))
-            first += num_tokens
-        return rows
+
+def rows_of(adapters: Sequenced[Adapter | None], query_lens: list[int]) -> dict[Adapter, list[int]]:
+    """Return the rows of tokens of each adapter, given those of sequences, and their numbers of tokens."""
+    rows: dict[Adapter, list[int]] = {}
+    first = 0
+    for adapter, num_tokens in zip(adapters, query_lens, strict=True):
+        if adapter is not None:
+            rows.setdefault(adapter, []).extend(range(first, first + num_tokens))
+        first += num_tokens
+    return rows
 
 
 def build_batch(

@@ -153,12 +153,13 @@ class ModelRunner:
             numbers = [chunk.sequence.adapter for chunk in step.chunks]
             adapters = [self._adapters[number] if number else None for number in numbers]
         table_rows = None if self._tables is None else self._tables.update(step)
-        num_replayed = 0 if self._graphs is None or adapters else self._graphs.num_replayed(step)
+        num_replayed = 0 if self._graphs is None else self._graphs.num_replayed(step, adapters)
         others = Step(step.chunks[num_replayed:])
         if self._states is not None:
             self._states.copy(step.state_copies)
         prompt_graphs = self._prompt_graphs
-        if prompt_graphs is not None and (adapters or not others.chunks or not prompt_graphs.can_run(others)):
+        of_others = adapters[num_replayed:]
+        if prompt_graphs is not None and not (others.chunks and prompt_graphs.can_run(others, of_others)):
             prompt_graphs = None
         parts: list[torch.Tensor] = []  # of the logits
         replayed: Replayed | None = None
@@ -167,10 +168,11 @@ class ModelRunner:
             decodes = Step(step.chunks[:num_replayed])
             assert table_rows is not None
             if prompt_graphs is not None and self._mixed_graphs is not None:
-                mixed = self._mixed_graphs.upload(num_replayed, others, table_rows[num_replayed:])
+                mixed = self._mixed_graphs.upload(num_replayed, others, table_rows[num_replayed:], adapters)
             # The device computes the decodes while the host packs the rest.
+            drawn = self._drawn_ids, self._drawn_rows
             logits, replayed = self._graphs.launch(
-                decodes, table_rows[:num_replayed], self._drawn_ids, self._drawn_rows, began, mixed and mixed[:2]
+                decodes, table_rows[:num_replayed], *drawn, began, mixed and mixed[:2], adapters[:num_replayed]
             )
             parts.append(logits)
         sample_chunks = list(range(num_replayed))
@@ -182,12 +184,12 @@ class ModelRunner:
             if prompt_graphs is not None and mixed is not None:
                 logits, of_rows = prompt_graphs.logits[: len(mixed[2])], mixed[2]
             elif prompt_graphs is not None and rows is not None:
-                logits, of_rows = prompt_graphs.launch(others, rows, begins)
+                logits, of_rows = prompt_graphs.launch(others, rows, begins, of_others)
             else:
                 batch = self._pack(others, rows)
                 if begins is not None:
                     begins.record()
-                batch.adapters = adapters
+                batch.adapters = of_others
                 logits, of_rows = self._executor.forward(batch), batch.sample_chunks
                 prompt_rows = [(num_replayed + i, num_replayed + row, count) for i, row, count in batch.prompt_rows]
                 for index, _, count in batch.prompt_rows:  # the prompt tokens that these rows predict

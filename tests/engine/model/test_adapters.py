@@ -30,14 +30,14 @@ from tests.models.decoders import FAMILIES, generate, random_model
 def test_answers_with_adapters_are_those_of_merged_weights(
     family: str, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    model = random_model(FAMILIES[family])
+    loaded = prepare(deepcopy(model))
+    shapes = adaptable(loaded.model)
     if kernels == "triton":
         pytest.importorskip("triton", reason="Triton has no wheels for this system")
         from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
-        monkeypatch.setattr(adapted_modules, "plain", TritonAdapters)
-    model = random_model(FAMILIES[family])
-    loaded = prepare(deepcopy(model))
-    shapes = adaptable(loaded.model)
+        monkeypatch.setattr(adapted_modules, "plain", TritonAdapters(shapes, 4, CPU).of_batch)
     some = {name: shape for index, (name, shape) in enumerate(shapes.items()) if index % 2}
     adapters = {1: random_adapter(shapes, 1), 2: random_adapter(some, 2, rank=20)}
     runner = eager_runner(loaded, num_blocks=32, block_size=16)
@@ -74,7 +74,7 @@ def test_triton_adds_what_plain_torch_adds(dtype: torch.dtype) -> None:
     third = random_adapter({"wide": shapes["wide"]}, 3, rank=1, dtype=dtype)
     batch = batch_with([first, None, second, third, first], [1, 1, 20, 3, 18])
     generator = torch.Generator().manual_seed(4)
-    add_in_torch, add_in_triton = plain(batch), TritonAdapters(batch)
+    add_in_torch, add_in_triton = plain(batch), TritonAdapters(shapes, 3, CPU).of_batch(batch)
     for name, (rows, columns) in shapes.items():
         x = torch.randn(43, columns, generator=generator).to(dtype)
         products = torch.randn(43, rows, generator=generator).to(dtype)

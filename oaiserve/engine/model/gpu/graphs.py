@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, aligned_size
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
@@ -28,6 +30,9 @@ from oaiserve.engine.model.states import States
 from oaiserve.engine.model.transfer import ReadBack, pinned
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
+
+if TYPE_CHECKING:  # which needs Triton
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
 T = TypeVar("T")
 
@@ -95,6 +100,7 @@ class DecodeGraphs:
         block_size: int,
         max_model_len: int,
         states: States | None = None,
+        adapters: TritonAdapters | None = None,
     ) -> None:
         self.tables = tables
         self._forward = forward
@@ -119,10 +125,14 @@ class DecodeGraphs:
         self._row_numbers = torch.arange(most + 1, device=device)
         self._token_ids: torch.Tensor | None = None  # the ids of the step that was replayed last
         self._draws: dict[int, Draws] = {}
-        self.graphs = SizedGraphs(sizes, sizes if first is None else first, self._captured)
+        self._adapters = adapters
+        self.graphs = SizedGraphs(sizes, sizes if first is None else first, self._captured, adapters)
 
-    def num_replayed(self, step: Step) -> int:
-        """Return the number of a step's decodes, its first chunks, or 0 if one of them cannot be replayed."""
+    def num_replayed(self, step: Step, adapters: Sequenced[Adapter | None] = ()) -> int:
+        """Return the number of a step's decodes, its first chunks, or 0 if one of them cannot be replayed.
+
+        `adapters` are those of all chunks; empty if none has one.
+        """
         number = 0
         for sequence, start, num_tokens, max_draws, _, _ in step.chunks:
             if num_tokens > 1:
@@ -131,7 +141,7 @@ class DecodeGraphs:
             if not max_draws or sequence.wants_prompt_logprobs or has_vectors:
                 return 0
             number += 1
-        return number if number <= self.sizes[-1] else 0
+        return number if number and self.graphs.find(lambda size: size >= number, adapters[:number]) else 0
 
     def launch(
         self,
@@ -141,19 +151,22 @@ class DecodeGraphs:
         drawn_rows: Mapping[Sequence, int],
         began: torch.cuda.Event | None = None,
         mixed: tuple[int, Run] | None = None,
+        adapters: Sequenced[Adapter | None] = (),
     ) -> tuple[torch.Tensor, Replayed | None]:
         """Launch a step without waiting, and return its logits [R, vocab], which the next launch overwrites.
 
         Without edits of logits and log-probabilities, sampling is launched too, and its result is returned.
         `table_rows` are those of `tables` for the step. `drawn_ids` int64 [R] are the ids of the step before; for
         `drawn_rows` see `build_batch`. `began` is recorded when the device has the step's inputs. `mixed` is a forward
-        of so many rows that computes prompts, too.
+        of so many rows that computes prompts, too, whose adapters have been uploaded.
         """
         chunks = step.chunks
         num_rows = len(chunks)
-        found = mixed or self.graphs.find(lambda size: size >= num_rows)
+        found = mixed or self.graphs.find(lambda size: size >= num_rows, adapters)
         assert found is not None
         size, forward = found
+        if self._adapters is not None and mixed is None and any(adapters):
+            self._adapters.upload(adapters, [1] * num_rows, size)
         if drawn_ids is not None and drawn_ids is not self._token_ids:
             self._words[: len(drawn_ids)].copy_(drawn_ids)
         is_plain = not any(chunk.sequence.params.logprobs is not None or is_edited(chunk) for chunk in chunks)
@@ -212,11 +225,12 @@ class DecodeGraphs:
         parameters.copy_(torch.tensor(PARAMETER_PADDING)[:, None])
         return inputs, parameters
 
-    def padding(self, size: int) -> Callable[[], Batch]:
+    def padding(self, size: int, adapters: TritonAdapters | None = None) -> Callable[[], Batch]:
         """Make all inputs padding, and return what makes the batch of `size` rows that reads them in place.
 
         It looks the token ids up. Lengths on the host are the longest.
         """
+        captured_adapters = None if adapters is None else adapters.captured(size)
         _, sources, positions, slots, seq_lens, table_rows, _, *places = self._pad(size)[0]
         states = None if self._states is None else self._states.of_rows(*places)
 
@@ -234,13 +248,14 @@ class DecodeGraphs:
                 query_lens=[1] * size,
                 context_lens=[self._max_model_len] * size,
                 states=states,
+                captured_adapters=captured_adapters,
             )
 
         return batch
 
-    def _captured(self, size: int) -> Run:
+    def _captured(self, size: int, adapters: TritonAdapters | None) -> Run:
         """Return the captured forward of `size` rows, whose draws are captured, too."""
-        make_batch = self.padding(size)
+        make_batch = self.padding(size, adapters)
 
         def forward() -> None:
             self.logits[:size].copy_(self._forward(make_batch()))

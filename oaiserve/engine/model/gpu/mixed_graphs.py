@@ -7,9 +7,11 @@ kinds of graphs in place, and leaves the logits where these do.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 
+from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention.tiles import StaticTiles
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
@@ -17,6 +19,9 @@ from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import MOST_PROMPTS, PromptGraphs
 from oaiserve.engine.model.gpu.sized_graphs import SizedGraphs
 from oaiserve.engine.step import Step
+
+if TYPE_CHECKING:  # which needs Triton
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
 
 class MixedGraphs:
@@ -36,34 +41,48 @@ class MixedGraphs:
         *,
         sizes: Iterable[tuple[int, int]],
         first: Collection[tuple[int, int]] | None = None,  # None: all
+        adapters: TritonAdapters | None = None,
     ) -> None:
         self._forward, self._decodes, self._prompts = forward, decodes, prompts
         self._capture = capture
         self._tiles: dict[tuple[int, int], StaticTiles] = {}
         self.sizes = sorted(sizes, key=sum)
-        self.graphs = SizedGraphs(self.sizes, self.sizes if first is None else first, self._captured)
+        self._adapters = adapters
+        self.graphs = SizedGraphs(self.sizes, self.sizes if first is None else first, self._captured, adapters)
 
-    def upload(self, num_decodes: int, prompts: Step, table_rows: list[int]) -> tuple[int, Run, list[int]] | None:
+    def upload(
+        self, num_decodes: int, prompts: Step, table_rows: list[int], adapters: list[Adapter | None] | None = None
+    ) -> tuple[int, Run, list[int]] | None:
         """Copy the inputs of prompts that `PromptGraphs` can run to the device. Return the number of rows of decodes
         that the forward has, the forward, and the chunk of each row of the prompts' logits.
 
-        Return None for a step that is too large for one graph. `table_rows` are those of the prompts.
+        Return None for a step that is too large for one graph. `table_rows` are those of the prompts, `adapters` those
+        of decodes and prompts.
         """
+        adapters = adapters or []
         num_tokens = prompts.num_tokens
-        found = self.graphs.find(lambda size: size[0] >= num_decodes and size[1] >= num_tokens)
+        found = self.graphs.find(lambda size: size[0] >= num_decodes and size[1] >= num_tokens, adapters)
         if found is None:
             return None
         (rows, tokens), forward = found
         sample_chunks = self._prompts.upload(prompts, table_rows, tokens, self._tiles[rows, tokens])
+        if self._adapters is not None and any(adapters):
+            padding: list[Adapter | None] = [None] * (rows - num_decodes)
+            lengths = [1] * rows + [chunk.num_tokens for chunk in prompts.chunks]
+            self._adapters.upload([*adapters[:num_decodes], *padding, *adapters[num_decodes:]], lengths, rows + tokens)
         return rows, forward, sample_chunks
 
-    def _captured(self, size: tuple[int, int]) -> Run:
+    def _captured(self, size: tuple[int, int], adapters: TritonAdapters | None) -> Run:
         rows, tokens = size
         make_decodes, prompts = self._decodes.padding(rows), self._prompts.padding(tokens)
-        tiles = self._tiles[rows, tokens] = StaticTiles(tokens, MOST_PROMPTS, prompts.slots.device, num_decodes=rows)
+        tiles = self._tiles.get(size) or StaticTiles(tokens, MOST_PROMPTS, prompts.slots.device, num_decodes=rows)
+        self._tiles[size] = tiles
+        captured_adapters = None if adapters is None else adapters.captured(rows + tokens)
 
         def forward() -> None:
-            logits = self._forward(_together(make_decodes(), prompts, tiles))
+            batch = _together(make_decodes(), prompts, tiles)
+            batch.captured_adapters = captured_adapters
+            logits = self._forward(batch)
             self._decodes.logits[:rows].copy_(logits[:rows])
             self._prompts.logits.copy_(logits[rows:])
 

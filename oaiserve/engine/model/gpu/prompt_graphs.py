@@ -7,10 +7,12 @@ written into the cache. Larger steps are launched operation by operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
+from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.attention.tiles import StaticTiles
 from oaiserve.engine.model.batch import Batch, aligned_size, build_batch
@@ -21,6 +23,9 @@ from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.transfer import pinned
 from oaiserve.engine.step import Step
+
+if TYPE_CHECKING:  # which needs Triton
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
 MOST_PROMPTS = 64  # in a step that is replayed, and rows of logits that it computes
 _PADDING = (0, 0, -1)  # of a token: its id, position and slot
@@ -45,6 +50,7 @@ class PromptGraphs:
         sizes: list[int],
         first: Collection[int] | None = None,  # None: all
         block_size: int,
+        adapters: TritonAdapters | None = None,
     ) -> None:
         self._forward = forward
         self._capture = capture
@@ -59,14 +65,18 @@ class PromptGraphs:
         logits = torch.zeros(MOST_PROMPTS, aligned(spec.vocab_size), dtype=spec.dtype, device=spec.device)
         self.logits = logits[:, : spec.vocab_size]
         self._tiles = {size: StaticTiles(size, MOST_PROMPTS, spec.device) for size in sizes}
-        self.graphs = SizedGraphs(sizes, sizes if first is None else first, self._captured)
+        self._adapters = adapters
+        self.graphs = SizedGraphs(sizes, sizes if first is None else first, self._captured, adapters)
 
-    def can_run(self, step: Step) -> bool:
+    def can_run(self, step: Step, adapters: Sequence[Adapter | None] = ()) -> bool:
         """Return whether the step has no unknown token, not too many, no log-probabilities of prompts, no media, and
-        not long prompts alone."""
+        not long prompts alone.
+
+        There must be a graph for `adapters`, those of all chunks; empty if none has one.
+        """
+        num_tokens = step.num_tokens
         return (
             sum(1 + len(chunk.draft) for chunk in step.chunks) <= MOST_PROMPTS
-            and step.num_tokens <= self.sizes[-1]
             and not (self.long_prompts and self.long_prompts.take((one.num_tokens, one.end) for one in step.chunks))
             and all(
                 chunk.end - len(chunk.draft) <= len(chunk.sequence.token_ids)
@@ -74,10 +84,15 @@ class PromptGraphs:
                 and (chunk.sequence.media is None or chunk.start >= chunk.sequence.prompt_len)
                 for chunk in step.chunks
             )
+            and self.graphs.find(lambda size: size >= num_tokens, adapters) is not None
         )
 
     def launch(
-        self, step: Step, table_rows: list[int], began: torch.cuda.Event | None = None
+        self,
+        step: Step,
+        table_rows: list[int],
+        began: torch.cuda.Event | None = None,
+        adapters: Sequence[Adapter | None] = (),
     ) -> tuple[torch.Tensor, list[int]]:
         """Launch a step without waiting. Return its logits [R, vocab], which the next launch overwrites, and the chunk
         of each row.
@@ -85,9 +100,11 @@ class PromptGraphs:
         `table_rows` are those of `tables` for the step. `began` is recorded when the device has its inputs.
         """
         num_tokens = step.num_tokens
-        found = self.graphs.find(lambda size: size >= num_tokens)
+        found = self.graphs.find(lambda size: size >= num_tokens, adapters)
         assert found is not None
         size, forward = found
+        if self._adapters is not None and any(adapters):
+            self._adapters.upload(adapters, [chunk.num_tokens for chunk in step.chunks], size)
         sample_chunks = self.upload(step, table_rows, size, self._tiles[size])
         if began is not None:
             began.record()
@@ -112,7 +129,7 @@ class PromptGraphs:
         tiles.update(packed.query_lens, packed.context_lens)
         return packed.sample_chunks
 
-    def padding(self, size: int) -> Batch:
+    def padding(self, size: int, adapters: TritonAdapters | None = None) -> Batch:
         """Make all inputs padding, and return the batch of `size` tokens that reads them in place."""
         num_words = len(_PADDING) * aligned_size(size)
         tokens = self._words[:num_words].view(len(_PADDING), -1)[:, :size]
@@ -134,10 +151,11 @@ class PromptGraphs:
             query_lens=[size],
             context_lens=[self.most_len],
             tiles=self._tiles[size],
+            captured_adapters=None if adapters is None else adapters.captured(size),
         )
 
-    def _captured(self, size: int) -> Run:
-        batch = self.padding(size)  # `capture` runs the work first
+    def _captured(self, size: int, adapters: TritonAdapters | None) -> Run:
+        batch = self.padding(size, adapters)  # `capture` runs the work first
 
         def forward() -> None:
             self.logits.copy_(self._forward(batch))

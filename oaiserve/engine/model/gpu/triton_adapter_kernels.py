@@ -1,7 +1,7 @@
 """The device code of `triton_adapters`, which launches it and describes its arguments.
 
 Rows with adapters are sorted into tiles of one adapter each, so that a program multiplies with the weights of one. A
-table has the addresses of the adapters' weights.
+tile is the adapter's number and its rows. The table has four words for each number: where the adapter's weights are.
 """
 
 import triton
@@ -10,13 +10,12 @@ import triton.language as tl
 from oaiserve.engine.model.gpu.triton_tiles import dot
 
 
-@triton.jit(do_not_specialize=["x_stride", "widest"])
+@triton.jit(do_not_specialize=["table_stride", "x_stride", "widest"])
 def shrink_kernel(
     x,
-    rows,
-    adapters,
+    tiles,
     table,
-    scales,
+    table_stride,
     products,
     x_stride,
     columns,
@@ -27,16 +26,17 @@ def shrink_kernel(
 ):
     """Compute scale * (x A^T) for some ranks of a tile. The program is (tile, ranks)."""
     tile = tl.program_id(0)
-    adapter = tl.load(adapters + tile)
-    rank = tl.load(table + adapter * 3 + 2)
+    entry = table + tl.load(tiles + tile * (1 + ROWS)) * table_stride
+    rank = tl.load(entry + 2)
+    # An adapter that is narrower than the widest one, or has nothing for this layer, has no ranks here.
+    if tl.program_id(1) * RANKS >= rank:
+        return
     ranks = tl.program_id(1) * RANKS + tl.arange(0, RANKS)
     places = tile * ROWS + tl.arange(0, ROWS)
-    row = tl.load(rows + places)
-    a = tl.load(table + adapter * 3).to(tl.pointer_type(x.dtype.element_ty))
+    row = tl.load(tiles + tile * (1 + ROWS) + 1 + tl.arange(0, ROWS))
+    a = tl.load(entry).to(tl.pointer_type(x.dtype.element_ty))
     sums = tl.zeros((ROWS, RANKS), tl.float32)
-    # An adapter that is narrower than the widest one of the step, or has nothing for this layer, has no ranks here.
-    end = tl.where(tl.program_id(1) * RANKS < rank, columns, 0)
-    for start in range(0, end, COLUMNS):
+    for start in range(0, columns, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         is_inside = column < columns
         inputs = tl.load(
@@ -46,16 +46,16 @@ def shrink_kernel(
             a + ranks[None, :] * columns + column[:, None], mask=(ranks < rank)[None, :] & is_inside[:, None], other=0.0
         )
         sums = dot(inputs, weights, sums)
-    sums *= tl.load(scales + adapter)
-    tl.store(products + places[:, None] * widest + ranks[None, :], sums, mask=(ranks < widest)[None, :])
+    sums *= tl.load(entry + 3).to(tl.int32).to(tl.float32, bitcast=True)
+    tl.store(products + places[:, None] * widest + ranks[None, :], sums, mask=(ranks < rank)[None, :])
 
 
-@triton.jit(do_not_specialize=["out_stride", "widest"])
+@triton.jit(do_not_specialize=["table_stride", "out_stride", "widest"])
 def expand_kernel(
     products,
-    rows,
-    adapters,
+    tiles,
     table,
+    table_stride,
     out,
     out_stride,
     num_columns,
@@ -66,11 +66,13 @@ def expand_kernel(
 ):
     """Add the products times B^T to some columns of `out`, for the rows of a tile. The program is (tile, columns)."""
     tile = tl.program_id(0)
-    adapter = tl.load(adapters + tile)
-    rank = tl.load(table + adapter * 3 + 2).to(tl.int32)
-    b = tl.load(table + adapter * 3 + 1).to(tl.pointer_type(out.dtype.element_ty))
+    entry = table + tl.load(tiles + tile * (1 + ROWS)) * table_stride
+    rank = tl.load(entry + 2).to(tl.int32)
+    if rank == 0:
+        return
+    b = tl.load(entry + 1).to(tl.pointer_type(out.dtype.element_ty))
     places = tile * ROWS + tl.arange(0, ROWS)
-    row = tl.load(rows + places)
+    row = tl.load(tiles + tile * (1 + ROWS) + 1 + tl.arange(0, ROWS))
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, rank, RANKS):
@@ -84,6 +86,6 @@ def expand_kernel(
         )
         sums = dot(part.to(out.dtype.element_ty), weights, sums)
     places_out = out + row[:, None] * out_stride + column[None, :]
-    is_wanted = (row >= 0)[:, None] & (column < num_columns)[None, :] & (rank > 0)
+    is_wanted = (row >= 0)[:, None] & (column < num_columns)[None, :]
     before = tl.load(places_out, mask=is_wanted, other=0.0).to(tl.float32)
     tl.store(places_out, (before + sums).to(out.dtype.element_ty), mask=is_wanted)

@@ -5,57 +5,142 @@ The rows of a step are sorted into tiles on the host, once for all layers. The h
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
 import torch
 import triton
 from torch import Tensor
 
-from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.batch import Batch, rows_of
 from oaiserve.engine.model.gpu.triton_adapter_kernels import expand_kernel, shrink_kernel
-from oaiserve.engine.model.transfer import on_device
+from oaiserve.engine.model.transfer import on_device, pinned
 
 ROWS = 16  # of a tile: the least that tensor cores take
 RANKS = 16
 SHRINK_COLUMNS = 128
 EXPAND_COLUMNS = 128
+# In a step that is replayed: the most adapters, and the largest rank of one.
+MOST_REPLAYED = 16
+WIDEST_REPLAYED = 128
+
+
+def most_tiles(num_tokens: int) -> int:
+    """Return the most tiles that so many rows can take in a step that is replayed."""
+    return min(num_tokens, (num_tokens + (ROWS - 1) * MOST_REPLAYED) // ROWS)
 
 
 class TritonAdapters:
-    """Adds the adapters of a batch, in bfloat16, float16 or float32. Sums are in float32."""
+    """The adapters that steps use, in a table of the addresses of their weights, for `most` at once.
 
-    def __init__(self, batch: Batch) -> None:
-        rows = batch.adapter_rows()
-        device = batch.input_ids.device
-        sorted_rows: list[int] = []
-        of_tiles: list[int] = []
-        for number, indices in enumerate(rows.values()):
-            num_tiles = -(-len(indices) // ROWS)
-            sorted_rows += indices + [-1] * (num_tiles * ROWS - len(indices))
-            of_tiles += [number] * num_tiles
-        modules = sorted({module for adapter in rows for module in adapter.parts})
-        table: list[tuple[int, int, int]] = []
-        scales: list[float] = []
-        for module in modules:
-            for adapter in rows:
-                part = adapter.parts.get(module)
-                table.append((0, 0, 0) if part is None else (part.a.data_ptr(), part.b.data_ptr(), part.rank))
-                scales.append(0.0 if part is None else part.scale)
-        self._rows, self._of_tiles = on_device(sorted_rows, device), on_device(of_tiles, device)
-        self._num_tiles = len(of_tiles)
-        tables = on_device(table, device).view(len(modules), len(rows), 3)
-        all_scales = on_device(scales, device, torch.float32).view(len(modules), len(rows))
-        self._modules = dict(zip(modules, zip(tables, all_scales, strict=True), strict=True))
-        self._widest = max(part.rank for adapter in rows for part in adapter.parts.values())
-        self._products = torch.empty(len(sorted_rows), self._widest, dtype=torch.float32, device=device)
+    `modules` may be adapted. Captured work of up to `captured_tokens` tokens reads its tiles at fixed addresses, to
+    which `upload` brings those of a step. Sums are in float32.
+    """
+
+    def __init__(self, modules: Iterable[str], most: int, device: torch.device, captured_tokens: int = 0) -> None:
+        self.places = {module: place for place, module in enumerate(modules)}
+        # The addresses of A and of B, the rank, and the bits of the scale. Number 0 is no adapter.
+        self.table = torch.zeros(most + 1, len(self.places), 4, dtype=torch.int64, device=device)
+        self._numbers: WeakKeyDictionary[Adapter, int] = WeakKeyDictionary()  # an unloaded one gives its memory back
+        self._captured_modules: set[str] = set()
+        self.drop_captured: list[Callable[[], None]] = []  # which drop captured work that lacks modules
+        number = most_tiles(captured_tokens)
+        self._tiles = torch.zeros(number, 1 + ROWS, dtype=torch.int64, device=device)
+        self._products = torch.zeros(number * ROWS, WIDEST_REPLAYED, dtype=torch.float32, device=device)
+
+    def of_batch(self, batch: Batch) -> Addition:
+        """Return the addition of a batch's adapters, for one step."""
+        rows = rows_of(batch.adapters, batch.query_lens)
+        self._bring(rows)
+        tiles = on_device(self._sorted(rows), self.table.device)
+        widest = max(adapter.rank for adapter in rows)
+        products = torch.empty(len(tiles) * ROWS, widest, dtype=torch.float32, device=tiles.device)
+        return Addition(self, {module for adapter in rows for module in adapter.parts}, tiles, products)
+
+    # -- captured work ------------------------------------------------------------------------------------------------
+
+    def captured(self, num_tokens: int) -> Addition:
+        """Return the addition for captured work of so many tokens. None has an adapter until the next upload."""
+        self._tiles.zero_()
+        return Addition(self, self._captured_modules, self._tiles[: most_tiles(num_tokens)], self._products)
+
+    def admit(self, adapters: Iterable[Adapter | None]) -> bool:
+        """Return whether steps with these adapters can be replayed."""
+        used = {adapter for adapter in adapters if adapter is not None}
+        if len(used) > MOST_REPLAYED or any(adapter.rank > WIDEST_REPLAYED for adapter in used):
+            return False
+        self._bring(used)
+        return True
+
+    def upload(self, adapters: Sequence[Adapter | None], query_lens: list[int], num_tokens: int) -> None:
+        """Bring the tiles of sequences with these adapters to where captured work of `num_tokens` tokens reads them."""
+        tiles = self._sorted(rows_of(adapters, query_lens))
+        tiles += [[0] + [-1] * ROWS] * (most_tiles(num_tokens) - len(tiles))
+        self._tiles[: len(tiles)].copy_(pinned(torch.tensor(tiles), self._tiles.device), non_blocking=True)
+
+    def forget(self) -> None:
+        """Forget all adapters, and what was captured for their modules."""
+        self._numbers.clear()
+        self._captured_modules = set()
+        self._drop()
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _bring(self, adapters: Collection[Adapter]) -> None:
+        """Bring the addresses of new adapters to the device: if the table is full, in place of others than these.
+
+        Captured work that lacks one of their modules is dropped.
+        """
+        new = [adapter for adapter in adapters if adapter not in self._numbers]
+        if not new:
+            return
+        if not self._captured_modules.issuperset(modules := {module for adapter in new for module in adapter.parts}):
+            self._captured_modules = self._captured_modules | modules
+            self._drop()
+        free = set(range(1, len(self.table))).difference(self._numbers.values())
+        if len(free) < len(new):
+            for adapter in set(self._numbers).difference(adapters):
+                free.add(self._numbers.pop(adapter))
+        for adapter in new:
+            entries = np.zeros((len(self.places), 4), dtype=np.int64)
+            for module, part in adapter.parts.items():
+                bits = np.float32(part.scale).view(np.int32)
+                entries[self.places[module]] = part.a.data_ptr(), part.b.data_ptr(), part.rank, bits
+            self._numbers[adapter] = number = free.pop()
+            self.table[number].copy_(pinned(torch.from_numpy(entries), self.table.device), non_blocking=True)
+
+    def _drop(self) -> None:
+        for drop in self.drop_captured:
+            drop()
+
+    def _sorted(self, rows: dict[Adapter, list[int]]) -> list[list[int]]:
+        """Return tiles of rows with one adapter each: its number, then the rows, -1 for none."""
+        tiles = []
+        for adapter, indices in rows.items():
+            number = self._numbers[adapter]
+            for first in range(0, len(indices), ROWS):
+                of_tile = indices[first : first + ROWS]
+                tiles.append([number, *of_tile, *[-1] * (ROWS - len(of_tile))])
+        return tiles
+
+
+class Addition:
+    """Adds the adapters of a step's rows to the products of `modules`, in bfloat16, float16 or float32."""
+
+    def __init__(self, own: TritonAdapters, modules: Collection[str], tiles: Tensor, products: Tensor) -> None:
+        self.modules = modules
+        self._own, self._tiles, self._products = own, tiles, products
 
     def __call__(self, module: str, x: Tensor, out: Tensor) -> None:
         """Add to the products `out` [tokens, rows of W] of a module, given its input [tokens, columns]."""
-        table, scales = self._modules[module]
-        columns, num_columns = x.shape[1], out.shape[1]
-        shared = (self._rows, self._of_tiles, table)
-        sizes = {"ROWS": ROWS, "RANKS": RANKS}
-        shrink_kernel[self._num_tiles, triton.cdiv(self._widest, RANKS)](
-            x, *shared, scales, self._products, x.stride(0), columns, self._widest, COLUMNS=SHRINK_COLUMNS, **sizes
+        columns, num_columns, (num_tiles, _) = x.shape[1], out.shape[1], self._tiles.shape
+        table, products, widest = self._own.table[:, self._own.places[module]], self._products, self._products.shape[1]
+        shared, sizes = (self._tiles, table, table.stride(0)), {"ROWS": ROWS, "RANKS": RANKS}
+        shrink_kernel[num_tiles, triton.cdiv(widest, RANKS)](
+            x, *shared, products, x.stride(0), columns, widest, COLUMNS=SHRINK_COLUMNS, **sizes
         )
-        expand_kernel[self._num_tiles, triton.cdiv(num_columns, EXPAND_COLUMNS)](
-            self._products, *shared, out, out.stride(0), num_columns, self._widest, COLUMNS=EXPAND_COLUMNS, **sizes
+        expand_kernel[num_tiles, triton.cdiv(num_columns, EXPAND_COLUMNS)](
+            products, *shared, out, out.stride(0), num_columns, widest, COLUMNS=EXPAND_COLUMNS, **sizes
         )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.model.adapters import Adapter, probe_adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
@@ -27,6 +29,9 @@ from oaiserve.engine.start.gpu.trials import FEATURES, Feature, Trials
 from oaiserve.engine.start.started import GPU_STEP_TOKENS
 from oaiserve.engine.step import Step
 from oaiserve.facts.times import monotonic_ns
+
+if TYPE_CHECKING:  # which needs Triton
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +84,7 @@ def graph_memory_bytes(loaded: LoadedModel, options: EngineOptions) -> int:
     table_bytes = -(-loaded.max_model_len // options.block_size) * 8
     row_bytes = loaded.vocab_size * logit_bytes + table_bytes
     number = len(sizes) + len(token_sizes) + len(mixed_sizes(sizes, token_sizes))
-    launch_bytes = number * len(loaded.kv_shapes | loaded.state_shapes) * LAYER_BYTES
+    launch_bytes = (1 + options.has_adapters) * number * len(loaded.kv_shapes | loaded.state_shapes) * LAYER_BYTES
     linears = [module for module in loaded.model.modules() if isinstance(module, torch.nn.Linear)]
     weights = [*loaded.model.parameters(), *(module.weight for module in linears)]  # those of packed ones, too
     widest = max(max(p.shape) for p in weights if p.dim() > 1 and loaded.vocab_size not in p.shape)
@@ -101,6 +106,7 @@ class Captured:
     block_size: int
     max_model_len: int
     states: States | None = None  # of layers that keep one
+    adapters: TritonAdapters | None = None
 
 
 class Graphs(NamedTuple):
@@ -138,6 +144,7 @@ def capture_decodes(own: Captured, max_running: int, trials: Trials) -> DecodeGr
             block_size=own.block_size,
             max_model_len=own.max_model_len,
             states=own.states,
+            adapters=own.adapters,
         )
 
     problem = partial(replay_problem, own, sizes)
@@ -159,6 +166,7 @@ def capture_prompts(own: Captured, max_step_tokens: int, trials: Trials) -> Prom
             sizes=sizes,
             first=FIRST_SIZES | {sizes[-1]},
             block_size=own.block_size,
+            adapters=own.adapters,
         )
 
     problem = partial(prompt_problem, own, sizes)
@@ -175,7 +183,8 @@ def capture_mixed(
     first = [size for size in sizes if FIRST_SIZES.issuperset(size)] or sizes[:1]
 
     def make() -> MixedGraphs:
-        return MixedGraphs(own.executor.forward, own.capture, decodes, prompts, sizes=sizes, first=first)
+        sized = {"sizes": sizes, "first": first}
+        return MixedGraphs(own.executor.forward, own.capture, decodes, prompts, **sized, adapters=own.adapters)
 
     problem = partial(mixed_problem, own, decodes, prompts)
     for_what = "up to {} sequences beside {} tokens".format(*sizes[-1])
@@ -227,19 +236,26 @@ def replay_problem(own: Captured, sizes: list[int], graphs: DecodeGraphs) -> str
     most = min(len(COMPARED_LENGTHS), own.num_blocks // -(-max(COMPARED_LENGTHS) // own.block_size), sizes[-1])
     if own.states is not None:
         most = min(most, own.states.last)
-    for num_rows in sorted({1, most}) if most > 0 else []:
+    with_adapter = [] if own.adapters is None else [(most, _probe(own))]
+    for num_rows, adapter in [*((number, None) for number in sorted({1, most})), *with_adapter] if most > 0 else []:
         prompts, decodes = _steps(own, num_rows)
+        adapters = [] if adapter is None else [adapter, None, adapter][:num_rows]
         own.executor.forward(_batch(prompts, own))
-        want = own.executor.forward(_batch(decodes, own)).clone()
+        want = own.executor.forward(_batch(decodes, own, adapters)).clone()
         if own.states is not None:  # which the decodes have changed
             own.executor.forward(_batch(prompts, own))
-        logits, replayed = graphs.launch(decodes, own.tables.update(decodes), None, {})
-        found = Difference(f"the outputs of {num_rows} sequences", difference(logits, want), tolerance(loaded.dtype))
+        if not graphs.num_replayed(decodes, adapters):  # it has asked for the graph
+            graphs.graphs.capture_next(only_wanted=True)
+        logits, replayed = graphs.launch(decodes, own.tables.update(decodes), None, {}, adapters=adapters)
+        what = f"the outputs of {num_rows} sequences{' with adapters' * bool(adapters)}"
+        found = Difference(what, difference(logits, want), tolerance(loaded.dtype))
         if found.is_beyond_rounding:
             return str(found)
         assert replayed is not None
         if replayed.wait().token_ids != logits.argmax(dim=-1).tolist():
             return "other tokens than the best would be drawn"
+    if own.adapters is not None:
+        own.adapters.forget()
     return None
 
 
@@ -293,10 +309,19 @@ def _steps(own: Captured, number: int) -> tuple[Step, Step]:
     return steps
 
 
-def _batch(step: Step, own: Captured) -> Batch:
+def _probe(own: Captured) -> Adapter:
+    """Return an adapter of all modules that may have one."""
+    adapter = probe_adapter(adaptable(own.loaded.model), own.loaded.dtype)
+    device = own.loaded.device
+    parts = {name: replace(part, a=part.a.to(device), b=part.b.to(device)) for name, part in adapter.parts.items()}
+    return replace(adapter, parts=parts)
+
+
+def _batch(step: Step, own: Captured, adapters: Sequence[Adapter | None] = ()) -> Batch:
     """Return the batch of a step, which reads the tables that graphs read."""
     rows = own.tables.update(step)
     batch = build_batch(step, own.block_size, own.loaded.device, tables=(own.tables.on_device, rows))
+    batch.adapters = list(adapters)
     if own.states is not None:
         parts = [StateChunk(place, chunk.start, chunk.num_tokens) for place, chunk in enumerate(step.chunks)]
         batch.states = own.states.of_step(parts)

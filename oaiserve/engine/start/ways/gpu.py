@@ -6,12 +6,13 @@ import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.adapted_modules import adaptable, by_kernels, plain
+from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.device import select_device
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
@@ -25,7 +26,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.gpu.fast_paths import FastPaths, find_fast_paths
-from oaiserve.engine.start.gpu.graph_capture import Captured, Graphs, capture_graphs
+from oaiserve.engine.start.gpu.graph_capture import Captured, Graphs, capture_graphs, token_ladder
 from oaiserve.engine.start.gpu.kernels import adapters_problem
 from oaiserve.engine.start.gpu.kv_cache import gpu_sizes, with_measured_scales
 from oaiserve.engine.start.gpu.layers import exactness_problem, fuse_layers_checked
@@ -37,6 +38,9 @@ from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started, assemble
 from oaiserve.errors import StartupError
 from oaiserve.files.start_cache import version_of
+
+if TYPE_CHECKING:  # which needs Triton
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +87,15 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
     sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
     eager = EagerExecutor.with_cache(loaded, backend=paths.backend, **sizes)
     executor: Executor = eager
+    adapters: TritonAdapters | None = None
     if options.has_adapters:
-        is_usable = trials.is_usable("adapters", lambda: adapters_problem(loaded, by_kernels, options.block_size))
-        eager.add_adapters = by_kernels if is_usable else plain
+        adapters = trials.tried(
+            "adapters",
+            partial(_adapters, loaded, options),
+            lambda made: adapters_problem(loaded, made.of_batch, options.block_size),
+        )
+        if adapters is not None:
+            eager.add_adapters = adapters.of_batch
     else:
         trials.off["adapters"] = "there are none (--lora)"
     if paths.layers is not None:
@@ -105,7 +115,8 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
         trials.off |= dict.fromkeys(("decode_graphs", "prompt_graphs", "mixed_graphs"), reason)
     else:
         capture = CudaCapture(loaded.device)  # all graphs share its memory
-        captured = Captured(executor, loaded, tables, capture, num_blocks, options.block_size, max_model_len, states)
+        lengths = num_blocks, options.block_size, max_model_len
+        captured = Captured(executor, loaded, tables, capture, *lengths, states, adapters)
         graphs = capture_graphs(captured, options, trials)
         capture.is_alone = False
         if graphs.prompts is not None:
@@ -137,6 +148,15 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
         prepare_more=runner.capture_next,
         features=trials.off,
     )
+
+
+def _adapters(loaded: LoadedModel, options: EngineOptions) -> TritonAdapters:
+    """Make the kernels of adapters. Raises ImportError without Triton."""
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
+
+    captured_tokens = options.max_running + token_ladder(options.step_tokens(GPU_STEP_TOKENS))[-1]
+    # Twice as many as a step can have.
+    return TritonAdapters(adaptable(loaded.model), 2 * options.max_running, loaded.device, captured_tokens)
 
 
 def _reason_without_graphs(options: EngineOptions, paths: FastPaths) -> str:

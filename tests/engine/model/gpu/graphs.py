@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from oaiserve.engine.model.attention.reference import ReferenceAttention
@@ -20,6 +20,8 @@ TILE_TOKENS = 4
 
 class Recording(TorchDispatchMode):
     """Records the operations of a run, and repeats them with the same tensors and numbers."""
+
+    current: Recording | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,8 +43,28 @@ class Recording(TorchDispatchMode):
 
 def record(run: Run) -> Run:
     with Recording() as recording:
+        Recording.current = recording
         run()
+    Recording.current = None
     return recording.replay
+
+
+class RecordedKernel:
+    """A kernel of Triton in its interpreter, whose launches are recorded as one call each."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Any:
+        launch = self._kernel[grid]
+
+        def launch_recorded(*args: Any, **kwargs: Any) -> None:
+            with _disable_current_modes():
+                launch(*args, **kwargs)
+            if Recording.current is not None:
+                Recording.current.calls.append((launch, args, kwargs, None))
+
+        return launch_recorded
 
 
 def run_again(run: Run) -> Run:

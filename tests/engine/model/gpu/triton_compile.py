@@ -146,7 +146,7 @@ def adapt(dtype: torch.dtype) -> None:
     batch = build_batch(Step([Chunk(sequence_of([0] * 100, range(7)), 0, 100)]), 16, CPU)
     batch.adapters = [Adapter("a", {"up": part})]
     x, out = torch.empty(100, 4096, dtype=dtype), torch.empty(100, 14336, dtype=dtype)
-    triton_adapters.TritonAdapters(batch)("up", x, out)
+    triton_adapters.TritonAdapters(["up"], 1, CPU).of_batch(batch)("up", x, out)
 
 
 def operate(width: int, inner: int, rows: int) -> None:

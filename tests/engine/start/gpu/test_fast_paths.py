@@ -20,7 +20,7 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model import layer_operations
-from oaiserve.engine.model.adapted_modules import by_kernels, plain
+from oaiserve.engine.model.adapted_modules import adaptable, plain
 from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.attention.reference import ReferenceAttention
@@ -120,7 +120,10 @@ def test_draws_and_masks_that_are_others_are_found(loaded: LoadedModel) -> None:
 
 def test_adapters_of_triton_have_no_problem_and_others_do(loaded: LoadedModel) -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    assert adapters_problem(loaded, by_kernels, BLOCK_SIZE) is None
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
+
+    kernels = TritonAdapters(adaptable(loaded.model), 2, loaded.device)
+    assert adapters_problem(loaded, kernels.of_batch, BLOCK_SIZE) is None
 
     def of_the_first_alone(batch: Batch) -> Any:
         first = batch.adapters[0]
@@ -310,17 +313,28 @@ def test_everything_can_be_switched_off(device: FakeGpu, loaded: LoadedModel) ->
 def test_adapters_whose_kernels_fail_are_added_in_plain_torch(
     device: FakeGpu, loaded: LoadedModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start_on_gpu, "by_kernels", broken)
+    monkeypatch.setattr(start_on_gpu, "_adapters", broken)
     with caplog.at_level(logging.WARNING), started(loaded, lora_dir=Path("unread")) as engine:
         assert on(engine) == ON - {"fused_layers"}
     assert [message.partition(":")[0] for message in caplog.messages] == ["Adapters by Triton's kernels"]
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_decodes_with_adapters_are_captured_only_if_they_compute_the_same(device: FakeGpu, is_right: bool) -> None:
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
+
+    if not is_right:
+        device.set(TritonAdapters, "upload", lambda *_: None)
+    with started(prepare(random_model(LLAMA_OF_ONE_LAYER)), lora_dir=Path("unread")) as engine:
+        assert on(engine) == {"attention", "sampling", "adapters", *["decode_graphs"] * is_right}
+        assert is_right or "of 2 sequences with adapters would differ" in engine.features["decode_graphs"]
 
 
 def test_decodes_of_a_model_with_states_are_replayed(device: FakeGpu) -> None:
     hybrid = prepare(random_model(config_of("falcon_h1")))
     device.set(start_on_gpu, "gpu_sizes", lambda *_: (NUM_BLOCKS, 4))
     replay = Mock(wraps=DecodeGraphs.launch)
-    device.set(DecodeGraphs, "launch", lambda *given: replay(*given))
+    device.set(DecodeGraphs, "launch", lambda *given, **named: replay(*given, **named))
     with started(hybrid) as engine:
         assert on(engine) == ON - {"fused_layers"}
         replay.reset_mock()
