@@ -285,7 +285,7 @@ def test_long_prompts_are_the_librarys_in_the_backend_and_no_graph_replays_them(
     device: FakeGpu, loaded: LoadedModel
 ) -> None:
     chosen, seen = LongPrompts(broken), set()
-    prompts = SimpleNamespace(can_run=lambda step: False, graphs=SizedGraphs([], (), broken))
+    prompts = SimpleNamespace(can_run=lambda step, adapters: False, graphs=SizedGraphs([], (), broken))
 
     def backend(batch: Batch, long_prompts: LongPrompts | None = None) -> Any:
         seen.add(long_prompts)
