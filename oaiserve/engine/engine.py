@@ -89,6 +89,7 @@ class Engine:
         options = options or EngineOptions()
         self.tokenizer = model.tokenizer
         self.pooling = model.pooling
+        self.media = frozenset() if model.media is None else model.media.kinds
         self.adapters = model.adapters
         self.max_model_len = model.max_model_len
         self.vocab_size = model.vocab_size

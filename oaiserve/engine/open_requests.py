@@ -308,6 +308,7 @@ class OpenRequests:
         opened.usage.prompt_tokens = tokenized.num_prompt_tokens
         for medium in (one for prompt in tokenized.media if prompt is not None for one in prompt.media):
             opened.account.note_medium(medium.kind, medium.num_rows)
+        opened.usage.image_tokens, opened.usage.audio_tokens = opened.account.image_tokens, opened.account.audio_tokens
         opened.account.prompts, opened.account.cache_salt = tokenized.token_ids, request.cache_salt
         return opened
 

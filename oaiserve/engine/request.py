@@ -254,6 +254,8 @@ class Usage:
     completion_tokens: int  # every sampled token of every choice
     max_tokens_cut_to: int | None = None  # because the context has no room for more
     account: EngineAccount | None = None  # if the client has asked what the request costs
+    image_tokens: int = 0  # of the prompts, those in the places of images
+    audio_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ _MEDIA_TYPES = {
 _HEADERS = {
     "cache-control": "no-cache",  # a browser may keep a file, but asks with its etag whether it has changed
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "referrer-policy": "no-referrer",

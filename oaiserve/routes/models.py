@@ -25,7 +25,7 @@ from oaiserve.routes.serving import Serving, serving_of
 
 class Model(msgspec.Struct):
     """A model that is served, or the model with an adapter. `root` is its folder or hub id, `parent` the model of an
-    adapter."""
+    adapter, and `input_modalities` are text and what else it reads: image or audio."""
 
     id: str
     object: Literal["model"]
@@ -35,6 +35,7 @@ class Model(msgspec.Struct):
     parent: str | None
     max_model_len: int
     task: Task
+    input_modalities: list[str]
 
 
 class ModelList(msgspec.Struct):
@@ -68,6 +69,7 @@ def model_of(serving: Serving, adapter: ServedAdapter | None) -> Model:
         parent=None if adapter is None else serving.config.model_name,
         max_model_len=serving.engine.max_model_len,
         task=serving.task,
+        input_modalities=["text", *sorted(serving.engine.media)],
     )
 
 

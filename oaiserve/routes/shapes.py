@@ -53,9 +53,11 @@ class _Object(msgspec.Struct):
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """This many tokens of the prompt were found in the prefix cache."""
+    """This many tokens of the prompt were found in the prefix cache, and are of images and sounds, if it has any."""
 
     cached_tokens: int
+    image_tokens: int | UnsetType = UNSET
+    audio_tokens: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct):
@@ -211,7 +213,7 @@ def usage_object(usage: Usage, reasoning_tokens: int | UnsetType = UNSET) -> Tok
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.prompt_tokens + usage.completion_tokens,
-        PromptTokensDetails(usage.cached_tokens),
+        PromptTokensDetails(usage.cached_tokens, usage.image_tokens or UNSET, usage.audio_tokens or UNSET),
         UNSET if details == CompletionTokensDetails() else details,
         told_cost(usage),
     )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import random
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import jsonschema
 import pytest
+from PIL import Image
 
 from tests.e2e.browser import DESK, PHONE, OpenPage, fits_the_width, weak_contrasts
 from tests.e2e.conftest import LiveServer, serve_process
@@ -193,6 +197,105 @@ def test_a_message_goes_with_its_settings_its_files_and_what_was_said_before(pag
     _, _, answer, last = sent[-1]["messages"]
     assert (answer["role"], last) == ("assistant", {"role": "user", "content": "And?"})
     assert answer["content"] == page.evaluate(KEPT)[0]["turns"][0]["answers"][0]["steps"][0]["message"]["content"]
+
+
+def png(width: int, height: int) -> bytes:
+    found = BytesIO()
+    Image.new("RGB", (width, height), "teal").save(found, "PNG")
+    return found.getvalue()
+
+
+def read_picture(part: dict[str, Any]) -> Image.Image:
+    assert part["type"] == "image_url"
+    return Image.open(BytesIO(base64.b64decode(part["image_url"]["url"].partition(";base64,")[2])))
+
+
+@pytest.fixture
+def seeing(server: LiveServer, open_page: OpenPage) -> Page:
+    """Give the page of a model that reads pictures, whose answers are made up here."""
+    page = open_page(f"{server.url}/dashboard#chat")
+    models = httpx.get(f"{server.url}/v1/models", timeout=60).json()
+    assert [model["input_modalities"] for model in models["data"]] == [["text"], ["text"]]
+    models["data"][0]["input_modalities"] = ["image", "text"]
+    page.route("**/v1/models", lambda route: route.fulfill(json=models))
+    usage = {
+        "prompt_tokens": 90,
+        "completion_tokens": 1,
+        "prompt_tokens_details": {"cached_tokens": 4, "image_tokens": 77},
+    }
+    timings = {"phases_ns": {"receive": 1000, "encode_media": 8_000_000, "prefill": 2_000_000}}
+    chunks = {"choices": [{"index": 0, "delta": {"content": "Teal."}}]}, {"usage": usage, "timings": timings}
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    page.reload()
+    return ready(page)
+
+
+def hand_in(page: Page, how: str, content: bytes, name: str = "a.png") -> None:
+    """Drop or paste a picture."""
+    page.evaluate(
+        """([how, content, name]) => {
+      const files = new DataTransfer();
+      files.items.add(new File([Uint8Array.from(content)], name, { type: "image/png" }));
+      const told = { bubbles: true, cancelable: true, dataTransfer: files, clipboardData: files };
+      const event = how === "drop" ? new DragEvent(how, told) : new ClipboardEvent(how, told);
+      document.getElementById("prompt").dispatchEvent(event);
+    }""",
+        [how, [*content], name],
+    )
+
+
+def test_pictures_are_chosen_dropped_and_pasted_and_go_with_later_turns_too(seeing: Page) -> None:
+    sent = bodies(seeing)
+    shown = seeing.locator("#attached img")
+    seeing.set_input_files("#attach", {"name": "large.png", "mimeType": "image/png", "buffer": png(3000, 1500)})
+    seeing.wait_for_selector("#attached img[alt='large.png']")
+    for number, how in enumerate(("drop", "paste")):
+        hand_in(seeing, how, png(20 + number, 10), f"{how}.png")
+        seeing.wait_for_selector(f"#attached img[alt='{how}.png']")
+    seeing.click("[aria-label='Remove drop.png']")
+    assert shown.count() == 2
+    send(seeing, "Which colour?")
+    assert shown.count() == 0
+    *pictures, text = sent[0]["messages"][0]["content"]
+    assert text == {"type": "text", "text": "Which colour?"}
+    assert [read_picture(picture).size for picture in pictures] == [(2000, 1000), (21, 10)]
+    assert seeing.locator(".asked img").count() == 2
+    assert "90 prompt tokens (4 cached, 77 of pictures), " in seeing.inner_text(f"{LAST} .note")
+    assert "encode media 8.0 ms" in seeing.locator(f"{LAST} .legend li").all_inner_texts()
+    assert seeing.locator(f"{LAST} .bar .phase-encode_media").count() == 1
+    seeing.reload()
+    ready(seeing)
+    seeing.locator("#conversation-list .link").first.click()
+    send(seeing, "And now?")
+    asked, answer, last = sent[1]["messages"]
+    assert (asked, answer["content"]) == (sent[0]["messages"][0], "Teal.")
+    assert last["content"] == "And now?"
+
+
+def test_a_browser_without_room_for_pictures_keeps_the_rest_of_the_conversation(seeing: Page) -> None:
+    seeing.evaluate("() => [21, 20, 19].forEach((size) => localStorage.setItem(`x${size}`, 'x'.repeat(2 ** size)))")
+    noise = BytesIO()
+    Image.frombytes("RGB", (1000, 1000), random.Random(1).randbytes(3_000_000)).save(noise, "PNG")
+    seeing.set_input_files("#attach", {"name": "n.png", "mimeType": "image/png", "buffer": noise.getvalue()})
+    seeing.wait_for_selector("#attached img")
+    send(seeing)
+    assert "no room for the pictures" in seeing.inner_text("#problem")
+    assert seeing.locator(".asked img").count() == 1
+    seeing.reload()
+    ready(seeing)
+    seeing.locator("#conversation-list .link").first.click()
+    assert "n.png, which this browser had no room for" in seeing.inner_text(".asked")
+
+
+def test_only_a_model_that_reads_pictures_is_offered_any(page: Page, seeing: Page) -> None:
+    assert page.get_attribute("#camera-label", "hidden") is not None
+    assert seeing.get_attribute("#camera-label", "hidden") is None
+    settings(seeing)
+    seeing.check("#models [value=other]")
+    assert seeing.get_attribute("#camera-label", "hidden") is not None
+    hand_in(seeing, "paste", png(3, 3))
+    seeing.wait_for_selector("#problem:has-text('a.png cannot be attached: it is no text in UTF-8')")
 
 
 KEPT = "() => Object.keys(localStorage).map((key) => JSON.parse(localStorage.getItem(key)))"

@@ -14,6 +14,7 @@ from typing import Any
 
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.logprobs import Entry
+from oaiserve.engine.media import MediaKind
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import (
     TERMINAL,
@@ -114,6 +115,7 @@ class FakeEngine:
         self.failure: Exception | None = None
         self.hang = ""
         self.pooling: Pooling | None = None
+        self.media: frozenset[MediaKind] = frozenset()
         self.adapters = AdapterTable(self._add_adapter)
         self.is_ready = True
         self.is_reporting = False

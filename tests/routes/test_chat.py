@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
 import pytest
 
-from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.request import SamplingParams, Usage
+from oaiserve.routes.shapes import usage_object
 from tests.routes.asking import CHAT, HI, chatted, stream_of
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
@@ -91,6 +94,12 @@ def test_usage_can_be_in_every_chunk(served: Served) -> None:
     usages = [(chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]) for chunk in chunks]
     assert usages == [(3, 0), (3, 2), (3, 2), (3, 2)]
     assert {chunk["usage"]["prompt_tokens_details"]["cached_tokens"] for chunk in chunks} == {2}
+
+
+def test_usage_tells_the_tokens_of_images_and_sounds_if_there_are_any() -> None:
+    found = usage_object(Usage(90, 4, 1, image_tokens=77, audio_tokens=5)).prompt_tokens_details
+    assert json.loads(msgspec.json.encode(found)) == {"cached_tokens": 4, "image_tokens": 77, "audio_tokens": 5}
+    assert msgspec.json.encode(usage_object(Usage(90, 4, 1)).prompt_tokens_details) == b'{"cached_tokens":4}'
 
 
 def test_chunks_have_the_documented_shape(served: Served) -> None:

@@ -138,8 +138,9 @@ function ends(step) {
 function counts({ usage, phases, eventsMs, isOpen }) {
   if (!usage || isOpen) return isOpen && eventsMs.length ? `${eventsMs.length} events so far.` : "";
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+  const { image_tokens: pictures } = usage.prompt_tokens_details ?? {};
   const thought = usage.completion_tokens_details?.reasoning_tokens;
   const seconds = (phases.find(([name]) => name === "decode")?.[1] ?? 0) / 1e9;
   const rate = seconds && usage.completion_tokens > 1 ? `, ${((usage.completion_tokens - 1) / seconds).toFixed(1)} a second` : "";
-  return `${usage.prompt_tokens} prompt tokens (${cached} cached), ${usage.completion_tokens} generated${thought ? `, ${thought} of them reasoning` : ""}${rate}.`;
+  return `${usage.prompt_tokens} prompt tokens (${cached} cached${pictures ? `, ${pictures} of pictures` : ""}), ${usage.completion_tokens} generated${thought ? `, ${thought} of them reasoning` : ""}${rate}.`;
 }

@@ -2,7 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { ask, newStep } from "./ask.js";
-import { Attached } from "./attached.js";
+import { Attached, thumbnail } from "./attached.js";
 import { conversations, forget, keep, messages, newConversation } from "./conversations.js";
 import { Settings, shortly } from "./settings.js";
 import { byId, element, showProblem } from "./show.js";
@@ -16,7 +16,7 @@ const NOTHING = { text: "", files: [] };
 export class Chat {
   view = "text"; // or a view of tokens
   #settings = new Settings();
-  #attached = new Attached();
+  #attached = new Attached(() => this.#settings.readsPictures());
   #running = new Map(); // of each answer that is made: its conversation, and what stops it
   #open = null; // the conversation that is shown
   #editing = null; // the place of the turn that the message is to replace
@@ -84,7 +84,8 @@ export class Chat {
   }
 
   #turn(turn, place) {
-    const files = turn.files.map(({ name, text }) => element("details", {}, element("summary", {}, name), element("pre", { tabindex: "0" }, text)));
+    const shown = ({ name, text }) => element("details", {}, element("summary", {}, name), element("pre", { tabindex: "0" }, text));
+    const files = turn.files.map((file) => thumbnail(file) ?? shown(file));
     const edit = element("button", { type: "button", onclick: () => this.#write(turn, place) }, "Edit");
     const asked = element("article", { class: "asked", "aria-label": "Your message" }, element("div", { class: "text" }, turn.text), ...files, edit);
     const answers = turn.answers.map((answer) => new Answer(answer, turn.answers, this));
@@ -217,7 +218,7 @@ export class Chat {
     if (conversation.isGone) return;
     conversation.changedMs = Date.now();
     try {
-      keep(conversation);
+      if (!keep(conversation)) showProblem("This browser has no room for the pictures of this conversation. They are here until the page is closed.");
     } catch (error) {
       showProblem(`This browser has no room for this conversation (${error.name}). Delete another one.`);
     }

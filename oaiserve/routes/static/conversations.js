@@ -2,7 +2,8 @@
 
 const PREFIX = "oaiserve-chat-";
 
-// A conversation has the `settings` of its form and `turns`; a turn has `text`, `files` and `answers`; an answer has a
+// A conversation has the `settings` of its form and `turns`; a turn has `text`, `files` (with a `text`, or the
+// `url` of a picture) and `answers`; an answer has a
 // `model` and `steps`, more than one where results of tools were sent; and a step is what `ask` makes.
 export function newConversation() {
   return { id: crypto.getRandomValues(new Uint32Array(4)).join("-"), title: "", changedMs: Date.now(), turns: [] };
@@ -27,9 +28,18 @@ function read(key) {
   }
 }
 
-// Keeps it as it is now. Throws QuotaExceededError if the browser has no room.
+// Keeps it as it is now, and returns whether it is whole: pictures are left out where the browser has no room for them.
+// Throws QuotaExceededError if it has none for the rest either.
 export function keep(conversation) {
-  localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
+  const key = PREFIX + conversation.id;
+  try {
+    localStorage.setItem(key, JSON.stringify(conversation));
+    return true;
+  } catch (error) {
+    if (!conversation.turns.some(({ files }) => files.some(({ url }) => url))) throw error;
+    localStorage.setItem(key, JSON.stringify(conversation, (name, value) => (name === "url" ? undefined : value)));
+    return false;
+  }
 }
 
 export function forget(conversation) {
@@ -58,9 +68,11 @@ function said({ message: { content, reasoning, calls }, results }) {
   return [own, ...answered.map(({ id }) => ({ role: "tool", tool_call_id: id, content: results[id] }))];
 }
 
-// Returns the text of a turn, with its files as blocks of code.
+// Returns the text of a turn, with its files as blocks of code, behind its pictures.
 function content({ text, files }) {
-  return [text, ...files.map(fenced)].join("\n\n");
+  const whole = [text, ...files.filter((file) => file.text !== undefined).map(fenced)].join("\n\n");
+  const pictures = files.filter(({ url }) => url).map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return pictures.length ? [...pictures, { type: "text", text: whole }] : whole;
 }
 
 function fenced({ name, text }) {

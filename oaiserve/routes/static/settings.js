@@ -5,6 +5,7 @@ import { byId, element, showProblem } from "./show.js";
 const NUMBERS = ["temperature", "top_p", "max_completion_tokens", "seed"];
 
 export class Settings {
+  #readers = []; // the models that read pictures
   #fields = [...byId("settings").querySelectorAll("[name]")];
   #schema = new JsonBox("schema", isObject, "A schema is an object: {...}.");
   #tools = new JsonBox("tools", isListOfObjects, "Tools are a list of objects: [{...}, ...].");
@@ -17,9 +18,11 @@ export class Settings {
   // Offers the models that write text. One is chosen at least.
   offer(models) {
     const chosen = this.models();
+    this.#readers = models.filter((model) => model.input_modalities?.includes("image")).map(({ id }) => id);
     const writing = models.filter(({ task }) => task === undefined || task === "generate");
     const shown = [...byId("models").querySelectorAll("input")].map(({ value }) => value);
     byId("no-model").hidden = writing.length > 0;
+    this.#offerCamera();
     if (writing.map(({ id }) => id).join("\n") === shown.join("\n")) return; // what has the focus keeps it
     const boxes = writing.map(({ id }, place) => {
       const box = element("input", { type: "checkbox", name: "model", value: id });
@@ -33,6 +36,16 @@ export class Settings {
 
   models() {
     return [...byId("models").querySelectorAll(":checked")].map(({ value }) => value);
+  }
+
+  // Returns whether each chosen model reads pictures.
+  readsPictures() {
+    return this.models().length > 0 && this.models().every((id) => this.#readers.includes(id));
+  }
+
+  #offerCamera() {
+    byId("camera-label").hidden = !this.readsPictures();
+    byId("attach").parentElement.firstChild.data = this.readsPictures() ? "Attach texts or pictures " : "Attach text files ";
   }
 
   // Returns the settings as they are kept with a conversation.
@@ -96,6 +109,7 @@ export class Settings {
     byId("tools-fields").hidden = kind !== "tools";
     byId("prompt").placeholder = byId("settings").querySelector(`[value=${kind}]`).dataset.example;
     this.#offerTools();
+    this.#offerCamera();
     byId("settings-summary").textContent = shortly(this.value());
   }
 

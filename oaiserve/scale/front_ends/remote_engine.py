@@ -15,6 +15,7 @@ from threading import Event as Flag
 from typing import TypeVar
 
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
+from oaiserve.engine.media import MediaKind
 from oaiserve.engine.request import TERMINAL, Deliver, Event, Failed, PromptDone, Request, TextPrompt, Usage
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import REST, GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
@@ -68,6 +69,7 @@ class RemoteEngine:
         self.max_model_len, self.vocab_size = model.max_model_len, model.vocab_size
         self.default_params = model.default_params
         self.pooling = model.pooling
+        self.media: frozenset[MediaKind] = frozenset()  # front ends pass on prompts as tokens alone
         self.adapters = AdapterTable()
         self.failure: Exception | None = None
         self.is_ready = self.is_reporting = False

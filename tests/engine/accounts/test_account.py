@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import pytest
 
+from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.request import Request, Terminal
 from oaiserve.facts.record import MOST_EVENTS, EngineAccount, EventKind, StepKind
+from oaiserve.facts.times import RequestTimes
 from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request
 
 pytestmark = pytest.mark.usefixtures("overlap")
@@ -119,3 +121,14 @@ def test_a_request_with_too_many_events_keeps_the_first() -> None:
     one = run(asked, max_step_tokens=2, max_running=1, kv_blocks=128).ended["a"]
     assert len(one.account.events) == MOST_EVENTS
     assert one.account.num_events_dropped == 2 * MOST_EVENTS + 2 - MOST_EVENTS
+
+
+def test_the_account_counts_images_sounds_and_their_tokens_until_all_are_encoded() -> None:
+    times, account = RequestTimes(), EngineAccount(num_media_cached=1, media_encode_ns=9)
+    for kind, num_tokens in (("image", 5), ("audio", 3), ("image", 7)):
+        account.note_medium(kind, num_tokens)
+    assert (account.num_images, account.num_sounds, account.num_media) == (2, 1, 3)
+    assert (account.image_tokens, account.audio_tokens) == (12, 3)
+    RequestNotes(times, account, None, None).media_encoded(1000)
+    assert times.media_encoded == 1000
+    assert events_of(account) == [("media_encoded", None, {"encode_ns": 9, "cached": 1, "tokens": 15})]

@@ -96,6 +96,14 @@ def test_answers_to_images_are_those_of_transformers(engine: tuple[str, SeeingMo
     assert times.media_encoded is not None
     assert times.scheduled is not None
     assert times.tokenized <= times.media_encoded <= times.scheduled
+    usage, account = answer.end.usage, answer.end.account
+    assert usage.image_tokens == account.image_tokens == answer.prompt.count(vector_id)
+    assert (account.num_images, account.num_media_cached, usage.audio_tokens) == (2, 0, 0)
+    phases = {phase.name: phase.duration_ns for phase in times.ended().phases()}
+    assert 0 < account.media_encode_ns <= phases["encode_media"]
+    assert account.media_encode_ns <= account.machine_ns
+    assert sum(account.prefill_causes_ns.values()) == phases["prefill"]
+    assert sum(account.decode_causes_ns.values()) == phases["decode"]
 
 
 @pytest.mark.compiler
@@ -123,6 +131,7 @@ def test_a_second_turn_over_the_same_images_finds_their_blocks_and_vectors(
     again = ask(made, [FIRST, SECOND], "again")
     assert again.token_ids == first.token_ids
     assert again.cached_tokens == (len(first.prompt) - 1) // 16 * 16
+    assert (again.end.account.num_media_cached, again.end.account.media_encode_ns) == (2, 0)
     salted = ask(made, [FIRST, SECOND], "salted", salt="other")
     assert salted.token_ids == first.token_ids
     assert salted.cached_tokens == 0  # it shares neither blocks nor vectors
