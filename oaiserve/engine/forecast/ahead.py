@@ -133,7 +133,9 @@ class _Turns:
     @property
     def next_ns(self) -> float:
         """Return when the next request is expected."""
-        return inf if self.expected is None else (self.num_come + 1) * self.expected.gap_ns
+        if self.expected is None or self.num_come >= MOST_PARTS:
+            return inf
+        return (self.num_come + 1) * self.expected.gap_ns
 
     def come(self) -> None:
         """Let the requests come that are expected by now."""

@@ -52,6 +52,7 @@ def test_an_answer_waits_for_the_prompts_that_come_meanwhile() -> None:
     busy = ahead([], [Prompt(16, 0, 100)], steps=99, expected=Expected(333e6, 175, 1, ("a", "b")))
     assert busy.token(99) == pytest.approx((1000e6 + 3 * 40e6, 0))
     assert busy.token(33)[0] == pytest.approx(340e6), "none has come"
+    assert ahead([], [Prompt(16, 0, 9)], steps=8, expected=Expected(1, 175, 9, ("a",))).token(8)[0] < 1e9, "at once"
     # Beyond what is followed, the pace goes on.
     crowded = ahead([], [Prompt(16, 0, 10**6)], steps=10**6, expected=Expected(100e6, 175, 1, ("a",)))
     known_ns, rest = crowded.token(10**6)
