@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -13,6 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.blocks import BlockPool
+from oaiserve.engine.media import Encoded
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
@@ -20,14 +23,15 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
+from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.native import eager_on_cpu
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import described, native_decoder
-from tests.engine.model.media_prompts import logits_by_transformers, sequence_with_media
-from tests.engine.model.runners import states_of
-from tests.engine.model.steps import CPU
+from tests.engine.model.media_prompts import IMAGE, logits_by_transformers, media_of, sequence_with_media
+from tests.engine.model.runners import eager_runner, states_of
+from tests.engine.model.steps import CPU, sequence_of
 from tests.models.wrappers import random_wrapper
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 16
@@ -146,3 +150,61 @@ def test_so_do_those_of_fused_layers(name: str, backend: str, tmp_path: Path) ->
     caches = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE).caches
     attention = TritonAttention if backend == "triton" else ReferenceAttention
     check(wrapper, loaded, lambda: FusedExecutor(layers, caches, attention), FAMILIES[name], num_tries=2)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3"])
+def test_answers_are_the_same_with_prefixes_drafts_choices_and_preemptions(
+    name: str, overlap: bool, tmp_path: Path
+) -> None:
+    """Cached prefixes end inside images, and prompts with other images and the same ids have none in common."""
+    wrapper, loaded = random_pair(name, tmp_path)
+    scheduler = Scheduler(BlockPool(24, 4), Limits(5, 9))
+    runner = eager_runner(loaded, num_blocks=24, block_size=4)
+    rng, length = Random(9), 28
+    media, encoded = media_of(rng, length, **FAMILIES[name])
+    assert length - 1 not in media.places
+    ids = [IMAGE if i in media.places else rng.randrange(IMAGE) for i in range(length - 1)]
+    other = tuple(Encoded(one.vectors.flip(0), tuple(deep.flip(0) for deep in one.deep)) for one in encoded)
+    sequences: list[Sequence] = []
+    for i in range(12):  # two choices of each prompt
+        content = i // 2 % 2
+        params = {"temperature": 0.0, "logit_bias": {IMAGE: -100.0}} | ({"prompt_logprobs": 0} if i == 4 else {})
+        sequence = sequence_of([*ids, i // 4], name=str(i // 2), max_len=36, **params)
+        keyed = tuple(replace(one, key=bytes([content]) + one.key[1:]) for one in media.media)
+        sequence.media, sequence.encoded = replace(media, media=keyed), (encoded, other)[content]
+        sequence.wants_prompt_logprobs = i == 4
+        sequences.append(sequence)
+        scheduler.add(sequence, sequences[i - 1] if i % 2 else None)
+    logprobs: dict[int, float] = {}  # by the token before; after a preemption, they are computed again
+    num_drafted, under_way = 0, None
+    while True:
+        for sequence in sequences:
+            sequence.draft = [rng.randrange(IMAGE) for _ in range(rng.randrange(3))]
+        step, launched = scheduler.schedule(), None
+        if step is None and under_way is None:
+            break
+        if step is not None:
+            num_drafted += step.num_draft_tokens
+            if step.copies:
+                runner.copy_blocks(step.copies)
+            launched = runner.launch(step)
+            scheduler.advance(step)
+        ended, under_way = (under_way, launched) if overlap else (launched, None)
+        if ended is not None:
+            for chunk, result in zip(ended.step.chunks, runner.collect(ended).chunks, strict=True):
+                scheduler.commit(chunk, result.token_ids)
+                rows = enumerate(result.prompt_logprobs or (), start=chunk.start)
+                logprobs |= {index: row.logprob for index, row in rows}
+        scheduler.check_integrity()
+    assert overlap or num_drafted > 10
+    assert scheduler.num_preemptions > 0
+    cached = {sequence.num_cached for sequence in sequences[2:] if sequence.num_cached < length - 1}
+    assert any(end - 1 in media.places and end in media.places for end in cached), "no prefix ends inside an image"
+    for sequence in sequences:
+        logits = logits_by_transformers(wrapper, sequence)
+        assert sequence.generated_ids == logits[length - 1 : -1, :IMAGE].argmax(dim=-1).tolist()
+    of_prompt = logits_by_transformers(wrapper, sequences[4])[: length - 1].log_softmax(dim=-1)
+    expected = of_prompt.gather(1, torch.tensor(sequences[4].token_ids[1:length])[:, None])[:, 0]
+    found = torch.tensor([logprobs[index] for index in range(length - 1)])
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
