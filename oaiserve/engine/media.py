@@ -68,6 +68,11 @@ class PromptMedia:
     # Runs of tokens that see each other in both directions, as (first, end), ascending.
     runs: tuple[tuple[int, int], ...] = ()
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a position behind its token's index, for which tables may be too short."""
+        if self.delta > 0 or (self.axes and 3 * max(self.axes) >= len(self.axes)):
+            raise ValueError(f"a token has a position behind its index: up to {max(self.axes, default=0)}")
+
     def position(self, index: int) -> int:
         """Return the position of a token by time."""
         length = len(self.axes) // 3

@@ -73,15 +73,18 @@ def ask(engine: Engine, images: list[Image.Image], request_id: str, salt: str = 
 
 @pytest.fixture
 def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, SeeingModel, Engine]]:
-    name = request.param
+    name, _, native = request.param.partition(" ")
     seeing = save_seeing(name, tmp_path)
-    made = Engine.from_pretrained(tmp_path, device="cpu", compile=False, kv_blocks=64, block_size=16)
+    made = Engine.from_pretrained(tmp_path, device="cpu", compile=bool(native), kv_blocks=64, block_size=16)
     made.start()
     yield name, seeing, made
     made.stop()
 
 
-@pytest.mark.parametrize("engine", KINDS, indirect=True)
+IN_NATIVE_STEP = [pytest.param(f"{name} native", marks=pytest.mark.compiler) for name in ("qwen3_vl", "gemma4")]
+
+
+@pytest.mark.parametrize("engine", [*KINDS, *IN_NATIVE_STEP], indirect=True)
 def test_answers_to_images_are_those_of_transformers(engine: tuple[str, SeeingModel, Engine]) -> None:
     name, seeing, made = engine
     answer = ask(made, [FIRST, SECOND], "first")
