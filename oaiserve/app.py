@@ -63,6 +63,7 @@ from oaiserve.telemetry.recording import Recording
 
 if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine  # a front end has none
+    from oaiserve.http.fetch import Fetcher
 
 LAG_INTERVAL_SECONDS = 0.1
 KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys, and stored keys, are looked at
@@ -109,6 +110,7 @@ def create_app(
             responses=stored,
             key_store=key_store,
             runs=Runs(store_limits(config.server)),
+            fetcher=_fetcher(config.server.allow_media_from),
             dialect=dialect_of(
                 config.server.tool_call_parser,
                 config.server.reasoning_parser,
@@ -145,6 +147,14 @@ def create_app(
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )
+
+
+def _fetcher(allowed: tuple[str, ...]) -> Fetcher | None:
+    if not allowed:
+        return None
+    from oaiserve.http.fetch import Fetcher  # with an HTTP client, which few servers need
+
+    return Fetcher(allowed)
 
 
 def _kind(config: Config) -> str:

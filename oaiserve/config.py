@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from oaiserve.hosts import host_name, is_loopback, is_network
+from oaiserve.hosts import host_name, is_loopback, is_network, parse_authority
 
 TaskOption = Literal["auto", "generate", "embed", "score"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -139,8 +139,9 @@ class ListenerOptions:
     """Show / and /dashboard, and of a server /debug, to everyone who can reach this address without an API key: they
     may ask the model, and see when who asked how much, but no text."""
 
-    body_limit: Bytes = Bytes("8MiB")  # noqa: RUF009 - immutable
-    """Largest request body that is accepted, in bytes or with a unit (KiB, MiB, GiB)."""
+    body_limit: Bytes | None = None
+    """Largest request body that is accepted, in bytes or with a unit (KiB, MiB, GiB). Default: 8MiB, or 32MiB for a
+    model that reads images or sounds, and of a gateway."""
 
     drain_timeout_seconds: int = 30
     """Seconds that running requests have to finish after SIGTERM or Ctrl-C. A second signal skips the wait."""
@@ -229,6 +230,14 @@ class ServerOptions(ListenerOptions):
     """Tools of /v1/responses that run on OpenAI's servers, such as web_search. ignore: the model is not told of them,
     and the response names them in ignored_tools. refuse: the request gets a 400."""
 
+    allow_media_from: tuple[str, ...] = ()
+    """Host from which images and sounds are fetched that requests name by URL: images.example.com, *.example.com for
+    all names below, or localhost:9000 for another port than those of HTTP and HTTPS. May be repeated. A private address
+    is reached only if it is named itself, and a loopback address if localhost is. Default: none."""
+
+    max_images: int = 16
+    """Most images of a request, those of earlier turns of its conversation included, and most sounds."""
+
     response_store: Path | None = None
     """File that keeps the answers of /v1/responses with their input over a restart. Several servers on one machine may
     share it. Default: they are kept in memory."""
@@ -260,6 +269,9 @@ class ServerOptions(ListenerOptions):
             _check(is_host, "--allowed-host", f"'{name}'", "a host name or an address, without scheme and port")
         for name in self.trusted_proxy:
             _check(is_network(name), "--trusted-proxy", f"'{name}'", "an IP address, or a network such as 10.0.0.0/8")
+        for name in self.allow_media_from:
+            is_host = parse_authority(name.removeprefix("*.")) is not None
+            _check(is_host, "--allow-media-from", f"'{name}'", "HOST, *.HOST or HOST:PORT, without scheme and path")
         for origin in self.cors_origin:
             is_origin = origin == "*" or _ORIGIN.fullmatch(origin) is not None
             _check(is_origin, "--cors-origin", f"'{origin}'", "* or scheme://host[:port], without a path")
@@ -278,6 +290,7 @@ class ServerOptions(ListenerOptions):
             max_connections=1,
             max_connections_per_address=0,
             stream_interval=1,
+            max_images=0,
             response_store_number=0,
             response_store_bytes=1,
         )
@@ -443,6 +456,15 @@ class EngineOptions:
     """Most tokens of an answer whose request sets no limit. Default: what the model's generation_config.json says
     (max_new_tokens or max_length), or else what the context leaves; for /v1/completions OpenAI's 16."""
 
+    max_media_bytes: Bytes = Bytes("20MiB")  # noqa: RUF009 - immutable
+    """Largest file of an image or a sound."""
+
+    max_image_pixels: int = 64_000_000
+    """Most pixels of an image, which takes 4 bytes for each while it is decoded; at most 178,956,970."""
+
+    max_audio_seconds: float = 600
+    """Longest sound."""
+
     chat_template: Path | None = None
     """Jinja file to use instead of the model's own chat template."""
 
@@ -582,7 +604,12 @@ class EngineOptions:
             queue_timeout_seconds=0,
             request_timeout_seconds=0,
             tokenize_workers=0,
+            max_media_bytes=1,
         )
+        most = 178_956_970  # beyond which Pillow reads nothing
+        pixels, seconds = self.max_image_pixels, self.max_audio_seconds
+        _check(0 < pixels <= most, "--max-image-pixels", pixels, f"at least 1 and at most {most}")
+        _check(0 < seconds <= 3600, "--max-audio-seconds", seconds, "above 0 and at most 3600")
         if self.max_step_tokens is not None and self.max_step_tokens < self.max_running:
             # Every decoding sequence takes one token of every step.
             _check(False, "--max-step-tokens", self.max_step_tokens, f"at least --max-running ({self.max_running})")

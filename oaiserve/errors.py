@@ -263,6 +263,10 @@ class DeadlineRefused(Unavailable):
         return {**super().headers(), DEADLINE_HEADER: "refused"}
 
 
+class NotFetched(Exception):
+    """A file that a request names by URL is not fetched, for a reason that is for the client."""
+
+
 class StartupError(Exception):
     """The server cannot start with these settings. The message is one sentence for the user at the terminal."""
 

@@ -63,6 +63,7 @@ from oaiserve.facts.times import monotonic_ns
 
 # Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
 MAX_BODY_BYTES = 64 * 2**20
+MAX_MEDIA_BYTES = 256 * 2**20  # the same where these are mostly images, which are not parsed
 MOST_SHOWN = 20  # open requests
 Result = TypeVar("Result")
 
@@ -123,7 +124,7 @@ class Engine:
         }
         self._max_waiting = options.max_waiting
         self._waiting = SharedLimit(options.max_waiting)  # choices, and other work for the tokenizer
-        self._body_bytes = SharedLimit(MAX_BODY_BYTES)
+        self._body_bytes = SharedLimit(MAX_MEDIA_BYTES if model.media else MAX_BODY_BYTES)
         self._clock_ns = clock_ns
         self._is_draining = False
         pool = BlockPool(model.num_blocks, options.block_size)

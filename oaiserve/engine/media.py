@@ -30,6 +30,7 @@ class MediaFile:
     content: bytes | str  # a text is base64
     detail: Detail = "auto"
     param: str = "messages"  # the field of the request that it came from, for errors
+    where: str = ""  # its place in that, such as messages[0].content[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

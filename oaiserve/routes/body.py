@@ -35,7 +35,7 @@ async def read_body(
         raise UnsupportedMedia(
             f"The body must not be compressed: this server reads no content-encoding, got {encodings[:80]!r}."
         )
-    limit_bytes = limit_bytes or serving.config.server.body_limit
+    limit_bytes = limit_bytes or serving.body_limit
     too_large = BodyTooLarge(f"The body is too large: this server reads at most {int(limit_bytes)} bytes.")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and (len(length) > 15 or int(length) > limit_bytes):

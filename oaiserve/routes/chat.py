@@ -15,11 +15,13 @@ from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, Chat
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid
+from oaiserve.routes.media import MediaPart, MediaReader
 from oaiserve.routes.objects import (
     AssistantMessage,
     CalledFunction,
     Content,
     Message,
+    SeenContent,
     TextPart,
     ToolMessage,
 )
@@ -56,7 +58,7 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
     num_logprobs = parameters.top_logprobs(body, bool(body.logprobs), "'logprobs': true")
     own = conversation.own_params(parameters.max_tokens(body), num_logprobs, constraints.grammar(body))
     params, wanted = intake.checked(own)
-    prompt = conversation.completed(build_prompt(body, body.messages, dialect, conversation.shown_tools))
+    prompt = conversation.completed(build_prompt(body, body.messages, dialect, conversation.shown_tools, intake.media))
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     shape = ChatShape(
         kind,
@@ -70,7 +72,11 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
 
 
 def build_prompt(
-    body: ChatBody | TokenizeBody, messages: Sequence[Message], dialect: Dialect, shown: Sequence[Mapping[str, Any]]
+    body: ChatBody | TokenizeBody,
+    messages: Sequence[Message],
+    dialect: Dialect,
+    shown: Sequence[Mapping[str, Any]],
+    media: MediaReader,
 ) -> ChatPrompt:
     """Return the prompt of these messages, with a description of the tools `shown`."""
     if not messages:
@@ -78,11 +84,12 @@ def build_prompt(
     continue_final = bool(body.continue_final_message)
     if continue_final and body.add_generation_prompt:
         raise invalid("continue_final_message", "must not be true together with 'add_generation_prompt'")
-    checked = [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    checked = [_message(f"messages[{i}]", message, media) for i, message in enumerate(messages)]
     return prompt_with_tools(
         checked,
         shown,
         dialect,
+        media,
         add_generation_prompt=not continue_final and body.add_generation_prompt is not False,
         continue_final_message=continue_final,
         add_special_tokens=bool(body.add_special_tokens),
@@ -90,21 +97,22 @@ def build_prompt(
     )
 
 
-def _message(where: str, message: Message) -> dict[str, Any]:
+def _message(where: str, message: Message, media: MediaReader) -> dict[str, Any]:
     """Return a message as templates take it."""
     name = {} if message.name is None else {"name": message.name}
+    content = None if message.content is None else _content(f"{where}.content", message.content, media)
     match message:
         case AssistantMessage():
             reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
-            if message.content is None and message.refusal is None and reasoning is None and not _calls(message):
+            if content is None and message.refusal is None and reasoning is None and not _calls(message):
                 reason = "is required for the role 'assistant' if it calls no tools and has no reasoning"
                 raise invalid("messages", reason, f"{where}.content")
-            answered = (message.refusal or "") if message.content is None else _content(message.content)
+            answered = (message.refusal or "") if content is None else content
             thought = {} if reasoning is None else {"reasoning": reasoning}
             return {"role": "assistant", "content": answered, **name, **thought, **_calls(message)}
         case ToolMessage():
-            return {"role": "tool", "content": _content(message.content), **name, "tool_call_id": message.tool_call_id}
-    return {"role": message.__struct_config__.tag, "content": _content(message.content), **name}
+            return {"role": "tool", "content": content, **name, "tool_call_id": message.tool_call_id}
+    return {"role": message.__struct_config__.tag, "content": content, **name}
 
 
 def _calls(message: AssistantMessage) -> dict[str, Any]:
@@ -122,7 +130,12 @@ def _call(call_id: str | None, function: CalledFunction) -> dict[str, Any]:
     return {**identity, "type": "function", "function": {"name": function.name, "arguments": arguments or ""}}
 
 
-def _content(content: Content) -> str | list[dict[str, str]]:
+def _content(where: str, content: Content | SeenContent, media: MediaReader) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    return [{"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal} for part in content]
+    return [
+        media.part(part, f"{where}[{i}]")
+        if isinstance(part, MediaPart)
+        else {"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal}
+        for i, part in enumerate(content)
+    ]

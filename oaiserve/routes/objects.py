@@ -51,7 +51,37 @@ class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
     refusal: str
 
 
+Detail = Literal["auto", "low", "high", "original", None]
+
+
+class ImageAddress(msgspec.Struct):
+    """An image by its URL, and how finely it is looked at."""
+
+    url: Annotated[str, described("data:image/...;base64,..., or http(s) where --allow-media-from names the host.")]
+    detail: Annotated[Detail, described("low: at most 512 pixels a side. Default: as it is.")] = None
+
+
+class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
+    """An image in a message."""
+
+    image_url: ImageAddress | str
+
+
+class SoundData(msgspec.Struct):
+    """A sound."""
+
+    data: Annotated[str, described("In base64.")]
+    format: Literal["wav", "mp3", "flac"]
+
+
+class SoundPart(msgspec.Struct, tag_field="type", tag="input_audio"):
+    """A sound in a message."""
+
+    input_audio: SoundData
+
+
 Content = str | list[TextPart | RefusalPart]
+SeenContent = str | list[TextPart | RefusalPart | ImagePart | SoundPart]
 
 
 class CalledFunction(msgspec.Struct):
@@ -82,7 +112,12 @@ class DeveloperMessage(_Said, tag="developer"):
     """The newer name of a system message."""
 
 
-class UserMessage(_Said, tag="user"):
+class _Shown(msgspec.Struct, tag_field="role", kw_only=True):
+    content: Annotated[SeenContent, described("A text, or parts: text, image_url and input_audio.")]
+    name: str | None = None
+
+
+class UserMessage(_Shown, tag="user"):
     """The user says this."""
 
 
@@ -97,7 +132,7 @@ class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_onl
     tool_calls: Annotated[list[MadeCall] | None, described("The calls that it made.")] = None
 
 
-class ToolMessage(_Said, tag="tool"):
+class ToolMessage(_Shown, tag="tool"):
     """The result of a call."""
 
     tool_call_id: Annotated[str, described("The call that it belongs to.")]
@@ -351,7 +386,15 @@ class SummaryText(msgspec.Struct):
     type: Literal["summary_text"] | None = None
 
 
-ItemPart = InputText | EarlierText | RefusalPart
+class InputImage(msgspec.Struct, tag_field="type", tag="input_image", kw_only=True):
+    """An image in a message, or in the output of a call: its URL, or the id of a file."""
+
+    image_url: Annotated[str | None, described("As of image_url in chat.")] = None
+    file_id: Annotated[str | None, described("Of a file of /v1/files.")] = None
+    detail: Annotated[Detail, described("As of image_url in chat.")] = None
+
+
+ItemPart = InputText | EarlierText | RefusalPart | InputImage | SoundPart
 
 
 class InputItem(msgspec.Struct, kw_only=True):
@@ -382,8 +425,8 @@ class InputItem(msgspec.Struct, kw_only=True):
     id: str | None = None
     role: Annotated[Literal["user", "assistant", "system", "developer", None], described("Of a message.")] = None
     content: Annotated[
-        str | list[InputText | EarlierText | RefusalPart | EarlierReasoning] | None,
-        described("Of a message, or of reasoning. Images and files are refused."),
+        str | list[ItemPart | EarlierReasoning] | None,
+        described("Of a message, or of reasoning. Images and sounds are the user's; other files are refused."),
     ] = None
     call_id: Annotated[str | None, described("Of a call, and of its output.")] = None
     name: Annotated[str | None, described("Of a call: the function.")] = None

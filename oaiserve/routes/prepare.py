@@ -28,6 +28,7 @@ from oaiserve.routes.body import in_turns_if_large, read_body
 from oaiserve.routes.deadlines import deadline_ns
 from oaiserve.routes.exchange import COST_HEADER, Exchange
 from oaiserve.routes.invalid import invalid
+from oaiserve.routes.media import MediaReader, read_media
 from oaiserve.routes.parameters import Wanted, integer
 from oaiserve.routes.respond import Answer, RenderWhole, Shape
 from oaiserve.routes.serving import Serving, serving_of
@@ -59,6 +60,7 @@ class Intake(Generic[OwnBody]):
         self.exchange = exchange
         self.body = body
         self.num_bytes = len(content)  # of the body, and of stored responses that the request goes on from
+        self.media = MediaReader(serving)
         unique_id, created = (exchange.unique_id, int(time.time())) if exchange.ids is None else exchange.ids[:2]
         model, fingerprint = serving.name_of(exchange.adapter), f"oaiserve-{serving.version}"
         self.head = Head(f"{id_prefix}{unique_id}", created, model, fingerprint)
@@ -158,7 +160,7 @@ class Intake(Generic[OwnBody]):
             origin=Origin(*came, None if adapter is None else adapter.name, exchange.key_name),
             client=f"{exchange.client} in the background" if exchange.is_background else exchange.client,
             is_background=exchange.is_background,
-            num_bytes=self.num_bytes,
+            num_bytes=self.num_bytes + self.media.num_bytes,
             received_ns=received_ns,
             deadline_ns=exchange.deadline_ns and received_ns + exchange.deadline_ns,
             first_token_deadline_ns=exchange.ttft_deadline_ns and received_ns + exchange.ttft_deadline_ns,
@@ -188,7 +190,7 @@ async def prepare(
     except ValueError as error:
         raise InvalidRequest(f"This is no request of a gateway: {error}.") from None
 
-    def parse() -> Generator[None, None, Made]:
+    def parse() -> Generator[None, None, Intake[Body]]:
         body = yield from protocol.parse(kind, content, check_given)
         exchange.is_streaming = bool(getattr(body, "stream", None))  # vectors and scores are never streamed
         exchange.adapter = serving.check_model(getattr(body, "model", None))
@@ -199,6 +201,14 @@ async def prepare(
         exchange.wants_cost = http.headers.get(COST_HEADER) == "true"
         if not sent:  # else it has had its first token
             exchange.ttft_deadline_ns = deadline_ns(http.headers, body, "ttft_deadline_ms")
-        return make(Intake(serving, exchange, content, body, id_prefix, sent))
+        return Intake(serving, exchange, content, body, id_prefix, sent)
 
-    return await in_turns_if_large(http, parse(), len(content))
+    def made(intake: Intake[Body] | None = None) -> Generator[None, None, Made]:
+        return make((yield from parse()) if intake is None else intake)
+        yield
+
+    if not serving.engine.media:
+        return await in_turns_if_large(http, made(), len(content))
+    intake = await in_turns_if_large(http, parse(), len(content))
+    intake.media = await read_media(http, intake.body, len(content))
+    return await in_turns_if_large(http, made(intake), len(content))

@@ -24,9 +24,11 @@ from oaiserve.routes.responses.store import ResponseDatabase
 
 if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine
+    from oaiserve.http.fetch import Fetcher
     from oaiserve.telemetry import Telemetry
 
 MOST_RECEIVED_BYTES = 256 * 2**20
+BODY_BYTES, MEDIA_BODY_BYTES = 8 * 2**20, 32 * 2**20  # at most, by default
 
 
 _IS_FOR = {
@@ -61,11 +63,16 @@ class Serving:
     runs: Runs
     received_bytes: SharedLimit  # of the bodies that are being received: a client may send many slowly
     key_store: KeyStore | None  # of keys that are counted
+    fetcher: Fetcher | None  # of images and sounds that requests name by URL
     dialect: Dialect  # of calls and reasoning in the model's answers
 
     @property
     def task(self) -> Task:
         return "generate" if self.engine.pooling is None else self.engine.pooling.task
+
+    @property
+    def body_limit(self) -> int:
+        return self.config.server.body_limit or (MEDIA_BODY_BYTES if self.engine.media else BODY_BYTES)
 
     def check_task(self, *tasks: Task) -> None:
         """Raise InvalidRequest if the model is for none of these tasks, with the right command."""

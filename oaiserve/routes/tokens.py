@@ -19,6 +19,7 @@ from oaiserve.routes.body import in_turns, read_parsed
 from oaiserve.routes.chat import build_prompt
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.media import MediaReader, read_media
 from oaiserve.routes.objects import Integer
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import token_ids
@@ -55,7 +56,8 @@ class Detokenized(msgspec.Struct):
 )
 async def tokenize(request: Request) -> Response:
     body, num_bytes = await read_parsed(request, TokenizeBody)
-    return await answer_in_turns(request, body.model, _tokenize(serving_of(request), body), num_bytes)
+    media = await read_media(request, body, num_bytes)
+    return await answer_in_turns(request, body.model, _tokenize(serving_of(request), body, media), num_bytes)
 
 
 @Operation(
@@ -85,8 +87,8 @@ async def answer_in_turns(
     return Response(await in_turns(request, work, num_bytes), media_type="application/json")
 
 
-def _tokenize(serving: Serving, body: TokenizeBody) -> Generator[None, None, bytes]:
-    ids = yield from encoded(serving, _prompt(body, serving.dialect))
+def _tokenize(serving: Serving, body: TokenizeBody, media: MediaReader) -> Generator[None, None, bytes]:
+    ids = yield from encoded(serving, _prompt(body, serving.dialect, media))
     tokenizer, max_model_len = serving.engine.tokenizer, serving.engine.max_model_len
     rendered = yield from _rendered(ids, lambda part: part)
     texts = b"null"
@@ -129,11 +131,11 @@ def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -
     return b"[" + b",".join(parts) + b"]"
 
 
-def _prompt(body: TokenizeBody, dialect: Dialect) -> Prompt:
+def _prompt(body: TokenizeBody, dialect: Dialect, media: MediaReader) -> Prompt:
     if body.messages is not None and body.prompt is None:
         functions = [tool.function for tool in body.tools or []]
         shown = shown_tools("tools", functions, "tools[{}].function")
-        return build_prompt(body, body.messages, dialect, shown)
+        return build_prompt(body, body.messages, dialect, shown, media)
     if body.prompt is not None and body.messages is None:
         return TextPrompt(body.prompt, body.add_special_tokens is not False)
     raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")

@@ -10,7 +10,7 @@ calls in the dialect of the answer's parser, and results as a turn of the user. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
@@ -21,6 +21,7 @@ from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.family import CallFamily, Message
 from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.invalid import check_name, invalid, show
+from oaiserve.routes.media import MediaReader
 from oaiserve.routes.objects import (
     AllowedChoice,
     Function,
@@ -161,9 +162,16 @@ _EXAMPLE = ("name-of-the-function", '{"name-of-an-argument": "its value"}')
 
 
 def prompt_with_tools(
-    messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect, **more: Any
+    messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect, media: MediaReader, **more: Any
 ) -> ChatPrompt:
     """Return the prompt of checked messages, in which the tools `shown` are described. `more` are its other fields."""
+    prompt = _with_tools(messages, shown, dialect, **more)
+    return replace(prompt, media=media.taken(prompt.messages))
+
+
+def _with_tools(
+    messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect, **more: Any
+) -> ChatPrompt:
     family = dialect.calls or HERMES
     given = list(messages) if family.history is None else family.history(list(messages))
     if dialect.template_takes_tools:
@@ -172,11 +180,11 @@ def prompt_with_tools(
     results_so_far = False  # the last message has results of calls, and takes further ones
     for message in given:
         if message["role"] == "tool":
-            text = f"<tool_response>\n{_text(message['content'])}\n</tool_response>"
+            content = _joined("<tool_response>\n", message["content"], "\n</tool_response>")
             if results_so_far:
-                result[-1]["content"] += f"\n{text}"
+                result[-1]["content"] = _joined(result[-1]["content"], "\n", content)
             else:
-                result.append({"role": "user", "content": text})
+                result.append({"role": "user", "content": content})
             results_so_far = True
             continue
         results_so_far = False
@@ -200,10 +208,19 @@ def _introduced(
     host = "system" if dialect.template_takes_system else "user"
     roles = ("system", "developer") if host == "system" else (host,)
     if messages and messages[0]["role"] in roles:
-        first = {**messages[0], "content": f"{introduction}\n\n{_text(messages[0]['content'])}"}
+        first = {**messages[0], "content": _joined(f"{introduction}\n\n", messages[0]["content"])}
         return [first, *messages[1:]]
     return [{"role": host, "content": introduction}, *messages]
 
 
 def _text(content: str | Sequence[Mapping[str, str]]) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _joined(*contents: str | Sequence[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
+    """Return contents one behind the other: as a text, or as parts if there is another medium among them."""
+    plain = [_text(one) if all("text" in part for part in one) else one for one in contents if not isinstance(one, str)]
+    if all(isinstance(one, str) for one in plain):
+        return "".join(map(_text, contents))
+    lists = ([{"type": "text", "text": one}] if isinstance(one, str) else one for one in contents)
+    return [part for each in lists for part in each]

@@ -176,9 +176,21 @@ BAD_REQUESTS = [
     chat("a part without type", "content[0].type", "messages", messages=[{"role": "user", "content": [{}]}]),
     chat(
         "an image",
-        "content[0].type': must be 'text' or 'refusal', got 'image_url'; images, sound and files are not read.",
+        "Invalid 'messages[0].content[0]': the model 'org/demo' reads text alone, no images.",
         "messages",
         messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
+    ),
+    chat(
+        "an image of the system",
+        "must be 'text', 'refusal' or 'input_audio', got 'image_url'; images and sounds are in messages of users and",
+        "messages",
+        messages=[{"role": "system", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
+    ),
+    chat(
+        "a video",
+        "'image_url' or 'input_audio', got 'video_url'; video and files are not read.",
+        "messages",
+        messages=[{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "data:"}}]}],
     ),
     chat(
         "a text part without text",

@@ -253,8 +253,11 @@ def test_files_together_have_no_more_bytes_than_are_allowed(serve: Serve) -> Non
 
 
 def test_a_form_without_a_file_is_refused(served: Served) -> None:
-    for form, reason in (({"purpose": "batch"}, "'file' and 'purpose'"), ({"purpose": "vision"}, "must be 'batch'")):
-        files = {"file": ("a", b"x")} if form["purpose"] == "vision" else {"other": ("a", b"x")}
+    for form, reason in (
+        ({"purpose": "batch"}, "'file' and 'purpose'"),
+        ({"purpose": "evals"}, "must be 'batch', 'vision' or 'user_data'"),
+    ):
+        files = {"file": ("a", b"x")} if form["purpose"] == "evals" else {"other": ("a", b"x")}
         answer = served.http.post("/v1/files", data=form, files=files)
         assert (answer.status_code, reason in answer.json()["error"]["message"]) == (400, True)
     assert "multipart/form-data" in served.http.post("/v1/files", json={}).json()["error"]["message"]

@@ -334,7 +334,7 @@ CALLS = {"role": "assistant", "content": [{**USE, "id": "1"}]}
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
-        ({"messages": [IMAGE]}, "messages", "images, sound and files are not read"),
+        ({"messages": [IMAGE]}, "messages", "the model 'org/demo' reads text alone, no images"),
         ({"messages": []}, "messages", "at least one turn"),
         ({"messages": [RESULT]}, "messages", "'messages[0].content[0].tool_use_id': there is no call '1'"),
         ({"messages": [*HI, CALLS]}, "messages", "does not end with text"),

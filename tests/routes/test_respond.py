@@ -249,7 +249,7 @@ def test_a_request_cut_off_by_the_shutdown_gets_an_error_that_says_so(stream: bo
 
 def serving_of(num_bytes: int, **parts: object) -> Any:
     config = Config("demo", ServerOptions(body_limit=Bytes(num_bytes)))
-    return SimpleNamespace(config=config, received_bytes=SharedLimit(num_bytes), **parts)
+    return SimpleNamespace(config=config, body_limit=num_bytes, received_bytes=SharedLimit(num_bytes), **parts)
 
 
 def part(body: bytes, more_body: bool = True) -> Message:

@@ -36,7 +36,9 @@ def load_media(request: StartRequest) -> Callable[[ServedModel], ServedModel]:
     device = select_device(options.device)
     dtype = select_dtype(options.dtype, text, device, is_gguf=False, for_tensor_cores=True)
     num_threads = options.cpu_threads or default_threads() if device.type == "cpu" else None
-    limits = MediaLimits(cache_bytes=options.media_cache)
+    limits = MediaLimits(
+        options.max_media_bytes, options.max_image_pixels, options.max_audio_seconds, options.media_cache
+    )
     try:
         tower = load_tower(folder, config, source.shown, device, dtype, num_threads)
         reader = ImageReader(folder, config, request.tokenizer, tower, limits)

@@ -27,7 +27,7 @@ class FileObject(msgspec.Struct, kw_only=True):
     bytes: int
     created_at: int
     filename: str
-    purpose: Literal["batch", "batch_output"]
+    purpose: Literal["batch", "batch_output", "vision", "user_data"]
     status: str = "processed"
     object: str = "file"
 

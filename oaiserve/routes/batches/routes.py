@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from email import message_from_bytes
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from starlette.concurrency import run_in_threadpool
@@ -40,11 +40,13 @@ PIECE_BYTES = 64 * 1024
 LIMIT = Parameter("limit", "How many. Default: 20.", is_integer=True, most=100)
 AFTER = Parameter("after", "The id behind which to begin.")
 DONE_AFTER = Parameter("after", "How many answers the client has.", is_integer=True, least=0)
-PURPOSE = Parameter("purpose", "Only files for this.", allowed=("batch", "batch_output"))
+GIVEN_PURPOSES: tuple[Literal["batch", "vision", "user_data"], ...] = ("batch", "vision", "user_data")
+PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES, "batch_output"))
 
 
 @Operation(
-    summary="Upload a file of requests, as multipart/form-data with `file`, and `purpose` = `batch`.",
+    summary="Upload a file, as multipart/form-data with `file`, and `purpose`: `batch` for requests, or `vision` or "
+    "`user_data` for images.",
     group="Batches",
     answer=FileObject,
     errors=(NotFound, BodyTooLarge, UnsupportedMedia, Overloaded),
@@ -54,10 +56,11 @@ async def upload(request: Request) -> Response:
     body = await read_body(request, serving_of(request), "multipart/form-data", MOST_FILE_BYTES)
     content_type = request.headers["content-type"].encode("latin-1")
     purpose, filename, content = await run_in_threadpool(_parts, content_type, body)
-    if purpose != "batch":
-        raise invalid("purpose", f"must be 'batch', got {show(purpose)}")
+    known = next((one for one in GIVEN_PURPOSES if one == purpose), None)
+    if known is None:
+        raise invalid("purpose", f"must be 'batch', 'vision' or 'user_data', got {show(purpose)}")
     now, file_id = int(time.time()), f"file-{uuid4().hex}"
-    file = FileObject(id=file_id, bytes=len(content), created_at=now, filename=filename, purpose="batch")
+    file = FileObject(id=file_id, bytes=len(content), created_at=now, filename=filename, purpose=known)
     await store.add_file(request.state.owner, file, content)
     return json_response(file)
 

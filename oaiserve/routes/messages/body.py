@@ -21,11 +21,36 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
     input: Annotated[dict[str, Any], described("The arguments.")]
 
 
+class Base64Source(msgspec.Struct, tag_field="type", tag="base64"):
+    """An image itself."""
+
+    data: Annotated[str, described("In base64.")]
+    media_type: Annotated[str | None, described("Changes nothing: the file itself says what it is.")] = None
+
+
+class URLSource(msgspec.Struct, tag_field="type", tag="url"):
+    """An image by its URL."""
+
+    url: str
+
+
+class FileSource(msgspec.Struct, tag_field="type", tag="file"):
+    """An image by the id of a file of /v1/files."""
+
+    file_id: str
+
+
+class ImageBlock(msgspec.Struct, tag_field="type", tag="image"):
+    """An image."""
+
+    source: Base64Source | URLSource | FileSource
+
+
 class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result", kw_only=True):
     """The result of a call."""
 
     tool_use_id: Annotated[str, described("The call that it belongs to.")]
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart | ImageBlock] | None = None
     is_error: Annotated[bool | None, described("The model reads 'Error: ' before the content.")] = None
 
 
@@ -42,7 +67,7 @@ class RedactedThinkingBlock(msgspec.Struct, tag_field="type", tag="redacted_thin
 class UserTurn(msgspec.Struct, tag_field="role", tag="user"):
     """The user says this, with the results of the model's calls."""
 
-    content: str | list[TextPart | ToolResultBlock]
+    content: str | list[TextPart | ImageBlock | ToolResultBlock]
 
 
 class AssistantTurn(msgspec.Struct, tag_field="role", tag="assistant"):

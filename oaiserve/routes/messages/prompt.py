@@ -5,7 +5,7 @@ This file knows nothing of HTTP. Every refusal is an `InvalidRequest` that names
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,9 +15,11 @@ from oaiserve.facts.prefix_keys import is_billing
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.media import MediaReader
 from oaiserve.routes.messages.body import (
     AssistantTurn,
     CountTokensBody,
+    ImageBlock,
     MessagesBody,
     MessagesTool,
     ThinkingBlock,
@@ -32,14 +34,15 @@ from oaiserve.routes.parameters import integer
 from oaiserve.routes.tools import Kind, Tools, chosen, prompt_with_tools, shown_tools
 
 Message = dict[str, Any]
+Said = str | dict[str, Any]  # a text, or the part of an image
 _KINDS: dict[str, Kind] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
 def conversed(
-    body: MessagesBody | CountTokensBody, dialect: Dialect, *, is_constrained: bool
+    body: MessagesBody | CountTokensBody, dialect: Dialect, media: MediaReader, *, is_constrained: bool
 ) -> tuple[Conversation, ChatPrompt]:
     """Return the tools and the reasoning of a request, and its prompt. `is_constrained` as for `Conversation`."""
-    messages = chat_messages(body.system, body.messages)
+    messages = chat_messages(body.system, body.messages, media)
     continues = messages[-1]["role"] == "assistant"
     thinking = body.thinking or ThinkingOptions(type="adaptive")
     effort = None if body.output_config is None else body.output_config.effort
@@ -61,13 +64,14 @@ def conversed(
         messages,
         conversation.shown_tools,
         dialect,
+        media,
         add_generation_prompt=not continues,
         continue_final_message=continues,
     )
     return conversation, conversation.completed(prompt)
 
 
-def chat_messages(system: str | Sequence[TextPart] | None, turns: Iterable[Turn]) -> list[Message]:
+def chat_messages(system: str | Sequence[TextPart] | None, turns: Iterable[Turn], media: MediaReader) -> list[Message]:
     """Return the messages of chat. Turns of the same role in a row become one message, and results stand before the
     text beside them."""
     messages: list[Message] = []
@@ -76,9 +80,9 @@ def chat_messages(system: str | Sequence[TextPart] | None, turns: Iterable[Turn]
     for number, turn in enumerate(turns):
         where, content = f"messages[{number}]", turn.content
         blocks: Sequence[object] = [TextPart(content)] if isinstance(content, str) else content
-        texts = [block.text for block in blocks if isinstance(block, TextPart)]
+        said = [*_said(blocks, f"{where}.content", media)]
         if isinstance(turn, AssistantTurn):
-            _say(messages, "assistant", texts, always=True)
+            _say(messages, "assistant", said, always=True)
             _add_thoughts_and_calls(messages[-1], blocks)
             call_ids.update(block.id for block in blocks if isinstance(block, ToolUseBlock))
         else:
@@ -87,27 +91,42 @@ def chat_messages(system: str | Sequence[TextPart] | None, turns: Iterable[Turn]
                     if block.tool_use_id not in call_ids:
                         reason = f"there is no call {show(block.tool_use_id)} before this result of it"
                         raise invalid("messages", reason, f"{where}.content[{place}].tool_use_id")
-                    messages.append(_result(block))
-            _say(messages, "user" if isinstance(turn, UserTurn) else "system", texts)
+                    messages.append(_result(block, f"{where}.content[{place}].content", media))
+            _say(messages, "user" if isinstance(turn, UserTurn) else "system", said)
     if not messages or (messages[-1]["role"] == "system" and len(messages) == 1):
-        raise invalid("messages", "must hold at least one turn with a text")
+        raise invalid("messages", "must hold at least one turn with a text or an image")
     last = messages[-1]
     if last["role"] == "assistant" and (not any(last["content"]) or "tool_calls" in last):
         reason = "the last turn is the assistant's, so it is continued, but it does not end with text"
         raise invalid("messages", reason)
     for message in messages:
-        if isinstance(texts := message["content"], list):
-            parts = [{"type": "text", "text": text} for text in texts]
-            message["content"] = "".join(texts) if len(texts) < 2 else parts
+        if isinstance(said := message["content"], list):
+            message["content"] = _content(said)
     return messages
 
 
-def _say(messages: list[Message], role: str, texts: list[str], *, always: bool = False) -> None:
-    """Add texts in a role to the last message, or in one of their own. Without any there is none, unless `always`."""
+def _say(messages: list[Message], role: str, said: list[Said], *, always: bool = False) -> None:
+    """Add what is said in a role to the last message, or in one of its own: none if it is nothing, but `always`."""
     if messages and messages[-1]["role"] == role:
-        messages[-1]["content"] += texts
-    elif texts or always:
-        messages.append({"role": role, "content": texts})
+        messages[-1]["content"] += said
+    elif said or always:
+        messages.append({"role": role, "content": said})
+
+
+def _said(blocks: Iterable[object], where: str, media: MediaReader) -> Iterator[Said]:
+    """Yield the texts of blocks, and the parts of images."""
+    for place, block in enumerate(blocks):
+        if isinstance(block, TextPart):
+            yield block.text
+        elif isinstance(block, ImageBlock):
+            yield media.part(block, f"{where}[{place}]")
+
+
+def _content(said: Sequence[Said]) -> str | list[Message]:
+    """Return the content of a message: a string if that can hold it."""
+    if len(said) < 2 and all(isinstance(one, str) for one in said):
+        return "".join(map(str, said))
+    return [{"type": "text", "text": one} if isinstance(one, str) else one for one in said]
 
 
 def _texts(content: str | Sequence[TextPart]) -> list[str]:
@@ -124,10 +143,14 @@ def _add_thoughts_and_calls(message: Message, blocks: Iterable[object]) -> None:
             message.setdefault("tool_calls", []).append(call)
 
 
-def _result(block: ToolResultBlock) -> Message:
-    text = "\n".join(_texts(block.content or ""))
-    content = f"Error: {text}" if block.is_error else text
-    return {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}
+def _result(block: ToolResultBlock, where: str, media: MediaReader) -> Message:
+    given = block.content or ""
+    said: list[Said] = [given] if isinstance(given, str) else [*_said(given, where, media)]
+    if all(isinstance(one, str) for one in said):
+        said = ["\n".join(map(str, said))]
+    if block.is_error:
+        said = [f"Error: {said[0]}" if isinstance(said[0], str) else "Error: ", *said[isinstance(said[0], str) :]]
+    return {"role": "tool", "content": _content(said), "tool_call_id": block.tool_use_id}
 
 
 def requested_tools(body: MessagesBody | CountTokensBody) -> Tools | None:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from oaiserve.errors import ANTHROPIC_PATH
 from oaiserve.routes import constraints, parameters
 from oaiserve.routes.body import read_parsed
+from oaiserve.routes.media import MediaReader, read_media
 from oaiserve.routes.messages.body import CountTokensBody, MessagesBody, OutputConfig
 from oaiserve.routes.messages.prompt import conversed
 from oaiserve.routes.messages.shape import AnswerMessage, MessageEvent, MessagesShape
@@ -53,7 +54,7 @@ def _answer(intake: Intake[MessagesBody]) -> Answer:
     json_format = None if wanted_format is None else constraints.json_format(wanted_format.schema)
     stop = parameters.strings("stop_sequences", body.stop_sequences or [])
     is_constrained = bool(stop) or json_format is not None or constraints.is_constrained(body)
-    conversation, prompt = conversed(body, intake.serving.dialect, is_constrained=is_constrained)
+    conversation, prompt = conversed(body, intake.serving.dialect, intake.media, is_constrained=is_constrained)
     max_tokens = integer(body, "max_tokens") or 0
     own = conversation.own_params(max_tokens, None, constraints.grammar(body, json_format))
     # Its clients ask for the most tokens that Anthropic's models give, whatever the context of this one.
@@ -85,10 +86,11 @@ class TokenCount(msgspec.Struct):
 )
 async def count_tokens(request: Request) -> Response:
     body, num_bytes = await read_parsed(request, CountTokensBody)
-    return await answer_in_turns(request, body.model, _count(serving_of(request), body), num_bytes)
+    media = await read_media(request, body, num_bytes)
+    return await answer_in_turns(request, body.model, _count(serving_of(request), body, media), num_bytes)
 
 
-def _count(serving: Serving, body: CountTokensBody) -> Generator[None, None, bytes]:
-    _, prompt = conversed(body, serving.dialect, is_constrained=False)
+def _count(serving: Serving, body: CountTokensBody, media: MediaReader) -> Generator[None, None, bytes]:
+    _, prompt = conversed(body, serving.dialect, media, is_constrained=False)
     ids = yield from encoded(serving, prompt)
     return msgspec.json.encode(TokenCount(len(ids)))

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
+from starlette.requests import Request
 
 from oaiserve.engine.request import ChatPrompt, Grammar, TooManyTokens
 from oaiserve.errors import InvalidRequest, NotFound
@@ -17,6 +18,7 @@ from oaiserve.routes import constraints
 from oaiserve.routes.bodies import ResponseInputBody, ResponsesBody
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.media import MediaReader, read_media
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.responses.conversations import no_conversation
 from oaiserve.routes.responses.items import Item, chat_messages, input_items, references, since_compaction, stored_items
@@ -51,7 +53,7 @@ class Earlier(NamedTuple):
 
 async def read_earlier(serving: Serving, body: ResponsesBody | ResponseInputBody, owner: str) -> Earlier:
     """Read the stored responses from the store. Raises InvalidRequest if they are missing, or too large together."""
-    store, most_bytes = serving.responses, int(serving.config.server.body_limit)
+    store, most_bytes = serving.responses, serving.body_limit
     turns: list[StoredResponse] = []
     if body.previous_response_id is not None:
         try:
@@ -94,6 +96,23 @@ def items_of(turns: Iterable[StoredResponse]) -> Iterable[Item]:
         yield from _stored_output.decode(turn.response).output
 
 
+async def earlier_media(
+    request: Request,
+    body: ResponsesBody | ResponseInputBody,
+    earlier: Earlier,
+    num_bytes: int,
+    known: MediaReader | None = None,
+) -> MediaReader:
+    """Return the reader of the media of a request, and of what it goes on from. Raises as `read_media`."""
+
+    def stored() -> Iterable[Item]:
+        for turn in (*earlier.turns, *earlier.referred):
+            if b'"input_image"' in turn.input_items:
+                yield from stored_items.decode(turn.input_items)
+
+    return await read_media(request, body, num_bytes + earlier.num_bytes, stored, known)
+
+
 def conversed(
     body: ResponsesBody | ResponseInputBody, serving: Serving, *, is_constrained: bool
 ) -> tuple[OfferedTools, Conversation]:
@@ -121,6 +140,7 @@ class Asked(NamedTuple):
     earlier: list[Item]
     items: list[Item]
     prompt: ChatPrompt
+    media: MediaReader
 
 
 def asked(
@@ -128,6 +148,7 @@ def asked(
     serving: Serving,
     conversation: Conversation,
     earlier: Earlier,
+    media: MediaReader,
     unique_id: str,
     *,
     needs_input: bool = True,
@@ -145,20 +166,22 @@ def asked(
             {item["id"]: item for item in (*before, *items_of(earlier.referred))},
         )
     )
-    return Asked(before, items, _prompt(body, serving, conversation, before, items))
+    return Asked(before, items, _prompt(body, serving, conversation, media, before, items), media)
 
 
 def _prompt(
     body: ResponsesBody | ResponseInputBody,
     serving: Serving,
     conversation: Conversation,
+    media: MediaReader,
     earlier: Sequence[Item],
     items: Sequence[Item],
 ) -> ChatPrompt:
-    messages = chat_messages(earlier, items)
+    messages = chat_messages(earlier, items, media)
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})
-    return conversation.completed(prompt_with_tools(messages, conversation.shown_tools, serving.dialect, param="input"))
+    prompt = prompt_with_tools(messages, conversation.shown_tools, serving.dialect, media, param="input")
+    return conversation.completed(prompt)
 
 
 def truncated(
@@ -176,7 +199,7 @@ def truncated(
     while low < high:
         middle = (low + high) // 2
         kept = [item for number, item in enumerate(items) if number >= cuts[middle] or _stays(item)]
-        shorter = _prompt(body, serving, conversation, kept, ()), len(items) - len(kept)
+        shorter = _prompt(body, serving, conversation, asked.media, kept, ()), len(items) - len(kept)
         if (yield from _fits(serving, shorter[0], limit - room)):
             high, shortest = middle, shorter
         else:

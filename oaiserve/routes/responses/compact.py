@@ -22,7 +22,7 @@ from oaiserve.routes.objects import InputItem
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
-from oaiserve.routes.responses.asked import Earlier, asked, conversed, read_earlier, truncated
+from oaiserve.routes.responses.asked import Earlier, asked, conversed, earlier_media, read_earlier, truncated
 from oaiserve.routes.responses.items import Item, encrypted, kept
 from oaiserve.routes.responses.output import CompactionItem, OutputMessage, ResponseObject, ResponseUsage, item_id
 from oaiserve.routes.responses.shape import ResponsesShape
@@ -95,6 +95,7 @@ class CompactionShape(SummaryShape):
 async def compact(http: Request) -> Answer:
     intake = await prepare(http, CompactionBody, _as_response, id_prefix="resp_")
     earlier = await read_earlier(intake.serving, intake.body, http.state.owner)
+    intake.media = await earlier_media(http, intake.body, earlier, intake.num_bytes, intake.media)
     intake.num_bytes += earlier.num_bytes
     return await in_turns_if_large(http, _answer(intake, earlier), intake.num_bytes, always=True)
 
@@ -126,7 +127,7 @@ def with_wish(prompt: ChatPrompt) -> ChatPrompt:
 def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Generator[None, None, Answer]:
     body, serving, exchange = intake.body, intake.serving, intake.exchange
     offered, conversation = conversed(body, serving, is_constrained=False)
-    whole = asked(body, serving, conversation, earlier, exchange.unique_id, needs_input=False)
+    whole = asked(body, serving, conversation, earlier, intake.media, exchange.unique_id, needs_input=False)
     prompt, _ = yield from truncated(body, serving, conversation, whole, keeps_room=True)
     own = conversation.own_params(SUMMARY_TOKENS, None, None)
     params, wanted = intake.checked(replace(own, ends_with_context=True))

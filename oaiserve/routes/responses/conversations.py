@@ -130,7 +130,7 @@ async def list_items(request: Request) -> Response:
 async def add_items(request: Request) -> Response:
     body, _ = await read_parsed(request, ItemsBody)
     items = _new_items(request, body.items)
-    content, most_bytes = msgspec.json.encode(items), serving_of(request).config.server.body_limit
+    content, most_bytes = msgspec.json.encode(items), serving_of(request).body_limit
 
     def edit(old: StoredResponse) -> StoredResponse:
         if old.num_bytes + len(content) > most_bytes:

@@ -12,7 +12,17 @@ from typing import Any
 import msgspec
 
 from oaiserve.routes.invalid import invalid, needed, show
-from oaiserve.routes.objects import EarlierReasoning, EarlierText, InputItem, InputText, RefusalPart
+from oaiserve.routes.media import MediaPart, MediaReader
+from oaiserve.routes.objects import (
+    EarlierReasoning,
+    EarlierText,
+    InputImage,
+    InputItem,
+    InputText,
+    ItemPart,
+    RefusalPart,
+    SoundPart,
+)
 from oaiserve.routes.responses.offered import arguments_of
 from oaiserve.routes.tools import joined_name
 
@@ -87,12 +97,15 @@ def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: M
     if isinstance(content, str):
         content = [EarlierText(content) if role == "assistant" else InputText(content)]
     for number, part in enumerate(content):
+        place = f"{where}.content[{number}].type"
         if isinstance(part, EarlierReasoning):
-            raise invalid(where.partition("[")[0], "reasoning is an item of its own", f"{where}.content[{number}].type")
+            raise invalid(where.partition("[")[0], "reasoning is an item of its own", place)
+        if isinstance(part, MediaPart) and role != "user":
+            raise invalid(where.partition("[")[0], "images and sounds are in messages of users and in outputs", place)
     return {**identity("msg"), "role": role, "content": _parts(content)}
 
 
-def _parts(parts: Iterable[InputText | EarlierText | RefusalPart | EarlierReasoning]) -> list[Item]:
+def _parts(parts: Iterable[ItemPart | EarlierReasoning]) -> list[Item]:
     shown: list[Item] = []
     for part in parts:
         match part:
@@ -104,6 +117,8 @@ def _parts(parts: Iterable[InputText | EarlierText | RefusalPart | EarlierReason
                 shown.append({"type": "reasoning_text", "text": text})
             case RefusalPart(refusal):
                 shown.append({"type": "refusal", "refusal": refusal})
+            case InputImage() | SoundPart():  # a prompt has them as files
+                shown.append({name: value for name, value in msgspec.to_builtins(part).items() if value is not None})
     return shown
 
 
@@ -119,22 +134,24 @@ def kept(items: Iterable[Item]) -> list[Item]:
     return [item for item in items if item["type"] == "message" and item["role"] != "assistant"]
 
 
-def chat_messages(earlier: Iterable[Item], new: Sequence[Item]) -> list[dict[str, Any]]:
+def chat_messages(earlier: Iterable[Item], new: Sequence[Item], media: MediaReader) -> list[dict[str, Any]]:
     """Return the chat messages of the items. Raises InvalidRequest for a `new` item with the result of an unknown
-    call."""
+    call, and for media that are not read."""
     messages: list[dict[str, Any]] = []
     call_ids: set[str] = set()
     reasoning = ""  # of the message or the call that follows
     for number, item in enumerate((*(earlier := list(earlier)), *new), start=-len(earlier)):
+        where = f"input[{number}]" if number >= 0 else f"the stored item {item['id']}"
         match item["type"]:
             case "message":
-                messages.append(_message(item, reasoning if item["role"] == "assistant" else ""))
+                thought = reasoning if item["role"] == "assistant" else ""
+                messages.append(_message(item, thought, f"{where}.content", media))
                 reasoning = ""
             case "reasoning":
                 reasoning = _text(item.get("content") or item["summary"])
             case "function_call" | "custom_tool_call":
                 if reasoning or not messages or messages[-1]["role"] != "assistant":
-                    messages.append(_message({"role": "assistant", "content": []}, reasoning))
+                    messages.append(_message({"role": "assistant", "content": []}, reasoning, where, media))
                 reasoning = ""
                 is_custom = item["type"] == "custom_tool_call"
                 function = {
@@ -148,26 +165,32 @@ def chat_messages(earlier: Iterable[Item], new: Sequence[Item]) -> list[dict[str
                 call_id, output = item["call_id"], item["output"]
                 if call_id not in call_ids:
                     reason = f"there is no call {show(call_id)} before this output of it"
-                    where = f"input[{number}].call_id" if number >= 0 else f"the stored item {item['id']}"
-                    raise invalid("input", reason, where)
-                content = output if isinstance(output, str) else _chat_content(output)
+                    raise invalid("input", reason, f"{where}.call_id" if number >= 0 else where)
+                content = output if isinstance(output, str) else _chat_content(output, f"{where}.output", media)
                 messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
             case "compaction" if summary := read_encrypted(item.get("encrypted_content")):
                 messages.append({"role": "user", "content": f"{BEFORE_SUMMARY}\n\n{summary}"})
     return messages
 
 
-def _message(item: Mapping[str, Any], reasoning: str) -> dict[str, Any]:
+def _message(item: Mapping[str, Any], reasoning: str, where: str, media: MediaReader) -> dict[str, Any]:
     thought = {"reasoning": reasoning} if reasoning else {}
-    return {"role": item["role"], "content": _chat_content(item["content"]), **thought}
+    return {"role": item["role"], "content": _chat_content(item["content"], where, media), **thought}
 
 
-def _chat_content(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, str]]:
+def _chat_content(parts: Sequence[Mapping[str, Any]], where: str, media: MediaReader) -> str | list[dict[str, Any]]:
     """Return the content of a message: a string if that can hold it, as most clients of chat send."""
-    texts = [part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts]
-    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
+    content: list[dict[str, Any]] = []
+    for number, part in enumerate(parts):
+        if kind := _MEDIA.get(part["type"]):
+            content.append(media.part(msgspec.convert(part, kind), f"{where}[{number}]", "input"))
+        else:
+            content.append({"type": "text", "text": part["refusal"] if part["type"] == "refusal" else part["text"]})
+    is_text = len(content) < 2 and all("text" in part for part in content)
+    return "".join(part["text"] for part in content) if is_text else content
 
 
+_MEDIA: dict[str, type[MediaPart]] = {"input_image": InputImage, "input_audio": SoundPart}
 _ENCRYPTED = "oaiserve:"
 
 

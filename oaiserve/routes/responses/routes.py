@@ -29,7 +29,16 @@ from oaiserve.routes.parameters import integer
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.responses import compact
-from oaiserve.routes.responses.asked import Earlier, asked, conversed, items_of, read_earlier, text_format, truncated
+from oaiserve.routes.responses.asked import (
+    Earlier,
+    asked,
+    conversed,
+    earlier_media,
+    items_of,
+    read_earlier,
+    text_format,
+    truncated,
+)
 from oaiserve.routes.responses.background import BackgroundAnswer
 from oaiserve.routes.responses.conversations import change, with_items
 from oaiserve.routes.responses.offered import OfferedTools
@@ -70,6 +79,7 @@ async def responses(http: Request) -> Answer | BackgroundAnswer:
     earlier = await read_earlier(intake.serving, intake.body, http.state.owner)
     if earlier.turns:
         intake.exchange.conversation_id = earlier.turns[-1].conversation_id
+    intake.media = await earlier_media(http, intake.body, earlier, intake.num_bytes, intake.media)
     intake.num_bytes += earlier.num_bytes
 
     def answer() -> Generator[None, None, Answer | BackgroundAnswer]:
@@ -98,10 +108,11 @@ async def input_tokens(request: Request) -> Response:
     serving = serving_of(request)
     body, num_bytes = await read_parsed(request, ResponseInputBody)
     earlier = await read_earlier(serving, body, request.state.owner)
+    media = await earlier_media(request, body, earlier, num_bytes)
 
     def count() -> Generator[None, None, bytes]:
         _, conversation = conversed(body, serving, is_constrained=False)
-        prompt = asked(body, serving, conversation, earlier, request.state.unique_id).prompt
+        prompt = asked(body, serving, conversation, earlier, media, request.state.unique_id).prompt
         return encode(InputTokens(len((yield from encoded(serving, prompt)))))
 
     return await answer_in_turns(request, body.model, count(), num_bytes + earlier.num_bytes)
@@ -134,8 +145,8 @@ def _answer(
         text_lengths=num_logprobs is not None and conversation.reads_calls,
     )
     params, wanted = intake.checked(replace(own, ends_with_context=compacts))
-    whole = asked(body, serving, conversation, earlier, exchange.unique_id, needs_input=not compacts)
-    _, items, prompt = whole
+    whole = asked(body, serving, conversation, earlier, intake.media, exchange.unique_id, needs_input=not compacts)
+    _, items, prompt, _ = whole
     num_dropped = 0
     if body.truncation == "auto" or compacts:
         prompt, num_dropped = yield from truncated(body, serving, conversation, whole, keeps_room=compacts)

@@ -44,6 +44,7 @@ from oaiserve.http.connections import CONNECTION
 from oaiserve.http.keys import Key
 from oaiserve.routes import sse
 from oaiserve.routes.body import client_left
+from oaiserve.routes.serving import MEDIA_BODY_BYTES
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
 from oaiserve.scale.gateway.models import all_models
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream, UpstreamAnswer
@@ -183,7 +184,7 @@ class Gateway:
         self._watch = watch
         self._metrics = metrics
         self._tracing = tracing
-        self._body_limit = options.body_limit
+        self._body_limit = options.body_limit or MEDIA_BODY_BYTES
         self._continues = options.continue_streams
         self._received = SharedLimit(MOST_RECEIVED_BYTES)
         self._unmarked: set[str] = set()  # replicas whose streams cannot go on

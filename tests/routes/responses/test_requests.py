@@ -232,7 +232,11 @@ def chosen(choice: Any) -> dict[str, Any]:
         (items({"role": "critic", "content": "x"}), "input", "'system' or 'user', got 'critic'"),
         (items({"role": "user"}), "input", "'input[0].content'"),
         (items({"type": "unheard_of", "id": "ws_1"}), "input", "'input[0].type'"),
-        (items({"role": "user", "content": [{"type": "input_image"}]}), "input", "got 'input_image'"),
+        (
+            items({"role": "user", "content": [{"type": "input_image"}]}),
+            "input",
+            "needs either 'image_url' or 'file_id'",
+        ),
         (items({"role": "user", "content": [{"type": "input_text"}]}), "input", "'input[0].content[0].text'"),
         (items({"role": "user", "content": ["x"]}), "input", "must be an object"),
         (items({"type": "function_call", "name": "f", "arguments": "{}"}), "input", "'input[0].call_id'"),

@@ -100,4 +100,4 @@ def _pillow() -> tuple[Any, Any]:
 
 
 def _wrong(file: MediaFile, reason: str) -> InvalidRequest:
-    return invalid(file.param.partition("[")[0], reason, file.param)
+    return invalid(file.param, reason, file.where)

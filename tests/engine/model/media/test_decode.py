@@ -39,7 +39,7 @@ def saved(image: Image.Image, form: str, **more: object) -> bytes:
 def image_of(
     content: bytes | str, detail: Detail = "auto", *, pixels: int = 10**6, most_bytes: int = 10**6
 ) -> Image.Image:
-    return decode_image(MediaFile("image", content, detail, WHERE), pixels, most_bytes)
+    return decode_image(MediaFile("image", content, detail, where=WHERE), pixels, most_bytes)
 
 
 def refusal(content: bytes | str, **limits: int) -> str:
@@ -158,7 +158,7 @@ def test_a_sound_is_decoded_in_a_process_of_its_own() -> None:
     with pytest.raises(
         InvalidRequest, match=r"Invalid 'messages\[0\].content\[1\]': the sound is longer than 0.1 seconds."
     ):
-        decode_sound(MediaFile("audio", sound(wave(), 16000), param=WHERE), 16000, 0.1, 10**6)
+        decode_sound(MediaFile("audio", sound(wave(), 16000), where=WHERE), 16000, 0.1, 10**6)
 
 
 @pytest.mark.parametrize(

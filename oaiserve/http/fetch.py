@@ -1,0 +1,182 @@
+"""Fetches images and sounds that requests name by URL, from hosts that the operator allows. It knows no requests.
+
+Clients must not reach through the server what they could not reach themselves. So a URL has one reading, a name is
+looked up once, the connection goes to the very address that was checked (TLS checks the name all the same), and each
+redirect is checked like the URL before it. Nothing of the client, and no cookie, is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import cache
+from ipaddress import ip_address, ip_network
+from socket import SOCK_STREAM
+from typing import Any, NamedTuple
+from urllib.parse import quote, urljoin
+
+import httpcore
+
+from oaiserve.errors import NotFetched
+from oaiserve.hosts import Authority, parse_authority
+
+MOST_SECONDS = 10.0  # for one file, its redirects included
+MOST_REDIRECTS = 3
+MOST_URL_CHARACTERS = 4096
+# Addresses of IPv6 that are of the internet, but for those in which an address of IPv4 is hidden.
+_IPV6, _HIDING_IPV4 = ip_network("2000::/3"), (ip_network("2001::/32"), ip_network("2002::/16"))
+_URL = re.compile(r"(https?)://([A-Za-z0-9._:\[\]-]+)(?:([/?][^\s\\#]*))?(?:#\S*)?", re.IGNORECASE)
+_PORTS = {"http": 80, "https": 443}
+_ANY_DATA = ("application/octet-stream", "binary/octet-stream")  # as stores of files have it
+
+LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+class _Url(NamedTuple):
+    scheme: str
+    host: str  # in lower case; an address as short as it can be
+    port: int
+    target: str
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.target}"
+
+
+class Fetcher:
+    """The hosts from which files are fetched, and how they are reached."""
+
+    def __init__(
+        self,
+        allowed: Iterable[str],
+        *,
+        look_up: LookUp | None = None,
+        network: httpcore.AsyncNetworkBackend | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        seconds: float = MOST_SECONDS,
+    ) -> None:
+        """`allowed` is as in --allow-media-from. All others are for tests."""
+        parsed = [(name.startswith("*."), parse_authority(name.removeprefix("*."))) for name in allowed]
+        self._allowed = [(is_any, host) for is_any, host in parsed if host is not None]
+        self._named = {host.name for _, host in self._allowed}
+        self._network = _CheckedNetwork(self, look_up or _look_up, network or httpcore.AnyIOBackend())
+        self._tls, self._seconds = tls or _tls, seconds
+
+    async def fetch(self, url: str, kind: str, max_bytes: int, take: Callable[[int], None]) -> bytes:
+        """Return the file of this kind ('image' or 'audio') at a URL. `take` is told of the bytes as they come, and may
+        raise. Raises NotFetched."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await self._fetched(url, kind, max_bytes, take)
+        except TimeoutError:
+            raise NotFetched(f"it did not come within {self._seconds:g} seconds") from None
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
+            raise NotFetched(f"its host cannot be reached, or speaks no HTTP ({type(error).__name__})") from error
+
+    async def _fetched(self, text: str, kind: str, max_bytes: int, take: Callable[[int], None]) -> bytes:
+        tls = await asyncio.to_thread(self._tls)  # the first time, it reads a file
+        for _ in range(1 + MOST_REDIRECTS):
+            url = self.checked(text)
+            headers: dict[bytes | str, bytes | str] = {
+                "accept": f"{kind}/*",
+                "accept-encoding": "identity",
+                "user-agent": "oaiserve",
+            }
+            own = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
+            async with (
+                httpcore.AsyncConnectionPool(tls, network_backend=self._network) as pool,
+                pool.stream("GET", own, headers=headers) as response,
+            ):
+                found = {name.lower().decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+                if response.status not in (301, 302, 303, 307, 308):
+                    return await _content(response, found, kind, max_bytes, take)
+            text = urljoin(str(url), found.get("location", ""))
+        raise NotFetched(f"it is redirected more than {MOST_REDIRECTS} times")
+
+    def checked(self, text: str) -> _Url:
+        """Return a URL of an allowed host. Raises NotFetched."""
+        match = _URL.fullmatch(text) if len(text) <= MOST_URL_CHARACTERS else None
+        host = parse_authority(match[2]) if match is not None else None
+        if match is None or host is None:
+            raise NotFetched("it is no URL of the form http[s]://HOST[:PORT][/PATH]")
+        scheme, target = match[1].lower(), match[3] or "/"
+        target = quote(target if target.startswith("/") else f"/{target}", safe="%/:=&?~+!$,;'@()*[]|^`{}\"<>")
+        url = _Url(scheme, host.name, host.port or _PORTS[scheme], target)
+        if not any(_is_allowed(url, is_any, allowed) for is_any, allowed in self._allowed):
+            raise NotFetched(f"--allow-media-from does not name its host, {url.host}:{url.port}")
+        return url
+
+    def may_reach(self, address: str) -> bool:
+        """Return whether an address is of the internet, or is named itself."""
+        try:
+            ip = ip_address(address)
+        except ValueError:  # with a zone, so of the local network
+            return False
+        if ip.version == 6 and ip.ipv4_mapped is not None:
+            ip = ip.ipv4_mapped
+        if str(ip) in self._named or (ip.is_loopback and "localhost" in self._named):
+            return True
+        is_hidden = ip.version == 6 and (ip not in _IPV6 or any(ip in network for network in _HIDING_IPV4))
+        return ip.is_global and not ip.is_multicast and not ip.is_reserved and not is_hidden
+
+
+def _is_allowed(url: _Url, is_any: bool, allowed: Authority) -> bool:
+    is_port = url.port == (allowed.port or _PORTS[url.scheme])
+    return is_port and (url.host.endswith(f".{allowed.name}") if is_any else url.host == allowed.name)
+
+
+class _CheckedNetwork(httpcore.AsyncNetworkBackend):
+    """A network in which a name stands for its addresses at one look-up, if all of these are allowed."""
+
+    def __init__(self, fetcher: Fetcher, look_up: LookUp, network: httpcore.AsyncNetworkBackend) -> None:
+        self._fetcher, self._look_up, self._network = fetcher, look_up, network
+
+    async def connect_tcp(self, host: str, port: int, *more: Any, **keywords: Any) -> httpcore.AsyncNetworkStream:
+        addresses = await self._look_up(host, port)
+        if not addresses or not all(map(self._fetcher.may_reach, addresses)):
+            raise NotFetched(
+                f"its host, {host}, has no address, or a private one that --allow-media-from does not name"
+            )
+        for address in addresses[:-1]:
+            try:
+                return await self._network.connect_tcp(address, port, *more, **keywords)
+            except httpcore.ConnectError:
+                pass
+        return await self._network.connect_tcp(addresses[-1], port, *more, **keywords)
+
+
+async def _look_up(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=SOCK_STREAM)
+    return list(dict.fromkeys(str(address[4][0]) for address in found))
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    context = httpcore.default_ssl_context()
+    context.load_default_certs()  # the system's, in addition
+    return context
+
+
+async def _content(
+    response: httpcore.Response, headers: dict[str, str], kind: str, max_bytes: int, take: Callable[[int], None]
+) -> bytes:
+    if response.status != 200:
+        raise NotFetched(f"its host answers with the status {response.status}")
+    found = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not found.startswith(f"{kind}/") and found not in _ANY_DATA:
+        raise NotFetched(f"its content type must be {kind}/*, got {found[:60]!r}")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise NotFetched("its host compresses it, although it was asked not to")
+    too_large = NotFetched(f"it has more than {max_bytes} bytes")
+    length = headers.get("content-length", "")
+    if length.isdecimal() and (len(length) > 15 or int(length) > max_bytes):
+        raise too_large
+    content = bytearray()
+    async for part in response.aiter_stream():
+        if len(content) + len(part) > max_bytes:
+            raise too_large
+        take(len(part))
+        content += part
+    return bytes(content)

@@ -1,0 +1,209 @@
+"""The images and sounds of a request: those that its body only names are fetched, and prompts get all of them as files.
+
+Nothing is decoded here: that is done where prompts are tokenized.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+import msgspec
+from starlette.requests import Request
+
+from oaiserve.engine.media import Detail, MediaFile, MediaKind
+from oaiserve.errors import InvalidRequest, NotFetched, Overloaded
+from oaiserve.routes.body import RETRY_AFTER_SECONDS, in_turns_if_large
+from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.messages.body import Base64Source, FileSource, ImageBlock
+from oaiserve.routes.objects import ImagePart, InputImage, SoundPart
+from oaiserve.routes.serving import Serving, serving_of
+
+MediaPart = ImagePart | SoundPart | InputImage | ImageBlock
+Part = dict[str, Any]
+_DATA = re.compile(r"data:([a-z]+)/[a-z0-9.+-]+(?:;[a-z0-9=._-]+)*;base64,", re.IGNORECASE)
+_NOUNS = {"image": "images", "audio": "sounds"}
+_HOLDERS = ("messages", "input", "content", "output")  # the fields of bodies, messages and items with parts below
+
+
+class Given(NamedTuple):
+    """A medium as a part of a body gives it: in base64, or by where it is."""
+
+    kind: MediaKind
+    base64: str | None = None
+    url: str = ""
+    file_id: str = ""
+    detail: Detail = "auto"
+
+    @property
+    def name(self) -> str:
+        """Return where it is to be had, or "" for one that is given itself."""
+        return self.file_id or ("" if self.url[:5].lower() == "data:" else self.url)
+
+
+def given_by(part: MediaPart, where: str) -> Given:
+    match part:
+        case SoundPart(sound):
+            return Given("audio", sound.data)
+        case ImageBlock(source):
+            if isinstance(source, Base64Source):
+                return Given("image", source.data)
+            if isinstance(source, FileSource):
+                return Given("image", file_id=source.file_id)
+            return Given("image", url=source.url)
+        case ImagePart(image):
+            url, detail, file_id = (image, None, None) if isinstance(image, str) else (image.url, image.detail, None)
+        case InputImage():
+            url, detail, file_id = part.image_url or "", part.detail, part.file_id
+            if bool(url) == bool(file_id):
+                raise invalid(_top(where), "needs either 'image_url' or 'file_id'", where)
+    fineness = cast("Detail", {None: "auto", "original": "high"}.get(detail, detail))
+    return Given("image", url=url, file_id=file_id or "", detail=fineness)
+
+
+class MediaReader:
+    """Makes the parts and the files of a prompt from the media in the body of a request."""
+
+    def __init__(self, serving: Serving, contents: Mapping[str, bytes] | None = None) -> None:
+        """`contents` are those of media that the body only names."""
+        self._model, self._kinds = serving.config.model_name, serving.engine.media
+        self._most = serving.config.server.max_images
+        self.contents = contents or {}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.contents.values()))
+
+    def part(self, part: MediaPart, where: str, param: str = "") -> Part:
+        """Return a part of a chat message, with its file, which `taken` takes. Raises InvalidRequest."""
+        given, param = given_by(part, where), param or _top(where)
+        self.check_kind(given.kind, param, where)
+        if given.base64 is not None:
+            content: bytes | str = given.base64
+        elif given.name:
+            content = self.contents[given.name]
+        else:
+            match = _DATA.match(given.url, 0, 200)
+            if match is None or match[1].lower() != given.kind:
+                reason = f"must be a URL with data:{given.kind}/...;base64, or http(s):, got {show(given.url)}"
+                raise invalid(param, reason, where)
+            content = given.url[match.end() :]
+        return {"type": given.kind, "file": MediaFile(given.kind, content, given.detail, param, where)}
+
+    def check_kind(self, kind: MediaKind, param: str, where: str) -> None:
+        if kind not in self._kinds:
+            reads = " and ".join(["text", *sorted(_NOUNS[each] for each in self._kinds)])
+            alone = "text alone" if not self._kinds else reads
+            raise invalid(param, f"the model '{self._model}' reads {alone}, no {_NOUNS[kind]}", where)
+
+    def taken(self, messages: Iterable[Mapping[str, Any]]) -> tuple[MediaFile, ...]:
+        """Take the files out of the parts of messages, in their order. Raises InvalidRequest for too many."""
+        parts = (part for message in messages if isinstance(message["content"], list) for part in message["content"])
+        files = tuple(part.pop("file") for part in parts if "file" in part)
+        for kind, noun in _NOUNS.items():
+            self._check_number(sum(file.kind == kind for file in files), noun, files[0].param if files else "")
+        return files
+
+    def _check_number(self, number: int, noun: str, param: str) -> None:
+        if number > self._most:
+            raise invalid(param, f"may have at most {self._most} {noun} (--max-images), got {number}")
+
+
+Named = dict[str, tuple[Given, str, str]]  # media by where they are to be had, each with its param and its place
+
+
+async def read_media(
+    request: Request,
+    body: object,
+    num_bytes: int,
+    stored: Callable[[], Iterable[Part]] = tuple,
+    known: MediaReader | None = None,
+) -> MediaReader:
+    """Return the reader of the media of a body, and of the items that it goes on from, with those fetched that are only
+    named and not `known` yet. Raises InvalidRequest and Overloaded."""
+    serving = serving_of(request)
+    contents = {} if known is None else known.contents
+    if not serving.engine.media:
+        return MediaReader(serving)
+
+    def named() -> Generator[None, None, Named]:
+        yield
+        found = {given.name: (given, _top(where), where) for where, given in _given_in(body, "") if given.name}
+        for item in stored():
+            place = f"the stored item {item['id']}"
+            found |= {given.name: (given, "input", place) for _, given in _given_in(item, "") if given.name}
+        return {name: each for name, each in found.items() if name not in contents}
+
+    found = await in_turns_if_large(request, named(), num_bytes)
+    return MediaReader(serving, {**contents, **await _fetched(request, serving, found)})
+
+
+def _given_in(value: Any, where: str) -> Iterator[tuple[str, Given]]:
+    """Yield the media in a body, or in a stored item, each with its place."""
+    if isinstance(value, MediaPart):
+        yield where, given_by(value, where)
+    elif isinstance(value, dict) and value.get("type") == "input_image":
+        yield where, given_by(msgspec.convert(value, InputImage), where)
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _given_in(each, f"{where}[{number}]")
+    elif isinstance(value, msgspec.Struct | dict):
+        for name in _HOLDERS:
+            inner = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+            if isinstance(inner, list):
+                yield from _given_in(inner, f"{where}.{name}".lstrip("."))
+
+
+async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str, bytes]:
+    reader, client, most = MediaReader(serving), request.state.client, serving.body_limit
+    for given, param, where in named.values():
+        reader.check_kind(given.kind, param, where)
+    if len(named) > (limit := serving.config.server.max_images):
+        raise InvalidRequest(f"The request names {len(named)} files, but may have at most {limit} (--max-images).")
+    taken = 0
+
+    def take(num_bytes: int) -> None:
+        """Count bytes like those of a body: all media that are only named are as large as one at most."""
+        nonlocal taken
+        if taken + num_bytes > most:
+            raise InvalidRequest(f"The files that the request names have more than {most} bytes (--body-limit).")
+        if not serving.received_bytes.take(client, num_bytes):
+            message = "The server is receiving too many large bodies already; try again later."
+            raise Overloaded(message, retry_after_seconds=RETRY_AFTER_SECONDS)
+        taken += num_bytes
+
+    tasks = [asyncio.create_task(_content(request, serving, *each, take)) for each in named.values()]
+    try:
+        return dict(zip(named, await asyncio.gather(*tasks), strict=True))
+    finally:
+        for task in tasks:
+            task.cancel()
+        serving.received_bytes.give_back(client, taken)
+
+
+async def _content(
+    request: Request, serving: Serving, given: Given, param: str, where: str, take: Callable[[int], None]
+) -> bytes:
+    most = serving.config.engine.max_media_bytes
+    if given.file_id:
+        files = request.app.state.batches
+        found = None if files is None else await files.store.content(request.state.owner, given.file_id)
+        if found is None:
+            raise invalid(param, f"there is no file {show(given.file_id)}: it was deleted, or is too old", where)
+        take(len(found[0]))
+        return cast("bytes", found[0])
+    if given.url[:4].lower() != "http":
+        raise invalid(param, f"must be a URL with data:, http: or https:, got {show(given.url)}", where)
+    if serving.fetcher is None:
+        reason = "this server fetches nothing: it runs without --allow-media-from. Send a data: URL"
+        raise invalid(param, f"{reason}, got {show(given.url)}", where)
+    try:
+        return await serving.fetcher.fetch(given.url, given.kind, most, take)
+    except NotFetched as error:
+        raise invalid(param, f"{show(given.url)} is not fetched: {error}", where) from error
+
+
+def _top(where: str) -> str:
+    return where.partition("[")[0]

@@ -1,0 +1,235 @@
+"""Files are fetched from allowed hosts alone, at addresses that were checked, and within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import httpcore
+import pytest
+
+from oaiserve.errors import NotFetched
+from oaiserve.http.fetch import Fetcher
+
+PUBLIC = "93.184.215.14"
+PNG = b"content-type: image/png\r\n"
+
+
+class Stream(httpcore.AsyncNetworkStream):
+    """A connection that answers each request with the next of some bytes, and then with nothing for ever."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._asked = b""
+        self._answer: bytes | None = None
+
+    async def write(self, buffer: bytes, *_: Any, **__: Any) -> None:
+        self._asked += buffer
+
+    async def read(self, max_bytes: int, *_: Any, **__: Any) -> bytes:
+        if self._answer is None:
+            self._world.requests.append(self._asked.decode())
+            if not self._world.answers:
+                await asyncio.Event().wait()
+            self._answer = self._world.answers.pop(0)
+        part, self._answer = self._answer[:max_bytes], self._answer[max_bytes:]
+        return part
+
+    async def aclose(self) -> None:
+        self._world.num_closed += 1
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, **_: Any
+    ) -> httpcore.AsyncNetworkStream:
+        assert ssl_context.check_hostname
+        self._world.names.append(server_hostname)
+        return self
+
+
+class World(httpcore.AsyncNetworkBackend):
+    """A network in which each name has the addresses of its next look-up, and all servers give the same answers."""
+
+    def __init__(self, *answers: bytes, **addresses: Sequence[str]) -> None:
+        self.answers = list(answers)
+        self.addresses = {name.replace("_", "."): list(found) for name, found in addresses.items()}
+        self.looked_up: list[str] = []
+        self.reached: list[tuple[str, int]] = []
+        self.requests: list[str] = []
+        self.names: list[str | None] = []
+        self.down: set[str] = set()
+        self.num_closed = 0
+
+    async def look_up(self, host: str, port: int) -> Sequence[str]:
+        self.looked_up.append(host)
+        if host in self.addresses:
+            found = self.addresses[host]
+            return [found.pop(0)] if len(found) > 1 and host == "rebinds.test" else found
+        return [host] if host[0].isdigit() or ":" in host else [PUBLIC]
+
+    async def connect_tcp(self, host: str, port: int, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
+        self.reached.append((host, port))
+        if host in self.down:
+            raise httpcore.ConnectError
+        return Stream(self)
+
+    def fetch(self, url: str, *allowed: str, most: int = 100, kind: str = "image", seconds: float = 60) -> bytes:
+        fetcher = Fetcher(allowed or ("a.test",), look_up=self.look_up, network=self, seconds=seconds)
+        self.taken: list[int] = []
+        return asyncio.run(fetcher.fetch(url, kind, most, self.taken.append))
+
+    def refusal(self, url: str, *allowed: str, **more: Any) -> str:
+        with pytest.raises(NotFetched) as caught:
+            self.fetch(url, *allowed, **more)
+        return str(caught.value)
+
+
+def answer(content: bytes = b"PNG", headers: bytes = PNG, status: bytes = b"200 OK") -> bytes:
+    return b"HTTP/1.1 %b\r\n%bcontent-length: %d\r\n\r\n%b" % (status, headers, len(content), content)
+
+
+def redirect(to: str, status: bytes = b"302 Found") -> bytes:
+    return answer(b"", b"location: %b\r\nset-cookie: a=b\r\n" % to.encode(), status)
+
+
+def test_a_file_comes_from_the_very_address_that_was_checked_and_tls_checks_the_name() -> None:
+    world = World(answer(), a_test=[PUBLIC])
+    assert world.fetch("HTTPS://A.test/x%20y?q=1#part") == b"PNG"
+    assert (world.looked_up, world.reached, world.names) == (["a.test"], [(PUBLIC, 443)], ["a.test"])
+    assert world.taken == [3]
+    assert world.num_closed == 1
+    head, *lines = world.requests[0].strip().lower().split("\r\n")
+    assert head == "get /x%20y?q=1 http/1.1"
+    assert sorted(lines) == ["accept-encoding: identity", "accept: image/*", "host: a.test", "user-agent: oaiserve"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "url", "is_allowed"),
+    [
+        ("a.test", "http://a.test", True),
+        ("A.Test", "http://a.test./x", True),
+        ("a.test", "http://b.a.test/", False),
+        ("a.test", "http://a.test:8080/", False),
+        ("a.test:8080", "http://a.test:8080/", True),
+        ("a.test:8080", "http://a.test/", False),
+        ("*.a.test", "http://b.a.test/", True),
+        ("*.a.test", "http://c.b.a.test/", True),
+        ("*.a.test", "http://a.test/", False),
+        ("*.a.test", "http://ba.test/", False),
+        ("a.test", "http://a.test@b.test/", False),
+        ("a.test", "http://b.test\\@a.test/", False),
+        ("a.test", "http://b.test#@a.test/", False),
+        ("a.test", "http://b.test?@a.test/", False),
+        ("a.test", "http://a.test\\.b.test/", False),
+        ("a.test", "http://a.test /", False),
+        ("a.test", "//a.test/", False),
+        ("a.test", "ftp://a.test/", False),
+        ("a.test", "file:///a.test", False),
+        ("a.test", "gopher://a.test:80/", False),
+        ("a.test", "http://a.test/" + 5000 * "x", False),
+    ],
+)
+def test_only_urls_of_allowed_hosts_and_ports_are_looked_up(allowed: str, url: str, is_allowed: bool) -> None:
+    world = World(answer())
+    if is_allowed:
+        assert world.fetch(url, allowed) == b"PNG"
+    else:
+        assert world.refusal(url, allowed).startswith(("it is no URL of", "--allow-media-from does not name its host"))
+        assert world.looked_up == []
+
+
+PRIVATE = [
+    *("127.0.0.1", "127.1.2.3", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
+    *("224.0.0.1", "255.255.255.255", "240.0.0.1", "192.0.2.1", "198.18.0.1", "::1", "::", "fe80::1", "fe80::1%eth0"),
+    *("fc00::1", "fd00:ec2::254", "ff02::1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::10.0.0.1", "not.one"),
+    *("64:ff9b::a9fe:a9fe", "64:ff9b:1::a00:1", "2002:a9fe:a9fe::", "2001:0:a9fe:a9fe::1", "2001:db8::1", "fec0::1"),
+]
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_private_addresses_are_not_reached_though_the_name_is_allowed(address: str) -> None:
+    for found in ([address], [PUBLIC, address]):
+        world = World(answer(), a_test=found)
+        assert "or a private one" in world.refusal("http://a.test/")
+        assert world.reached == []
+
+
+def test_a_private_address_is_reached_if_it_is_named_itself() -> None:
+    assert World(answer(), a_test=["10.0.0.5"]).fetch("http://a.test/", "a.test", "10.0.0.5") == b"PNG"
+    assert World(answer()).fetch("http://10.0.0.5/", "10.0.0.5") == b"PNG"
+    assert World(answer()).fetch("http://[FD00:0::5]/", "[fd00::5]") == b"PNG"
+    assert World(answer(), localhost=["127.0.0.1"]).fetch("http://localhost:99/", "localhost:99") == b"PNG"
+    assert "private one" in World(answer(), a_test=["10.0.0.6"]).refusal("http://a.test/", "a.test", "10.0.0.5")
+
+
+def test_a_name_is_looked_up_once_so_a_second_answer_changes_nothing() -> None:
+    world = World(answer(), rebinds_test=[PUBLIC, "127.0.0.1"])
+    assert world.fetch("http://rebinds.test/", "rebinds.test") == b"PNG"
+    assert (world.looked_up, world.reached) == (["rebinds.test"], [(PUBLIC, 80)])
+
+
+def test_of_several_addresses_the_next_is_tried_where_one_is_down() -> None:
+    world = World(answer(), a_test=["2606:2800::1", PUBLIC])
+    world.down = {"2606:2800::1"}
+    assert world.fetch("http://a.test/") == b"PNG"
+    world.down = {"2606:2800::1", PUBLIC}
+    assert world.refusal("http://a.test/") == "its host cannot be reached, or speaks no HTTP (ConnectError)"
+
+
+def test_redirects_are_followed_three_times_and_each_is_checked_like_a_url() -> None:
+    world = World(redirect("/b"), redirect("//a.test/c", b"307 T"), redirect("https://a.test/d", b"308 P"), answer())
+    assert world.fetch("http://a.test/a") == b"PNG"
+    assert [text.split()[1] for text in world.requests] == ["/a", "/b", "/c", "/d"]
+    assert not any("cookie" in text.lower() for text in world.requests)
+    assert "more than 3 times" in World(*[redirect("/")] * 4, answer()).refusal("http://a.test/")
+    assert "does not name its host, b.test:80" in World(redirect("http://b.test/")).refusal("http://a.test/")
+    world = World(redirect("http://b.a.test/"), a_test=[PUBLIC], b_a_test=["169.254.169.254"])
+    assert "private one" in world.refusal("http://a.test/", "a.test", "*.a.test")
+    assert world.reached == [(PUBLIC, 80)]
+    assert "no URL of" in World(redirect("file:///etc/passwd")).refusal("http://a.test/")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (answer(bytes(101)), "it has more than 100 bytes"),
+        (b"HTTP/1.1 200 OK\r\n" + PNG + b"\r\n" + bytes(101), "it has more than 100 bytes"),
+        (b"HTTP/1.1 200 OK\r\n" + PNG + b"content-length: 1\r\n\r\n" + bytes(9), None),
+        (answer(headers=b"content-type: text/html\r\n"), "its content type must be image/*, got 'text/html'"),
+        (answer(headers=b""), "its content type must be image/*, got ''"),
+        (answer(headers=b"content-type: audio/wav\r\n"), "its content type must be image/*, got 'audio/wav'"),
+        (answer(headers=PNG + b"content-encoding: gzip\r\n"), "its host compresses it, although it was asked not to"),
+        (answer(status=b"404 Not Found"), "its host answers with the status 404"),
+        (answer(status=b"304 Not Modified"), "its host answers with the status 304"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "its host cannot be reached, or speaks no HTTP (RemoteProtocolError)"),
+        (b"HTTP/1.1 200 OK\r\n" + PNG + b"content-length: 9\r\n\r\nab", "speaks no HTTP (RemoteProtocolError)"),
+    ],
+)
+def test_what_is_too_large_or_of_another_type_is_refused(given: bytes, reason: str | None) -> None:
+    if reason is None:
+        assert World(given).fetch("http://a.test/") == b"\0"
+    else:
+        assert reason in World(given).refusal("http://a.test/")
+
+
+def test_sounds_and_files_of_any_type_are_fetched_up_to_the_limit() -> None:
+    assert World(answer(bytes(100))).fetch("http://a.test/") == bytes(100)
+    assert World(answer(headers=b"content-type: Audio/WAV; x\r\n")).fetch("http://a.test/", kind="audio") == b"PNG"
+    assert World(answer(headers=b"content-type: application/octet-stream\r\n")).fetch("http://a.test/") == b"PNG"
+
+
+def test_a_file_that_does_not_come_is_given_up() -> None:
+    world = World()
+    assert world.refusal("http://a.test/", seconds=0.01) == "it did not come within 0.01 seconds"
+    assert world.num_closed == len(world.reached)
+
+
+def test_a_name_that_is_not_found_is_an_error_for_the_client() -> None:
+    async def fails(host: str, port: int) -> Sequence[str]:
+        raise OSError("no such name")
+
+    look_up: Callable[[str, int], Awaitable[Sequence[str]]] = fails
+    fetcher = Fetcher(("a.test",), look_up=look_up, network=World())
+    with pytest.raises(NotFetched, match="its host cannot be reached"):
+        asyncio.run(fetcher.fetch("http://a.test/", "image", 9, print))

@@ -1,0 +1,284 @@
+"""Images and sounds of each API become parts of a prompt, with their files in the same order; nothing else is read."""
+
+from __future__ import annotations
+
+import threading
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+
+from oaiserve.engine.media import MediaFile
+from oaiserve.engine.request import ChatPrompt
+from tests.routes.conftest import Serve, Served
+
+ONE, TWO, WAV = (b64encode(content).decode() for content in (b"first image", b"second image", b"a sound"))
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+
+
+@pytest.fixture
+def served(serve: Serve) -> Served:
+    return reading(serve())
+
+
+def reading(served: Served) -> Served:
+    served.engine.media = frozenset(("image", "audio"))
+    return served
+
+
+def data_url(content: str = ONE, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{content}"
+
+
+def image(url: str = data_url(), **more: object) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
+def user(*parts: object) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def prompt_of(served: Served, answer: httpx.Response) -> ChatPrompt:
+    assert answer.status_code == 200, answer.text
+    (prompt,) = served.engine.submitted.get(timeout=60).prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert all(
+        "file" not in part for message in prompt.messages for part in message["content"] if isinstance(part, dict)
+    )
+    return prompt
+
+
+def refusal(answer: httpx.Response, param: str | None) -> str:
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    message: str = error["message"]
+    return message
+
+
+def test_parts_of_chat_become_parts_of_the_prompt_and_files_in_the_same_order(served: Served) -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}}
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    answer = served.chat(
+        messages=[
+            user(
+                text("What"), image(detail="low"), {"type": "image_url", "image_url": data_url(TWO)}, text("is"), sound
+            ),
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": [image(detail="original"), text("seen")]},
+        ],
+    )
+    prompt = prompt_of(served, answer)
+    assert prompt.messages[0]["content"] == [
+        text("What"),
+        {"type": "image"},
+        {"type": "image"},
+        text("is"),
+        {"type": "audio"},
+    ]
+    assert prompt.media == (
+        MediaFile("image", ONE, "low", where="messages[0].content[1]"),
+        MediaFile("image", TWO, where="messages[0].content[2]"),
+        MediaFile("audio", WAV, where="messages[0].content[4]"),
+        MediaFile("image", ONE, "high", where="messages[2].content[0]"),
+    )
+    assert prompt.messages[2]["content"] == [{"type": "image"}, text("seen")]
+
+
+def test_a_template_that_takes_no_tools_gets_the_images_of_a_result_between_its_tags(serve: Serve) -> None:
+    served = reading(serve(template="{{ messages }}"))
+    calls = [{"id": name, "type": "function", "function": {"name": "look", "arguments": "{}"}} for name in "cd"]
+    results = [{"role": "tool", "tool_call_id": name, "content": [image(), text("seen")]} for name in "cd"]
+    prompt = prompt_of(
+        served, served.chat(messages=[user(text("Hi")), {"role": "assistant", "tool_calls": calls}, *results])
+    )
+    one = [text("<tool_response>\n"), {"type": "image"}, text("seen"), text("\n</tool_response>")]
+    assert prompt.messages[2] == {"role": "user", "content": [*one, text("\n"), *one]}
+    assert [file.where for file in prompt.media] == ["messages[2].content[0]", "messages[3].content[0]"]
+
+
+def test_blocks_of_messages_become_parts_with_results_before_what_is_said(served: Served) -> None:
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ONE}}
+    by_url = {"type": "image", "source": {"type": "url", "url": data_url(TWO)}}
+    use = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [by_url, text("done")], "is_error": True}
+    turns = [user(text("Look"), block), {"role": "assistant", "content": [use]}, user(block, result)]
+    prompt = prompt_of(served, served.post(MESSAGES, messages=turns, max_tokens=9))
+    assert [file.content for file in prompt.media] == [ONE, TWO, ONE]
+    assert [file.where for file in prompt.media] == [
+        "messages[0].content[1]",
+        "messages[2].content[1].content[0]",
+        "messages[2].content[0]",
+    ]
+    assert prompt.messages[0]["content"] == [text("Look"), {"type": "image"}]
+    assert text("Error: ") in prompt.messages[2]["content"]
+    assert served.post(f"{MESSAGES}/count_tokens", messages=turns).status_code == 200
+
+
+def test_input_images_of_responses_are_stored_and_there_again_in_the_next_turn(served: Served) -> None:
+    parts = [{"type": "input_text", "text": "Hi"}, {"type": "input_image", "image_url": data_url(), "detail": "low"}]
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    output = {
+        "type": "function_call_output",
+        "call_id": "c",
+        "output": [{"type": "input_image", "image_url": data_url(TWO)}],
+    }
+    first = served.post(RESPONSES, input=[user(*parts), call, output])
+    prompt = prompt_of(served, first)
+    assert prompt.media == (
+        MediaFile("image", ONE, "low", "input", "input[0].content[1]"),
+        MediaFile("image", TWO, "auto", "input", "input[2].output[0]"),
+    )
+    stored = served.http.get(f"{RESPONSES}/{first.json()['id']}/input_items", params={"order": "asc"}).json()["data"]
+    assert stored[0]["content"][1] == parts[1]
+    second = served.post(
+        RESPONSES,
+        input=[user({"type": "input_image", "image_url": data_url(WAV)})],
+        previous_response_id=first.json()["id"],
+    )
+    following = prompt_of(served, second)
+    assert [file.content for file in following.media] == [ONE, TWO, WAV]
+    assert following.media[0].where == f"the stored item {stored[0]['id']}.content[1]"
+    assert following.messages[: len(prompt.messages)] == prompt.messages
+    counted = served.post(f"{RESPONSES}/input_tokens", input="Hi", previous_response_id=first.json()["id"])
+    assert counted.status_code == 200
+
+
+def test_files_that_were_uploaded_are_read_by_their_ids(served: Served) -> None:
+    uploaded = served.sdk().files.create(file=("a.png", b"an image"), purpose="vision")
+    part = {"type": "input_image", "file_id": uploaded.id}
+    block = {"type": "image", "source": {"type": "file", "file_id": uploaded.id}}
+    assert prompt_of(served, served.post(RESPONSES, input=[user(part)])).media[0].content == b"an image"
+    assert (
+        prompt_of(served, served.post(MESSAGES, messages=[user(block)], max_tokens=9)).media[0].content == b"an image"
+    )
+    served.sdk().files.delete(uploaded.id)
+    assert "there is no file 'file-" in refusal(served.post(RESPONSES, input=[user(part)]), "input")
+
+
+@pytest.fixture
+def site() -> Iterator[Mapping[str, Any]]:
+    """Return the port of a site whose images are their paths, or so many bytes, and what was asked of it."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(404 if self.path == "/none" else 200)
+            self.send_header("content-type", "image/png")
+            self.end_headers()
+            path = self.path[1:]
+            self.wfile.write(bytes(int(path)) if path.isdigit() else self.path.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield {"port": server.server_port, "asked": asked}
+        server.shutdown()
+        thread.join()
+
+
+def test_urls_are_fetched_once_each_where_their_host_is_allowed(serve: Serve, site: Mapping[str, Any]) -> None:
+    url = f"http://127.0.0.1:{site['port']}"
+    served = reading(serve(allow_media_from=(f"127.0.0.1:{site['port']}",)))
+    content = [image(f"{url}/a"), image(f"{url}/b"), image(f"{url}/a"), image()]
+    assert [file.content for file in prompt_of(served, served.chat(messages=[user(*content)])).media] == [
+        b"/a",
+        b"/b",
+        b"/a",
+        ONE,
+    ]
+    assert sorted(site["asked"]) == ["/a", "/b"]
+    first = served.post(RESPONSES, input=[user({"type": "input_image", "image_url": f"{url}/c"})])
+    prompt_of(served, first)
+    second = served.post(RESPONSES, input="And?", previous_response_id=first.json()["id"])
+    assert prompt_of(served, second).media[0].content == b"/c"
+    assert served.post("/tokenize", messages=[user(image(f"{url}/a"))]).status_code == 200
+    refused = refusal(served.chat(messages=[user(image(f"{url}/none"))]), "messages")
+    assert (
+        refused
+        == f"Invalid 'messages[0].content[0]': '{url}/none' is not fetched: its host answers with the status 404."
+    )
+    elsewhere = refusal(served.chat(messages=[user(image("http://10.0.0.1/x"))]), "messages")
+    assert "--allow-media-from does not name its host, 10.0.0.1:80" in elsewhere
+    site["asked"].clear()
+    served.engine.media = frozenset(("audio",))
+    assert "reads text and sounds, no images" in refusal(served.chat(messages=[user(image(f"{url}/a"))]), "messages")
+    served.engine.media = frozenset()
+    assert "reads text alone, no images" in refusal(served.chat(messages=[user(image(f"{url}/a"))]), "messages")
+    assert site["asked"] == []
+
+
+def test_without_the_flag_nothing_is_fetched(served: Served) -> None:
+    message = refusal(served.chat(messages=[user(image("https://a.test/x"))]), "messages")
+    assert message.startswith(
+        "Invalid 'messages[0].content[0]': this server fetches nothing: it runs without --allow-media-from."
+    )
+
+
+def test_files_that_are_only_named_have_together_at_most_the_bytes_of_a_body(
+    serve: Serve, site: Mapping[str, Any]
+) -> None:
+    served = reading(serve(allow_media_from=(f"127.0.0.1:{site['port']}",), body_limit=1000))
+    url = f"http://127.0.0.1:{site['port']}"
+    prompt = prompt_of(served, served.chat(messages=[user(image(f"{url}/400"), image(f"{url}/600"))]))
+    assert [file.content for file in prompt.media] == [bytes(400), bytes(600)]
+    message = refusal(served.chat(messages=[user(image(f"{url}/401"), image(f"{url}/600"))]), None)
+    assert message == "The files that the request names have more than 1000 bytes (--body-limit)."
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("data:image/png,abc", "must be a URL with data:image/...;base64, or http(s):, got 'data:image/png,abc'"),
+        ("data:video/mp4;base64,AA==", "got 'data:video/mp4;base64,AA=='"),
+        ("data:text/plain;base64,AA==", "must be a URL with data:image/"),
+        ("file:///etc/passwd", "must be a URL with data:, http: or https:, got 'file:///etc/passwd'"),
+        ("/etc/passwd", "must be a URL with data:, http: or https:"),
+        ("", "must be"),
+        ("data:", "must be a URL with data:image/"),
+    ],
+)
+def test_what_is_no_image_is_refused_by_its_form(served: Served, url: str, words: str) -> None:
+    for part in (image(url), {"type": "image_url", "image_url": url}):
+        assert words in refusal(served.chat(messages=[user(part)]), "messages")
+
+
+def test_there_are_at_most_so_many_images_of_all_turns(serve: Serve) -> None:
+    served = reading(serve(max_images=2))
+    assert served.chat(messages=[user(image(), image())]).status_code == 200
+    message = refusal(served.chat(messages=[user(image()), user(image(), image())]), "messages")
+    assert message == "Invalid 'messages': may have at most 2 images (--max-images), got 3."
+    first = served.post(RESPONSES, input=[user(*[{"type": "input_image", "image_url": data_url()}] * 2)]).json()
+    more = served.post(
+        RESPONSES, input=[user({"type": "input_image", "image_url": data_url()})], previous_response_id=first["id"]
+    )
+    assert "may have at most 2 images" in refusal(more, "input")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "system", "content": [image()]},
+        {"role": "assistant", "content": [image()]},
+        user({"type": "file", "file": {"file_id": "x"}}),
+        user({"type": "input_audio", "input_audio": {"data": WAV, "format": "ogg"}}),
+    ],
+)
+def test_images_of_others_and_other_media_are_refused(served: Served, message: dict[str, Any]) -> None:
+    assert "must be" in refusal(served.chat(messages=[message]), "messages")
+
+
+def test_an_image_in_an_assistants_message_of_responses_is_refused(served: Served) -> None:
+    item = {"role": "assistant", "content": [{"type": "input_image", "image_url": data_url()}]}
+    assert "are in messages of users and in outputs" in refusal(served.post(RESPONSES, input=[item]), "input")
