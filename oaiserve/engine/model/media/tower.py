@@ -52,7 +52,10 @@ class Tower:
         """Make the vectors of a medium in pieces. Raises OutOfMemory if the device has none left."""
         size = ON_GPU if self.device.type == "cuda" else ON_CPU
         try:
-            yield from in_pieces(partial(self.encode, medium.inputs, medium.num_rows), size, self._num_threads)
+            for encoded in in_pieces(partial(self.encode, medium.inputs, medium.num_rows), size, self._num_threads):
+                if self.device.type == "cuda":  # it has only been launched: its time would be that of the next step
+                    torch.cuda.current_stream(self.device).synchronize()
+                yield encoded
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(str(error)) from None
 
