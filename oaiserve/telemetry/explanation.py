@@ -43,6 +43,8 @@ def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterato
             parts = [f"{_seconds(ns)} for {reason.replace('_', ' ')}" for reason, ns in waits]
         elif phase.name == "receive" and record.model_load_ns:
             parts = [f"for {_seconds(record.model_load_ns)} its model was being loaded"]
+        elif phase.name == "encode_media":
+            parts = [f"its own images and sounds took {_seconds(record.account.media_encode_ns)} of that"]
         elif phase.name in causes_ns:
             neighbours = list(_neighbours(record, phase.name, others))
             parts = list(_causes(causes_ns[phase.name], phase.duration_ns, neighbours))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from oaiserve.facts.record import Cause, EngineAccount, RequestRecord, WaitReason
+from oaiserve.facts.times import RequestTimes
 from oaiserve.telemetry.explanation import sentences
 from tests.records import MS, record_at
 
@@ -61,6 +64,12 @@ def test_a_long_queue_has_its_reasons_and_other_phases_have_none() -> None:
     account = EngineAccount(waits_ns={WaitReason.STEP_UNDER_WAY: 2 * MS, WaitReason.BATCH_FULL: 598 * MS})
     slow = record_at(0, 300, 300, 300, 900, 910, 920, 1000, account=account)
     assert list(sentences(slow, [])) == ["queue took 600 ms; 598 ms for batch full.", "receive took 300 ms."]
+
+
+def test_the_media_of_a_request_took_a_part_of_their_phase() -> None:
+    times = RequestTimes(0, 0, 0, 0, 90 * MS, 91 * MS, 92 * MS, 92 * MS, 100 * MS, has_media=True)
+    slow = replace(record_at(0, 0), times=times, account=EngineAccount(num_images=1, media_encode_ns=20 * MS))
+    assert list(sentences(slow, [])) == ["encode media took 90 ms; its own images and sounds took 20 ms of that."]
 
 
 def test_the_time_after_the_last_step_of_a_request_that_ended_early_is_the_hosts() -> None:

@@ -29,6 +29,7 @@ function account(entry) {
       ["Outcome", `${entry.outcome}${entry.status ? `, status ${entry.status}` : ""}${entry.error_type ? `, ${entry.error_type}` : ""}`],
       ["Finish", entry.finish_reasons.join(", ") || "–"],
       ["Tokens", `${entry.prompt_tokens} prompt (${entry.cached_tokens} cached), ${entry.completion_tokens} generated`],
+      ...mediaFacts(entry.media),
       ...(drafted ? [["Drafts", `${drafted} tokens: ${accepted} accepted, ${drafted - accepted} rejected`]] : []),
       ["Duration", `${duration(entry.duration_ns / 1e9)}, first token after ${duration(firstNs === null ? null : firstNs / 1e9)}`],
       ["Between events", gaps(entry.token_gaps)],
@@ -49,6 +50,13 @@ function account(entry) {
 
 function facts(pairs) {
   return element("dl", { class: "facts" }, ...pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
+}
+
+function mediaFacts(media) {
+  if (!media) return [];
+  const { images, sounds, image_tokens: ofImages, audio_tokens: ofSounds, cached, encode_ns: ns } = media;
+  const value = `${images} and ${sounds} (${cached} cached), ${ofImages + ofSounds} tokens, encoded in ${duration(ns / 1e9)}`;
+  return [["Images and sounds", value]];
 }
 
 function gaps(found) {
