@@ -26,6 +26,8 @@ _TEXT_FIELDS = ("messages", "input", "prompt")
 
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 # Clients of Anthropic's API mark the end of a conversation so far, which is another one in each turn.
+_MEDIA_TYPES = ("image_url", "input_image", "image", "input_audio")  # of parts of messages
+MEDIUM_BYTES = 1024  # of the text that stands for an image or a sound: about as many as its tokens
 _CACHE_CONTROL = re.compile(rb'"cache_control":(?:\{[^{}]*\}|null),?')
 
 
@@ -68,7 +70,9 @@ def prompt_of(body: Mapping[str, Any]) -> Prompt:
             **body,
             "system": [one for one in system if not (isinstance(one, dict) and is_billing(one.get("text")))],
         }
-    parts = [_encode(body[name]) for name in _FIRST_FIELDS if body.get(name)] + [*map(_encode, messages)]
+    parts = [_encode(body[name]) for name in _FIRST_FIELDS if body.get(name)] + [
+        _encode(_with_short_media(one)) for one in messages
+    ]
     users = (at for at, one in enumerate(messages, 1) if isinstance(one, Mapping) and one.get("role") == "user")
     num_first = len(parts) - len(messages) + next(users, len(messages))
     salt = _encode([body.get("model"), body.get("cache_salt")])
@@ -78,6 +82,17 @@ def prompt_of(body: Mapping[str, Any]) -> Prompt:
     )
     prompt = prompt._replace(deadlines_ms=(first, end))
     return prompt._replace(model=model) if isinstance(model := body.get("model"), str) else prompt
+
+
+def _with_short_media(value: Any) -> Any:
+    """Return a message with a hash in the place of each image and sound, whose own text would fill all blocks."""
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") in _MEDIA_TYPES:
+        digest = blake2b(_encode(value)).hexdigest()
+        return digest * (MEDIUM_BYTES // len(digest))
+    lists = {name: parts for name in ("content", "output") if isinstance(parts := value.get(name), list)}
+    return {**value, **{name: [*map(_with_short_media, parts)] for name, parts in lists.items()}}
 
 
 def is_billing(text: object) -> bool:

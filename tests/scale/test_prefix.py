@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from oaiserve.facts.prefix_keys import (
     BLOCK_BYTES,
+    MEDIUM_BYTES,
     MOST_BLOCKS,
     Prompt,
     key_of_session,
@@ -17,6 +19,8 @@ from oaiserve.facts.prefix_keys import (
     prompt_of,
     prompt_of_text,
 )
+from oaiserve.facts.routing_decision import Reason
+from oaiserve.scale.router import Router
 
 texts = st.binary(max_size=4 * BLOCK_BYTES)
 
@@ -140,3 +144,47 @@ def test_few_depths_are_marked_and_the_last_one_always_is() -> None:
 
 def test_sessions_have_different_keys() -> None:
     assert key_of_session("a") == key_of_session("a") != key_of_session("b")
+
+
+def of_images(api: str, *images: str, marked: bool = False) -> dict[str, Any]:
+    """Return a conversation with a turn for each image, and a text that is the same in all."""
+    mark = {"cache_control": {"type": "ephemeral"}} if marked else {}
+    parts: dict[str, Callable[[str], dict[str, Any]]] = {
+        "chat": lambda data: {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+        "responses": lambda data: {"type": "input_image", "image_url": f"data:image/png;base64,{data}"},
+        "messages": lambda data: {
+            "type": "tool_result",
+            "content": [{"type": "image", "source": {"type": "base64", "data": data}, **mark}],
+        },
+    }
+    turns = [{"role": "user", "content": [parts[api](data), {"type": "text", "text": LONG}]} for data in images]
+    return {"model": "m", "input" if api == "responses" else "messages": turns}
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+def test_images_have_keys_of_their_content_and_do_not_fill_all_blocks(api: str) -> None:
+    one, two, three = ("A" * 10**6 + end for end in ("AAAA", "AAAB", "AAAC"))
+    first, second = prompt_of(of_images(api, one, two)), prompt_of(of_images(api, one, two, three, marked=True))
+    other = prompt_of(of_images(api, one, three))
+    assert second.keys[: len(first.keys)] == first.keys
+    assert second.conversation == first.conversation == other.conversation
+    assert len(second.keys) > len(first.keys)
+    common = [a == b for a, b in zip(first.keys, other.keys, strict=True)]
+    assert common == [True] * common.count(True) + [False] * common.count(False)
+    assert 0 < common.count(True) < len(common)
+    assert MEDIUM_BYTES * 2 < first.num_tokens * 4 < MEDIUM_BYTES * 2 + 3000
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+def test_the_next_turn_over_large_images_goes_where_they_are(api: str) -> None:
+    router = Router()
+    router.update_replicas([f"replica-{number}" for number in range(8)], 0)
+    images = ["A" * 500_000 + f"{number:04}" for number in range(40)]
+    for number, image in enumerate(images):
+        first = router.choose(prompt_of(of_images(api, image)), 0)
+        second = router.choose(prompt_of(of_images(api, image, images[number - 1])), 0)
+        assert (second.replica, second.reason) == (first.replica, Reason.PREFIX)
+
+
+def test_a_body_may_nest_and_name_anything() -> None:
+    assert prompt_of({"messages": [{"content": [{"type": []}, {"type": {}, "content": [3]}, None]}, 7]}).keys == []
