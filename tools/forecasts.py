@@ -8,14 +8,11 @@ other programs disturb some. The forecasts know neither these nor the lengths, w
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import struct
 import sys
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from dataclasses import dataclass
 from math import exp
 from pathlib import Path
 from statistics import median
@@ -47,8 +44,7 @@ RATES = {"steady": 3.0, "bursts": 2.6, "long": 1.5, "jump": 1.8, "agents": 0.3} 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 SHOWN = (0.5, 0.8, 0.9, 0.95)
 HEAD = ("load", "time of", "promised", *(f"held {100 * level:.0f} %" for level in SHOWN), "median error",
-        "at best", "at the limit", "at best", "median", "95th")  # fmt: skip
-BEST_OF, FUTURE_SECONDS = 200, 300.0  # requests of which futures are drawn, and the time in which others come
+        "at the limit", "of the length alone", "median", "95th")  # fmt: skip
 
 
 class Kind(NamedTuple):
@@ -77,30 +73,24 @@ class Drawn(Arrival):
 
     kind: Kind = AGENT
     turns_left: int = 0
-    is_first: bool = True
 
 
 class Simulation(LoadReplay):
     """A replay on a machine whose times scatter and are learnt, in which all requests are forecast."""
 
-    def __init__(self, load: str, number: int, seed: int, num_futures: int = 0) -> None:
+    def __init__(self, load: str, number: int, seed: int) -> None:
         super().__init__(SERVER, COST, forecasts_all=True)
         self._rng = random.Random(seed)
         self._load, self._number = load, number
         self._fit = StepCostFit()
         self._drift, self._drift_at = 0.0, 0.0
         self.forecast_seconds: list[float] = []
-        self._num_futures, self._num_added = num_futures, 0
-        self._awaited: Served | None = None  # in a future
-        self._pipe = -1
-        self.best: dict[int, tuple[float, float]] = {}
 
     def known_cost(self) -> StepCost | None:
         return self._fit.cost
 
-    def arrivals(self, at: float = 0.0, made: int = 0) -> Iterator[tuple[float, int, Arrival]]:
-        """Yield the arrivals after this time, of which so many came before."""
-        rng, load = self._rng, self._load
+    def arrivals(self) -> Iterator[tuple[float, int, Arrival]]:
+        rng, load, at, made = self._rng, self._load, 0.0, 0
         while made < self._number:
             rate = RATES[load] * (2 if load == "jump" and made >= self._number // 2 else 1)
             at += rng.expovariate(rate * ((4.0 if at % 30 < 5 else 0.4) if load == "bursts" else 1))
@@ -113,12 +103,12 @@ class Simulation(LoadReplay):
             made += 1 + drawn.turns_left
             yield at, 0, drawn
 
-    def _drawn(self, kind: Kind, client: str, before: list[int], turns_left: int, *, is_first: bool = True) -> Drawn:
+    def _drawn(self, kind: Kind, client: str, before: list[int], turns_left: int) -> Drawn:
         first = self._rng.randrange(2**60)
         prompt = [*before, *range(first, first + self._length(kind.prompt, CONTEXT // 2))][: CONTEXT - 64]
         limit = kind.max_tokens or CONTEXT - len(prompt)
         asked = {"most_tokens": limit, "is_limited": kind.max_tokens is not None, "operation": kind.operation}
-        own = {"grammar_kind": kind.grammar, "kind": kind, "turns_left": turns_left, "is_first": is_first}
+        own = {"grammar_kind": kind.grammar, "kind": kind, "turns_left": turns_left}
         return Drawn(0.0, prompt, self._length(kind.answer, limit), client=client, **asked, **own)  # type: ignore[arg-type]
 
     def _length(self, lognormal: tuple[float, float], most: int) -> int:
@@ -147,44 +137,7 @@ class Simulation(LoadReplay):
         if drawn.turns_left:
             at = self._now + self._rng.lognormvariate(0.7, 0.8)  # some seconds, in which a tool runs
             left = drawn.turns_left - 1
-            self._come(at, 0, self._drawn(AGENT, drawn.client, sequence.token_ids, left, is_first=False))
-        if served is self._awaited:
-            os.write(self._pipe, struct.pack("2q", *came_ns(served)))
-            os._exit(0)
-
-    def _add(self, arrived: list[tuple[Served, list[Sequence]]]) -> None:
-        super()._add(arrived)
-        for served, _ in arrived:
-            self._num_added += 1
-            if self._num_futures and served.forecast.is_calibrated and self._num_added % (self._number // BEST_OF) == 0:
-                futures = zip(*(self._future(served, number) for number in range(self._num_futures)), strict=True)
-                first_ns, end_ns = map(median, futures)
-                self.best[id(served)] = first_ns, end_ns
-
-    def _future(self, awaited: Served, seed: int) -> tuple[int, int]:
-        """Return how long a request takes to its first token and its end if other requests come from now on, and all
-        answers have other lengths. A forked process finds it out."""
-        receives, sends = os.pipe()
-        if not (child := os.fork()):
-            self._rng, self._awaited, self._pipe, self._num_futures = random.Random(seed), awaited, sends, 0
-            num_come = self._num_come - len(self._coming)
-            self._coming = [one for one in self._coming if not cast(Drawn, one[3]).is_first]
-            for sequence, served in self._open.items():
-                drawn, least = cast(Drawn, served.arrival), sequence.num_generated + 1
-                lengths = (self._length(drawn.kind.answer, drawn.most_tokens) for _ in range(100))
-                served.arrival = replace(drawn, answer_tokens=next((one for one in lengths if one >= least), least))
-            until = self._now + FUTURE_SECONDS
-            self.run(takewhile(lambda coming: coming[0] < until, self.arrivals(self._now, num_come)))
-        os.close(sends)
-        first_ns, end_ns = struct.unpack("2q", os.read(receives, 16))
-        os.close(receives)
-        os.waitpid(child, 0)
-        return first_ns, end_ns
-
-
-def came_ns(served: Served) -> tuple[int, int]:
-    """Return the times of the first and the last token of an answer."""
-    return round(1e9 * (served.ttft or 0)), round(1e9 * (served.latency or 0))
+            self._come(at, 0, self._drawn(AGENT, drawn.client, sequence.token_ids, left))
 
 
 class Promised(NamedTuple):
@@ -193,13 +146,17 @@ class Promised(NamedTuple):
     forecast: Forecast
     came_ns: tuple[int, int]  # the first token and the end
     at_limit: bool  # whether its answer has ended at its limit
-    best_ns: tuple[float, float] | None = None  # the medians of its futures
+    alone: float | None = None  # the error of whoever knows how lengths are distributed, of the length alone
 
 
-def promises(simulation: Simulation, served: list[Served]) -> list[Promised]:
-    at_limit = [one.arrival.answer_tokens == one.arrival.most_tokens for one in served]
-    best_ns = [simulation.best.get(id(one)) for one in served]
-    return [Promised(one.forecast, came_ns(one), *of) for one, *of in zip(served, at_limit, best_ns, strict=True)]
+def promises(served: list[Served]) -> list[Promised]:
+    found = []
+    for one in served:
+        drawn, came_ns = cast(Drawn, one.arrival), (round(1e9 * (one.ttft or 0)), round(1e9 * (one.latency or 0)))
+        usual = min(drawn.kind.answer[0], drawn.most_tokens)  # half of such answers are longer: more can nobody know
+        at_limit, alone = drawn.answer_tokens == drawn.most_tokens, abs(usual / drawn.answer_tokens - 1)
+        found.append(Promised(one.forecast, came_ns, at_limit, alone))
+    return found
 
 
 def promises_of(url: str) -> list[Promised]:
@@ -230,12 +187,11 @@ def rows_of(name: str, found: list[Promised]) -> list[list[str]]:
     for of_end, what in enumerate(("first token", "end")):
         held = dict(held_shares(promised, bool(of_end)))
         row = [name, what, f"{len(promised):,} of {len(found):,}", *(f"{held[level]:.1%}" for level in SHOWN)]
-        for kind in (promised, [one for one in promised if one.at_limit and of_end]):
-            told = [
-                (one.forecast.end_ns if of_end else one.forecast.first_token_ns) / one.came_ns[of_end] for one in kind
-            ]
-            best = [one.best_ns[of_end] / one.came_ns[of_end] for one in kind if one.best_ns is not None]
-            row += [f"{median(abs(ratio - 1) for ratio in each):.1%}" if each else "" for each in (told, best)]
+        told = [(one.forecast.end_ns if of_end else one.forecast.first_token_ns) for one in promised]
+        errors = [abs(ns / one.came_ns[of_end] - 1) for ns, one in zip(told, promised, strict=True)]
+        at_limit = [error for error, one in zip(errors, promised, strict=True) if of_end and one.at_limit]
+        alone = [one.alone for one in promised if of_end and one.alone is not None]
+        row += [f"{median(values):.1%}" if values else "" for values in (errors, at_limit, alone)]
         came = sorted(one.came_ns[of_end] for one in promised)
         rows.append([*row, *(f"{came[int(share * len(came))] / 1e6:,.0f} ms" for share in (0.5, 0.95))])
     return rows
@@ -246,7 +202,6 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=10_000, help="requests of each load")
     parser.add_argument("--load", choices=RATES, action="append", help="only these")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--futures", type=int, default=0, help="draw so many of some requests, to know what is best")
     parser.add_argument("--draw", type=Path, metavar="SVG", help="draw there which share of the intervals held")
     parser.add_argument("--server", metavar="URL", help="the recent requests of this server in place of the loads")
     args = parser.parse_args()
@@ -255,9 +210,9 @@ def main() -> None:
         return
     table, seconds, held = [list(HEAD)], [], ({}, {})
     for load in args.load or RATES:
-        simulation = Simulation(load, args.number, args.seed, args.futures)
+        simulation = Simulation(load, args.number, args.seed)
         replayed = simulation.run(simulation.arrivals())
-        found = promises(simulation, replayed.served)
+        found = promises(replayed.served)
         table += rows_of(load, found)
         seconds += simulation.forecast_seconds
         calibrated = [one for one in found if one.forecast.is_calibrated]

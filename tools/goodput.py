@@ -1,24 +1,38 @@
-"""Simulates requests within their deadlines by load and policy: python -m tools.goodput --from RECORDING
+"""Requests within their deadlines by load and policy: python -m tools.goodput [--server | --from RECORDING]
 
-The scheduler and the forecasts are the server's, the cost of steps is that of a recorded server (serve
---record-requests). Prompts have 150 tokens in the median and answers 55, with long tails; eight clients send them at
-random times. Half are urgent: the deadline is 10 s and 8 times what they would take alone. The others have 60 s and 16
-times. A load of 1 is the highest at which 99 % of the requests are answered in time by `fair` without any use of
-deadlines. The first minute of each simulation does not count.
+The scheduler and the forecasts are the server's, the cost of steps is that of a recording (serve --record-requests), or
+of the demo model here and now. Prompts have 150 tokens in the median and answers 55, with long tails; eight clients
+send them at random times. Half are urgent: the deadline is 10 s and 8 times what they would take alone. The others have
+60 s and 16 times. A load of 1 is the highest at which 99 % of the requests are answered in time by `fair` without any
+use of deadlines. The first minute of each simulation does not count.
+
+With --server, servers of the demo model answer 1.5 times the highest load that one has answered in time so, by three
+policies in turns, of which only `deadline` is told deadlines: a third of the simulated ones, in runs of 40 s, of which
+the first 10 s do not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
 import statistics
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
 
 from oaiserve.explain.step_cost import Load
-from oaiserve.plan.recorded import Arrival, Cost, RecordedServer, read
+from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, RecordedServer, read
 from oaiserve.plan.replay import LoadReplay, UseOfDeadlines
+from oaiserve.plan.search import calibrated
+from tools.charts import curves
+from tools.load import run_bench
 from tools.markdown import as_markdown
+from tools.server_process import exit_on_sigterm, running_oaiserve
 
 LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 WARM_SECONDS, ALL_SHARE, NUM_CLIENTS, MOST_TOKENS, PRECISION = 60.0, 0.99, 8, 1000, 0.02
@@ -27,6 +41,10 @@ WAYS: tuple[tuple[str, UseOfDeadlines], ...] = (
     ("deadline", "kept"),
 )  # fmt: skip
 SAYS = {"ignored": "", "ended": ", late ones end", "kept": ", late ones end, hopeless ones are refused"}
+SERVED, SERVED_LOAD, SERVED_FACTOR = ("fcfs", "fair", "deadline"), 1.5, 1.25  # by which the load grows meanwhile
+SERVED_SECONDS, SERVED_WARM_SECONDS, SERVED_SHARE = 40.0, 10.0, 1 / 3  # of deadlines
+FIRST_ID, NUM_IDS = 100, 40_000  # token ids of the demo model
+WARM_UP = {"--num-requests": 96, "--concurrency": 24, "--input-len": 150, "--max-new-tokens": 50}
 
 
 def arrivals(cost: Cost, rate: float, seconds: float, seed: int) -> list[Arrival]:
@@ -71,30 +89,89 @@ def rate_of_all(server: RecordedServer, cost: Cost, seconds: float, seeds: range
     return low
 
 
+def recorded_demo() -> RecordedLoad:
+    """Return a load of the demo model that is recorded now."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "load.jsonl"
+        with running_oaiserve("--record-requests", str(path)) as server:
+            run_bench(server.url, WARM_UP, "--no-stop-on-eos")
+        return read(path)
+
+
+def served(policy: str, cost: Cost, rate: float, seed: int) -> tuple[float, float]:
+    """Return how many requests per second a server answers in time, and their share."""
+
+    async def is_in_time(http: httpx.AsyncClient, one: Arrival) -> bool:
+        await asyncio.sleep(one.seconds)
+        most, began = SERVED_SHARE * (one.deadline_seconds or 0.0), time.monotonic()
+        headers = {"x-deadline-ms": str(int(1000 * most))} if policy == "deadline" else {}
+        prompt = [FIRST_ID + token % NUM_IDS for token in one.prompt]
+        body = {"prompt": prompt, "max_tokens": one.answer_tokens, "ignore_eos": True, "temperature": 1}
+        answer = await http.post("/v1/completions", json=body, headers=headers)
+        return answer.is_success and time.monotonic() - began <= most
+
+    async def answered(url: str) -> list[bool]:
+        async with httpx.AsyncClient(base_url=url, timeout=None, limits=httpx.Limits(max_connections=None)) as http:
+            return await asyncio.gather(*(is_in_time(http, one) for one in load))
+
+    load = arrivals(cost, rate, SERVED_SECONDS, seed)
+    with running_oaiserve("--policy", policy, "--max-waiting", "10000") as server:
+        run_bench(server.url, WARM_UP, "--no-stop-on-eos")
+        in_time = asyncio.run(answered(server.url))
+    counted = [good for good, one in zip(in_time, load, strict=True) if one.seconds >= SERVED_WARM_SECONDS]
+    print(f"{policy} at {rate:.2f} a second: {sum(counted)} of {len(counted)} in time", file=sys.stderr, flush=True)
+    return sum(counted) / (SERVED_SECONDS - SERVED_WARM_SECONDS), sum(counted) / len(counted)
+
+
+def served_rows(cost: Cost, rate: float, seeds: range) -> list[list[str]]:
+    """Return the table of what servers answer in time, in as many rounds as there are seeds."""
+    while served("fair", cost, rate, 0)[1] < ALL_SHARE:
+        rate /= SERVED_FACTOR
+    while served("fair", cost, rate * SERVED_FACTOR, 0)[1] >= ALL_SHARE:
+        rate *= SERVED_FACTOR
+    rounds = [{policy: served(policy, cost, SERVED_LOAD * rate, seed)[0] for policy in SERVED} for seed in seeds]
+    found = [[policy, spread([each[policy] for each in rounds])] for policy in SERVED]
+    return [["policy", f"in time, of {SERVED_LOAD * rate:.2f} a second"], *found]
+
+
+def spread(good: list[float]) -> str:
+    return f"{statistics.median(good):.2f} ({min(good):.2f} to {max(good):.2f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--from", dest="source", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=360)
+    parser.add_argument("--from", dest="source", type=Path)
+    parser.add_argument("--server", action="store_true", help="real servers in place of simulated ones")
+    parser.add_argument("--seconds", type=float, default=360, help="of arrivals")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
+    parser.add_argument("--draw", type=Path, metavar="SVG", help="draw the medians there")
     args = parser.parse_args()
-    recorded = read(args.source)
+    exit_on_sigterm()
+    recorded = recorded_demo() if args.source is None else read(args.source)
     if recorded.cost is None:
         parser.error(f"{args.source} does not say what steps cost")
-    cost, seeds = recorded.cost, range(args.seeds)
+    cost, seeds = calibrated(recorded).cost or recorded.cost, range(args.seeds)
     fair = replace(recorded.server, policy="fair")
-    rate = rate_of_all(fair, cost, args.seconds, seeds)
-    table = [["policy", *(f"load {load:g}" for load in args.loads)]]
+    rate = rate_of_all(fair, cost, 360, seeds)
     print(
         f"Load 1 is {rate:.3g} requests/s. Requests in time per second, as median (lowest to highest) of the seeds:\n"
     )
+    if args.server:
+        print("\n".join(as_markdown(served_rows(cost, rate, seeds))))
+        return
+    table = [["policy", *(f"load {load:g}" for load in args.loads)]]
+    lines: dict[str, list[tuple[float, float]]] = {}
     for policy, use in WAYS:
-        server = replace(recorded.server, policy=policy)
-        table.append([f"{policy}{SAYS[use]}"])
-        for load in args.loads:
-            good = sorted(goodput(server, cost, use, load * rate, args.seconds, seed) for seed in seeds)
-            table[-1].append(f"{statistics.median(good):.2f} ({good[0]:.2f} to {good[-1]:.2f})")
+        server, name = replace(recorded.server, policy=policy), f"{policy}{SAYS[use]}"
+        good = {
+            load: [goodput(server, cost, use, load * rate, args.seconds, seed) for seed in seeds] for load in args.loads
+        }
+        table.append([name, *map(spread, good.values())])
+        lines[name] = [(load, statistics.median(found)) for load, found in good.items()]
     print("\n".join(as_markdown(table)))
+    if args.draw:
+        args.draw.write_text(curves("Requests in time per second, by load", {"": lines}))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ and no more sequences than may run. It jumps over steps in which nothing changes
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -74,16 +74,14 @@ class Ahead(NamedTuple):
     def first_token_ns(self) -> float:
         return self.times[0][1]
 
-    def token(self, steps: float) -> tuple[float, float]:
-        """Return the time of the token so many steps behind the first one; or the last time that is known, and how many
-        steps come after that."""
-        step = self.times[0][0] + steps
-        place = bisect_left(self.times, (step, 0.0))
-        if place == 0 or place == len(self.times):
-            last_step, last_ns = self.times[max(0, place - 1)]
-            return last_ns, step - last_step
+    def decode_ns(self, steps: float) -> float:
+        """Return how long so many steps behind the first token take."""
+        step, (last_step, last_ns) = self.times[0][0] + steps, self.times[-1]
+        if step >= last_step:
+            return last_ns + (step - last_step) * self.pace_ns - self.first_token_ns
+        place = bisect_right(self.times, (step, inf))
         (from_step, from_ns), (to_step, to_ns) = self.times[place - 1 : place + 1]
-        return from_ns + (step - from_step) * (to_ns - from_ns) / (to_step - from_step), 0.0
+        return from_ns + (step - from_step) * (to_ns - from_ns) / (to_step - from_step) - self.first_token_ns
 
 
 @dataclass(slots=True)

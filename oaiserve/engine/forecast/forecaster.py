@@ -210,7 +210,7 @@ class Forecaster:
         curve = self._lengths.curve(classes) if asked.ends_early else None
         shares = [level ** (1 / asked.num_choices) for level in LEVELS]
         lengths = [asked.limit if curve is None else curve.at(share, asked.limit) for share in shares]
-        mean_ns, host_ns, tokens = self._steps(now_ns)
+        _, host_ns, tokens = self._steps(now_ns)
         decodes, turns, residual_ns = self._present(cost, host_ns, now_ns)
         own = self._turn(asked, lengths[1])
         order = sorted([*turns, own], key=_due)
@@ -223,9 +223,7 @@ class Forecaster:
             rows = asked.media_rows + self._numbers().num_waiting_media_rows
             first_ns = max(first_ns, self._encode_times.expected_ns(rows) + alone_ns(cost, own.prompt.tokens_left))
         first_ns += now_ns - asked.received_ns
-        before_ns, ends = first_ns - found.first_token_ns, []
-        for known_ns, rest in map(found.token, steps):
-            ends.append(before_ns + known_ns + self._decode_ns(rest, found.pace_ns, mean_ns or found.pace_ns))
+        ends = [first_ns + found.decode_ns(number) for number in steps]
         raw = (first_ns, first_ns, first_ns), (ends[0], ends[1], ends[2])
         crowd = 4 if found.has_waited else min(place.bit_length(), 3)
         spread = sum(ends[2] > wide * ends[0] for wide in WIDE)
@@ -266,11 +264,6 @@ class Forecaster:
             return None
         sizes = max(1, round(self._mean_prompt)), max(1, round(self._mean_tokens))
         return Expected(max(self._paces, key=_fit).gap_ns, *sizes, tuple(self._clients))
-
-    def _decode_ns(self, steps: float, soon_ns: float, mean_ns: float) -> float:
-        """Return the time of so many steps: the first ones like those of now, later ones like the mean of late."""
-        mean = self._mean_tokens
-        return steps * mean_ns + (soon_ns - mean_ns) * mean * (1 - math.exp(-steps / mean))
 
     def _kind(self, time: str, *kind: int) -> Calibration:
         """Return the calibration of the requests of this kind, or of a wider one until enough of them are known."""

@@ -47,16 +47,16 @@ def test_a_request_waits_until_a_place_is_free() -> None:
 
 def test_an_answer_waits_for_the_prompts_that_come_meanwhile() -> None:
     """Of three in a second, each one lengthens a step of 10 ms by 40 ms: with the answer, it has 176 rows."""
-    found = ahead([], [Prompt(16, 0, 100)], steps=99)
-    assert found.token(99) == (1000e6, 0)
-    busy = ahead([], [Prompt(16, 0, 100)], steps=99, expected=Expected(333e6, 175, 1, ("a", "b")))
-    assert busy.token(99) == pytest.approx((1000e6 + 3 * 40e6, 0))
-    assert busy.token(33)[0] == pytest.approx(340e6), "none has come"
-    assert ahead([], [Prompt(16, 0, 9)], steps=8, expected=Expected(1, 175, 9, ("a",))).token(8)[0] < 1e9, "at once"
+    asked = [Prompt(16, 0, 100)]
+    assert ahead([], asked, steps=99).decode_ns(99) == 990e6
+    busy = ahead([], asked, steps=99, expected=Expected(333e6, 175, 1, ("a", "b")))
+    assert busy.decode_ns(99) == pytest.approx(990e6 + 3 * 40e6)
+    assert busy.decode_ns(33) == pytest.approx(330e6), "none has come"
+    at_once = ahead([], [Prompt(16, 0, 9)], steps=8, expected=Expected(1, 175, 9, ("a",)))
+    assert at_once.decode_ns(8) < 1e9
     # Beyond what is followed, the pace goes on.
     crowded = ahead([], [Prompt(16, 0, 10**6)], steps=10**6, expected=Expected(100e6, 175, 1, ("a",)))
-    known_ns, rest = crowded.token(10**6)
-    assert known_ns + rest * crowded.pace_ns == pytest.approx(10**6 * 10e6 / (1 - 0.4), rel=0.03)
+    assert crowded.decode_ns(10**6) == pytest.approx(10**6 * 10e6 / (1 - 0.4), rel=0.03)
 
 
 def test_short_prompts_share_a_step_and_a_later_one_waits_for_those_before() -> None:

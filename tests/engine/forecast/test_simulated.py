@@ -11,7 +11,7 @@ from tools.forecasts import Promised, Simulation, promises
 def promised() -> list[Promised]:
     simulation = Simulation("steady", 900, seed=3)
     served = simulation.run(simulation.arrivals()).served
-    return [one for one in promises(simulation, served) if one.forecast.is_calibrated]
+    return [one for one in promises(served) if one.forecast.is_calibrated]
 
 
 def test_nine_in_ten_first_tokens_and_ends_come_within_their_intervals(promised: list[Promised]) -> None:
