@@ -149,7 +149,7 @@ def serving(
     runner = runner or ScriptedRunner()
     engine = make_engine(runner, **engine_options)
     if adapters is not None:
-        engine.adapters = adapters
+        engine.adapters = engine._loop._adapters = adapters
     options = ServerOptions(front_ends=number, **({"drain_timeout_seconds": 5} | (server or {})))
     config = Config("demo", options, EngineOptions(lora_dir=lora_dir))
     front_ends, connections, responses = FrontEnds(engine), Connections(most_connections, 0), response_store(options)
