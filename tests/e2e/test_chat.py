@@ -291,6 +291,7 @@ def test_a_browser_without_room_for_pictures_keeps_the_rest_of_the_conversation(
 def test_only_a_model_that_reads_pictures_is_offered_any(page: Page, seeing: Page) -> None:
     assert page.get_attribute("#camera-label", "hidden") is not None
     assert seeing.get_attribute("#camera-label", "hidden") is None
+    assert seeing.is_hidden("#camera-label")  # where there is a mouse
     settings(seeing)
     seeing.check("#models [value=other]")
     assert seeing.get_attribute("#camera-label", "hidden") is not None
