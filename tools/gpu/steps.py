@@ -61,13 +61,20 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
         max_running=sequences,
         max_step_tokens=max(prompt, sequences),
     )
-    runner = started(loaded, options).runner
+    began = time.perf_counter()
+    runner = (made := started(loaded, options)).runner
+    made.warm_up()
+    ready, captured = time.perf_counter(), runner.num_captured
+    while runner.capture_next():
+        pass
+    start = {"seconds_to_ready": ready - began, "sizes_captured": captured, "sizes": runner.num_captured}
+    yield {"start": start | {"seconds_for_the_others": time.perf_counter() - ready}}
     steps = {"decode": [(context - 1, 1)] * sequences, "prefill": [(0, prompt)]}
     profiles = {
         name: profiled(runner, random_step(lengths, BLOCK_SIZE, loaded.vocab_size), loaded.device)
         for name, lengths in steps.items()
     }
-    yield {"parts": {"has_graphs": runner.has_graphs, **profiles}}
+    yield {"parts": profiles}
 
 
 def measure_decodes(engine: Engine, prompts: Sequence[list[int]], num_tokens: int, repeats: int) -> dict[str, Any]:

@@ -102,11 +102,6 @@ class ModelRunner:
         return self._executor.is_exact
 
     @property
-    def has_graphs(self) -> bool:
-        """Return whether decode steps are replayed as CUDA graphs."""
-        return self._graphs is not None
-
-    @property
     def num_captured(self) -> int:
         """Return the number of sizes for which steps have been captured as CUDA graphs so far."""
         return sum(graphs.num_captured for graphs in self._sized)

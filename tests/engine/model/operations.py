@@ -7,6 +7,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+# Operations that launch nothing: they make views and memory.
+NO_LAUNCH = {
+    *("view", "_unsafe_view", "split", "split_with_sizes", "unsqueeze", "transpose", "t", "select", "slice", "expand"),
+    *("flatten", "unflatten", "reshape"),
+    *("empty", "empty_like", "new_empty", "empty_strided", "detach", "alias", "as_strided", "unbind", "squeeze"),
+}
+
 
 class Operations(TorchDispatchMode):
     """Records the operations of torch: the name of each, the name with its overload, and the shapes of its inputs."""

@@ -23,7 +23,7 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import FAMILIES as KNOWN
 from tests.engine.model.cpu.small_models import STATE_FAMILIES
-from tests.engine.model.operations import Operations
+from tests.engine.model.operations import NO_LAUNCH, Operations
 from tests.models.decoders import FAMILIES, random_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -100,13 +100,6 @@ def test_logits_of_mixtures_are_those_of_transformers_code(family: str) -> None:
 
 
 # -- how many launches these are ---------------------------------------------------------------------------------------
-
-# Operations that launch nothing: they make views and memory.
-NO_LAUNCH = {
-    *("view", "_unsafe_view", "split", "split_with_sizes", "unsqueeze", "transpose", "t", "select", "slice", "expand"),
-    *("flatten", "unflatten", "reshape"),
-    *("empty", "empty_like", "new_empty", "empty_strided", "detach", "alias", "as_strided", "unbind", "squeeze"),
-}
 
 
 class Kernel:
