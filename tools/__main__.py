@@ -15,7 +15,7 @@ COMMANDS = {
     "bench.quantized_peers": "beside llama.cpp on the same GGUF files, beside vLLM on 4-bit checkpoints",
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
-    "goodput": "requests within their deadlines by load and policy, simulated: docs/slow-requests.md",
+    "goodput": "requests within their deadlines by load and policy: docs/slow-requests.md",
     "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
     "gpu.compiled": "registers and memory of the kernels as compiled for an H200: docs/benchmarks.md",
     "gpu.pack": "sources and wheels for the GPU check on a machine without a network",

@@ -208,7 +208,8 @@ def main() -> None:
     if args.server:
         print("\n".join(as_markdown([HEAD, *rows_of("server", promises_of(args.server))])))
         return
-    table, seconds, held = [list(HEAD)], [], ({}, {})
+    table, seconds = [list(HEAD)], list[float]()
+    held: tuple[dict[str, list[tuple[float, float]]], ...] = ({}, {})
     for load in args.load or RATES:
         simulation = Simulation(load, args.number, args.seed)
         replayed = simulation.run(simulation.arrivals())

@@ -123,12 +123,17 @@ def served(policy: str, cost: Cost, rate: float, seed: int) -> tuple[float, floa
     return sum(counted) / (SERVED_SECONDS - SERVED_WARM_SECONDS), sum(counted) / len(counted)
 
 
-def served_rows(cost: Cost, rate: float, seeds: range) -> list[list[str]]:
-    """Return the table of what servers answer in time, in as many rounds as there are seeds."""
+def rate_of_servers(cost: Cost, rate: float) -> float:
+    """Return the highest rate that a server answers in time so, near a rate."""
     while served("fair", cost, rate, 0)[1] < ALL_SHARE:
         rate /= SERVED_FACTOR
     while served("fair", cost, rate * SERVED_FACTOR, 0)[1] >= ALL_SHARE:
         rate *= SERVED_FACTOR
+    return rate
+
+
+def served_rows(cost: Cost, rate: float, seeds: range) -> list[list[str]]:
+    """Return the table of what servers answer in time, in as many rounds as there are seeds."""
     rounds = [{policy: served(policy, cost, SERVED_LOAD * rate, seed)[0] for policy in SERVED} for seed in seeds]
     found = [[policy, spread([each[policy] for each in rounds])] for policy in SERVED]
     return [["policy", f"in time, of {SERVED_LOAD * rate:.2f} a second"], *found]
@@ -143,6 +148,7 @@ def main() -> None:
     parser.add_argument("--from", dest="source", type=Path)
     parser.add_argument("--server", action="store_true", help="real servers in place of simulated ones")
     parser.add_argument("--seconds", type=float, default=360, help="of arrivals")
+    parser.add_argument("--rate", type=float, help="load 1, in requests per second, where it is known")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
     parser.add_argument("--draw", type=Path, metavar="SVG", help="draw the medians there")
@@ -153,13 +159,13 @@ def main() -> None:
         parser.error(f"{args.source} does not say what steps cost")
     cost, seeds = calibrated(recorded).cost or recorded.cost, range(args.seeds)
     fair = replace(recorded.server, policy="fair")
-    rate = rate_of_all(fair, cost, 360, seeds)
+    rate = args.rate or rate_of_all(fair, cost, args.seconds, seeds)
+    if args.server:
+        print("\n".join(as_markdown(served_rows(cost, args.rate or rate_of_servers(cost, rate), seeds))))
+        return
     print(
         f"Load 1 is {rate:.3g} requests/s. Requests in time per second, as median (lowest to highest) of the seeds:\n"
     )
-    if args.server:
-        print("\n".join(as_markdown(served_rows(cost, rate, seeds))))
-        return
     table = [["policy", *(f"load {load:g}" for load in args.loads)]]
     lines: dict[str, list[tuple[float, float]]] = {}
     for policy, use in WAYS:
