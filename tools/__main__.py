@@ -17,6 +17,7 @@ COMMANDS = {
     "bench.step": "where a step's time goes, and its floor: `make bench`",
     "goodput": "requests within their deadlines by load and policy: docs/slow-requests.md",
     "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
+    "gpu.host": "what the host does in a step on a GPU, counted by a double",
     "gpu.compiled": "registers and memory of the kernels as compiled for an H200: docs/benchmarks.md",
     "gpu.pack": "sources and wheels for the GPU check on a machine without a network",
     "model_types": "transformers' model types, served or refused: docs/models.md",
