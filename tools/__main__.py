@@ -29,6 +29,7 @@ COMMANDS = {
     "attack.broken_files": "starts on 10,000 broken model files; fails where one is no sentence",
     "forecasts": "forecasts beside what came, of five simulated loads or a server: docs/forecasts.md",
     "batches": "batches of killed servers, beside others, and alone: docs/batches.md",
+    "images": "first tokens, second turns and neighbours of images, and memory: docs/images.md",
     "costs": "what requests cost beside the machine's meters: docs/costs.md",
     "kills": "servers killed in mid-stream, and their streams compared: docs/gateway.md",
     "reference": "writes the tables of docs/reference",

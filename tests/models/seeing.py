@@ -30,7 +30,7 @@ _ROWS = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(
 _VISION = ["<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """What a family's small model has beside the common sizes."""
 
     image: str  # the placeholder in the template
@@ -49,11 +49,11 @@ def _size(pixels: int) -> dict[str, int]:
     return {"height": pixels, "width": pixels}
 
 
-_QWEN = _Kind(
+_QWEN = Kind(
     "<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>", "Qwen2VLImageProcessorPil", _VISION,
     {"min_pixels": 56 * 56, "max_pixels": 112 * 112},
 )  # fmt: skip
-_IDEFICS = _Kind(
+_IDEFICS = Kind(
     "<image>", "<image>", "", ["<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *_ROWS],
     {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}, {"image_seq_len": 1},
 )  # fmt: skip
@@ -62,18 +62,18 @@ _GRID = [[28, 56], [56, 28], [56, 56]]
 KINDS = {
     "smolvlm": _IDEFICS._replace(images="SmolVLMImageProcessorPil"),
     "idefics3": _IDEFICS._replace(images="Idefics3ImageProcessorPil"),
-    "llava": _Kind(
+    "llava": Kind(
         "<image>", "<image>", "LlavaImageProcessorPil",
         of_images={"size": {"shortest_edge": 28}, "crop_size": _size(28)},
         settings={"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
     ),
-    "llava_next": _Kind(
+    "llava_next": Kind(
         "<image>", "<image>", "LlavaNextImageProcessorPil",
         of_images={"size": {"shortest_edge": 28}, "crop_size": _size(28), "image_grid_pinpoints": _GRID},
         settings={"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
         config={"image_grid_pinpoints": _GRID},
     ),
-    "llava_onevision": _Kind(
+    "llava_onevision": Kind(
         "<image>", "<image>", "LlavaOnevisionImageProcessorPil",
         of_images={"size": _size(28), "image_grid_pinpoints": _GRID},
         settings={
@@ -81,7 +81,7 @@ KINDS = {
         },
         config={"image_grid_pinpoints": _GRID},
     ),
-    "gemma4": _Kind(
+    "gemma4": Kind(
         "<image_soft_token>", "<image_soft_token>", "Gemma4ImageProcessorPil",
         of_images={"patch_size": 14, "max_soft_tokens": 70, "pooling_kernel_size": 3},
         named={"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"},
@@ -94,7 +94,7 @@ KINDS = {
         },
         text={"vocab_size_per_layer_input": 384, "use_bidirectional_attention": "vision"},
     ),
-    "gemma3": _Kind(
+    "gemma3": Kind(
         "<start_of_image>", "<image_soft_token>", "Gemma3ImageProcessorPil",
         of_images={"size": _size(28)}, settings={"image_seq_length": 4},
         named={"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"},
@@ -104,13 +104,13 @@ KINDS = {
     "qwen2_5_vl": _QWEN,
     "qwen3_vl": _QWEN,
     "qwen3_5": _QWEN,
-    "mistral3": _Kind(
+    "mistral3": Kind(
         "[IMG]", "[IMG]", "PixtralImageProcessorPil", ["[IMG_BREAK]", "[IMG_END]"],
         of_images={"size": {"longest_edge": 84}, "patch_size": 14},
         settings={"patch_size": 14, "spatial_merge_size": 2}, vision={"image_size": 84},
         text={"sliding_window": None},
     ),
-    "internvl": _Kind(
+    "internvl": Kind(
         "<IMG_CONTEXT>", "<IMG_CONTEXT>", "GotOcr2ImageProcessorPil",
         of_images={"size": _size(28), "min_patches": 1, "max_patches": 4}, settings={"image_seq_length": 1},
         named={
@@ -129,7 +129,12 @@ class SeeingModel(NamedTuple):
 
 def save_seeing(name: str, folder: Path) -> SeeingModel:
     """Save a small model of this family with its processor, and return both as transformers has them."""
-    kind, tokenizer = KINDS[name], byte_tokenizer(300)
+    return save_whole(name, KINDS[name], folder, torch.float32)
+
+
+def save_whole(name: str, kind: Kind, folder: Path, dtype: torch.dtype, deviation: float = 0.3) -> SeeingModel:
+    """Save a model of this family, with the sizes of `kind`."""
+    tokenizer = byte_tokenizer(300)
     specials = dict.fromkeys([kind.vector, *kind.named.values(), *kind.tokens])
     tokenizer.add_special_tokens(
         {"additional_special_tokens": [AddedToken(token, special=True, normalized=False) for token in specials]}
@@ -144,11 +149,9 @@ def save_seeing(name: str, folder: Path) -> SeeingModel:
     (folder / "processor_config.json").write_text(json.dumps({**kind.settings}))
     id_of = tokenizer.convert_tokens_to_ids
     of_wrapper = {
-        (
-            "image_token_index"
-            if name in ("llava", "llava_next", "llava_onevision", "gemma3", "mistral3")
-            else "image_token_id"
-        ): id_of(kind.vector)
+        "image_token_index" if name.startswith(("llava", "gemma3", "mistral3")) else "image_token_id": id_of(
+            kind.vector
+        )
     }
     if name.startswith("qwen"):
         of_wrapper |= {"video_token_id": id_of("<|video_pad|>"), "vision_start_token_id": id_of("<|vision_start|>")}
@@ -157,11 +160,12 @@ def save_seeing(name: str, folder: Path) -> SeeingModel:
         {**kind.config, **of_wrapper},
         {"vocab_size": 384, "max_position_embeddings": 256, **kind.text},
         kind.vision,
+        deviation=deviation,
     )
     if name.startswith("gemma"):  # which multiplies it by 8: next to it, images would not count
         with torch.no_grad():
             wrapper.get_input_embeddings().weight *= 0.05
-    wrapper.save_pretrained(folder)
+    wrapper.to(dtype).save_pretrained(folder)
     return SeeingModel(wrapper, images, tokenizer)
 
 

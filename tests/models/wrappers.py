@@ -110,20 +110,20 @@ def save_wrapper(name: str, folder: Path) -> PreTrainedModel:
     return text
 
 
-def random_wrapper(name: str, *more: Values) -> PreTrainedModel:
+def random_wrapper(name: str, *more: Values, deviation: float = 0.3) -> PreTrainedModel:
     """Return a small multimodal model of this type, whose answers to texts differ; `more` is as in `wrapper_config`."""
-    return _with_random_weights(AutoModelForMultimodalLM, wrapper_config(name, *more))
+    return _with_random_weights(AutoModelForMultimodalLM, wrapper_config(name, *more), deviation)
 
 
-def _with_random_weights(kind: Any, config: PreTrainedConfig) -> PreTrainedModel:
+def _with_random_weights(kind: Any, config: PreTrainedConfig, deviation: float = 0.3) -> PreTrainedModel:
     torch.manual_seed(0)
     model: PreTrainedModel = kind.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0, 0.3)
+                parameter.normal_(0, deviation)
             else:
-                parameter += 0.4 * torch.randn_like(parameter)
+                parameter += 4 / 3 * deviation * torch.randn_like(parameter)
     assert model.generation_config is not None
     model.generation_config.eos_token_id = None
     return model.eval()

@@ -138,7 +138,7 @@ def read_checkpoint(source: ModelSource, name: str) -> Checkpoint:
         config = config_of(source)
         text = text_config(config)
         if text is not None:
-            log.info("'%s' is multimodal (%s): its text model is served, without images", name, config.model_type)
+            log.info("'%s' is multimodal (%s)", name, config.model_type)
             bring_layout(config)
             config = text
         refuse_unless_decoder_only(config, name)
