@@ -134,7 +134,7 @@ def save_seeing(name: str, folder: Path) -> SeeingModel:
 
 def save_whole(name: str, kind: Kind, folder: Path, dtype: torch.dtype, deviation: float = 0.3) -> SeeingModel:
     """Save a model of this family, with the sizes of `kind`."""
-    tokenizer = byte_tokenizer(300)
+    tokenizer = byte_tokenizer(kind.text.get("vocab_size", 384) - 84)  # and a place for each special token
     specials = dict.fromkeys([kind.vector, *kind.named.values(), *kind.tokens])
     tokenizer.add_special_tokens(
         {"additional_special_tokens": [AddedToken(token, special=True, normalized=False) for token in specials]}
