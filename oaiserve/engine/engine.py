@@ -369,6 +369,10 @@ class Engine:
         self._waiting.give_back(client, 1)
         self._body_bytes.give_back(client, num_bytes)
 
+    def encode(self, prompt: Prompt, most_tokens: int) -> Generator[None, None, list[int]]:
+        """Return the token ids of a prompt, in turns, for `run_in_turns`. Raises as `Tokenizer.encode_in_pieces`."""
+        return self._tokenize.encode(prompt, most_tokens)
+
     def run_in_turns(self, work: Generator[None, None, Result], *, client: str, num_bytes: int) -> Future[Result]:
         """Run work with the tokenizer beside requests, in turns by client: each `yield` of it ends a turn.
 

@@ -125,9 +125,9 @@ class MediaReader(Protocol):
 
     placeholder: str  # the text in whose place the text of an image comes
 
-    def prepare(self, file: MediaFile, salt: str) -> Prepared:
-        """Prepare a client's file. Its vectors are shared only among requests with the same salt. Raises an APIError
-        for a file that is no such medium, or too much."""
+    def prepare(self, file: MediaFile, salt: str, *, only_text: bool = False) -> Prepared:
+        """Prepare a client's file, for the tower unless `only_text` is needed. Its vectors are shared only among
+        requests with the same salt. Raises an APIError for a file that is no such medium, or too much."""
 
     def placed(self, token_ids: list[int], prepared: Sequence[Prepared]) -> PromptMedia:
         """Return the media of a prompt, given its token ids. Raises InvalidRequest if they do not go together."""

@@ -196,6 +196,12 @@ class TokenizeStage:
         )
         return promised
 
+    def encode(self, prompt: Prompt, most_tokens: int) -> Generator[None, None, list[int]]:
+        """Return the token ids of a prompt, those in place of its images included, as work for `run`. Raises as
+        `Tokenizer.encode_in_pieces`."""
+        prepared = yield from self._prepare(prompt, "", only_text=True)
+        return (yield from self._tokenizer.encode_in_pieces(prompt, most_tokens, self._expand(prompt, prepared)))
+
     def give_back_later(self) -> None:
         """Give memory back to the system in a moment: large bodies have been freed without work of the stage."""
         self._workers.give_back_later()
@@ -234,7 +240,7 @@ class TokenizeStage:
             if token_ids:
                 yield
             needed_tokens = None if params.ends_with_context and params.max_tokens else params.max_tokens
-            prepared = yield from self._prepare(prompt, request)
+            prepared = yield from self._prepare(prompt, request.cache_salt)
             ids, second_start = yield from self._encode(prompt, needed_tokens, prepared)
             token_ids.append(ids)
             second_starts.append(second_start)
@@ -244,7 +250,7 @@ class TokenizeStage:
             media=media if any(media) else [],
         )
 
-    def _prepare(self, prompt: Prompt, request: Request) -> Generator[None, None, list[Prepared]]:
+    def _prepare(self, prompt: Prompt, salt: str, *, only_text: bool = False) -> Generator[None, None, list[Prepared]]:
         """Prepare the images and sounds of a prompt, in a turn for each."""
         prepared: list[Prepared] = []
         if isinstance(prompt, ChatPrompt) and prompt.media:
@@ -252,7 +258,7 @@ class TokenizeStage:
                 raise invalid(prompt.param, "this model reads text alone")
             for file in prompt.media:
                 yield
-                prepared.append(self._media.prepare(file, request.cache_salt))
+                prepared.append(self._media.prepare(file, salt, only_text=only_text))
             yield
         return prepared
 

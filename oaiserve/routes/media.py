@@ -70,6 +70,7 @@ class MediaReader:
         """`contents` are those of media that the body only names."""
         self._model, self._kinds = serving.config.model_name, serving.engine.media
         self._most = serving.config.server.max_images
+        self._has_front_ends = serving.config.server.front_ends > 0
         self.contents = contents or {}
 
     @property
@@ -96,7 +97,8 @@ class MediaReader:
         if kind not in self._kinds:
             reads = " and ".join(["text", *sorted(_NOUNS[each] for each in self._kinds)])
             alone = "text alone" if not self._kinds else reads
-            raise invalid(param, f"the model '{self._model}' reads {alone}, no {_NOUNS[kind]}", where)
+            also = ", with --front-ends" if self._has_front_ends else ""
+            raise invalid(param, f"the model '{self._model}' reads {alone}, no {_NOUNS[kind]}{also}", where)
 
     def taken(self, messages: Iterable[Mapping[str, Any]]) -> tuple[MediaFile, ...]:
         """Take the files out of the parts of messages, in their order. Raises InvalidRequest for too many."""

@@ -101,7 +101,7 @@ def encoded(serving: Serving, prompt: Prompt) -> Generator[None, None, list[int]
     """Return the tokens of a prompt. Raises InvalidRequest for too many."""
     most = max(MOST_TOKENS, serving.engine.max_model_len)
     try:
-        return (yield from serving.engine.tokenizer.encode_in_pieces(prompt, most))
+        return (yield from serving.engine.encode(prompt, most))
     except TooManyTokens as error:
         least = "" if error.is_exact else "at least "
         reason = f"it has {least}{error.num_tokens} tokens, but this route takes at most {most}. Send it in parts"

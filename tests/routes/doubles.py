@@ -141,6 +141,9 @@ class FakeEngine:
     def give_back_later(self) -> None:
         self.gives_back.put(1)
 
+    def encode(self, prompt: Prompt, most_tokens: int) -> Generator[None, None, list[int]]:
+        return self.tokenizer.encode_in_pieces(prompt, most_tokens)
+
     def run_in_turns(self, work: Generator[None, None, Any], *, client: str, num_bytes: int) -> Future[Any]:
         """Run the work at once. A test may put another stage in its place."""
         if self.submit_error is not None:

@@ -210,7 +210,7 @@ def truncated(
 
 def _fits(serving: Serving, prompt: ChatPrompt, most_tokens: int) -> Generator[None, None, bool]:
     try:
-        yield from serving.engine.tokenizer.encode_in_pieces(prompt, most_tokens)
+        yield from serving.engine.encode(prompt, most_tokens)
     except TooManyTokens:
         return False
     return True

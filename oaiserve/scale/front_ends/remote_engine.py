@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.media import MediaKind
-from oaiserve.engine.request import TERMINAL, Deliver, Event, Failed, PromptDone, Request, TextPrompt, Usage
+from oaiserve.engine.request import TERMINAL, Deliver, Event, Failed, Prompt, PromptDone, Request, TextPrompt, Usage
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import REST, GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import InternalError, InvalidRequest, Unavailable
@@ -133,6 +133,10 @@ class RemoteEngine:
         """End a request early, in any phase. This does nothing if it has ended."""
         self._process.tell(FrontEnd.abort, request_id)
         self._tokenize.abort(request_id)
+
+    def encode(self, prompt: Prompt, most_tokens: int) -> Generator[None, None, list[int]]:
+        """Return the token ids of a prompt, as `Engine.encode` does."""
+        return self._tokenize.encode(prompt, most_tokens)
 
     def run_in_turns(self, work: Generator[None, None, Result], *, client: str, num_bytes: int) -> Future[Result]:
         """Run work with the tokenizer, as `Engine.run_in_turns` does, once the other process has room for it."""

@@ -55,14 +55,17 @@ class ImageReader:
         self._lock = Lock()
         self._pending_bytes = 0
 
-    def prepare(self, file: MediaFile, salt: str) -> Prepared:
-        """Prepare one image, unless its vectors are in the cache. Raises InvalidRequest, and Overloaded."""
+    def prepare(self, file: MediaFile, salt: str, *, only_text: bool = False) -> Prepared:
+        """Prepare one image, unless its vectors are in the cache, or its text is known and all that is needed. Raises
+        InvalidRequest, and Overloaded."""
         content = content_of(file, self._limits.max_bytes)
         key = blake2b(f"{file.detail == 'low'} {salt}\n".encode(), digest_size=16)
         key.update(content)
         found = key.digest()
         with self._lock:
             known = self._known.get(found)
+        if known is not None and only_text:
+            return known
         if known is not None and (encoded := self.vectors.get(found)) is not None:
             return replace(known, medium=replace(known.medium, encoded=encoded))
         prepared = self._process(replace(file, content=content), found)

@@ -135,6 +135,9 @@ def test_a_second_turn_over_the_same_images_finds_their_blocks_and_vectors(
     assert again.token_ids == first.token_ids
     assert again.cached_tokens == (len(first.prompt) - 1) // 16 * 16
     assert (again.end.account.num_media_cached, again.end.account.media_encode_ns) == (2, 0)
+    files = tuple(MediaFile("image", png(image)) for image in (FIRST, SECOND))
+    work = made.encode(ChatPrompt(MESSAGES, media=files), 4096)
+    assert made.run_in_turns(work, client="", num_bytes=0).result(60) == first.prompt
     salted = ask(made, [FIRST, SECOND], "salted", salt="other")
     assert salted.token_ids == first.token_ids
     assert salted.cached_tokens == 0  # it shares neither blocks nor vectors
