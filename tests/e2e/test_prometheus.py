@@ -10,6 +10,7 @@ import json
 import math
 import re
 import subprocess
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from oaiserve.config import RouteOptions
 from oaiserve.scale.gateway.app import create_gateway
@@ -26,8 +28,9 @@ from oaiserve.telemetry import names, vllm_names
 from tests.deploy import promql
 from tests.deploy.paths import DEPLOY
 from tests.e2e.conftest import LiveServer, serve_process
-from tests.e2e.load import TEXTS, Call, calls
+from tests.e2e.load import CHAT, TEXTS, Call, calls
 from tests.e2e.prometheus import Prometheus, running_prometheus
+from tests.models.seeing import KINDS, picture, png, save_whole
 from tests.routes.conftest import RunningServer
 from tests.scale.gateway.doubles import OPTIONS
 from tests.telemetry.collector import Collector, running_collector
@@ -88,8 +91,10 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    folder = tmp_path_factory.mktemp("watched")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder, model = tmp_path_factory.mktemp("watched"), tmp_path_factory.mktemp("seeing")
+    kind = KINDS["llava"]._replace(text={"max_position_embeddings": 16_384})
+    save_whole("llava", kind, model, torch.float32)
     with running_collector() as collector:
         env = {
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.url}/v1/traces",
@@ -100,7 +105,7 @@ def watched(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         # On a busy machine, rounds are further apart than the server keeps idle connections: each request has its own.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         with (
-            serve_process(str(small_model), folder / "server.log", *FLAGS, env=env) as server,
+            serve_process(str(model), folder / "server.log", *FLAGS, env=env) as server,
             running_gateway(server.url) as gateway_url,
             running_prometheus(
                 folder, {"oaiserve": server.url, "oaiserve-gateway": gateway_url}, promql.RULE_FILES
@@ -110,7 +115,7 @@ def watched(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         ):
             watched = Watched(server, prometheus, collector, [])
             for round_ in (1, 2):  # a rate needs a series that exists before it grows
-                watched.trace_ids += threads.map(lambda call: call.send(http), calls(round_))
+                watched.trace_ids += threads.map(lambda call: call.send(http), [*calls(round_), *pictures(round_)])
                 repeat_until_drafted(watched, http)
                 prometheus.wait_for("sum(oaiserve_requests_total)", {frozenset(): len(watched.trace_ids)})
                 assert httpx.get(f"{gateway_url}/v1/models", timeout=60).status_code == 200
@@ -124,6 +129,14 @@ def watched(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             samples = "count_over_time(oaiserve_scrape_duration_seconds_count[1m])"
             prometheus.wait_for(f"count({samples} >= 2)", {frozenset(): 1})
             yield watched
+
+
+def pictures(round_: int) -> Iterator[Call]:
+    """Yield requests with an image of this round, and with one of all rounds."""
+    for number in (round_, 0):
+        url = f"data:image/png;base64,{b64encode(png(picture(number))).decode()}"
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]
+        yield Call(CHAT, {"messages": [{"role": "user", "content": content}], "max_tokens": 5, "ignore_eos": True})
 
 
 @contextmanager
