@@ -545,6 +545,9 @@ class EngineOptions:
     media: bool = True
     """Read images, where the model does. Without it, the model's tower takes no memory, and images get a 400."""
 
+    mmproj: Path | None = None
+    """File that reads images for a GGUF file, llama.cpp's mmproj. Default: one beside it whose name has mmproj."""
+
     media_cache: Bytes = Bytes("512MiB")  # noqa: RUF009 - immutable
     """Most memory for the vectors of images that have been encoded, for later requests with the same images."""
 

@@ -20,7 +20,7 @@ from oaiserve.errors import StartupError
 from oaiserve.files.gguf import SHARD
 from oaiserve.files.load_errors import reported
 from oaiserve.files.progress import Progress
-from oaiserve.files.source import ModelSource, find_model
+from oaiserve.files.source import ModelSource, best_mmproj, find_model
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,9 @@ def local_source(model: str | Path) -> ModelSource:
     return source if source.is_local else fetched(source)
 
 
-def fetched(source: ModelSource) -> ModelSource:
-    """Return the place of a model of the hub on this machine, see `local_source`."""
+def fetched(source: ModelSource, *, with_media: bool = True) -> ModelSource:
+    """Return the place of a model of the hub on this machine, see `local_source`. With `with_media`, a GGUF file has
+    beside it what reads its images, if the repository has that."""
     from huggingface_hub import HfApi, snapshot_download
 
     for client in ("httpx", "httpx2"):  # whichever the hub's client has: a line for each of its requests
@@ -71,6 +72,9 @@ def fetched(source: ModelSource) -> ModelSource:
         if offline:
             raise StartupError(f"The Hugging Face hub does not answer. In its cache, {error}") from error
         raise
+    if named and with_media:
+        beside = [name for name in names if PurePosixPath(name).parent == PurePosixPath(wanted[0]).parent]
+        wanted += filter(None, [best_mmproj(beside)])
     log.info("'%s' is read from the hub's cache%s", repository, ", for the hub does not answer" if offline else "")
     with _reported(f"The files of '{repository}' could not be fetched"):
         folder = Path(

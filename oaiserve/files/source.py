@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,3 +52,23 @@ def find_model(model: str | Path, flag: str = "MODEL") -> ModelSource:
     if is_gguf:
         return ModelSource(str(path.parent), path.name, is_local=True)
     return ModelSource(name, None, is_local=path.exists())
+
+
+def find_mmproj(source: ModelSource, named: Path | None) -> Path | None:
+    """Return the file that reads images for a GGUF file: the named one, or one beside it. Raises StartupError if there
+    is none of this name, or if the model is no GGUF file."""
+    if named is not None and (source.gguf_file is None or not named.is_file()):
+        why = (
+            "which does not exist" if source.gguf_file is not None else "but only a GGUF file has such a file beside it"
+        )
+        raise StartupError(f"--mmproj is '{named}', {why}.")
+    if named is not None or source.gguf_file is None:
+        return named
+    found = best_mmproj(path.name for path in source.path.parent.glob("*.gguf"))
+    return None if found is None else source.path.with_name(found)
+
+
+def best_mmproj(names: Iterable[str]) -> str | None:
+    """Return the file that reads images, of the names of files; of several, the one in float16 by preference."""
+    found = [name for name in names if name.endswith(".gguf") and "mmproj" in name.lower()]
+    return min(found, key=lambda name: (re.search(r"(?<!b)f16", name.lower()) is None, name), default=None)

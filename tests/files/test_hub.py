@@ -16,8 +16,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from oaiserve.errors import StartupError
-from oaiserve.files.hub import files_of_model, gguf_files, local_source
-from oaiserve.files.source import ModelSource
+from oaiserve.files.hub import fetched, files_of_model, gguf_files, local_source
+from oaiserve.files.source import ModelSource, find_model
 
 REPOSITORY, COMMIT = "someone/model", "0" * 40
 GGUFS = [
@@ -121,12 +121,14 @@ def test_the_gguf_file_that_is_named_is_fetched(hub: tuple[Path, list[str]], mon
     folder, sent = hub
     put(folder, GGUFS)
     found = local_source(f"{REPOSITORY}:q4_k_m")
-    assert sent == ["model-Q4_K_M.gguf"]
+    assert sent == ["model-Q4_K_M.gguf", "mmproj-Q4_K_M.gguf"]  # which reads images
     assert found.path.name == "model-Q4_K_M.gguf"
     assert found.path.read_text() == "content of model-Q4_K_M.gguf"
     parts = local_source(f"{REPOSITORY}:Q8_0")
-    assert sorted(sent[1:]) == GGUFS[3:5]
+    assert sorted(sent[2:]) == GGUFS[3:5]
     assert parts.path.name == "model-Q8_0-00001-of-00002.gguf"
+    fetched(find_model(f"{REPOSITORY}:UD-Q4_K_XL"), with_media=False)
+    assert sent[4:] == ["model-UD-Q4_K_XL.gguf"]
     away(monkeypatch)
     assert local_source(f"{REPOSITORY}:Q4_K_M") == found
     with pytest.raises(

@@ -19,6 +19,8 @@ _ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "gpt_oss": "gpt-oss",
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), "qwen2vl"),
+    "qwen3_vl_text": "qwen3vl",
 }
 # Where a block has 16-bit floats, in bytes.
 _FLOATS = {
@@ -69,7 +71,7 @@ def write_gguf(
         add = writer.add_array if isinstance(value, list) else writer.add_string
         if isinstance(value, int):
             add = writer.add_uint32
-        add(f"tokenizer.ggml.{key}", value)
+        add("tokenizer.chat_template" if key == "chat_template" else f"tokenizer.ggml.{key}", value)
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     if rope_factors is not None:
@@ -138,5 +140,9 @@ def _add_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if section := rope.get("mrope_section"):
+        writer.add_rope_dimension_sections([*section, 0])
+    if config.model_type == "qwen3_vl_text":
+        writer.add_num_deepstack_layers(1)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)

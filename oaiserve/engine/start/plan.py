@@ -10,9 +10,11 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.encoder import Media
 from oaiserve.engine.model.cpu.cores import usable_cpus
 from oaiserve.engine.model.cpu.reserved import reserve
 from oaiserve.engine.served_model import ServedModel
@@ -21,7 +23,7 @@ from oaiserve.facts.start_times import StartTimes
 from oaiserve.files import demo, gguf
 from oaiserve.files.checkpoint import refuse_unless_sound, refuse_without_tokenizer
 from oaiserve.files.hub import fetched
-from oaiserve.files.source import find_model
+from oaiserve.files.source import find_mmproj, find_model
 
 log = logging.getLogger(__name__)
 
@@ -48,17 +50,17 @@ def start_model(
         )
     source = find_model(model)
     if not source.is_local:
-        source = times.run("files of the hub", fetched, source)
+        source = times.run("files of the hub", lambda: fetched(source, with_media=options.media))
     refuse_unless_sound(source)
     refuse_without_tokenizer(source)
     request = StartRequest(source, options, times, meanwhile)
     declined: list[str] = []
-    with_media = _media(request)
+    media = _media(request)
     for way in _ways(request):
         reason = way.accepts(request)
         if reason is None:
             try:
-                served = with_media(way.start(request))
+                served = replace(way.start(request), media=media)
             except Declined as error:
                 reason = str(error)
                 log.info("The model does not start %s: %s", way.name, reason)
@@ -73,19 +75,21 @@ def start_model(
     raise AssertionError(declined)  # the last way starts any model, or says what the user can do
 
 
-def _media(request: StartRequest) -> Callable[[ServedModel], ServedModel]:
-    """Load what reads the images of a multimodal model, before the KV cache takes the memory that is left. Return what
-    joins it to the model when that has started: nothing to a model of text."""
+def _media(request: StartRequest) -> Media | None:
+    """Load what reads the images of a multimodal model, before the KV cache takes the memory that is left."""
+    source, options = request.source, request.options
+    mmproj = find_mmproj(source, options.mmproj) if options.media else None
     try:
-        config = json.loads((request.source.path / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((source.path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # a GGUF file, or the load says what is wrong
         config = None
-    if not request.options.media or not isinstance(config, dict) or config.get("vision_config") is None:
-        return lambda served: served
+    sees = mmproj is not None or (isinstance(config, dict) and config.get("vision_config") is not None)
+    if not options.media or not sees:
+        return None
     with request.times.part("import of transformers"):
         from oaiserve.engine.start.media import load_media
     with request.times.part("tower"):
-        return load_media(request)
+        return load_media(request, mmproj)
 
 
 def compile_early(options: EngineOptions, saved: str) -> None:

@@ -36,7 +36,7 @@ class NotKept(Exception):
     """The weights of the file cannot stay as they are; the message says why."""
 
 
-class _MappedFile:
+class MappedFile:
     """A file, or one shard of a model."""
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class GgufWeights:
         if self._family.changes is None:
             raise NotKept(f"models of type '{config.model_type}' are only known expanded")
         self._config = config
-        self._files = [_MappedFile(shard) for shard in shard_paths(path)]
+        self._files = [MappedFile(shard) for shard in shard_paths(path)]
         values, tensors = read_values(path), read_tensors(path)
         factors = tensors.pop(_ROPE_FACTORS, None)
         # The divisors of rotary embeddings' frequencies.
@@ -165,13 +165,17 @@ class GgufWeights:
         return Blocks(rows, tensor.kind, order, file.map, begin, part=part)
 
     def _expanded(self, tensor: GgufTensor) -> Tensor:
-        if tensor.kind in _DTYPES:
-            data = torch.from_numpy(np.array(self._bytes(tensor)))
-            return data.view(_DTYPES[tensor.kind]).view(tensor.shape)
-        try:
-            return expand(self._rows(tensor), tensor.kind).view(tensor.shape)
-        except NotImplementedError as error:
-            raise NotKept(f"its tensor '{tensor.name}' has a format that cannot be expanded") from error
+        return expanded(self._bytes(tensor), tensor)
+
+
+def expanded(data: NDArray[np.uint8], tensor: GgufTensor) -> Tensor:
+    """Return a tensor expanded, given its bytes. Raises NotKept for a format of which that is not known."""
+    if tensor.kind in _DTYPES:
+        return torch.from_numpy(np.array(data)).view(_DTYPES[tensor.kind]).view(tensor.shape)
+    try:
+        return expand(data.reshape(math.prod(tensor.shape[:-1]), -1), tensor.kind).view(tensor.shape)
+    except NotImplementedError as error:
+        raise NotKept(f"its tensor '{tensor.name}' has a format that cannot be expanded") from error
 
 
 def scale_frequencies(model: PreTrainedModel, factors: Tensor | None) -> None:

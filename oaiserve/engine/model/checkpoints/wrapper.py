@@ -12,6 +12,8 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 
+from oaiserve.engine.model.families.gguf_metadata import rope_axes
+
 # The wrappers whose text model reads a text as it does without the wrapper. Others have layers for images between those
 # of the text model. PaliGemma reads the text beside an image in both directions, and text alone from left to right.
 WRAPPERS = {
@@ -61,13 +63,6 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
     return AutoConfig.for_model(
         _PLAIN.get(text.model_type, text.model_type), dtype=config.dtype or wrapper.dtype or text.dtype, **values
     )
-
-
-def rope_axes(section: list[int], *, is_interleaved: bool) -> list[int]:
-    """Return the axis of each rotated pair, given how many there are of time, height and width."""
-    if not is_interleaved:
-        return [axis for axis, number in enumerate(section) for _ in range(number)]
-    return [pair % 3 if pair < 3 * section[pair % 3] else 0 for pair in range(sum(section))]
 
 
 def bring_layout(config: PreTrainedConfig) -> None:

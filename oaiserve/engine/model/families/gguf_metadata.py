@@ -94,6 +94,13 @@ def rope(metadata: Metadata, head_dim: int) -> Fields:
     return found
 
 
+def rope_axes(section: list[int], *, is_interleaved: bool) -> list[int]:
+    """Return the axis of each rotated pair, given how many there are of time, height and width."""
+    if not is_interleaved:
+        return [axis for axis, number in enumerate(section) for _ in range(number)]
+    return [pair % 3 if pair < 3 * section[pair % 3] else 0 for pair in range(sum(section))]
+
+
 def windows(metadata: Metadata) -> Fields:
     """Return the kinds of layers, with a sliding window or without, if the file has them."""
     pattern = metadata.get("attention.sliding_window_pattern")

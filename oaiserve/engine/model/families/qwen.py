@@ -8,8 +8,21 @@ import numpy as np
 
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import NORMS_ADD_ONE, RATES, Change, Order
-from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata
+from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, rope_axes
 from oaiserve.engine.model.families.small_sizes import DELTA, EXPERTS
+
+
+def _axes(metadata: Metadata) -> Fields:
+    sections, is_interleaved = metadata["rope.dimension_sections"], metadata.architecture != "qwen2vl"
+    return {"rope_axes": rope_axes(sections[:3], is_interleaved=is_interleaved)}
+
+
+def _deep(metadata: Metadata) -> Fields:
+    return _axes(metadata) | {"num_deep_layers": metadata.get("n_deepstack_layers", 0)}
+
+
+def _deep_with_experts(metadata: Metadata) -> Fields:
+    return _deep(metadata) | {"norm_topk_prob": True}
 
 
 def _delta(metadata: Metadata) -> Fields:
@@ -17,7 +30,8 @@ def _delta(metadata: Metadata) -> Fields:
     keeps_state = metadata.get("attention.recurrent_layers")
     if not isinstance(keeps_state, list):
         keeps_state = [(layer + 1) % interval != 0 for layer in range(metadata.num_layers)]
-    return {
+    axes = _axes(metadata) if metadata.get("rope.dimension_sections") else {}  # Qwen3-Next has none
+    return axes | {
         "layer_types": ["linear_attention" if keeps else "full_attention" for keeps in keeps_state],
         "linear_conv_kernel_dim": metadata["ssm.conv_kernel"],
         "linear_key_head_dim": metadata["ssm.state_size"],
@@ -73,8 +87,10 @@ _SMALL = {
     "shared_expert_intermediate_size": 16,
 }  # fmt: skip
 FAMILIES = (
-    *(Family(type=name, weights_by_transformers=True, changes=()) for name in ("qwen2", "qwen3")),
-    *(Family(type=name, changes=(), small=EXPERTS) for name in ("qwen2_moe", "qwen3_moe")),
+    Family(type="qwen2", architectures={"qwen2vl": _axes}, weights_by_transformers=True, changes=()),
+    Family(type="qwen3", architectures={"qwen3vl": _deep}, weights_by_transformers=True, changes=()),
+    Family(type="qwen2_moe", changes=(), small=EXPERTS),
+    Family(type="qwen3_moe", architectures={"qwen3vlmoe": _deep_with_experts}, changes=(), small=EXPERTS),
     Family(
         type="qwen3_next",
         architectures={"qwen3next": _delta},

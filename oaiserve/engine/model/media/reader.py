@@ -35,17 +35,11 @@ MOST_PENDING_BYTES = 2 * 2**30  # of all images that are prepared and not yet en
 class ImageReader:
     """Prepares images of one model. Any number of threads may call it."""
 
-    def __init__(self, folder: Path, config: Any, tokenizer: Tokenizer, tower: Tower, limits: MediaLimits) -> None:
-        """Read the settings in a model's folder."""
+    def __init__(self, config: Any, settings: Settings, tower: Tower, limits: MediaLimits) -> None:
         self._family: ImageFamily = IMAGES[config.model_type]
-        vector = tokenizer.backend.id_to_token(tower.vector_id)
-        if vector is None:
-            raise StartupError(f"The tokenizer has no token {tower.vector_id}, in whose place config.json puts images.")
-        self._settings = Settings(
-            _values(folder), _tokens(folder), AutoImageProcessor.from_pretrained(folder, local_files_only=True), vector
-        )
+        self._settings = settings
         named = self._family.placeholder
-        self.placeholder: str = self._settings.tokens.get(named, named) or vector
+        self.placeholder: str = settings.tokens.get(named, named) or settings.vector
         self._arguments = dict(self._family.arguments(self._settings))
         self._has_runs = self._family.has_runs(config.get_text_config(decoder=True))
         self._tower = tower
@@ -149,6 +143,15 @@ class _Inputs(dict[str, Tensor]):
 def _smallest(value: Any, dtype: torch.dtype) -> Tensor:
     tensor = torch.as_tensor(value)
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def read_settings(folder: Path, tokenizer: Tokenizer, vector_id: int) -> Settings:
+    """Read the settings in a model's folder. Raises StartupError if the tokenizer lacks the token of vectors."""
+    vector = tokenizer.backend.id_to_token(vector_id)
+    if vector is None:
+        raise StartupError(f"The tokenizer has no token {vector_id}, in whose place config.json puts images.")
+    processor = AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+    return Settings(_values(folder), _tokens(folder), processor, vector)
 
 
 def _values(folder: Path) -> dict[str, Any]:

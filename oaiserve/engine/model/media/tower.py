@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, PreTrainedConfig
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText, PreTrainedConfig
 
 from oaiserve.engine.media import Encoded, Medium
 from oaiserve.engine.model.media.pieces import ATTENTION, ON_CPU, ON_GPU, cut_products, in_pieces
@@ -24,6 +24,7 @@ from oaiserve.engine.step import OutOfMemory
 from oaiserve.errors import StartupError
 from oaiserve.files.load_errors import reported, tensors_named
 
+_NO_LAYERS = "Initializing zero-element tensors"  # a warning, of a text model without layers
 _OF_TEXT = re.compile(r"(^|\.)(language_model|text_model|lm_head)\.")
 
 
@@ -108,31 +109,27 @@ class _Zeros(torch.nn.Module):
 
 
 def load_tower(
-    folder: Path,
+    source: Path | dict[str, Tensor],
     config: PreTrainedConfig,
     name: str,
     device: torch.device,
     dtype: torch.dtype,
     num_threads: int | None = None,
 ) -> Tower:
-    """Load the tower in a folder. Raises StartupError if a weight is missing."""
-    small = copy.deepcopy(config)
-    small.__dict__.pop("quantization_config", None)  # of the text model
-    text = small.get_text_config(decoder=True)
-    text.num_hidden_layers = 0  # what is left of it is dropped
-    for lists in ("layer_types", "mlp_layer_types", "no_rope_layers"):
-        if getattr(text, lists, None):
-            setattr(text, lists, [])
-    kind: Any = AutoModelForImageTextToText
+    """Load the tower in a folder, or of these weights. Raises StartupError if a weight is missing."""
+    small = _without_text(config)
+    folder, weights = (source, None) if isinstance(source, Path) else (None, source)
+    kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(small)]
     with (
         reported(f"The weights of the tower of {name} could not be loaded"),
         tensors_named(allows_unread=True),
         warnings.catch_warnings(),
     ):
-        warnings.filterwarnings("ignore", message="Initializing zero-element tensors")  # a text model without layers
+        warnings.filterwarnings("ignore", message=_NO_LAYERS)
         model, found = kind.from_pretrained(
             folder,
             config=small,
+            state_dict=weights,
             dtype=dtype,
             attn_implementation=ATTENTION,
             local_files_only=True,
@@ -147,6 +144,27 @@ def load_tower(
     if missing:
         raise StartupError(f"{name} has no weights for {len(missing)} tensors of its tower, such as {missing[0]}.")
     return Tower(model.to(device).eval(), _vector_id(config), num_threads)
+
+
+def tower_parameters(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters of a tower."""
+    kind: Any = AutoModelForImageTextToText
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_NO_LAYERS)
+        model = kind.from_config(_without_text(config))
+    return {name: tuple(one.shape) for name, one in model.named_parameters() if not _OF_TEXT.search(name)}
+
+
+def _without_text(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the configuration of a model with no layers of text. What is left of these is dropped."""
+    small = copy.deepcopy(config)
+    small.__dict__.pop("quantization_config", None)  # of the text model
+    text = small.get_text_config(decoder=True)
+    text.num_hidden_layers = 0
+    for lists in ("layer_types", "mlp_layer_types", "no_rope_layers"):
+        if getattr(text, lists, None):
+            setattr(text, lists, [])
+    return small
 
 
 def _vector_id(config: Any) -> int:

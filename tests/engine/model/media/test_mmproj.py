@@ -1,0 +1,108 @@
+"""A GGUF file with a tower beside it answers about images as the folder does that both were made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.media import MediaFile
+from oaiserve.engine.start.media import load_media
+from oaiserve.engine.start.request import StartRequest
+from oaiserve.errors import InvalidRequest, StartupError
+from oaiserve.files.source import find_mmproj, find_model
+from tests.engine.model.media.test_answers import FIRST, NUM_TOKENS, SECOND, ask
+from tests.models.mmproj_files import FAMILIES, save_folder, write_pair
+from tests.models.seeing import KINDS, expected_answer, picture, png
+
+MMPROJ = "mmproj-model-f16.gguf"
+
+
+def engine_of(path: Path, *, compiled: bool = False) -> Engine:
+    engine = Engine.from_pretrained(path, device="cpu", dtype="float32", compile=compiled, kv_blocks=64, block_size=16)
+    engine.start()
+    return engine
+
+
+def vectors(path: Path, mmproj: Path | None = None, number: int = 3) -> torch.Tensor:
+    """Return the vectors of a picture, one behind the other."""
+    media = load_media(StartRequest(find_model(path), EngineOptions(device="cpu", dtype="float32")), mmproj)
+    assert media is not None
+    prepared = media.reader.prepare(MediaFile("image", png(picture(number, 90, 50))), "")
+    *_, encoded = media.tower.pieces(prepared.medium)
+    assert encoded is not None
+    return torch.cat([encoded.vectors, *encoded.deep])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_vectors_and_answers_are_those_of_the_folder_of_safetensors(name: str, tmp_path: Path) -> None:
+    seeing = save_folder(name, tmp_path / "folder")
+    path = write_pair(name, seeing, tmp_path)
+    expected = vectors(tmp_path / "folder")
+    torch.testing.assert_close(vectors(path, tmp_path / MMPROJ), expected, rtol=1e-4, atol=1e-5)
+    engine = engine_of(path)
+    answer = ask(engine, [FIRST, SECOND], "first")
+    engine.stop()
+    assert answer.token_ids == expected_answer(name, seeing, answer.prompt, [FIRST, SECOND], NUM_TOKENS)
+    vector = seeing.tokenizer.convert_tokens_to_ids(KINDS[name].vector)
+    assert answer.end.usage.image_tokens == answer.prompt.count(vector) > 1
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+def test_positions_of_three_axes_and_deep_vectors_reach_the_native_step(name: str, tmp_path: Path) -> None:
+    seeing = save_folder(name, tmp_path / "folder")
+    engine = engine_of(write_pair(name, seeing, tmp_path), compiled=True)
+    answer = ask(engine, [FIRST, SECOND], "first")
+    engine.stop()
+    assert answer.token_ids == expected_answer(name, seeing, answer.prompt, [FIRST, SECOND], NUM_TOKENS)
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0])
+def test_matrices_of_the_tower_may_have_fewer_bits(kind: Kind, tmp_path: Path) -> None:
+    seeing = save_folder("idefics3", tmp_path / "folder")
+    path = write_pair("idefics3", seeing, tmp_path, kind)
+    found, expected = vectors(path, tmp_path / MMPROJ), vectors(tmp_path / "folder")
+    assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 0.05 * expected.norm()
+
+
+def test_a_tower_of_another_width_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    seeing = save_folder("idefics3", tmp_path / "folder")
+    other = tmp_path / "other"
+    other.mkdir()
+    wide = save_folder("idefics3", other, hidden_size=128)
+    write_pair("idefics3", wide, other)
+    path = write_pair("idefics3", seeing, tmp_path)
+    with pytest.raises(StartupError, match=r"not of this model: it makes vectors of 128 numbers, .* text model has 64"):
+        Engine.from_pretrained(path, device="cpu", mmproj=other / MMPROJ)
+
+
+def test_a_tower_that_is_not_read_leaves_text_alone_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_pair("idefics3", save_folder("idefics3", tmp_path / "folder"), tmp_path)
+    content = (tmp_path / MMPROJ).read_bytes()
+    (tmp_path / MMPROJ).write_bytes(content.replace(b"idefics3", b"idefics9"))
+    engine = engine_of(path)
+    with pytest.raises(InvalidRequest, match="this model reads text alone"):
+        ask(engine, [FIRST, SECOND], "refused")
+    engine.stop()
+    assert "served for text alone: its projector is of the type idefics9" in caplog.text
+
+
+def test_a_file_of_the_flag_must_exist_and_one_beside_the_model_is_found_in_float16_first(tmp_path: Path) -> None:
+    for name in ("model-Q8_0.gguf", "mmproj-model-bf16.gguf", "mmproj-model-f16.gguf"):
+        (tmp_path / name).touch()
+    model = find_model(tmp_path / "model-Q8_0.gguf")
+    assert find_mmproj(model, None) == tmp_path / "mmproj-model-f16.gguf"
+    assert find_mmproj(model, tmp_path / "mmproj-model-bf16.gguf") == tmp_path / "mmproj-model-bf16.gguf"
+    with pytest.raises(StartupError, match=r"--mmproj is '.*none\.gguf', which does not exist"):
+        find_mmproj(model, tmp_path / "none.gguf")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(StartupError, match="only a GGUF file has such a file"):
+        find_mmproj(find_model(tmp_path), tmp_path / "mmproj-model-bf16.gguf")
