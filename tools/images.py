@@ -1,7 +1,8 @@
 """Images: their first token, the second turn over them, what streams notice, and memory: python -m tools.images
 
 A server of a model with random weights at the shape of SmolVLM-256M, whose images have one tile of 512 x 512 pixels and
-64 tokens. --rounds N repeats each measurement; --save FOLDER only saves the model, for other servers.
+64 tokens. --rounds N repeats each measurement. --save FOLDER only saves the model, for other servers: with --url URL, the
+first tokens and images a second of one of them are measured, without streams and memory.
 """
 
 from __future__ import annotations
@@ -59,8 +60,12 @@ def times(http: httpx.Client, asked: dict[str, Any]) -> Iterator[float]:
     with http.stream("POST", "/v1/chat/completions", json=asked | {"stream": True}) as answer:
         answer.raise_for_status()
         for line in answer.iter_lines():
-            if line.startswith("data: {") and json.loads(line[6:])["choices"]:
+            if line.startswith("data: {") and any(map(is_token, json.loads(line[6:])["choices"])):
                 yield time.perf_counter() - begun
+
+
+def is_token(choice: dict[str, Any]) -> bool:
+    return bool(choice.get("finish_reason")) or "role" not in choice["delta"] or bool(choice["delta"].get("content"))
 
 
 def gaps(http: httpx.Client) -> list[float]:
@@ -78,19 +83,22 @@ def most_memory_mib(server: ServerProcess) -> float:
     return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
 
 
-def measure(rounds: int, server: ServerProcess) -> None:
-    with httpx.Client(base_url=server.url, timeout=600) as http, ThreadPoolExecutor(AT_ONCE) as threads:
+def measure(rounds: int, url: str, server: ServerProcess | None = None) -> None:
+    with httpx.Client(base_url=url, timeout=600) as http, ThreadPoolExecutor(AT_ONCE) as threads:
         for number in range(3):  # so that the cost of steps is known
             list(times(http, body([number], "Hi", max_tokens=64)))
-        first, again, ratios, p99s, per_second = ([] for _ in range(5))  # type: ignore[var-annotated]
+        one, first, again, ratios, p99s, per_second = ([] for _ in range(6))  # type: ignore[var-annotated]
         for number in range(100, 100 + 100 * rounds, 100):
+            one.append(next(times(http, body([number + 3], "What is this?", max_tokens=1))))
             three = [number, number + 1, number + 2]
             first.append(next(times(http, body(three, "What is this?", max_tokens=1))))
             again.append(next(times(http, body(three, "What is this? And why?", max_tokens=1))))
+            asked = [body([number + 10 + image], "Hi", max_tokens=1) for image in range(8)]
             begun = time.perf_counter()
-            asked = [body([number + 10 + one], "Hi", max_tokens=1) for one in range(8)]
             list(threads.map(lambda one: http.post("/v1/chat/completions", json=one).raise_for_status(), asked))
             per_second.append(8 / (time.perf_counter() - begun))
+            if server is None:
+                continue
             alone = gaps(http)
             stream = threads.submit(gaps, http)
             while not stream.done():
@@ -99,10 +107,13 @@ def measure(rounds: int, server: ServerProcess) -> None:
             beside = stream.result()
             ratios.append(mean(beside) / mean(alone))
             p99s.append(sorted(beside)[int(0.99 * len(beside))] / sorted(alone)[int(0.99 * len(alone))])
+        shown("first token of an image", one, "ms", 1000)
         shown("first token of three images", first, "ms", 1000)
         shown("first token of the second turn over them", again, "ms", 1000)
         shown("of the first turn's", [b / a for a, b in zip(first, again, strict=True)], "")
         shown("images a second", per_second, "")
+        if server is None:
+            return
         shown("mean ITL of a stream beside images, of that alone", ratios, "")
         shown("its p99, of that alone", p99s, "")
         before = most_memory_mib(server)
@@ -115,16 +126,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--save", type=Path)
+    parser.add_argument("--url")
     given = parser.parse_args()
     exit_on_sigterm()
     if given.save is not None:
         save_model(given.save)
         return 0
     print(sentence())
+    if given.url is not None:
+        measure(given.rounds, given.url)
+        return 0
     with TemporaryDirectory() as folder:
         save_model(Path(folder))
         with running_oaiserve("--served-model-name", "random", model=folder) as server:
-            measure(given.rounds, server)
+            measure(given.rounds, server.url, server)
     return 0
 
 
