@@ -1,8 +1,8 @@
 """Images: their first token, the second turn over them, what streams notice, and memory: python -m tools.images
 
 A server of a model with random weights at the shape of SmolVLM-256M, whose images have one tile of 512 x 512 pixels and
-64 tokens. --rounds N repeats each measurement. --save FOLDER only saves the model, for other servers: with --url URL, the
-first tokens and images a second of one of them are measured, without streams and memory.
+64 tokens. --rounds N repeats each measurement. --save FOLDER only saves the model, for other servers; with --url URL,
+one of them is measured: its first tokens and images a second.
 """
 
 from __future__ import annotations
