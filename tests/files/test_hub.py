@@ -121,7 +121,7 @@ def test_the_gguf_file_that_is_named_is_fetched(hub: tuple[Path, list[str]], mon
     folder, sent = hub
     put(folder, GGUFS)
     found = local_source(f"{REPOSITORY}:q4_k_m")
-    assert sent == ["model-Q4_K_M.gguf", "mmproj-Q4_K_M.gguf"]  # which reads images
+    assert sorted(sent) == ["mmproj-Q4_K_M.gguf", "model-Q4_K_M.gguf"]  # the former reads images
     assert found.path.name == "model-Q4_K_M.gguf"
     assert found.path.read_text() == "content of model-Q4_K_M.gguf"
     parts = local_source(f"{REPOSITORY}:Q8_0")

@@ -21,6 +21,7 @@ _ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), "qwen2vl"),
     "qwen3_vl_text": "qwen3vl",
+    "qwen3_vl_moe_text": "qwen3vlmoe",
 }
 # Where a block has 16-bit floats, in bytes.
 _FLOATS = {
@@ -142,7 +143,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if section := rope.get("mrope_section"):
         writer.add_rope_dimension_sections([*section, 0])
-    if config.model_type == "qwen3_vl_text":
+    if config.model_type.startswith("qwen3_vl"):
         writer.add_num_deepstack_layers(1)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)

@@ -19,12 +19,12 @@ from tests.models.seeing import KINDS, SeeingModel, save_whole
 _OF_TEXT = re.compile(r"^(model\.)?(language_model|text_model)\.(model\.)?|^lm_head")
 _PROJECTORS = {
     "gemma3": "gemma3", "smolvlm": "idefics3", "idefics3": "idefics3", "qwen2_vl": "qwen2vl_merger",
-    "qwen2_5_vl": "qwen2.5vl_merger", "qwen3_vl": "qwen3vl_merger", "mistral3": "pixtral", "llava": "mlp",
-    "internvl": "internvl",
+    "qwen2_5_vl": "qwen2.5vl_merger", "mistral3": "pixtral", "llava": "mlp", "internvl": "internvl",
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5"), "qwen3vl_merger"),
 }  # fmt: skip
 # What files do not say of a text model.
 _TEXT = {"gemma3": {"num_hidden_layers": 6, "layer_types": None, "query_pre_attn_scalar": 256}}
-FAMILIES = tuple(_PROJECTORS)
+FAMILIES = tuple(_PROJECTORS.keys() - {"qwen3_5"})
 
 
 def save_folder(name: str, folder: Path, **text: int) -> SeeingModel:
@@ -53,46 +53,44 @@ def write_pair(name: str, seeing: SeeingModel, folder: Path, kind: Kind = Kind.F
         if _OF_TEXT.search(key) and not (key.startswith("lm_head") and config.tie_word_embeddings)
     }
     write_gguf(path, text, of_text.items(), lambda _: Kind.F32, fields)
-    _write_tower(name, seeing, folder / "mmproj-model-f16.gguf", kind)
+    write_tower(name, seeing, folder / "mmproj-model-f16.gguf", kind)
     return path
 
 
-def _write_tower(name: str, seeing: SeeingModel, path: Path, kind: Kind) -> None:
+def write_tower(name: str, seeing: SeeingModel, path: Path, kind: Kind = Kind.F32) -> None:
+    """Write the second file of a model."""
     config, images = seeing.model.config, seeing.images
     vision, writer = config.vision_config, gguf.GGUFWriter(path, "clip")
-    merge = getattr(vision, "spatial_merge_size", None) or getattr(config, "spatial_merge_size", None)
-    size, patch = vision.to_dict().get("image_size", 28), vision.patch_size
-    width = getattr(vision, "embed_dim", vision.hidden_size)
-    size, patch = (one[0] if isinstance(one, list | tuple) else one for one in (size, patch))
-    depth = getattr(vision, "depth", None) or vision.num_hidden_layers
+    first = {key: one[0] if isinstance(one, list | tuple) else one for key, one in vision.to_dict().items()}
+    depth, patch = first.get("depth") or first["num_hidden_layers"], first["patch_size"]
+    size = first.get("image_size") or int(first.get("num_position_embeddings", 4) ** 0.5) * patch
     writer.add_clip_projector_type(_PROJECTORS[name])
     writer.add_vision_image_size(size)
     writer.add_vision_patch_size(patch)
-    writer.add_vision_embedding_length(width)
-    writer.add_vision_feed_forward_length(getattr(vision, "intermediate_size", width))
+    writer.add_vision_embedding_length(first.get("embed_dim", vision.hidden_size))
+    writer.add_vision_feed_forward_length(first.get("intermediate_size", vision.hidden_size))
     writer.add_vision_block_count(depth)
-    writer.add_vision_head_count(getattr(vision, "num_heads", None) or vision.num_attention_heads)
-    writer.add_vision_attention_layernorm_eps(getattr(vision, "layer_norm_eps", 1e-6))
+    writer.add_vision_head_count(first.get("num_heads") or first["num_attention_heads"])
+    writer.add_vision_attention_layernorm_eps(first.get("layer_norm_eps", 1e-6))
     writer.add_vision_projection_dim(config.get_text_config(decoder=True).hidden_size)
     writer.add_vision_image_mean(list(images.image_mean))
     writer.add_vision_image_std(list(images.image_std))
-    if merge is not None:
+    if merge := first.get("spatial_merge_size") or getattr(config, "spatial_merge_size", None):
         writer.add_vision_spatial_merge_size(merge)
-    match name:
-        case "gemma3":
-            writer.add_vision_projector_scale_factor(size // patch // int(config.mm_tokens_per_image**0.5))
-        case "smolvlm" | "idefics3":
-            writer.add_vision_projector_scale_factor(config.scale_factor)
-            writer.add_vision_preproc_image_size(images.size["longest_edge"])
-        case "internvl":
-            writer.add_vision_projector_scale_factor(int(1 / config.downsample_ratio))
-            writer.add_vision_preproc_max_tiles(images.max_patches)
-        case "qwen2_5_vl":
-            writer.add_vision_use_silu(True)
-            writer.add_vision_n_wa_pattern(vision.fullatt_block_indexes[0] + 1)
-        case "qwen3_vl":
-            writer.add_vision_is_deepstack_layers([layer in vision.deepstack_visual_indexes for layer in range(depth)])
+    if name == "gemma3":
+        writer.add_vision_projector_scale_factor(size // patch // int(config.mm_tokens_per_image**0.5))
+    if name in ("smolvlm", "idefics3"):
+        writer.add_vision_projector_scale_factor(config.scale_factor)
+        writer.add_vision_preproc_image_size(images.size["longest_edge"])
+    if name == "internvl":
+        writer.add_vision_projector_scale_factor(int(1 / config.downsample_ratio))
+        writer.add_vision_preproc_max_tiles(images.max_patches)
+    if name == "qwen2_5_vl":
+        writer.add_vision_use_silu(True)
+        writer.add_vision_n_wa_pattern(vision.fullatt_block_indexes[0] + 1)
     if name.startswith("qwen"):
+        deep = getattr(vision, "deepstack_visual_indexes", [])
+        writer.add_vision_is_deepstack_layers([layer in deep for layer in range(depth)])
         writer.add_vision_min_pixels(images.size["shortest_edge"])
         writer.add_vision_max_pixels(images.size["longest_edge"])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
@@ -121,11 +119,11 @@ def _as_converted(
         return
     elif own.endswith("patch_embed.proj.weight"):
         yield from (("v.patch_embd.weight", values[:, :, 0]), ("v.patch_embd.weight.1", values[:, :, 1]))
-    elif ".qkv." in own and name != "qwen3_vl":
+    elif ".qkv." in own and not name.startswith("qwen3"):
         yield from ((own.replace("qkv", part), one) for part, one in zip("qkv", np.split(values, 3), strict=True))
-    elif name == "qwen3_vl" and (deep := re.search(r"deepstack_merger_list\.(\d+)\.(linear_)?(.*)", own)):
+    elif name.startswith("qwen3") and (deep := re.search(r"deepstack_merger_list\.(\d+)\.(linear_)?(.*)", own)):
         yield f"v.deepstack.{vision.deepstack_visual_indexes[int(deep[1])]}.{deep[3]}", values
-    elif name == "qwen3_vl" and ".merger." in own:
+    elif name.startswith("qwen3") and ".merger." in own:
         last = own.rpartition("merger.")[2]
         for old, new in (("norm", "v.post_ln"), ("linear_fc1", "mm.0"), ("linear_fc2", "mm.2")):
             last = last.replace(old, new)
@@ -141,9 +139,7 @@ def _as_converted(
     elif name == "llava":
         if "post_layernorm" in own:
             return
-        own = own.replace("vision_tower.", "vision_tower.vision_model.").replace(
-            "class_embedding.weight", "class_embedding"
-        )
+        own = own.replace("vision_tower.", "vision_tower.vision_model.")
         for old, new in (("multi_modal_projector.linear_1", "mm.0"), ("multi_modal_projector.linear_2", "mm.2")):
             own = own.replace(old, new)
         # This converter had these names the wrong way.

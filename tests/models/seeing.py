@@ -102,7 +102,7 @@ KINDS = {
     ),
     "qwen2_vl": _QWEN._replace(vision={"hidden_size": 64}),
     "qwen2_5_vl": _QWEN,
-    "qwen3_vl": _QWEN,
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _QWEN),
     "qwen3_5": _QWEN,
     "mistral3": Kind(
         "[IMG]", "[IMG]", "PixtralImageProcessorPil", ["[IMG_BREAK]", "[IMG_END]"],

@@ -32,7 +32,7 @@ def load_media(request: StartRequest, mmproj: Path | None = None) -> Media | Non
         if mmproj is not None:
             found = read_mmproj(mmproj, config, request.tokenizer)
             text, config = config, found.config
-    except (NotRead, ImportError) as reason:
+    except NotRead as reason:
         log.warning("Images are not read of '%s', and the model is served for text alone: %s", mmproj, reason)
         return None
     if config.model_type not in IMAGES or text is None:

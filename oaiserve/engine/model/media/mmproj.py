@@ -27,6 +27,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.bad_file import BadFile
 from oaiserve.files.gguf import GgufTensor, read_tensors, read_values
+from oaiserve.files.load_errors import reported
 
 
 class Mmproj(NamedTuple):
@@ -37,8 +38,8 @@ class Mmproj(NamedTuple):
     settings: Settings
 
 
-class NotRead(Exception):
-    """Images are not read by such a file or model; the message says why."""
+class NotRead(StartupError):
+    """Images are not read by such a file or model, which is no reason not to serve text."""
 
 
 class _Parts(NamedTuple):
@@ -72,17 +73,15 @@ def _square(pixels: int) -> Fields:
 
 def _gemma3(metadata: Metadata, _: int) -> _Parts:
     number = (_side(metadata) // metadata.get("projector.scale_factor", 4)) ** 2
-    size = {"size": _square(metadata["image_size"])}
-    settings = {"image_seq_length": number}
-    return _Parts({"vision_use_head": False}, {"mm_tokens_per_image": number}, size, settings)
+    images = {"size": _square(metadata["image_size"])}
+    return _Parts({"vision_use_head": False}, {"mm_tokens_per_image": number}, images, {"image_seq_length": number})
 
 
 def _idefics3(metadata: Metadata, _: int) -> _Parts:
     scale, size = metadata["projector.scale_factor"], metadata["image_size"]
-    edges = {"size": {"longest_edge": metadata.get("preproc_image_size", 4 * size)}}
-    edges["max_image_size"] = {"longest_edge": size}
-    number = (_side(metadata) // scale) ** 2
-    return _Parts({}, {"scale_factor": scale}, edges, {"image_seq_len": number})
+    edges = {"size": metadata.get("preproc_image_size", 4 * size), "max_image_size": size}
+    images = {name: {"longest_edge": edge} for name, edge in edges.items()}
+    return _Parts({}, {"scale_factor": scale}, images, {"image_seq_len": (_side(metadata) // scale) ** 2})
 
 
 def _qwen(metadata: Metadata, vision: Fields, least_pixels: int = 56 * 56, most_pixels: int = 3584 * 3584) -> _Parts:
@@ -108,9 +107,8 @@ def _qwen25(metadata: Metadata, width: int) -> _Parts:
 
 def _qwen3(metadata: Metadata, width: int) -> _Parts:
     deep = [layer for layer, is_deep in enumerate(metadata.get("is_deepstack_layers", [])) if is_deep]
-    positions = metadata.tensors["v.position_embd.weight"].shape[0]
-    vision = {"out_hidden_size": width, "num_position_embeddings": positions}
-    return _qwen(metadata, vision | ({"deepstack_visual_indexes": deep} if deep else {}), 2**16, 2**24)
+    vision = {"out_hidden_size": width, "num_position_embeddings": _side(metadata) ** 2}
+    return _qwen(metadata, vision | {"deepstack_visual_indexes": deep}, 2**16, 2**24)
 
 
 def _pixtral(metadata: Metadata, _: int) -> _Parts:
@@ -186,11 +184,12 @@ _FAMILIES = {
 
 def read_mmproj(path: Path, text: PreTrainedConfig, tokenizer: Tokenizer) -> Mmproj:
     """Read a tower for a text model. Raises StartupError for a wrong file, and NotRead for a kind that is not read."""
-    try:
-        values = {name: value for name, value in read_values(path).items() if not name.startswith("clip.audio.")}
-        return _read(path, Metadata(values, read_tensors(path)), values, text, tokenizer)
-    except (BadFile, NotKept) as error:
-        raise StartupError(f"'{path}' cannot be used: {error}.") from error
+    with reported(f"'{path}' cannot be used"):
+        try:
+            values = {name: value for name, value in read_values(path).items() if not name.startswith("clip.audio.")}
+            return _read(path, Metadata(values, read_tensors(path)), values, text, tokenizer)
+        except (BadFile, NotKept) as error:
+            raise StartupError(f"'{path}' cannot be used: {error}.") from error
 
 
 def _read(
@@ -220,7 +219,10 @@ def _read(
     parts = family.parts(metadata, width)
     config = _config(family, metadata, parts, width, added[vector], is_silu=bool(values.get("clip.use_silu")))
     colours = {name: metadata[name] for name in ("image_mean", "image_std")}
-    processor = getattr(transformers, family.images)(**parts.images, **colours)
+    try:
+        processor = getattr(transformers, family.images)(**parts.images, **colours)
+    except ImportError as error:  # Pillow
+        raise NotRead(str(error).strip().partition("\n")[0]) from error
     weights = _weights(path, family, metadata, config)
     return Mmproj(config, weights, Settings(parts.settings, family.tokens, processor, vector))
 

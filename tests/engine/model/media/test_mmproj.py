@@ -11,12 +11,16 @@ from gguf import GGMLQuantizationType as Kind
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.media import MediaFile
+from oaiserve.engine.model.checkpoints.wrapper import text_config
+from oaiserve.engine.model.media.mmproj import read_mmproj
 from oaiserve.engine.start.media import load_media
 from oaiserve.engine.start.request import StartRequest
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.files.source import find_mmproj, find_model
 from tests.engine.model.media.test_answers import FIRST, NUM_TOKENS, SECOND, ask
-from tests.models.mmproj_files import FAMILIES, save_folder, write_pair
+from tests.models.gguf_records import Record
+from tests.models.mmproj_files import FAMILIES, save_folder, write_pair, write_tower
 from tests.models.seeing import KINDS, expected_answer, picture, png
 
 MMPROJ = "mmproj-model-f16.gguf"
@@ -50,6 +54,19 @@ def test_vectors_and_answers_are_those_of_the_folder_of_safetensors(name: str, t
     assert answer.token_ids == expected_answer(name, seeing, answer.prompt, [FIRST, SECOND], NUM_TOKENS)
     vector = seeing.tokenizer.convert_tokens_to_ids(KINDS[name].vector)
     assert answer.end.usage.image_tokens == answer.prompt.count(vector) > 1
+
+
+def test_the_tower_of_qwen3_5_is_that_of_qwen3_vl_without_deep_vectors(tmp_path: Path) -> None:
+    seeing = save_folder("qwen3_5", tmp_path / "folder")
+    write_tower("qwen3_5", seeing, tmp_path / MMPROJ)
+    text = text_config(seeing.model.config)
+    assert text is not None
+    found = read_mmproj(tmp_path / MMPROJ, text, Tokenizer.from_pretrained(tmp_path / "folder"))
+    assert found.config.model_type == "qwen3_5"
+    own = {name: tensor for name, tensor in seeing.model.state_dict().items() if ".visual." in name}
+    assert found.weights.keys() == own.keys()
+    assert all(torch.equal(found.weights[name], tensor) for name, tensor in own.items())
+    assert Record("qwen3_5_text").config().rope_axes == [0, 1, 2] * 10 + [0, 1]
 
 
 @pytest.mark.compiler
@@ -93,6 +110,23 @@ def test_a_tower_that_is_not_read_leaves_text_alone_and_says_so(
         ask(engine, [FIRST, SECOND], "refused")
     engine.stop()
     assert "served for text alone: its projector is of the type idefics9" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b"v.blk.0.ln1.weight", b"v.blk.0.lnx.weight", "has no weights for 1 tensors of its tower"),
+        (b"mm.model.fc.weight", b"mm.model.fx.weight", "it has no tensor mm.model.fc.weight"),
+        (b"clip.vision.image_size", b"clip.vision.image_sizx", "it has no number clip.vision.image_size"),
+    ],
+)
+def test_a_tower_that_lacks_something_is_refused_by_its_name(
+    old: bytes, new: bytes, reason: str, tmp_path: Path
+) -> None:
+    path = write_pair("idefics3", save_folder("idefics3", tmp_path / "folder"), tmp_path)
+    (tmp_path / MMPROJ).write_bytes((tmp_path / MMPROJ).read_bytes().replace(old, new))
+    with pytest.raises(StartupError, match=rf"mmproj-model-f16\.gguf' .*{reason}"):
+        vectors(path, tmp_path / MMPROJ)
 
 
 def test_a_file_of_the_flag_must_exist_and_one_beside_the_model_is_found_in_float16_first(tmp_path: Path) -> None:
