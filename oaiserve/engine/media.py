@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -123,7 +123,7 @@ class Prepared:
 class MediaReader(Protocol):
     """Prepares media for a model's tower. Any number of threads may call it."""
 
-    placeholder: str  # the text in whose place the text of an image comes
+    placeholders: Mapping[MediaKind, str]  # the texts in whose places the texts of media come
 
     def prepare(self, file: MediaFile, salt: str, *, only_text: bool = False) -> Prepared:
         """Prepare a client's file, for the tower unless `only_text` is needed. Its vectors are shared only among

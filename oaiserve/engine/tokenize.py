@@ -8,6 +8,7 @@ The engine submits and aborts requests, and passes a callable for the results.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Collection, Generator
 from concurrent.futures import Future
@@ -295,19 +296,23 @@ class TokenizeStage:
         return token_ids, second_start
 
     def _expand(self, prompt: Prompt, prepared: list[Prepared]) -> Expand | None:
-        """Return what puts the texts of prepared images into a rendered text."""
+        """Return what puts the texts of prepared media into a rendered text."""
         media = self._media
         if media is None or not prepared:
             return None
+        kinds = {placeholder: kind for kind, placeholder in media.placeholders.items()}
+        any_of = re.compile(f"({'|'.join(map(re.escape, kinds))})")
 
         def expand(text: str) -> str:
-            first, *others = text.split(media.placeholder)
-            if len(others) != len(prepared):
+            first, *others = any_of.split(text)  # then a placeholder and a text in turn
+            places, asked = [kinds[each] for each in others[::2]], [one.medium.kind for one in prepared]
+            if places != asked:
                 raise invalid(
                     prompt.param,
-                    f"it has {len(prepared)} images, for which the model's chat template has {len(others)} places",
+                    f"its files are [{', '.join(asked)}], for which the model's chat template has places "
+                    f"[{', '.join(places)}]",
                 )
-            return first + "".join(one.text + other for one, other in zip(prepared, others, strict=True))
+            return first + "".join(one.text + other for one, other in zip(prepared, others[1::2], strict=True))
 
         return expand
 

@@ -1,4 +1,4 @@
-"""Makes small multimodal models with random weights, whole: with their processors, to be served with images."""
+"""Makes small multimodal models with random weights, whole: with their processors, to be served with media."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import soundfile
 import torch
 import transformers
+from numpy.typing import NDArray
 from PIL import Image
 from tokenizers import AddedToken
 from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerFast
 
-from oaiserve.engine.model.media.families import IMAGES, Settings
+from oaiserve.engine.model.media.families import IMAGES, SOUNDS, Settings
 from tests.models.decoders import byte_tokenizer
 from tests.models.wrappers import NONE, Values, random_wrapper
 
@@ -23,7 +25,8 @@ from tests.models.wrappers import NONE, Values, random_wrapper
 _TEMPLATE = (
     "{{% for message in messages %}}{{{{ message.role + ':' }}}}"
     "{{% if message.content is string %}}{{{{ message.content }}}}{{% else %}}{{% for part in message.content %}}"
-    "{{% if part.type == 'image' %}}{image}{{% else %}}{{{{ part.text }}}}{{% endif %}}"
+    "{{% if part.type == 'image' %}}{image}{{% elif part.type == 'audio' %}}{audio}"
+    "{{% else %}}{{{{ part.text }}}}{{% endif %}}"
     "{{% endfor %}}{{% endif %}}{{{{ '\\n' }}}}{{% endfor %}}{{% if add_generation_prompt %}}assistant:{{% endif %}}"
 )
 _ROWS = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
@@ -43,6 +46,8 @@ class Kind(NamedTuple):
     config: Values = NONE
     vision: Values = NONE
     text: Values = NONE
+    audio: str = ""  # the token in whose place a vector of a sound comes, in the template, too
+    sounds: str = ""  # the feature extractor
 
 
 def _size(pixels: int) -> dict[str, int]:
@@ -84,15 +89,23 @@ KINDS = {
     "gemma4": Kind(
         "<image_soft_token>", "<image_soft_token>", "Gemma4ImageProcessorPil",
         of_images={"patch_size": 14, "max_soft_tokens": 70, "pooling_kernel_size": 3},
-        named={"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"},
+        named={
+            "boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>",
+            "boa_token": "<start_of_audio>", "audio_token": "<audio_soft_token>", "eoa_token": "<end_of_audio>",
+        },
         config={
             "vision_config": {
                 "model_type": "gemma4_vision", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
                 "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 14,
                 "position_embedding_size": 64, "pooling_kernel_size": 3,
-            }
+            },
+            "audio_config": {
+                "model_type": "gemma4_audio", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+                "subsampling_conv_channels": [128, 4], "output_proj_dims": 48,
+            },
         },
         text={"vocab_size_per_layer_input": 384, "use_bidirectional_attention": "vision"},
+        audio="<audio_soft_token>", sounds="Gemma4AudioFeatureExtractor",
     ),
     "gemma3": Kind(
         "<start_of_image>", "<image_soft_token>", "Gemma3ImageProcessorPil",
@@ -121,39 +134,50 @@ KINDS = {
 }  # fmt: skip
 
 
+HEARING = {
+    "qwen2_audio": Kind("", "", "", audio="<|AUDIO|>", sounds="WhisperFeatureExtractor"),
+    "gemma4": KINDS["gemma4"],
+}
+
+
 class SeeingModel(NamedTuple):
     model: PreTrainedModel
-    images: BaseImageProcessor
+    images: BaseImageProcessor | None
     tokenizer: PreTrainedTokenizerFast
+    sounds: Any = None
 
 
-def save_seeing(name: str, folder: Path) -> SeeingModel:
+def save_seeing(name: str, folder: Path, kinds: Mapping[str, Kind] = KINDS) -> SeeingModel:
     """Save a small model of this family with its processor, and return both as transformers has them."""
-    return save_whole(name, KINDS[name], folder, torch.float32)
+    return save_whole(name, kinds[name], folder, torch.float32)
 
 
 def save_whole(name: str, kind: Kind, folder: Path, dtype: torch.dtype, deviation: float = 0.3) -> SeeingModel:
     """Save a model of this family, with the sizes of `kind`."""
     tokenizer = byte_tokenizer(kind.text.get("vocab_size", 384) - 84)  # and a place for each special token
-    specials = dict.fromkeys([kind.vector, *kind.named.values(), *kind.tokens])
+    specials = dict.fromkeys(filter(None, [kind.vector, kind.audio, *kind.named.values(), *kind.tokens]))
     tokenizer.add_special_tokens(
         {"additional_special_tokens": [AddedToken(token, special=True, normalized=False) for token in specials]}
     )
     if kind.named:
         tokenizer = _with_attributes(tokenizer, kind.named, folder)
-    template = _TEMPLATE.format(image=kind.image)
+    template = _TEMPLATE.format(image=kind.image, audio=kind.audio)
     tokenizer.chat_template = template
-    images: BaseImageProcessor = getattr(transformers, kind.images)(**kind.of_images)
-    images.save_pretrained(folder)
+    images: BaseImageProcessor | None = getattr(transformers, kind.images)(**kind.of_images) if kind.images else None
+    if images is not None:
+        images.save_pretrained(folder)
+    sounds = getattr(transformers, kind.sounds)(feature_size=128) if kind.sounds else None
+    of_sounds = {"feature_extractor": json.loads(sounds.to_json_string())} if sounds else {}
     tokenizer.save_pretrained(folder)
-    (folder / "processor_config.json").write_text(json.dumps({**kind.settings}))
+    (folder / "processor_config.json").write_text(json.dumps({**kind.settings, **of_sounds}))
     id_of = tokenizer.convert_tokens_to_ids
-    of_wrapper = {
-        "image_token_index" if name.startswith(("llava", "gemma3", "mistral3")) else "image_token_id": id_of(
-            kind.vector
-        )
-    }
-    if name.startswith("qwen"):
+    of_wrapper = {}
+    if sounds is not None:
+        of_wrapper["audio_token_index" if name == "qwen2_audio" else "audio_token_id"] = id_of(kind.audio)
+    if images is not None:
+        is_index = name.startswith(("llava", "gemma3", "mistral3"))
+        of_wrapper["image_token_index" if is_index else "image_token_id"] = id_of(kind.vector)
+    if images is not None and name.startswith("qwen"):
         of_wrapper |= {"video_token_id": id_of("<|video_pad|>"), "vision_start_token_id": id_of("<|vision_start|>")}
     wrapper = random_wrapper(
         name,
@@ -166,7 +190,7 @@ def save_whole(name: str, kind: Kind, folder: Path, dtype: torch.dtype, deviatio
         with torch.no_grad():
             wrapper.get_input_embeddings().weight *= 0.05
     wrapper.to(dtype).save_pretrained(folder)
-    return SeeingModel(wrapper, images, tokenizer)
+    return SeeingModel(wrapper, images, tokenizer, sounds)
 
 
 def _with_attributes(tokenizer: PreTrainedTokenizerFast, named: dict[str, str], folder: Path) -> Any:
@@ -187,24 +211,43 @@ def png(image: Image.Image) -> bytes:
     return content.getvalue()
 
 
-def expected_answer(
-    name: str, seeing: SeeingModel, prompt: list[int], images: list[Image.Image], number: int
-) -> list[int]:
-    """Return transformers' own greedy answer of `number` tokens to the ids of a prompt with images, all at once."""
-    family, vector = IMAGES[name], seeing.tokenizer.convert_tokens_to_ids(KINDS[name].vector)
-    settings = Settings(KINDS[name].settings, {}, seeing.images, KINDS[name].vector)
-    nested: Any = [images] if name in ("idefics3", "smolvlm") else images
-    fields = dict(seeing.images(images=nested, return_tensors="pt", **family.arguments(settings)))
-    ids = torch.tensor([prompt])
-    types = {"token_type_ids" if name == "gemma3" else "mm_token_type_ids": (ids == vector).long()}
-    if not name.startswith(("gemma", "qwen")):
-        types = {}
+def sine(frequency: float, seconds: float) -> NDArray[np.float32]:
+    """Return the samples of a tone that becomes louder, at 16 kHz."""
+    times = np.arange(int(16_000 * seconds)) / 16_000
+    loud = np.sin(2 * np.pi * frequency * times) * np.linspace(0.1, 0.9, len(times))
+    return (loud * 2**15).astype(np.int16).astype(np.float32) / np.float32(2**15)  # as in a file
+
+
+def wav(samples: NDArray[np.float32]) -> bytes:
+    content = BytesIO()
+    soundfile.write(content, (samples * 2**15).astype(np.int16), 16_000, format="WAV")
+    return content.getvalue()
+
+
+Media = Sequence[Image.Image | NDArray[np.float32]]
+
+
+def expected_answer(name: str, seeing: SeeingModel, prompt: list[int], media: Media, number: int) -> list[int]:
+    """Return transformers' own greedy answer of `number` tokens to the ids of a prompt with media, all at once."""
+    ids, fields, unused = torch.tensor([prompt]), dict[str, Any](), tuple[str, ...]()
+    kind, id_of = {**KINDS, **HEARING}[name], seeing.tokenizer.convert_tokens_to_ids
+    if images := [one for one in media if isinstance(one, Image.Image)]:
+        assert seeing.images is not None
+        family, settings = IMAGES[name], Settings(kind.settings, {}, seeing.images, kind.vector)
+        nested: Any = [images] if name in ("idefics3", "smolvlm") else images
+        fields = dict(seeing.images(images=nested, return_tensors="pt", **family.arguments(settings)))
+        unused = family.unused
+    if sounds := [one for one in media if not isinstance(one, Image.Image)]:
+        of_sounds = seeing.sounds(sounds, sampling_rate=16_000, return_tensors="pt", return_attention_mask=True)
+        fields |= {SOUNDS[name].renamed.get(field, field): value for field, value in of_sounds.items()}
+    if name.startswith(("gemma", "qwen")) and kind.vector:
+        types = (ids == id_of(kind.vector)) + 3 * (ids == (id_of(kind.audio) if kind.audio else -1))
+        fields["token_type_ids" if name == "gemma3" else "mm_token_type_ids"] = types
     with torch.inference_mode():
         out = seeing.model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            **{field: value for field, value in fields.items() if field not in family.unused},
-            **types,
+            **{field: value for field, value in fields.items() if field not in unused},
             max_new_tokens=number,
             min_new_tokens=number,
             do_sample=False,

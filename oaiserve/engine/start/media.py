@@ -1,4 +1,4 @@
-"""Starts what reads the images of a multimodal model. Its text model starts by any of the usual ways."""
+"""Starts what reads the images and sounds of a multimodal model. Its text model starts by any of the usual ways."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import logging
 from pathlib import Path
 
 from oaiserve.engine.encoder import Media
+from oaiserve.engine.media import MediaKind
 from oaiserve.engine.model.checkpoints.wrapper import text_config
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.device import select_device
-from oaiserve.engine.model.media.families import IMAGES
+from oaiserve.engine.model.media.forms import NOUNS, Form, form_of, kinds_of, read_settings
 from oaiserve.engine.model.media.mmproj import NotRead, read_mmproj
-from oaiserve.engine.model.media.reader import ImageReader, read_settings
+from oaiserve.engine.model.media.reader import FileReader
 from oaiserve.engine.model.media.tower import load_tower
 from oaiserve.engine.model.model_config import select_dtype
 from oaiserve.engine.start.load import config_of
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def load_media(request: StartRequest, mmproj: Path | None = None) -> Media | None:
-    """Load the tower of a multimodal model, or that in the `mmproj` of a GGUF file. None: it reads no images."""
+    """Load the tower of a multimodal model, or that in the `mmproj` of a GGUF file. None: it reads none."""
     source, options = request.source, request.options
     with reported(f"No model could be loaded from {source.shown}"):
         config = config_of(source)
@@ -35,8 +36,20 @@ def load_media(request: StartRequest, mmproj: Path | None = None) -> Media | Non
     except NotRead as reason:
         log.warning("Images are not read of '%s', and the model is served for text alone: %s", mmproj, reason)
         return None
-    if config.model_type not in IMAGES or text is None:
-        log.warning("Images are not read by a model of the type %s: it is served for text alone", config.model_type)
+    kinds = kinds_of(config)
+    if not kinds or text is None:
+        log.warning(
+            "Images and sounds are not read by a model of the type %s: it is served for text alone", config.model_type
+        )
+        return None
+    forms: dict[MediaKind, Form] = {}
+    for kind in kinds:
+        try:
+            settings = read_settings(kind, source.path, config, request.tokenizer) if found is None else found.settings
+            forms[kind] = form_of(kind, config, settings)
+        except (ImportError, OSError) as error:  # Pillow, soundfile, what the processor needs, or its file
+            log.warning("%s are not read: %s", NOUNS[kind], str(error).strip().partition("\n")[0])
+    if not forms:
         return None
     device = select_device(options.device)
     dtype = select_dtype(options.dtype, text, device, is_gguf=found is not None, for_tensor_cores=True)
@@ -45,11 +58,11 @@ def load_media(request: StartRequest, mmproj: Path | None = None) -> Media | Non
         options.max_media_bytes, options.max_image_pixels, options.max_audio_seconds, options.media_cache
     )
     weights, name = (source.path, source.shown) if found is None else (found.weights, f"'{mmproj}'")
+    vector_ids = {kind: form.vector_id for kind, form in forms.items()}
     try:
-        tower = load_tower(weights, config, name, device, dtype, num_threads)
-        settings = read_settings(source.path, request.tokenizer, tower.vector_id) if found is None else found.settings
-        reader = ImageReader(config, settings, tower, limits)
-    except ImportError as error:  # Pillow, or what the family's image processor needs
-        log.warning("Images are not read: %s", str(error).strip().partition("\n")[0])
+        tower = load_tower(weights, config, name, vector_ids, device, dtype, num_threads)
+    except ImportError as error:  # of what the tower's code needs
+        log.warning("Images and sounds are not read: %s", str(error).strip().partition("\n")[0])
         return None
-    return Media(frozenset({"image"}), reader, tower, reader.vectors)
+    reader = FileReader(forms, config, tower, limits)
+    return Media(frozenset(forms), reader, tower, reader.vectors)

@@ -76,15 +76,16 @@ def start_model(
 
 
 def _media(request: StartRequest) -> Media | None:
-    """Load what reads the images of a multimodal model, before the KV cache takes the memory that is left."""
+    """Load what reads images and sounds for a multimodal model, before the KV cache takes the memory that is left."""
     source, options = request.source, request.options
     mmproj = find_mmproj(source, options.mmproj) if options.media else None
     try:
         config = json.loads((source.path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # a GGUF file, or the load says what is wrong
         config = None
-    sees = mmproj is not None or (isinstance(config, dict) and config.get("vision_config") is not None)
-    if not options.media or not sees:
+    parts = config if isinstance(config, dict) else {}
+    has_tower = mmproj is not None or parts.get("vision_config") is not None or parts.get("audio_config") is not None
+    if not options.media or not has_tower:
         return None
     with request.times.part("import of transformers"):
         from oaiserve.engine.start.media import load_media

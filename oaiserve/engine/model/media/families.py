@@ -1,7 +1,7 @@
-"""How the text of each multimodal family stands for an image: a placeholder in the template, and what takes its place.
+"""How the text of each multimodal family stands for a medium: a placeholder in the template, and what takes its place.
 
 transformers' processors say the same, but some of them need packages for videos, which are not read. The sizes of
-images, and so the numbers of vectors, are those of transformers' image processors.
+images and the frames of sounds, and so the numbers of vectors, are those of transformers' processors of each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import transformers
 
-Fields = Mapping[str, Any]  # what an image processor returns for one image
+Fields = Mapping[str, Any]  # what a processor returns for one medium
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,24 +21,25 @@ class Settings:
 
     values: Fields  # of processor_config.json and preprocessor_config.json
     tokens: Fields  # the texts of named special tokens
-    processor: Any  # transformers' image processor
+    processor: Any  # transformers' image processor, or its feature extractor
     vector: str  # the token in whose place a vector comes
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
 
-class ImageFamily(NamedTuple):
-    """The texts of images of one family. `text` gets the settings and what the image processor says of one image."""
+class Family(NamedTuple):
+    """The texts of images, or sounds, of one family. `text` gets the settings and what the processor says of one."""
 
     text: Callable[[Settings, Fields], str]
     placeholder: str = ""  # in the template's text; "": the token of a vector
-    arguments: Callable[[Settings], Fields] = lambda _: {}  # of the image processor
+    arguments: Callable[[Settings], Fields] = lambda _: {}  # of the processor
     unused: tuple[str, ...] = ()  # fields that only the text is made of
     # Whether the tokens of an image see each other in both directions, by the text model's configuration.
     has_runs: Callable[[Any], bool] = lambda _: False
     shape: str = ""  # the field by which the positions of its tokens follow, where these have three axes
-    audio: bool = False
+    renamed: Mapping[str, str] = {}  # fields that the tower takes by another name
+    max_seconds: Callable[[Settings], float] = lambda _: 0.0  # of a sound: the processor would cut off the rest
 
 
 def _of_grid(settings: Settings, image: Fields) -> str:
@@ -120,25 +121,43 @@ def _of_chunks(settings: Settings, image: Fields) -> str:
     return f"<|image_start|>{lines if rows * columns > 1 else ''}<|image|>{vectors}<|image_end|>"
 
 
-_QWEN = ImageFamily(_of_grid, shape="image_grid_thw")
-_IDEFICS = ImageFamily(_of_tiles, arguments=lambda _: {"return_row_col_info": True}, unused=("rows", "cols"))
-_MISTRAL = ImageFamily(
+def _of_convolved(settings: Settings, sound: Fields) -> str:
+    return settings.vector * ((((int(sound["attention_mask"].sum()) - 1) // 2 + 1) - 2) // 2 + 1)
+
+
+def _of_fourth_frames(settings: Settings, sound: Fields) -> str:
+    vectors = settings.vector * int(sound["input_features_mask"][0, ::4].sum())
+    return f"{settings.tokens['boa_token']}{vectors}{settings.tokens['eoa_token']}"
+
+
+_QWEN = Family(_of_grid, shape="image_grid_thw")
+_IDEFICS = Family(_of_tiles, arguments=lambda _: {"return_row_col_info": True}, unused=("rows", "cols"))
+_MISTRAL = Family(
     _of_lines,
     arguments=lambda settings: {"patch_size": settings["patch_size"] * settings.values.get("spatial_merge_size", 1)},
 )
-IMAGES: dict[str, ImageFamily] = {
+IMAGES: dict[str, Family] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN),
     **dict.fromkeys(("idefics3", "smolvlm"), _IDEFICS),
-    "llava": ImageFamily(_of_patches),
-    "llava_next": ImageFamily(_by_transformers("LlavaNextProcessor")),
-    "llava_onevision": ImageFamily(_by_transformers("LlavaOnevisionProcessor")),
+    "llava": Family(_of_patches),
+    "llava_next": Family(_by_transformers("LlavaNextProcessor")),
+    "llava_onevision": Family(_by_transformers("LlavaOnevisionProcessor")),
     "mistral3": _MISTRAL,
-    "gemma3": ImageFamily(_with_crops, placeholder="boi_token", unused=("num_crops",), has_runs=lambda _: True),
-    "gemma4": ImageFamily(
+    "gemma3": Family(_with_crops, placeholder="boi_token", unused=("num_crops",), has_runs=lambda _: True),
+    "gemma4": Family(
         _of_soft_tokens,
         unused=("num_soft_tokens_per_image",),
         has_runs=lambda text: text.use_bidirectional_attention == "vision",
     ),
-    "internvl": ImageFamily(_of_windows, arguments=lambda _: {"crop_to_patches": True}, unused=("num_patches",)),
-    "llama4": ImageFamily(_of_chunks, placeholder="<|image|>", unused=("aspect_ratios",)),
+    "internvl": Family(_of_windows, arguments=lambda _: {"crop_to_patches": True}, unused=("num_patches",)),
+    "llama4": Family(_of_chunks, placeholder="<|image|>", unused=("aspect_ratios",)),
+}
+SOUNDS: dict[str, Family] = {
+    "gemma4": Family(_of_fourth_frames, max_seconds=lambda settings: 480_000 / settings.processor.sampling_rate),
+    "qwen2_audio": Family(
+        _of_convolved,
+        arguments=lambda _: {"return_attention_mask": True, "padding": "max_length"},
+        renamed={"attention_mask": "feature_attention_mask"},
+        max_seconds=lambda settings: float(settings.processor.chunk_length),
+    ),
 }

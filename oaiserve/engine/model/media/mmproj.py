@@ -31,7 +31,7 @@ from oaiserve.files.load_errors import reported
 
 
 class Mmproj(NamedTuple):
-    """A tower in a GGUF file: what `load_tower` and `ImageReader` take."""
+    """A tower in a GGUF file: what `load_tower` and a `Form` take."""
 
     config: PreTrainedConfig  # of the multimodal model, with no more of the text model than its width
     weights: dict[str, Tensor]

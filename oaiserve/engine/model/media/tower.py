@@ -9,16 +9,21 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText, PreTrainedConfig
+from transformers import (
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    AutoModelForMultimodalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
-from oaiserve.engine.media import Encoded, Medium
+from oaiserve.engine.media import Encoded, MediaKind, Medium
 from oaiserve.engine.model.media.pieces import ATTENTION, ON_CPU, ON_GPU, cut_products, in_pieces
 from oaiserve.engine.step import OutOfMemory
 from oaiserve.errors import StartupError
@@ -31,8 +36,8 @@ _OF_TEXT = re.compile(r"(^|\.)(language_model|text_model|lm_head)\.")
 class Tower:
     """The modules of one multimodal model that make vectors. Not for several threads at once."""
 
-    def __init__(self, model: Any, vector_id: int, num_threads: int | None = None) -> None:
-        """Take transformers' whole model, whose text model is dropped. A vector comes in the place of a `vector_id`.
+    def __init__(self, model: Any, vector_ids: Mapping[MediaKind, int], num_threads: int | None = None) -> None:
+        """Take transformers' whole model, whose text model is dropped. A vector comes in the place of its kind's id.
         `num_threads` threads of torch compute it; None: as many as the caller's."""
         inner, name = next(
             (part, name)
@@ -44,7 +49,7 @@ class Tower:
         caught = _Caught(text.get_input_embeddings().weight.shape[1], model.device, model.dtype)
         setattr(inner, name, caught)
         self.model = inner
-        self.vector_id = vector_id
+        self.vector_ids = vector_ids
         self.device, self.dtype = model.device, model.dtype
         self._num_threads = num_threads
         cut_products(inner)
@@ -53,17 +58,17 @@ class Tower:
         """Make the vectors of a medium in pieces. Raises OutOfMemory if the device has none left."""
         size = ON_GPU if self.device.type == "cuda" else ON_CPU
         try:
-            for encoded in in_pieces(partial(self.encode, medium.inputs, medium.num_rows), size, self._num_threads):
+            for encoded in in_pieces(partial(self.encode, medium), size, self._num_threads):
                 if self.device.type == "cuda":  # it has only been launched: its time would be that of the next step
                     torch.cuda.current_stream(self.device).synchronize()
                 yield encoded
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(str(error)) from None
 
-    def encode(self, inputs: dict[str, Tensor], num_rows: int) -> Encoded:
-        """Return the vectors of one medium, of which there are `num_rows`, from the processor's tensors."""
-        ids = torch.full((1, num_rows), self.vector_id, device=self.device)
-        moved = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+    def encode(self, medium: Medium) -> Encoded:
+        """Return the vectors of one medium from the processor's tensors."""
+        ids = torch.full((1, medium.num_rows), self.vector_ids[medium.kind], device=self.device)
+        moved = {name: tensor.to(self.device) for name, tensor in medium.inputs.items()}
         types = {name: torch.ones_like(ids) for name in ("mm_token_type_ids", "token_type_ids")}
         try:
             self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **types, **moved)
@@ -112,6 +117,7 @@ def load_tower(
     source: Path | dict[str, Tensor],
     config: PreTrainedConfig,
     name: str,
+    vector_ids: Mapping[MediaKind, int],
     device: torch.device,
     dtype: torch.dtype,
     num_threads: int | None = None,
@@ -119,7 +125,7 @@ def load_tower(
     """Load the tower in a folder, or of these weights. Raises StartupError if a weight is missing."""
     small = _without_text(config)
     folder, weights = (source, None) if isinstance(source, Path) else (None, source)
-    kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(small)]
+    kind: Any = MODEL_FOR_MULTIMODAL_LM_MAPPING[type(small)]
     with (
         reported(f"The weights of the tower of {name} could not be loaded"),
         tensors_named(allows_unread=True),
@@ -143,12 +149,15 @@ def load_tower(
     missing = sorted(key for key in wrong if not _OF_TEXT.search(key))
     if missing:
         raise StartupError(f"{name} has no weights for {len(missing)} tensors of its tower, such as {missing[0]}.")
-    return Tower(model.to(device).eval(), _vector_id(config), num_threads)
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and not part._supports_sdpa:  # it takes masks only as its own code does
+            part.config._attn_implementation = "eager"
+    return Tower(model.to(device).eval(), vector_ids, num_threads)
 
 
 def tower_parameters(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the parameters of a tower."""
-    kind: Any = AutoModelForImageTextToText
+    kind: Any = AutoModelForMultimodalLM
     with torch.device("meta"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_NO_LAYERS)
         model = kind.from_config(_without_text(config))
@@ -165,8 +174,3 @@ def _without_text(config: PreTrainedConfig) -> PreTrainedConfig:
         if getattr(text, lists, None):
             setattr(text, lists, [])
     return small
-
-
-def _vector_id(config: Any) -> int:
-    found = getattr(config, "image_token_id", None)
-    return int(config.image_token_index if found is None else found)

@@ -1,13 +1,16 @@
-"""Answers to images are transformers' own, token by token, in every family."""
+"""Answers to images and sounds are transformers' own, token by token, in every family."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from oaiserve.engine.engine import Engine
@@ -24,7 +27,18 @@ from oaiserve.engine.request import (
     TokenChunk,
 )
 from oaiserve.errors import InvalidRequest
-from tests.models.seeing import KINDS, SeeingModel, expected_answer, picture, png, save_seeing
+from tests.models.seeing import (
+    HEARING,
+    KINDS,
+    Media,
+    SeeingModel,
+    expected_answer,
+    picture,
+    png,
+    save_seeing,
+    sine,
+    wav,
+)
 
 NUM_TOKENS = 8
 FIRST, SECOND = picture(1), picture(2, 90, 50)
@@ -46,11 +60,15 @@ class Answer(NamedTuple):
     end: Finished
 
 
-def ask(engine: Engine, images: list[Image.Image], request_id: str, salt: str = "", detail: str = "auto") -> Answer:
-    """Return the greedy answer to MESSAGES with these images."""
-    files = tuple(MediaFile("image", png(image)) for image in images)
+def file_of(medium: Image.Image | NDArray[np.float32]) -> MediaFile:
+    return MediaFile("image", png(medium)) if isinstance(medium, Image.Image) else MediaFile("audio", wav(medium))
+
+
+def ask(engine: Engine, media: Media, request_id: str, salt: str = "", messages: list[Any] = MESSAGES) -> Answer:
+    """Return the greedy answer to messages with these images and sounds."""
+    files = tuple(file_of(one) for one in media)
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
-    request = Request(request_id, (ChatPrompt(MESSAGES, media=files),), params, cache_salt=salt)
+    request = Request(request_id, (ChatPrompt(messages, media=files),), params, cache_salt=salt)
     events: SimpleQueue[list[Event]] = SimpleQueue()
     engine.submit(request, events.put)
     prompt: list[int] = []
@@ -148,9 +166,57 @@ def test_what_is_no_image_or_has_no_place_is_refused_and_the_next_request_is_ans
     engine: tuple[str, SeeingModel, Engine],
 ) -> None:
     _, _, made = engine
-    with pytest.raises(InvalidRequest, match="has 1 images, for which the model's chat template has 2 places"):
+    with pytest.raises(InvalidRequest, match=r"are \[image\], for which .* template has places \[image, image\]"):
         ask(made, [FIRST], "one too few")
     files = (MediaFile("image", png(FIRST)), MediaFile("image", png(SECOND)[:99]))
     with pytest.raises(InvalidRequest, match="cut off, or damaged"):
         made.generate([ChatPrompt(MESSAGES, media=files)], SamplingParams(max_tokens=1))
     assert len(ask(made, [FIRST, SECOND], "right").token_ids) == NUM_TOKENS
+
+
+LOW, HIGH = sine(220, 0.5), sine(1900, 0.9)
+
+
+def messages_of(media: Media) -> list[Any]:
+    parts = [{"type": file_of(one).kind} for one in media]
+    return [{"role": "user", "content": [{"type": "text", "text": "Hi <|AUDIO|>"}, *parts]}]
+
+
+@pytest.mark.parametrize(("name", "more"), [("qwen2_audio", []), ("gemma4", [FIRST])])
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=pytest.mark.compiler)])
+def test_answers_to_sounds_are_those_of_transformers(name: str, more: Media, native: bool, tmp_path: Path) -> None:
+    hearing = save_seeing(name, tmp_path, HEARING)
+    made = Engine.from_pretrained(tmp_path, device="cpu", compile=native, kv_blocks=64, block_size=16)
+    made.start()
+    assert made.media == {"audio", *(["image"] if more else [])}
+    answers = []
+    seen = 1 + len(more)
+    for media, cached in (([LOW, *more, HIGH], 0), ([HIGH, *more, LOW], 1 + seen), ([*more, LOW, HIGH[:1600]], seen)):
+        answer = ask(made, media, str(len(answers)), messages=messages_of(media))
+        assert answer.token_ids == expected_answer(name, hearing, answer.prompt, media, NUM_TOKENS)
+        account = answer.end.account
+        assert (account.num_sounds, account.num_images, account.num_media_cached) == (2, len(more), cached)
+        id_of = hearing.tokenizer.convert_tokens_to_ids
+        assert answer.end.usage.audio_tokens == answer.prompt.count(id_of(HEARING[name].audio)) > 2
+        answers.append(answer.token_ids)
+    assert answers[0] != answers[1], "the answers must be able to differ"
+    with pytest.raises(InvalidRequest, match="longer than 30 seconds"):
+        ask(made, [sine(220, 30.1)], "long", messages=messages_of([LOW]))
+    if more:
+        with pytest.raises(InvalidRequest, match=r"are \[image, audio\], .* places \[audio, image\]"):
+            ask(made, [FIRST, LOW], "in another order", messages=messages_of([LOW, FIRST]))
+        with pytest.raises(InvalidRequest, match="too short"):
+            ask(made, [LOW[:100]], "short", messages=messages_of([LOW]))
+    made.stop()
+
+
+def test_without_soundfile_a_model_reads_no_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_seeing("gemma4", tmp_path)
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    made = Engine.from_pretrained(tmp_path, device="cpu", compile=False, kv_blocks=64, block_size=16)
+    assert made.media == {"image"}
+    assert [record.message for record in caplog.records if "not read" in record.message] == [
+        "Sounds are not read: import of soundfile halted; None in sys.modules"
+    ]

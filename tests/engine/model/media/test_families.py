@@ -1,4 +1,4 @@
-"""The texts of images are those that transformers' processors make of them."""
+"""The texts of images and sounds are those that transformers' processors make of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import transformers
 
-from oaiserve.engine.model.media.families import IMAGES, Settings
-from tests.models.seeing import KINDS, picture
+from oaiserve.engine.model.media.families import IMAGES, SOUNDS, Settings
+from tests.models.seeing import HEARING, KINDS, picture, sine
 
 # The processors whose code can be called here: others import packages for videos.
 PROCESSORS = {
@@ -36,3 +36,17 @@ def test_the_text_of_an_image_is_that_of_transformers(name: str, size: tuple[int
         attributes["full_image_sequence"] = f"\n\n<start_of_image>{vectors}<end_of_image>\n\n"
     vars(processor).update(attributes)
     assert family.text(settings, fields) == processor.replace_image_token(fields, 0)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.5, 1.234, 30.0])
+@pytest.mark.parametrize("name", ["qwen2_audio", "gemma4"])
+def test_the_text_of_a_sound_is_that_of_transformers(name: str, seconds: float) -> None:
+    kind, family = HEARING[name], SOUNDS[name]
+    sounds, samples = getattr(transformers, kind.sounds)(feature_size=128), sine(500, seconds)
+    settings = Settings(kind.settings, kind.named, sounds, kind.audio)
+    fields = dict(sounds([samples], sampling_rate=16_000, return_tensors="pt", **family.arguments(settings)))
+    processor_type: Any = getattr(transformers, {"qwen2_audio": "Qwen2AudioProcessor"}.get(name, "Gemma4Processor"))
+    processor = processor_type.__new__(processor_type)
+    vars(processor).update({**kind.named, "feature_extractor": sounds, "audio_token": kind.audio})
+    _, (text,) = processor._process_audio([samples], sampling_rate=16_000, return_tensors="pt")
+    assert family.text(settings, fields) == text
