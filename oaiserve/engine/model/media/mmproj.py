@@ -123,6 +123,8 @@ def _pixtral(metadata: Metadata, _: int) -> _Parts:
 
 
 def _llava(metadata: Metadata, _: int) -> _Parts:
+    if not metadata.has(r"^v\.class_embd$"):
+        raise NotRead("its tower is not CLIP's")
     if metadata.get("image_grid_pinpoints") or metadata.has(r"^model\.image_newline$"):
         raise NotRead("images in tiles, of LLaVA 1.6, are read from a folder of safetensors only")
     size, strategy = metadata["image_size"], {"vision_feature_select_strategy": "default"}
@@ -158,6 +160,7 @@ _IN_QWEN3 = (
     (r"^visual\.merger\.linear_fc1", "mm.0"),
     (r"^visual\.merger\.linear_fc2", "mm.2"),
 )
+_BESIDE = ("v.token_embd.img_break", "v.post_ln.", "mm.a.")  # what images may do without, or is for sound
 # By the type of the projector that a file names.
 _FAMILIES = {
     "gemma3": _Family(
@@ -257,7 +260,7 @@ def _width_of_mlp(metadata: Metadata) -> int:
 
 
 def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> dict[str, Tensor]:
-    """Return the tower's parameters, without those that the file lacks. Raises NotKept."""
+    """Return the tower's parameters, without those that the file lacks. Raises NotKept, and NotRead for more."""
     file, hidden = MappedFile(path), metadata["embedding_length"]
     tensors = dict(metadata.tensors)
     if tensors["v.blk.0.ffn_down.weight"].shape[-1] == hidden:  # of older converters, which had the names the wrong way
@@ -265,6 +268,7 @@ def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> di
         tensors = {re.sub("ffn_up|ffn_down", lambda m: turned[m[0]], name): one for name, one in tensors.items()}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, max(metadata["block_count"], 8))
     found: dict[str, Tensor] = {}
+    others = {name for name in tensors if name.startswith(("v.", "mm.")) and not name.startswith(_BESIDE)}
     for parameter, shape in tower_parameters(config).items():
         if re.search(family.unused, parameter):
             found[parameter] = torch.zeros(shape)
@@ -272,6 +276,7 @@ def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> di
         own = _tensors_of(_renamed(parameter, family, config), names, tensors)
         if not own:
             continue
+        others -= {tensor.name for tensor in own}
         parts = [expanded(file.data[tensor.begin : tensor.end], tensor) for tensor in own]
         value = torch.stack(parts, dim=2) if len(shape) == 5 else torch.cat(parts)
         if "soft_emb_norm" in parameter:
@@ -279,6 +284,8 @@ def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> di
         if family.type == "mistral3" and TURNED.rows is not None and re.search(r"\.[qk]_proj\.", parameter):
             value = value[torch.from_numpy(TURNED.rows(config.vision_config, ".q_proj."))]
         found[parameter] = value.reshape(shape) if value.numel() == prod(shape) else value
+    if others:
+        raise NotRead(f"it has a tensor '{min(others)[:100]}', which is not known")
     return found
 
 
