@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from greenlet import getcurrent, greenlet
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import conv1d, pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
@@ -64,8 +64,10 @@ def _parts(num_rows: int, cost_of_row: float) -> Iterator[slice]:
 
 
 def cut_products(model: torch.nn.Module) -> None:
-    """Let the linear layers of a model compute their rows in parts."""
+    """Let the linear layers of a model compute their rows in parts, and convolutions of sound theirs."""
     for module in model.modules():
+        if type(module) is torch.nn.Conv1d and module.groups == 1 and module.dilation == (1,):
+            module.forward = _cut_in_time(module)  # type: ignore[assignment]
         if type(module) is torch.nn.Linear:
             module.forward = _cut(module.forward, module.in_features * module.out_features)  # type: ignore[assignment]
 
@@ -75,6 +77,24 @@ def _cut(plain: Callable[[Tensor], Tensor], cost_of_row: int) -> Callable[[Tenso
         rows = input.reshape(-1, input.shape[-1])
         found = [plain(rows[part]) for part in _parts(len(rows), cost_of_row)]
         return torch.cat(found).view(*input.shape[:-1], -1) if len(found) > 1 else found[0].view(*input.shape[:-1], -1)
+
+    return forward
+
+
+def _cut_in_time(conv: torch.nn.Conv1d) -> Callable[[Tensor], Tensor]:
+    (width,), (stride,), plain = conv.kernel_size, conv.stride, conv.forward
+    if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+        return plain
+    (around,) = conv.padding
+
+    def forward(input: Tensor) -> Tensor:  # [B, channels, T]
+        padded = pad(input, (around, around))
+        num_steps = (padded.shape[-1] - width) // stride + 1
+        found = [
+            conv1d(padded[..., part.start * stride : (part.stop - 1) * stride + width], conv.weight, conv.bias, stride)
+            for part in _parts(num_steps, len(input) * conv.in_channels * conv.out_channels * width)
+        ]
+        return torch.cat(found, -1)
 
     return forward
 

@@ -26,6 +26,19 @@ def test_rows_of_products_in_parts_are_those_of_the_whole_and_pause_between() ->
     assert not torch.is_inference_mode_enabled()
 
 
+@pytest.mark.parametrize(("stride", "padding"), [(1, 1), (2, 1), (2, 0), (3, 2)])
+def test_convolutions_in_parts_are_those_of_the_whole(stride: int, padding: int) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Conv1d(4, 6, 3, stride, padding)
+    x = torch.randn(2, 4, 50)
+    with torch.inference_mode():
+        expected = model(x)
+    cut_products(torch.nn.Sequential(model))
+    *pauses, found = in_pieces(lambda: model(x), 2 * 4 * 6 * 3 * 7, None)
+    assert len(pauses) == -(-expected.shape[-1] // 7)
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("masked", ["", "for all", "for each"])
 def test_attention_in_parts_is_that_of_the_whole(masked: str) -> None:
     torch.manual_seed(0)
