@@ -42,7 +42,7 @@ def vectors(path: Path, mmproj: Path | None = None, number: int = 3) -> torch.Te
     return torch.cat([encoded.vectors, *encoded.deep])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_vectors_and_answers_are_those_of_the_folder_of_safetensors(name: str, tmp_path: Path) -> None:
     seeing = save_folder(name, tmp_path / "folder")
     path = write_pair(name, seeing, tmp_path)
