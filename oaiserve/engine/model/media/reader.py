@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class FileReader:
         self._limits = limits
         self.vectors = Vectors(limits.cache_bytes)
         self._known: OrderedDict[bytes, Prepared] = OrderedDict()
-        self._lock = Lock()
+        self._lock = RLock()  # a collection of garbage within it may drop inputs
         self._pending_bytes = 0
 
     def prepare(self, file: MediaFile, salt: str, *, only_text: bool = False) -> Prepared:
