@@ -89,7 +89,7 @@ def test_the_cache_gets_the_rest_and_the_other_uses_are_logged(
     monkeypatch.setattr(kv_cache, "CudaMemory", lambda device: fake_gpu())
     caplog.set_level(logging.INFO, "oaiserve")
     options = EngineOptions(max_running=6, max_step_tokens=40, kv_cache_memory=Bytes("1GiB"))
-    blocks, states = gpu_sizes(loaded, options, FastPaths(ReferenceAttention, None, None, None))
+    blocks, states = gpu_sizes(loaded, options, FastPaths(ReferenceAttention, None, None, None, None))
     assert states == 0
     assert blocks == GIB // (16 * loaded.kv_bytes_per_token)
     assert caplog.messages == [
