@@ -35,20 +35,26 @@ def in_pieces(run: Callable[[], T], size: float, num_threads: int | None) -> Ite
     """
     worker = _Worker(run)
     worker.size = size
-    while True:
-        before = torch.get_num_threads()
-        try:
-            if num_threads is not None:
-                torch.set_num_threads(num_threads)
-            with torch.inference_mode():  # which belongs to the thread: it must end with the piece
-                found: T = worker.switch()
-        finally:
-            if num_threads is not None:
-                torch.set_num_threads(before)
-        if worker.dead:
-            yield found
-            return
-        yield None
+    try:
+        while not worker.dead:
+            found = _piece(worker, num_threads)
+            yield found if worker.dead else None
+    finally:
+        if not worker.dead:  # its work is dropped: the code's own frames would keep it, and all of their tensors
+            worker.throw()
+
+
+def _piece(worker: _Worker, num_threads: int | None) -> Any:
+    """Run a worker up to its next pause, or to its end, and return its result."""
+    before = torch.get_num_threads()
+    try:
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        with torch.inference_mode():  # which belongs to the thread: it must end with the piece
+            return worker.switch()
+    finally:
+        if num_threads is not None:
+            torch.set_num_threads(before)
 
 
 def _parts(num_rows: int, cost_of_row: float) -> Iterator[slice]:
@@ -76,7 +82,7 @@ def _cut(plain: Callable[[Tensor], Tensor], cost_of_row: int) -> Callable[[Tenso
     def forward(input: Tensor) -> Tensor:
         rows = input.reshape(-1, input.shape[-1])
         found = [plain(rows[part]) for part in _parts(len(rows), cost_of_row)]
-        return torch.cat(found).view(*input.shape[:-1], -1) if len(found) > 1 else found[0].view(*input.shape[:-1], -1)
+        return (torch.cat(found) if len(found) > 1 else found[0]).view(*input.shape[:-1], -1)
 
     return forward
 

@@ -69,3 +69,23 @@ def test_an_error_of_the_code_comes_out_of_the_piece_in_which_it_is_raised() -> 
     with pytest.raises(RuntimeError, match="of the model"):
         next(pieces)
     assert not torch.is_inference_mode_enabled()
+
+
+def test_work_that_is_dropped_between_two_pieces_leaves_nothing_behind() -> None:
+    model, ended = torch.nn.Linear(4, 4), []
+    cut_products(model)
+
+    def run() -> torch.Tensor:
+        try:
+            return model(torch.zeros(4, 4))
+        finally:
+            ended.append(True)
+
+    pieces = in_pieces(run, 16, None)
+    assert [next(pieces), next(pieces)] == [None, None]
+    del pieces
+    assert ended == [True]
+    assert not torch.is_inference_mode_enabled()
+    *_, found = in_pieces(run, 16, None)
+    assert found is not None
+    assert found.shape == (4, 4)
