@@ -6,7 +6,6 @@ their streams go on almost as fast. A medium that several requests have is encod
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -14,10 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from oaiserve.engine.media import Encoded, MediaKind, MediaReader, Medium, Vectors
+from oaiserve.engine.request import Request
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.facts.engine_numbers import EngineNumbers
-
-log = logging.getLogger(__name__)
 
 # Of the time of steps that the tower's pieces get while other requests run: the gap between two of their tokens grows
 # by as much, at most by one piece more.
@@ -36,7 +34,7 @@ class Tower(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """What reads the images or sounds of a model, and makes vectors of them."""
+    """The reader and the tower of a model's images or sounds, and the cache of their vectors."""
 
     kinds: frozenset[MediaKind]
     reader: MediaReader
@@ -44,7 +42,7 @@ class Media:
     vectors: Vectors
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Encoding:
     """A request whose media are encoded: what it still waits for, and what there is."""
 
@@ -55,7 +53,7 @@ class Encoding:
 
 @dataclass(slots=True)
 class Ended:
-    """What has come of a request in the encoder: its vectors are there, or an error is."""
+    """A request that leaves the encoder: its vectors are there, or an error is."""
 
     encoding: Encoding
     error: BaseException | None = None
@@ -70,16 +68,17 @@ class Encoder:
         vectors: Vectors,
         clock_ns: Callable[[], int],
         numbers: EngineNumbers,
-        accounted: Callable[[str], AbstractContextManager[None] | None],
+        accounted: Callable[[Request], AbstractContextManager[None] | None],
     ) -> None:
         """Keep vectors in the cache `vectors`, and count in `numbers`. A piece of a medium is computed in what
-        `accounted` returns for the id of its request: None, if that has ended."""
+        `accounted` returns for its request: None, if that has ended."""
         self._tower = tower
         self._vectors = vectors
         self._clock_ns = clock_ns
         self._numbers = numbers
         self._accounted = accounted
         self._waiting: deque[Encoding] = deque()
+        self._missing: dict[bytes, list[Encoding]] = {}  # those of them that wait for a medium, by its key
         self._under_way: Iterator[Encoded | None] | None = None
         self._medium: Medium | None = None  # that is under way
         self._credit_ns = 0.0
@@ -106,10 +105,15 @@ class Encoder:
             num_media += 1
         if not self._waiting:
             self._credit_ns, self._seen_ns = 0.0, self._clock_ns()
-        self._waiting.append(Encoding(tokenized, missing, encoded))
+        encoding = Encoding(tokenized, missing, encoded)
+        self._waiting.append(encoding)
+        for key, medium in missing.items():
+            self._missing.setdefault(key, []).append(encoding)
+            if len(self._missing[key]) == 1:
+                self._numbers.num_waiting_media_rows += medium.num_rows
+        self._numbers.num_encoding += 1
         self._numbers.num_media_queries += num_media
         self._numbers.num_media_hits += num_found
-        self._count()
         return num_found
 
     def turn(self, *, is_alone: bool) -> Iterator[Ended]:
@@ -123,12 +127,12 @@ class Encoder:
         until_ns = now_ns + (SLICE_NS if is_alone else int(self._credit_ns))
         while self._waiting:
             first = self._waiting[0]
-            accounted = self._accounted(first.tokenized.request.request_id)
+            accounted = self._accounted(first.tokenized.request)
             if accounted is None:
                 self._leave(first)
             elif not first.missing:
                 self._waiting.popleft()
-                self._count()
+                self._numbers.num_encoding -= 1
                 yield Ended(first)
             elif self._seen_ns >= until_ns:
                 return
@@ -151,7 +155,7 @@ class Encoder:
             encoded = next(self._under_way)
         except Exception as error:  # whatever a model's code does with an image: only its requests fail
             self._under_way = self._medium = None
-            failed = [one for one in self._waiting if medium.key in one.missing]
+            failed = list(self._missing[medium.key])
             for one in failed:
                 self._leave(one)
             return [Ended(one, error) for one in failed]
@@ -160,27 +164,25 @@ class Encoder:
         self._under_way = self._medium = None
         self._numbers.num_media_encoded += 1
         self._numbers.num_media_rows += medium.num_rows
+        self._numbers.num_waiting_media_rows -= medium.num_rows
         self._vectors.add(medium.key, encoded)
-        for one in self._waiting:
-            if (waited := one.missing.pop(medium.key, None)) is not None:
-                one.encoded[medium.key] = encoded
-                drop_inputs(waited)
-        self._count()
-        return []
-
-    def _count(self) -> None:
-        missing = {key: medium for one in self._waiting for key, medium in one.missing.items()}
-        self._numbers.num_encoding = len(self._waiting)
-        self._numbers.num_waiting_media_rows = sum(medium.num_rows for medium in missing.values())
         self._numbers.media_cache_bytes = self._vectors.num_bytes
+        for one in self._missing.pop(medium.key):
+            drop_inputs(one.missing.pop(medium.key))
+            one.encoded[medium.key] = encoded
+        return []
 
     def _leave(self, encoding: Encoding) -> None:
         """Forget a request. What is under way for it alone is dropped."""
         self._waiting.remove(encoding)
-        self._count()
-        for medium in encoding.missing.values():
+        self._numbers.num_encoding -= 1
+        for key, medium in encoding.missing.items():
             drop_inputs(medium)
-        if self._medium is not None and not any(self._medium.key in one.missing for one in self._waiting):
+            self._missing[key].remove(encoding)
+            if not self._missing[key]:
+                del self._missing[key]
+                self._numbers.num_waiting_media_rows -= medium.num_rows
+        if self._medium is not None and self._medium.key not in self._missing:
             self._under_way = self._medium = None
 
 

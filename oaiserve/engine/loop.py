@@ -215,7 +215,10 @@ class EngineLoop:
             if ended.error is None:
                 self.requests.encoded(ended.encoding)
                 continue
-            request_id = ended.encoding.tokenized.request.request_id
+            request = ended.encoding.tokenized.request
+            if self.requests.find(request) is None:
+                continue
+            request_id = request.request_id
             if isinstance(ended.error, OutOfMemory):
                 message = "The device has no memory left for this request's images; try again later."
                 self.requests.fail(request_id, Unavailable(message))
@@ -223,9 +226,9 @@ class EngineLoop:
                 log.error("The images of request %s could not be encoded", request_id, exc_info=ended.error)
                 self.requests.fail(request_id, InternalError("The server failed on an image of this request."))
 
-    def _accounted(self, request_id: str) -> AbstractContextManager[None] | None:
-        """Return what accounts for work on the media of a request, or None if it has ended."""
-        opened = self.requests.find(request_id)
+    def _accounted(self, request: Request) -> AbstractContextManager[None] | None:
+        """Return the account of work on the media of a request, or None if the request has ended."""
+        opened = self.requests.find(request)
         return None if opened is None else self._account.encoding(opened.account, opened.causes)
 
     def _take_commands(self) -> bool:

@@ -227,11 +227,11 @@ class OpenRequests:
                 self._deadlines.add(int(at_ns), request.request_id, limit)
 
     def tokenize_started(self, request: Request, started_ns: int) -> None:
-        if (opened := self._find(request)) is not None:
+        if (opened := self.find(request)) is not None:
             opened.times.tokenize_started = started_ns
 
     def grammar_compiled(self, request: Request, grammar: CompiledGrammar, compiled_ns: int) -> None:
-        opened, asked = self._find(request), request.params.grammar
+        opened, asked = self.find(request), request.params.grammar
         if opened is None or asked is None:
             return
         account, compile_ns, cache = opened.account, grammar.compile_ns, "hit" if grammar.was_cached else "miss"
@@ -239,7 +239,7 @@ class OpenRequests:
         account.note(EventKind.GRAMMAR_COMPILED, compiled_ns, None, compile_ns=compile_ns, cache=cache, kind=asked.kind)
 
     def tokenize_failed(self, request: Request, error: APIError) -> None:
-        if (opened := self._find(request)) is not None:
+        if (opened := self.find(request)) is not None:
             self._fail(opened, error)
 
     def tokenized(self, tokenized: Tokenized) -> None:
@@ -252,12 +252,9 @@ class OpenRequests:
 
     def encoded(self, encoding: Encoding) -> None:
         """Make the sequences of an admitted request whose media have been encoded, unless it has ended."""
-        if (opened := self._find(encoding.tokenized.request)) is not None:
+        if (opened := self.find(encoding.tokenized.request)) is not None:
             opened.notes.media_encoded(self._clock_ns())
             self._begin(opened, encoding.tokenized, encoding.encoded)
-
-    def find(self, request_id: str) -> OpenRequest | None:
-        return self._open.get(request_id)
 
     def _begin(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> None:
         begun = self._begun(opened, tokenized, encoded)
@@ -284,10 +281,10 @@ class OpenRequests:
         return Constraint(matcher, params, thinking=thinking, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids)
 
     def admitted(self, tokenized: Tokenized) -> OpenRequest | None:
-        """Return a request whose prompts are encoded, or None if it has ended, or fails now: it would miss its
-        deadline, or too many tokens wait."""
+        """Return a request whose prompts are encoded, or None if it has ended, or fails now. It fails if it would miss
+        its deadline, or if too many tokens wait."""
         request = tokenized.request
-        opened = self._find(request)
+        opened = self.find(request)
         if opened is None:
             self._note_end(Ended(request.request_id, RequestTimes()))
             return None
@@ -368,7 +365,7 @@ class OpenRequests:
         if request.sent:
             for sequence in [*opened.outputs]:
                 yield from self._taking_up(opened, sequence)
-                if self._find(request) is None:
+                if self.find(request) is None:
                     return
             for sequence in opened.outputs:
                 self._scheduler.add(sequence, since_ns=waits_since_ns)
@@ -391,7 +388,7 @@ class OpenRequests:
                 for token_id in token_ids:
                     if output.num_tokens and output.num_tokens % MOST_TAKEN_UP == 0:
                         yield
-                        if self._find(opened.request) is None:
+                        if self.find(opened.request) is None:
                             return
                     if output.finish_reason is not None:
                         raise GrammarViolation("it has tokens behind its end")
@@ -504,7 +501,7 @@ class OpenRequests:
                 for opened in [opened for opened in self._open.values() if opened.deliver == deliver]:
                     self._fail(opened, InternalError("The server lost a part of this request's answer."))
 
-    def _find(self, request: Request) -> OpenRequest | None:
+    def find(self, request: Request) -> OpenRequest | None:
         """Return the state of this very request, or None once it has ended: another one may have its id by then."""
         opened = self._open.get(request.request_id)
         return opened if opened is not None and opened.request is request else None

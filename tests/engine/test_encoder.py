@@ -61,8 +61,8 @@ def tower() -> FakeTower:
 
 
 def make_encoder(tower: FakeTower) -> Encoder:
-    def accounted(request_id: str) -> AbstractContextManager[None] | None:
-        return None if request_id in tower.closed else nullcontext()
+    def accounted(request: Request) -> AbstractContextManager[None] | None:
+        return None if request.request_id in tower.closed else nullcontext()
 
     return Encoder(tower, Vectors(250), tower.clock_ns, tower.numbers, accounted)
 
@@ -162,3 +162,24 @@ def test_the_cache_of_vectors_keeps_the_last_used_within_its_bytes(added: list[t
                 del order[next(iter(order))]
         assert {one: found.num_bytes for one in order if (found := vectors.get(one)) is not None} == order
         assert vectors.num_bytes == sum(order.values())
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "close", "break", "work"]), st.sets(st.integers(0, 4), min_size=1))))
+def test_the_numbers_are_those_of_the_requests_that_wait(actions: list[tuple[str, set[int]]]) -> None:
+    tower = FakeTower()
+    encoder, numbers = make_encoder(tower), tower.numbers
+    for number, (action, media) in enumerate(actions):
+        keys = {bytes([key]) for key in media}
+        if action == "add":
+            encoder.add(tokenized(str(number), *keys))
+        elif action == "close":
+            tower.closed |= {str(number - key) for key in media}
+        elif action == "break":
+            tower.broken = keys
+        list(encoder.turn(is_alone=action == "work"))
+        waiting = list(encoder._waiting)
+        missing = {key for one in waiting for key in one.missing}
+        assert (numbers.num_encoding, numbers.num_waiting_media_rows) == (len(waiting), len(missing))
+        assert numbers.media_cache_bytes == encoder._vectors.num_bytes
+    turns(encoder)
+    assert (numbers.num_encoding, numbers.num_waiting_media_rows) == (0, 0)
