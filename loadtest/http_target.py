@@ -117,7 +117,7 @@ class _Delta(msgspec.Struct):
 
     @property
     def is_parsed(self) -> bool:
-        """Whether this is reasoning, or the name or arguments of a call, which a server finds in the model's text."""
+        """Return whether it is reasoning, or part of a call, which a server finds in the model's text."""
         functions = [call.function for call in self.tool_calls or ()]
         is_call = any(function and (function.name or function.arguments) for function in functions)
         return bool(self.reasoning or self.reasoning_content) or is_call

@@ -329,8 +329,8 @@ class Engine:
             self._tokenize.compile(tokenized)
 
     def _post(self, event: FromTokenizer) -> None:
-        """Pass the result of a tokenize worker on to the engine thread, with a forecast if these are the prompts of a
-        request for which somebody waits."""
+        """Pass the result of a tokenize worker on to the engine thread. The prompts of a request for which somebody
+        waits get a forecast."""
         forecaster, bounds, request = self._loop.forecaster, self._bounds, event.request
         is_forecast = not request.sent and not request.is_background
         if forecaster is not None and is_forecast and isinstance(event, Tokenized) and event.token_ids:

@@ -90,8 +90,8 @@ class PromptMedia:
         return sum(medium.num_rows for medium in self.media if medium.encoded is None)
 
     def whole_end(self, start: int, end: int) -> int:
-        """Return the end of a chunk from `start` on that does not end inside a run: at most `end`, unless it begins
-        with a run that is longer."""
+        """Return the end of a chunk that does not end inside a run. It is at most `end`, unless the chunk begins with
+        a run that is longer."""
         for first, last in self.runs:
             if first < end < last:
                 return first if first > start else last

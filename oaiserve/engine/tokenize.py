@@ -296,7 +296,7 @@ class TokenizeStage:
         return token_ids, second_start
 
     def _expand(self, prompt: Prompt, prepared: list[Prepared]) -> Expand | None:
-        """Return what puts the texts of prepared media into a rendered text."""
+        """Return the function that puts the texts of prepared media into a rendered text."""
         media = self._media
         if media is None or not prepared:
             return None

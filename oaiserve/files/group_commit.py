@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 
 class GroupCommit(Generic[Item]):
-    """What waits for the thread of a database, and those who wait until it is kept."""
+    """The items that wait for the thread of a database, and their callers, who wait until they are kept."""
 
     def __init__(self, thread: Executor, keep: Callable[[list[Item]], None]) -> None:
         """`keep` runs on `thread`, with all that waits. Its error is that of each who waits."""

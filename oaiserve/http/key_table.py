@@ -202,7 +202,7 @@ class KeyTable:
             self._connection.execute(_ADD_USE, row)
 
     def _left(self, key: Key, now: float) -> list[Left]:
-        """Return what is left of each limit of a key."""
+        """Return the rest of each limit of a key."""
         query = """
             SELECT period, start, requests, tokens, cost FROM uses
             WHERE key = ? AND ((period = 1 AND start BETWEEN ? AND ?) OR (period = ? AND start = ?)) ORDER BY start

@@ -115,10 +115,10 @@ async def client_left(receive: Receive) -> None:
 async def in_turns_if_large(
     request: Request, work: Generator[None, None, Result], num_bytes: int, *, always: bool = False
 ) -> Result:
-    """Do work on a body: `in_turns` if it is large, as it could hold up the event loop for over a millisecond, or
-    `always`, as work with the tokenizer needs it.
+    """Do work on a body: `in_turns` if it is large, and `always` where the tokenizer is needed.
 
-    Raises InvalidRequest for a body with too deep a nesting, and the errors of the work and of `in_turns`.
+    Work on a large body could hold up the event loop for over a millisecond. Raises InvalidRequest for a body with too
+    deep a nesting, and the errors of the work and of `in_turns`.
     """
 
     def guarded() -> Generator[None, None, Result]:

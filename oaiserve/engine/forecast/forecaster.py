@@ -254,7 +254,7 @@ class Forecaster:
         return follow(cost, step_time, rules, decodes, prompts, place, most_steps, expected)
 
     def _expected(self, prompt: Prompt, now_ns: int) -> Expected | None:
-        """Return what is expected to come, by what has come, this prompt included."""
+        """Return the requests that are expected, by those that have come, with this prompt."""
         gap_ns, self._came_ns = now_ns - self._came_ns, now_ns
         self._clients.append(prompt.client)
         self._mean_prompt += 0.02 * (prompt.tokens_left - self._mean_prompt)

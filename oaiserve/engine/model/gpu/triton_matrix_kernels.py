@@ -14,8 +14,9 @@ def _less(code, zero, dtype: tl.constexpr):
 
 @triton.jit
 def _float4(code, exponent, dtype):
-    """Return floats of four bits (E2M1: a sign, two bits of the exponent and one of the fraction) times powers of two,
-    of which the exponents plus 127 are given."""
+    """Return floats of four bits times powers of two, of which the exponents plus 127 are given.
+
+    These floats are E2M1: a sign, two bits of the exponent and one of the fraction."""
     size = (code & 7).to(tl.int16)
     # From 1 on, exponent and fraction are those of bfloat16, whose exponents begin 126 lower. Below are 0 and 0.5. A
     # power of two is added to the exponent.

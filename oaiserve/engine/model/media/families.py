@@ -1,4 +1,4 @@
-"""How the text of each multimodal family stands for a medium: a placeholder in the template, and what takes its place.
+"""The texts of media in each multimodal family: a placeholder in the template, and the text that takes its place.
 
 transformers' processors say the same, but some of them need packages for videos, which are not read. The sizes of
 images and the frames of sounds, and so the numbers of vectors, are those of transformers' processors of each.
@@ -17,7 +17,7 @@ Fields = Mapping[str, Any]  # what a processor returns for one medium
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the files of a model say of its processor."""
+    """The settings of a processor in the files of a model."""
 
     values: Fields  # of processor_config.json and preprocessor_config.json
     tokens: Fields  # the texts of named special tokens

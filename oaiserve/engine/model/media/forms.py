@@ -1,4 +1,4 @@
-"""Reads what a model's files say of images and sounds: the processors, and the tokens that stand for these."""
+"""Reads the processors of images and sounds in a model's files, and the tokens that stand for these."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOUNS: dict[MediaKind, str] = {"image": "Images", "audio": "Sounds"}
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How media of one kind come into the prompts of a model."""
+    """The form in which media of one kind come into the prompts of a model."""
 
     kind: MediaKind
     family: Family
