@@ -61,6 +61,11 @@ def wait_until_running(server: LiveServer, number: int) -> None:
     wait_until(lambda: f"oaiserve_requests_running {number}.0" in httpx.get(f"{server.url}/metrics", timeout=60).text)
 
 
+def wait_until_all_are_up(server: LiveServer) -> None:
+    """Wait until both front ends get connections: a process is there before it has told the engine's of itself."""
+    wait_until(lambda: "oaiserve_front_ends 2.0" in httpx.get(f"{server.url}/metrics", timeout=60).text)
+
+
 def complete(url: str, request_id: str, **body: Any) -> list[Any]:
     """Return the events of a stream on a connection of its own; the last one is an error if it was cut."""
     events: list[Any] = []
@@ -77,6 +82,7 @@ def complete(url: str, request_id: str, **body: Any) -> list[Any]:
 
 
 def test_a_front_end_that_is_killed_is_started_again_and_loses_only_its_own_streams(server: LiveServer) -> None:
+    wait_until_all_are_up(server)
     before = front_ends(server)
     assert len(before) == 2
     with ThreadPoolExecutor(6) as threads:
@@ -98,8 +104,7 @@ def test_a_front_end_that_is_killed_is_started_again_and_loses_only_its_own_stre
     with server.http() as http:
         ended = http.get("/debug/requests", params={"outcome": "failed"}).json()["requests"]
         assert len(ended) == len(cut)
-        # The new process is there before it has told the engine's process of itself.
-        wait_until(lambda: "oaiserve_front_ends 2.0" in http.get("/metrics").text)
+        wait_until_all_are_up(server)
         page = samples_on(http.get("/metrics").content)
     assert page[key("oaiserve_kv_blocks", state="used")] == page[key("oaiserve_requests_running")] == 0
     assert (page[key("oaiserve_front_ends")], page[key("oaiserve_front_ends_ended_total")]) == (2, 1)
