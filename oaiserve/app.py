@@ -88,8 +88,8 @@ def create_app(
     is now. Raises StartupError for unusable files of keys or of responses.
     """
     stored = response_store(config.server) if responses is None else responses
-    num_sharing = max(1, config.server.front_ends)  # processes that share the limits on memory
-    has_batches = config.server.front_ends == 0 and config.server.stores_responses
+    num_processes = max(1, config.server.front_ends)  # that share the limits on memory
+    has_batches = config.server.stores_responses and (num_processes == 1 or config.server.response_store is not None)
     batches = BatchStore(config.server.response_store, store_limits(config.server)) if has_batches else None
     ring, key_store = keyring(config.server)
 
@@ -99,14 +99,14 @@ def create_app(
         app.state.serving = Serving(
             config=config,
             engine=engine,
-            streams=LoopStreams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS // num_sharing),
+            streams=LoopStreams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS // num_processes),
             telemetry=telemetry,
             feed=feed,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
             kind=_kind(config),
             created=int(time.time() if created is None else created),
-            received_bytes=SharedLimit(MOST_RECEIVED_BYTES // num_sharing),
+            received_bytes=SharedLimit(MOST_RECEIVED_BYTES // num_processes),
             responses=stored,
             key_store=key_store,
             runs=Runs(store_limits(config.server)),
@@ -121,7 +121,7 @@ def create_app(
         engine.start()
         tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))]
         app.state.batches = None if batches is None else BatchRunner(app, app.state.serving, batches, ring)
-        if batches is not None and batches.computes:
+        if batches is not None:
             tasks.append(asyncio.create_task(app.state.batches.run()))
         if ring is not None and (config.server.api_key_file or key_store is not None):
             tasks.append(asyncio.create_task(refresh_keys(ring)))

@@ -44,7 +44,7 @@ RATES = {"steady": 3.0, "bursts": 2.6, "long": 1.5, "jump": 1.8, "agents": 0.3} 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 SHOWN = (0.5, 0.8, 0.9, 0.95)
 HEAD = ("load", "time of", "promised", *(f"held {100 * level:.0f} %" for level in SHOWN), "median error",
-        "at the limit", "of the length alone", "median", "95th")  # fmt: skip
+        "at the limit", "halfway", "of the length alone", "median", "95th")  # fmt: skip
 
 
 class Kind(NamedTuple):
@@ -85,6 +85,7 @@ class Simulation(LoadReplay):
         self._fit = StepCostFit()
         self._drift, self._drift_at = 0.0, 0.0
         self.forecast_seconds: list[float] = []
+        self.halfway_ns: dict[int, int] = {}  # by `id` of what is served: its end as it looks at half of the answer
 
     def known_cost(self) -> StepCost | None:
         return self._fit.cost
@@ -131,6 +132,17 @@ class Simulation(LoadReplay):
         self.forecast_seconds.append(thread_time() - began)
         return forecast
 
+    def _commit(self, step: Step, step_ns: int) -> None:
+        super()._commit(step, step_ns)
+        served = [self._open[chunk.sequence] for chunk in step.chunks if chunk.sequence in self._open]
+        halfway = [one for one in served if 2 * one.num_tokens >= one.arrival.answer_tokens]
+        if any(id(one) not in self.halfway_ns for one in halfway):
+            rows = self._forecaster.open_now(int(1e9 * self._now), len(self._open))
+            ends_ns = {row["received_ns"]: row["end_now_ns"] for row in rows}
+            for one in halfway:
+                if (end_ns := ends_ns.get(int(1e9 * one.arrived))) is not None:
+                    self.halfway_ns.setdefault(id(one), end_ns)
+
     def _tell_end(self, sequence: Sequence, served: Served) -> None:
         super()._tell_end(sequence, served)
         drawn = cast(Drawn, served.arrival)
@@ -147,15 +159,16 @@ class Promised(NamedTuple):
     came_ns: tuple[int, int]  # the first token and the end
     at_limit: bool  # whether its answer has ended at its limit
     alone: float | None = None  # the error of whoever knows how lengths are distributed, of the length alone
+    halfway_ns: int | None = None  # the end, as it looks when half of the answer is there
 
 
-def promises(served: list[Served]) -> list[Promised]:
+def promises(served: list[Served], halfway_ns: dict[int, int]) -> list[Promised]:
     found = []
     for one in served:
         drawn, came_ns = cast(Drawn, one.arrival), (round(1e9 * (one.ttft or 0)), round(1e9 * (one.latency or 0)))
         usual = min(drawn.kind.answer[0], drawn.most_tokens)  # half of such answers are longer: more can nobody know
         at_limit, alone = drawn.answer_tokens == drawn.most_tokens, abs(usual / drawn.answer_tokens - 1)
-        found.append(Promised(one.forecast, came_ns, at_limit, alone))
+        found.append(Promised(one.forecast, came_ns, at_limit, alone, halfway_ns.get(id(one))))
     return found
 
 
@@ -191,7 +204,8 @@ def rows_of(name: str, found: list[Promised]) -> list[list[str]]:
         errors = [abs(ns / one.came_ns[of_end] - 1) for ns, one in zip(told, promised, strict=True)]
         at_limit = [error for error, one in zip(errors, promised, strict=True) if of_end and one.at_limit]
         alone = [one.alone for one in promised if of_end and one.alone is not None]
-        row += [f"{median(values):.1%}" if values else "" for values in (errors, at_limit, alone)]
+        halfway = [abs(one.halfway_ns / one.came_ns[1] - 1) for one in promised if of_end and one.halfway_ns]
+        row += [f"{median(values):.1%}" if values else "" for values in (errors, at_limit, halfway, alone)]
         came = sorted(one.came_ns[of_end] for one in promised)
         rows.append([*row, *(f"{came[int(share * len(came))] / 1e6:,.0f} ms" for share in (0.5, 0.95))])
     return rows
@@ -209,11 +223,12 @@ def main() -> None:
         print("\n".join(as_markdown([HEAD, *rows_of("server", promises_of(args.server))])))
         return
     table, seconds = [list(HEAD)], list[float]()
-    held: tuple[dict[str, list[tuple[float, float]]], ...] = ({}, {})
+    ideal = [(0.0, 0.0), (1.0, 1.0)]
+    held: tuple[dict[str, list[tuple[float, float]]], ...] = {"as promised": ideal}, {"as promised": ideal}
     for load in args.load or RATES:
         simulation = Simulation(load, args.number, args.seed)
         replayed = simulation.run(simulation.arrivals())
-        found = promises(replayed.served)
+        found = promises(replayed.served, simulation.halfway_ns)
         table += rows_of(load, found)
         seconds += simulation.forecast_seconds
         calibrated = [one for one in found if one.forecast.is_calibrated]

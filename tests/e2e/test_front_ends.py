@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import OpenAI
 
 from tests.e2e.conftest import (
     FAILED,
@@ -35,8 +36,9 @@ WAIT_SECONDS = 60
 
 @pytest.fixture(scope="module")
 def server(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    log_file = tmp_path_factory.mktemp("front_ends") / "log"
-    with serve_process(str(small_model), log_file, *FLAGS, env=ENV) as server:
+    folder = tmp_path_factory.mktemp("front_ends")
+    flags = (*FLAGS, "--response-store", str(folder / "responses.db"))
+    with serve_process(str(small_model), folder / "log", *flags, env=ENV) as server:
         yield server
 
 
@@ -111,6 +113,27 @@ def test_a_front_end_that_is_killed_is_started_again_and_loses_only_its_own_stre
     memory = [value for (name, _), value in page.items() if name == "oaiserve_front_end_resident_memory_bytes"]
     assert len(memory) == 2
     assert min(memory) > 2**20
+
+
+def test_a_batch_goes_on_whichever_front_ends_are_killed(server: LiveServer) -> None:
+    asked = {"method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi", "max_tokens": 16, "ignore_eos": True}}
+    lines = b"".join(json.dumps({"custom_id": str(number), **asked}).encode() + b"\n" for number in range(1000))
+
+    def num_completed() -> int:
+        counts: dict[str, int] = sdk.batches.retrieve(batch.id).request_counts.to_dict()  # type: ignore[assignment]
+        return counts["completed"]
+
+    with OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=10) as sdk:
+        file = sdk.files.create(file=("in.jsonl", lines), purpose="batch")
+        batch = sdk.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        for number in range(3):
+            wait_until_all_are_up(server)
+            wait_until(lambda number=number: num_completed() > 200 * number)
+            os.kill(front_ends(server)[number % 2], signal.SIGKILL)
+        wait_until(lambda: sdk.batches.retrieve(batch.id).status == "completed")
+        batch = sdk.batches.retrieve(batch.id)
+        answers = [json.loads(text) for text in sdk.files.content(batch.output_file_id).text.splitlines()]
+    assert [answer["custom_id"] for answer in answers] == [str(number) for number in range(1000)]
 
 
 def test_front_ends_do_not_outlive_the_engine_process(server: LiveServer) -> None:

@@ -328,13 +328,37 @@ def test_an_answer_that_nobody_waits_for_any_more_is_kept_and_keeps_no_other_one
 def test_of_servers_with_one_store_the_first_computes_the_batches(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
     with ExitStack() as stack:
-        urls = [stack.enter_context(run_server(app_of(path, FakeEngine()))) for _ in range(2)]
+        engines = [FakeEngine(), FakeEngine()]
+        urls = [stack.enter_context(run_server(app_of(path, engine))) for engine in engines]
         one, two = (stack.enter_context(client(url)) for url in urls)
-        batch = ended(two, begin(one, line(1)))
-        assert batch.status == "completed"
-        for ask in (lambda: begin(two, line(1)), lambda: two.batches.cancel(batch.id)):
-            with pytest.raises(openai.APIStatusError, match="Another server"):
-                ask()
+        for begins, asks in ((one, two), (two, one)):
+            batch = ended(asks, begin(begins, line(1)))
+            assert batch.status == "completed"
+            assert asks.batches.cancel(batch.id) == batch
+        assert engines[0].submitted.qsize() == 2
+        assert engines[1].submitted.empty()
+        engines[0].script = waits_for(2)
+        batch = begin(two, *map(line, range(1, 8)))
+        while two.batches.retrieve(batch.id).request_counts.completed < 2:
+            time.sleep(0.01)
+        batch = two.batches.cancel(batch.id)
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("cancelled", 2, 5)
+        while engines[0].open:  # which the first one learns from the store
+            time.sleep(0.01)
+        assert one.batches.retrieve(batch.id) == batch
+
+
+def test_the_batches_of_a_server_that_has_ended_go_on_in_another_one(tmp_path: Path) -> None:
+    path, engine = tmp_path / "responses.db", FakeEngine()
+    with ExitStack() as first:
+        first.enter_context(run_server(app_of(path, engine)))
+        engine.script = waits_for(2)
+        with run_server(app_of(path, FakeEngine())) as other, client(other) as sdk:
+            batch = begin(sdk, *map(line, range(1, 8)))
+            while sdk.batches.retrieve(batch.id).request_counts.completed < 2:
+                time.sleep(0.01)
+            first.close()
+            assert ended(sdk, batch).request_counts.completed == 7
 
 
 def test_the_lines_of_a_key_that_was_revoked_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from oaiserve.errors import BodyTooLarge, InvalidRequest, NotFound, Overloaded, Unavailable, UnsupportedMedia
+from oaiserve.errors import BodyTooLarge, InvalidRequest, NotFound, Overloaded, UnsupportedMedia
 from oaiserve.routes.batches.objects import (
     WINDOW_SECONDS,
     BatchBody,
@@ -120,7 +120,7 @@ async def delete_file(request: Request) -> Response:
 )
 async def create(request: Request) -> Response:
     """Answer with the batch and its estimated cost; a file with wrong lines makes one that has failed."""
-    runner, state, now = _computing(request), request.state, int(time.time())
+    runner, state, now = _runner(request), request.state, int(time.time())
     body, _ = await read_parsed(request, BatchBody)
     check_metadata(body.metadata or {})
     found = await runner.store.content(state.owner, body.input_file_id)
@@ -145,7 +145,7 @@ async def create(request: Request) -> Response:
     batch.in_progress_at, batch.oaiserve = now, await runner.estimate(owned, lines)
     await runner.store.add_batch(owned, lines)
     answer = json_response(batch)
-    runner.add(owned)
+    runner.added()
     return answer
 
 
@@ -163,7 +163,7 @@ async def retrieve(request: Request) -> Response:
 @Operation(summary="Cancel a batch.", group="Batches", answer=BatchObject, errors=(NotFound,))
 async def cancel(request: Request) -> Response:
     """Answer with the batch as it has ended. What was answered before stays in its output."""
-    await _computing(request).cancel((await _batch(request)).id)
+    await _runner(request).cancel(Owned(await _batch(request), request.state.owner))
     return json_response(await _batch(request))
 
 
@@ -184,15 +184,8 @@ def _runner(request: Request) -> BatchRunner:
     runner: BatchRunner | None = request.app.state.batches
     if runner is None:
         stores = serving_of(request).config.server.stores_responses
-        reason = "front ends (--front-ends)" if stores else "--response-store-number 0"
+        reason = "--front-ends and without --response-store" if stores else "--response-store-number 0"
         raise InvalidRequest(f"This server has no files and no batches, as it runs with {reason}.")
-    return runner
-
-
-def _computing(request: Request) -> BatchRunner:
-    runner = _runner(request)
-    if not runner.store.computes:
-        raise Unavailable("Another server with this --response-store computes the batches. Please ask that one.")
     return runner
 
 

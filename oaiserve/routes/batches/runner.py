@@ -22,6 +22,7 @@ from starlette.types import Message
 
 from oaiserve.errors import Overloaded, Unauthorized, Unavailable
 from oaiserve.explain.step_cost import Load
+from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.keys import Keyring
 from oaiserve.routes.batches.objects import Estimate, Line, result, usage_of
 from oaiserve.routes.batches.store import BatchStore, Owned, Result
@@ -31,7 +32,7 @@ from oaiserve.routes.serving import Serving
 logger = logging.getLogger(__name__)
 
 AHEAD = 16  # lines that are tokenized, or wait to be stored, beside those that run
-CHECK_SECONDS = 60.0
+CHECK_SECONDS, SHARED_CHECK_SECONDS = 60.0, 1.0  # the latter with a store that other processes use
 RETRIES, RETRY_SECONDS = 5, 1.0  # of a line that the server refuses for the moment
 SAMPLED_LINES = 32  # whose tokens are counted for an estimate
 PROMPT_ROWS = 256  # of a step of prompts, for an estimate
@@ -62,6 +63,7 @@ class BatchRunner:
         self._keys = keys
         self._open: dict[str, _Open] = {}
         self._changed = asyncio.Event()
+        self._look_ns = 0  # when to look for batches in the store again
 
     @property
     def _max_running(self) -> int:
@@ -70,29 +72,41 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Answer the lines of all batches that have not ended, and of those to come, for ever."""
-        for owned in await self.store.open_batches():
-            self.add(owned)
         try:
             while True:
                 self._changed.clear()
-                if self._open:
-                    await self._fill()
+                with suppress(Unavailable):  # the store has logged why, and is asked again
+                    if monotonic_ns() >= self._look_ns:
+                        await self._look()
+                    if self._open:
+                        await self._fill()
                 with suppress(TimeoutError):  # a batch may expire meanwhile
-                    async with asyncio.timeout(CHECK_SECONDS):
+                    async with asyncio.timeout(max(0.0, (self._look_ns - monotonic_ns()) / 1e9)):
                         await self._changed.wait()
         finally:
             for one in self._open.values():
                 for task in one.under_way:
                     task.cancel()
 
-    def add(self, owned: Owned) -> None:
-        self._open[owned.batch.id] = _Open(owned)
+    async def _look(self) -> None:
+        """Take the batches that this process computes by now, and drop those that another one has ended."""
+        self._look_ns = monotonic_ns() + int((SHARED_CHECK_SECONDS if self.store.is_shared else CHECK_SECONDS) * 1e9)
+        if not self.store.may_compute():
+            return
+        found = {owned.batch.id: owned for owned in await self.store.open_batches()}
+        for batch_id in self._open.keys() - found.keys():
+            await self._drop(self._open.pop(batch_id))
+        for batch_id in found.keys() - self._open.keys():
+            self._open[batch_id] = _Open(found[batch_id])
+
+    def added(self) -> None:
+        """Take a batch that was added to the store, in a moment, if this process computes batches."""
+        self._look_ns = 0
         self._changed.set()
 
-    async def cancel(self, batch_id: str) -> None:
-        """End a batch without what is under way of it. This does nothing if it has ended."""
-        if (one := self._open.get(batch_id)) is not None:
-            await self._end(one, "cancelled", *CANCELLED)
+    async def cancel(self, owned: Owned) -> None:
+        """End a batch, whichever process computes it, without what is under way. This does nothing if it has ended."""
+        await self._end(self._open.get(owned.batch.id) or _Open(owned), "cancelled", *CANCELLED)
 
     async def _fill(self) -> None:
         """Begin as many lines as there is room for, in turns of the batches, and end what is complete."""
@@ -131,13 +145,21 @@ class BatchRunner:
         if one.is_ending:
             return
         one.is_ending = True
+        try:
+            await self._drop(one)
+            has_ended = await self.store.end(one.owned, status, code, message)
+        finally:
+            one.is_ending = False
+        self._open.pop(one.owned.batch.id, None)
+        if has_ended:
+            logger.info("Batch %s is %s: %s", one.owned.batch.id, status, one.owned.batch.request_counts)
+
+    async def _drop(self, one: _Open) -> None:
+        """Cancel what is under way of a batch."""
         under_way = [*one.under_way]
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-        await self.store.end(one.owned, status, code, message)
-        self._open.pop(one.owned.batch.id, None)
-        logger.info("Batch %s is %s: %s", one.owned.batch.id, status, one.owned.batch.request_counts)
 
     async def _answer(self, one: _Open, line: Line) -> None:
         batch, owned = one.owned.batch, one.owned

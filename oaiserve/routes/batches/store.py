@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -97,20 +98,23 @@ class BatchStore:
         self._connection = database.opened(path, _SCHEMA)
         self._thread = ThreadPoolExecutor(1, "batch-store")
         self._commits = GroupCommit(self._thread, self._put_all)
-        # Of several servers with one file, the one that holds this lock computes the batches.
         self._lock = None if path is None else os.open(f"{path}-batches", os.O_RDWR | os.O_CREAT, FILE_MODE)
-        self.computes = True
-        try:
-            if self._lock is not None:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.computes = False
+        self.is_shared = path is not None  # other processes may have the file, too
+        self._computes = self._lock is None
 
     async def close(self) -> None:
         await self._do(self._connection.close)
         self._thread.shutdown()
         if self._lock is not None:
             os.close(self._lock)
+
+    def may_compute(self) -> bool:
+        """Return whether this process computes batches: of those with one file, the one that holds the lock."""
+        if not self._computes and self._lock is not None:
+            with suppress(BlockingIOError):
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._computes = True
+        return self._computes
 
     async def _do(self, work: Callable[[], T]) -> T:
         with reported():
@@ -222,9 +226,9 @@ class BatchStore:
         with reported():  # an answer that is there is kept, even if its batch is cancelled or the server ends
             await asyncio.shield(self._commits.put((batch, answered)))
 
-    async def end(self, owned: Owned, status: Status, code: str = "", message: str = "") -> None:
-        """End a batch. The lines that are not done are given up with this error."""
-        await self._do(partial(self._end, owned, status, code, message))
+    async def end(self, owned: Owned, status: Status, code: str = "", message: str = "") -> bool:
+        """End a batch, and give up the lines that are not done with this error. Return False if it has ended."""
+        return await self._do(partial(self._end, owned, status, code, message))
 
     def _add_batch(self, owned: Owned, lines: list[Line]) -> None:
         batch = owned.batch
@@ -248,10 +252,15 @@ class BatchStore:
                     self._write(batch)
         except Exception:
             for batch in batches.values():
-                ((row,),) = self._all("SELECT object FROM batches WHERE id = ?", batch.id)
-                kept = msgspec.json.decode(row, type=BatchObject)
-                batch.request_counts, batch.usage = kept.request_counts, kept.usage
+                self._read_counts(batch)
             raise
+
+    def _read_counts(self, batch: BatchObject) -> bool:
+        """Give a batch the counts that are stored, and return whether it has not ended."""
+        ((row, is_open),) = self._all("SELECT object, is_open FROM batches WHERE id = ?", batch.id)
+        kept = msgspec.json.decode(row, type=BatchObject)
+        batch.request_counts, batch.usage = kept.request_counts, kept.usage
+        return bool(is_open)
 
     def _put(self, batch: BatchObject, answered: Result) -> None:
         number, content, usage = answered
@@ -274,11 +283,14 @@ class BatchStore:
         whole.output_tokens_details.reasoning_tokens += usage.output_tokens_details.reasoning_tokens
 
     def _write(self, batch: BatchObject) -> None:
-        self._connection.execute("UPDATE batches SET object = ? WHERE id = ?", (msgspec.json.encode(batch), batch.id))
+        query = "UPDATE batches SET object = ? WHERE id = ? AND is_open"  # another process may have ended it
+        self._connection.execute(query, (msgspec.json.encode(batch), batch.id))
 
-    def _end(self, owned: Owned, status: Status, code: str, message: str) -> None:
+    def _end(self, owned: Owned, status: Status, code: str, message: str) -> bool:
         batch, now = owned.batch, int(self._clock())
         with database.transaction(self._connection):
+            if not self._read_counts(batch):
+                return False
             rest = self._all("SELECT number, custom_id FROM batch_lines WHERE batch = ? AND result IS NULL", batch.id)
             for number, custom_id in rest:
                 self._put(batch, Result(number, given_up(batch.id, number, custom_id, code, message), None))
@@ -297,6 +309,7 @@ class BatchStore:
             batch.end(status, now)
             self._write(batch)
             self._connection.execute("UPDATE batches SET is_open = 0 WHERE id = ?", (batch.id,))
+        return True
 
     def _oldest(self) -> float:
         return self._clock() - self._limits.seconds

@@ -58,6 +58,7 @@ class Model:
     tokenizer: StoredTokenizer
     max_model_len: int
     vocab_size: int
+    capacity: dict[str, int]
     default_params: dict[str, float | int]
     pooling: Pooling | None
     is_on_cpu: bool

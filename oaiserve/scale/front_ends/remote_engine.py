@@ -67,7 +67,8 @@ class RemoteEngine:
         self._on_shutdown, self._on_lost = on_shutdown, on_lost
         self.tokenizer = tokenizer
         self.max_model_len, self.vocab_size = model.max_model_len, model.vocab_size
-        self.default_params = model.default_params
+        self.default_params, self.capacity = model.default_params, model.capacity
+        self.step_cost: None = None  # the other process learns it
         self.pooling = model.pooling
         self.media: frozenset[MediaKind] = frozenset()  # front ends pass on prompts as tokens alone
         self.adapters = AdapterTable()

@@ -111,6 +111,7 @@ class Supervisor:
             tokenizer=engine.tokenizer.stored,
             max_model_len=engine.max_model_len,
             vocab_size=engine.vocab_size,
+            capacity=engine.capacity,
             default_params=engine.default_params,
             pooling=engine.pooling,
             is_on_cpu=engine.model_info["device"] == "cpu",

@@ -45,8 +45,8 @@ from oaiserve.http.keys import Key
 from oaiserve.routes import sse
 from oaiserve.routes.body import client_left
 from oaiserve.routes.serving import MEDIA_BODY_BYTES
+from oaiserve.scale.gateway.lists import all_kept, all_models
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
-from oaiserve.scale.gateway.models import all_models
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream, UpstreamAnswer
 from oaiserve.scale.gateway.watch import Watch
 from oaiserve.scale.router import NoReplica
@@ -83,7 +83,8 @@ _NOT_ANSWERED = _OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-opt
 # Whoever asks for these means one replica, and would be misled by whichever answers.
 _OF_ONE_REPLICA = ("/admin", "/debug", "/dashboard", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 # What one replica keeps, unless all have one store: it is asked for until one has it.
-_KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations", b"/debug/requests/")
+_KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations", b"/v1/files/", b"/v1/batches", b"/debug/requests/")
+_LISTS = ("/v1/files", "/v1/batches")
 _MODELS = "/v1/models"
 
 Result = TypeVar("Result")
@@ -237,6 +238,10 @@ class Gateway:
                 asked = scope["state"]["asked"] = await _asked(scope, body, has_ids=self._continues != "never")
                 if path == _MODELS and self._router.differ:
                     listed = await _unless_left(all_models(self._watch, self._router, asked.headers), left)
+                    await listed(scope, receive, send)
+                    return Ending.ANSWERED
+                if path in _LISTS and asked.method == "GET" and self._residents is None:
+                    listed = await _unless_left(all_kept(self._watch, asked.target, asked.headers), left)
                     await listed(scope, receive, send)
                     return Ending.ANSWERED
                 if self._tracing is not None:  # each attempt has its own

@@ -36,8 +36,8 @@ from oaiserve.routes import dashboard, debug, keys
 from oaiserve.routes.middleware import json_response, render_http_exception
 from oaiserve.scale.gateway.app import health, version
 from oaiserve.scale.gateway.gateway import Gateway
+from oaiserve.scale.gateway.lists import all_models
 from oaiserve.scale.gateway.metrics import CONTENT_TYPE, GatewayMetrics
-from oaiserve.scale.gateway.models import all_models
 from oaiserve.scale.gateway.upstream import Address, BadAnswer, CutOff, Unreachable
 from oaiserve.scale.gateway.watch import Pace, Watch
 from oaiserve.scale.routers import Routers

@@ -1,10 +1,13 @@
-"""Servers with different models behind one gateway: each request goes to one that has its model."""
+"""Servers behind one gateway with models, responses, files and batches of their own: each is found where it is."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
+import httpx
 import pytest
+from openai import OpenAI
 
 from tests.scale.gateway.doubles import SIGNATURE, Fleet, fleet
 from tests.waiting import wait_until
@@ -50,3 +53,34 @@ def test_a_stored_response_is_found_at_the_server_that_has_it(two_models: Fleet)
     assert all(two_models.http.get(path).json()["id"] == made.json()["id"] for _ in range(3))
     assert two_models.http.delete(path).status_code == 200
     assert two_models.http.get(path).status_code == 404
+
+
+@pytest.fixture
+def sdk(two_models: Fleet) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{two_models.http.base_url}/v1", api_key="any", max_retries=0) as sdk:
+        yield sdk
+
+
+def test_files_and_batches_are_found_at_whichever_server_has_them(two_models: Fleet, sdk: OpenAI) -> None:
+    files, batches = [], []
+    for number in range(6):
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hello"}}
+        content = json.dumps(line).encode()
+        files.append(sdk.files.create(file=(f"{number}.jsonl", content), purpose="batch"))
+        made = sdk.batches.create(input_file_id=files[-1].id, endpoint="/v1/completions", completion_window="24h")
+        batches.append(made.id)
+    homes = [url for url in two_models.replicas if httpx.get(f"http://{url}/v1/batches").json()["data"]]
+    assert len(homes) > 1, "or else a list is no list of several"
+    for batch_id in batches:
+        wait_until(lambda batch_id=batch_id: sdk.batches.retrieve(batch_id).status == "completed")
+        assert sdk.files.content(sdk.batches.retrieve(batch_id).output_file_id).text.count("\n") == 1
+        assert sdk.batches.cancel(batch_id).status == "completed"
+    assert sorted(batch.id for batch in sdk.batches.list(limit=1)) == sorted(batches), "it reads all pages"
+    given = [file.id for file in sdk.files.list(limit=4, purpose="batch")]
+    assert sorted(given) == sorted(file.id for file in files)
+    times = [file.created_at for file in sdk.files.list()]
+    assert times == sorted(times, reverse=True)
+    for file in files:
+        assert sdk.files.delete(file.id).deleted
+    for query in ("limit=0", "limit=many", "colour=1", "after=nobody"):
+        assert two_models.http.get(f"/v1/files?{query}").status_code == 400
