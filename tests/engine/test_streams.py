@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from functools import wraps
-from typing import Any
 
 import pytest
 
@@ -24,17 +21,6 @@ from oaiserve.engine.streams import MAX_CHUNK_TOKENS, STALLED_NS, HeldTokens, Lo
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
 from tests.engine.logprobs_for_tests import token_logprobs
-
-
-def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run a test on an event loop."""
-
-    @wraps(test)
-    def run() -> None:
-        asyncio.run(test())
-
-    return run
-
 
 USAGE, TIMES, ACCOUNT = Usage(0, 0, 0), RequestTimes(received=1), EngineAccount()
 
@@ -100,7 +86,6 @@ def test_a_chunk_is_no_larger_than_what_is_rendered_at_once(num_top: int | None,
     assert max(sizes) * (1 + (num_top or 0)) <= MAX_CHUNK_TOKENS
 
 
-@on_loop
 async def test_a_chunk_that_was_read_does_not_change_any_more() -> None:
     stream = LoopStream(Request("r", ()), FakeEngine())
     stream.push(chunk("a"))
@@ -131,7 +116,6 @@ def test_alternatives_count_as_tokens() -> None:
     assert stream.too_slow
 
 
-@on_loop
 async def test_a_reader_that_keeps_up_is_never_too_slow() -> None:
     stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=3)
     for _ in range(10):
@@ -140,7 +124,6 @@ async def test_a_reader_that_keeps_up_is_never_too_slow() -> None:
     assert not stream.too_slow
 
 
-@on_loop
 async def test_a_reader_that_waits_is_not_too_slow_however_much_a_step_brings() -> None:
     stream = LoopStream(Request("r", ()), FakeEngine(), max_unread_tokens=3)
     reader = asyncio.create_task(stream.next())
@@ -168,7 +151,6 @@ def stalled(stream: LoopStream) -> LoopStream:
     return stream
 
 
-@on_loop
 async def test_the_reader_that_holds_most_for_longest_is_cut_when_all_hold_too_much() -> None:
     held, engine = HeldTokens(limit=10), FakeEngine()
     quick = await reader_that_stopped(held, engine, "quick", "abcdef")
@@ -181,7 +163,6 @@ async def test_the_reader_that_holds_most_for_longest_is_cut_when_all_hold_too_m
     assert (quick.too_slow, small.too_slow, large.too_slow) == (False, False, True)
 
 
-@on_loop
 async def test_a_reader_that_takes_a_piece_is_not_behind_any_more() -> None:
     held, engine = HeldTokens(limit=5), FakeEngine()
     stalled(reads := await reader_that_stopped(held, engine, "reads", "abcd"))
@@ -191,7 +172,6 @@ async def test_a_reader_that_takes_a_piece_is_not_behind_any_more() -> None:
     assert engine.aborted == ["stopped"]
 
 
-@on_loop
 async def test_if_no_reader_is_behind_the_largest_answer_that_is_kept_is_cut() -> None:
     held, engine = HeldTokens(limit=12), FakeEngine()
     writes = await reader_that_stopped(held, engine, "writes", "abcdef")
@@ -207,7 +187,6 @@ async def test_if_no_reader_is_behind_the_largest_answer_that_is_kept_is_cut() -
     waits[0].cancel()
 
 
-@on_loop
 async def test_what_was_written_or_left_is_not_held() -> None:
     held, engine = HeldTokens(), FakeEngine()
     stream = await reader_that_stopped(held, engine, "r", "abc")

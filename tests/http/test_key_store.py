@@ -28,22 +28,18 @@ class Gated(KeyTable):
         super().reserve(use, tokens)
 
 
-def test_a_request_that_is_given_up_while_it_is_admitted_is_settled_after_that(tmp_path: Path) -> None:
+async def test_a_request_that_is_given_up_while_it_is_admitted_is_settled_after_that(tmp_path: Path) -> None:
     table = Gated(tmp_path / "store")
     table.add("alice", {"tokens_per_day": 300})
     (key,) = table.valid().values()
-
-    async def give_up() -> None:
-        store, use = KeyStore(table), Use(key)
-        asking = asyncio.create_task(store.reserve(use, 100))
-        assert await asyncio.to_thread(table.is_asked.wait, 60)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        store.settle(use, 0, 0.0)
-        table.may_go_on.set()
-        await store.close()
-
-    asyncio.run(give_up())
+    store, use = KeyStore(table), Use(key)
+    asking = asyncio.create_task(store.reserve(use, 100))
+    assert await asyncio.to_thread(table.is_asked.wait, 60)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    store.settle(use, 0, 0.0)
+    table.may_go_on.set()
+    await store.close()
     (listed,) = KeyTable(tmp_path / "store").listed()
     assert (listed["requests_today"], listed["tokens_today"]) == (1, 0)
 

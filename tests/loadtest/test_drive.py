@@ -32,61 +32,46 @@ class Target:
         return [sample]
 
 
-def test_an_open_loop_keeps_its_schedule_however_long_the_answers_take() -> None:
-    async def run() -> None:
-        target, sending = Target(least=5), Sending()
-        start_ns = monotonic_ns()
-        await send_on_schedule(sending, target.run, "abcde", [0, 0.01, 0.02, 0.02, 0.05], start_ns)
-        assert "".join(target.called) == "abcde"
-        assert target.most_in_flight == 5
-        offsets = [(sample.intended_ns - start_ns) / 1e9 for sample in sending.samples]
-        assert sorted(offsets) == [0, 0.01, 0.02, 0.02, 0.05]
-        assert all(sample.sent_ns >= sample.intended_ns for sample in sending.samples)
-        assert (sending.progress.num_sent, sending.progress.num_ended) == (5, 5)
-
-    asyncio.run(run())
+async def test_an_open_loop_keeps_its_schedule_however_long_the_answers_take() -> None:
+    target, sending = Target(least=5), Sending()
+    start_ns = monotonic_ns()
+    await send_on_schedule(sending, target.run, "abcde", [0, 0.01, 0.02, 0.02, 0.05], start_ns)
+    assert "".join(target.called) == "abcde"
+    assert target.most_in_flight == 5
+    offsets = [(sample.intended_ns - start_ns) / 1e9 for sample in sending.samples]
+    assert sorted(offsets) == [0, 0.01, 0.02, 0.02, 0.05]
+    assert all(sample.sent_ns >= sample.intended_ns for sample in sending.samples)
+    assert (sending.progress.num_sent, sending.progress.num_ended) == (5, 5)
 
 
-def test_the_delay_of_a_blocked_event_loop_counts_as_send_lag_and_latency() -> None:
-    async def run() -> None:
-        target, sending = Target(), Sending()
-        asyncio.get_running_loop().call_later(0.005, time.sleep, 0.1)  # blocks the event loop
-        await send_on_schedule(sending, target.run, "ab", [0, 0.02], monotonic_ns())
-        lags = [sample.send_lag_ns / 1e9 for sample in sending.samples]
-        assert lags[1] > 0.08
-        assert sending.samples[1].latency_ns / 1e9 > 0.08
-
-    asyncio.run(run())
+async def test_the_delay_of_a_blocked_event_loop_counts_as_send_lag_and_latency() -> None:
+    target, sending = Target(), Sending()
+    asyncio.get_running_loop().call_later(0.005, time.sleep, 0.1)  # blocks the event loop
+    await send_on_schedule(sending, target.run, "ab", [0, 0.02], monotonic_ns())
+    lags = [sample.send_lag_ns / 1e9 for sample in sending.samples]
+    assert lags[1] > 0.08
+    assert sending.samples[1].latency_ns / 1e9 > 0.08
 
 
-def test_max_in_flight_delays_sends_and_the_delay_counts_as_send_lag() -> None:
-    async def run() -> None:
-        target, sending = Target(0.02), Sending()
-        await send_on_schedule(sending, target.run, "abcd", [0.0] * 4, monotonic_ns(), max_in_flight=2)
-        assert target.most_in_flight == 2
-        assert max(sample.send_lag_ns for sample in sending.samples) >= 0.02e9
-
-    asyncio.run(run())
+async def test_max_in_flight_delays_sends_and_the_delay_counts_as_send_lag() -> None:
+    target, sending = Target(0.02), Sending()
+    await send_on_schedule(sending, target.run, "abcd", [0.0] * 4, monotonic_ns(), max_in_flight=2)
+    assert target.most_in_flight == 2
+    assert max(sample.send_lag_ns for sample in sending.samples) >= 0.02e9
 
 
-def test_users_of_a_closed_loop_send_the_next_call_when_the_last_has_ended() -> None:
-    async def run() -> None:
-        target, sending = Target(least=3), Sending()
-        await send_in_loops(sending, target.run, "abcdefg", 3, monotonic_ns())
-        assert sorted(target.called) == list("abcdefg")
-        assert target.most_in_flight == 3
-
-    asyncio.run(run())
+async def test_users_of_a_closed_loop_send_the_next_call_when_the_last_has_ended() -> None:
+    target, sending = Target(least=3), Sending()
+    await send_in_loops(sending, target.run, "abcdefg", 3, monotonic_ns())
+    assert sorted(target.called) == list("abcdefg")
+    assert target.most_in_flight == 3
 
 
-def test_a_closed_loop_sends_nothing_after_its_duration_and_a_ramp_spreads_the_starts() -> None:
-    async def run() -> None:
-        target, sending = Target(0.01), Sending()
-        start_ns = monotonic_ns()
-        calls = "x" * 1000  # at least ten seconds of them
-        await send_in_loops(sending, target.run, calls, 2, start_ns, duration_seconds=0.1, ramp_seconds=0.08)
-        assert len(sending.samples) <= 2 * 11
-        sent_seconds = sorted((sample.sent_ns - start_ns) / 1e9 for sample in sending.samples)
-        assert sum(sent < 0.04 for sent in sent_seconds) <= 4  # the second user begins at half of the ramp
-
-    asyncio.run(run())
+async def test_a_closed_loop_sends_nothing_after_its_duration_and_a_ramp_spreads_the_starts() -> None:
+    target, sending = Target(0.01), Sending()
+    start_ns = monotonic_ns()
+    calls = "x" * 1000  # at least ten seconds of them
+    await send_in_loops(sending, target.run, calls, 2, start_ns, duration_seconds=0.1, ramp_seconds=0.08)
+    assert len(sending.samples) <= 2 * 11
+    sent_seconds = sorted((sample.sent_ns - start_ns) / 1e9 for sample in sending.samples)
+    assert sum(sent < 0.04 for sent in sent_seconds) <= 4  # the second user begins at half of the ramp

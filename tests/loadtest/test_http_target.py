@@ -361,7 +361,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], sentence: str) -> No
         HttpOptions(**options)
 
 
-def test_a_stream_with_too_many_unread_reads_pauses_and_resumes() -> None:
+async def test_a_stream_with_too_many_unread_reads_pauses_and_resumes() -> None:
     class Transport(asyncio.Transport):
         paused = 0
         resumed = 0
@@ -372,16 +372,13 @@ def test_a_stream_with_too_many_unread_reads_pauses_and_resumes() -> None:
         def resume_reading(self) -> None:
             self.resumed += 1
 
-    async def run() -> None:
-        stream, transport = StampedStream(lambda: 0), Transport()
-        stream.connection_made(transport)
-        for _ in range(100):
-            stream.data_received(b"x")
-        assert transport.paused == 1
-        for _ in range(100):
-            assert await stream.read(1) == b"x"
-        asyncio.get_running_loop().call_soon(stream.data_received, b"y")
-        assert await stream.read(1) == b"y"
-        assert transport.resumed == 1
-
-    asyncio.run(run())
+    stream, transport = StampedStream(lambda: 0), Transport()
+    stream.connection_made(transport)
+    for _ in range(100):
+        stream.data_received(b"x")
+    assert transport.paused == 1
+    for _ in range(100):
+        assert await stream.read(1) == b"x"
+    asyncio.get_running_loop().call_soon(stream.data_received, b"y")
+    assert await stream.read(1) == b"y"
+    assert transport.resumed == 1

@@ -301,28 +301,24 @@ def test_wherever_servers_end_no_line_is_lost_or_doubled(
     assert batch.usage.output_tokens == 2 * total, "what was begun twice counts once"
 
 
-def test_an_answer_that_nobody_waits_for_any_more_is_kept_and_keeps_no_other_one_waiting() -> None:
-    async def put_two() -> list[int]:
-        store, gate = BatchStore(None, StoreLimits(1, 10**6, 3600.0)), threading.Event()
-        batches = [
-            BatchObject(id=name, endpoint=CHAT, input_file_id="f", created_at=0, expires_at=0)
-            for name in ("left", "stays")
-        ]
-        for batch in batches:
-            await store.add_batch(Owned(batch, ""), [Line(1, "a", b"{}")])
-        store._thread.submit(gate.wait, 60)
-        left, stays = (asyncio.create_task(store.put(batch, Result(1, b"{}\n", BatchUsage()))) for batch in batches)
-        for _ in range(3):
-            await asyncio.sleep(0)  # both wait behind what blocks the thread
-        left.cancel()
-        await asyncio.wait([left])
-        gate.set()
-        await asyncio.wait_for(stays, 60)
-        counts = [batch.request_counts.completed for batch in await store.batches("")]
-        await store.close()
-        return counts
-
-    assert asyncio.run(put_two()) == [1, 1]
+async def test_an_answer_that_nobody_waits_for_any_more_is_kept_and_keeps_no_other_one_waiting() -> None:
+    store, gate = BatchStore(None, StoreLimits(1, 10**6, 3600.0)), threading.Event()
+    batches = [
+        BatchObject(id=name, endpoint=CHAT, input_file_id="f", created_at=0, expires_at=0) for name in ("left", "stays")
+    ]
+    for batch in batches:
+        await store.add_batch(Owned(batch, ""), [Line(1, "a", b"{}")])
+    store._thread.submit(gate.wait, 60)
+    left, stays = (asyncio.create_task(store.put(batch, Result(1, b"{}\n", BatchUsage()))) for batch in batches)
+    for _ in range(3):
+        await asyncio.sleep(0)  # both wait behind what blocks the thread
+    left.cancel()
+    await asyncio.wait([left])
+    gate.set()
+    await asyncio.wait_for(stays, 60)
+    counts = [batch.request_counts.completed for batch in await store.batches("")]
+    await store.close()
+    assert counts == [1, 1]
 
 
 def test_of_servers_with_one_store_the_first_computes_the_batches(tmp_path: Path) -> None:

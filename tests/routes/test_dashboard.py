@@ -194,31 +194,28 @@ class Viewer:
         return self.start["status"]
 
 
-def test_the_number_of_viewers_is_limited_and_a_viewer_that_leaves_frees_its_place() -> None:
-    async def watch() -> None:
-        app = create_app(Config("org/demo"), FakeEngine(), FakeTelemetry())
-        async with app.router.lifespan_context(app):
-            viewers = [Viewer(app) for _ in range(1000)]
-            statuses = [await viewer.status for viewer in viewers]
-            assert statuses == [200] * MOST_VIEWERS + [429] * (1000 - MOST_VIEWERS)
-            refused = viewers[-1]
-            assert (b"retry-after", b"10") in refused.start["headers"]
-            said = json.loads(refused.body)["error"]["message"]
-            assert said.startswith(f"{MOST_VIEWERS} viewers follow the dashboard already")
-            viewers[0].leaving.set()
-            await viewers[0].task
-            viewers[1].task.cancel()
-            await asyncio.wait([viewers[1].task])
-            late = [Viewer(app) for _ in range(3)]
-            assert [await viewer.status for viewer in late] == [200, 200, 429]
-            for viewer in (*viewers, *late):
-                viewer.leaving.set()
-            await asyncio.wait([viewer.task for viewer in (*viewers, *late)])
-
-    asyncio.run(asyncio.wait_for(watch(), 60))
+async def test_the_number_of_viewers_is_limited_and_a_viewer_that_leaves_frees_its_place() -> None:
+    app = create_app(Config("org/demo"), FakeEngine(), FakeTelemetry())
+    async with app.router.lifespan_context(app):
+        viewers = [Viewer(app) for _ in range(1000)]
+        statuses = [await viewer.status for viewer in viewers]
+        assert statuses == [200] * MOST_VIEWERS + [429] * (1000 - MOST_VIEWERS)
+        refused = viewers[-1]
+        assert (b"retry-after", b"10") in refused.start["headers"]
+        said = json.loads(refused.body)["error"]["message"]
+        assert said.startswith(f"{MOST_VIEWERS} viewers follow the dashboard already")
+        viewers[0].leaving.set()
+        await viewers[0].task
+        viewers[1].task.cancel()
+        await asyncio.wait([viewers[1].task])
+        late = [Viewer(app) for _ in range(3)]
+        assert [await viewer.status for viewer in late] == [200, 200, 429]
+        for viewer in (*viewers, *late):
+            viewer.leaving.set()
+        await asyncio.wait([viewer.task for viewer in (*viewers, *late)])
 
 
-def test_viewers_share_each_message_and_without_viewers_none_is_made() -> None:
+async def test_viewers_share_each_message_and_without_viewers_none_is_made() -> None:
     made = count()
     threads = set()
 
@@ -226,19 +223,16 @@ def test_viewers_share_each_message_and_without_viewers_none_is_made() -> None:
         threads.add(threading.get_ident())
         return str(next(made)).encode()
 
-    async def watch() -> None:
-        feed = Feed(render, interval_seconds=0)
-        for number in range(3):
-            assert await asyncio.gather(*(feed.next() for _ in range(5))) == [str(number).encode()] * 5
-        assert feed._next is None  # nobody waits for another one
-        assert await feed.next() == b"3"
-        await feed.close()
-
-    asyncio.run(asyncio.wait_for(watch(), 60))
+    feed = Feed(render, interval_seconds=0)
+    for number in range(3):
+        assert await asyncio.gather(*(feed.next() for _ in range(5))) == [str(number).encode()] * 5
+    assert feed._next is None  # nobody waits for another one
+    assert await feed.next() == b"3"
+    await feed.close()
     assert threading.get_ident() not in threads
 
 
-def test_a_failure_reaches_the_viewers_and_the_next_viewer_starts_the_feed_again() -> None:
+async def test_a_failure_reaches_the_viewers_and_the_next_viewer_starts_the_feed_again() -> None:
     answers = iter([ValueError("no"), b"yes"])
 
     def render() -> bytes:
@@ -247,14 +241,11 @@ def test_a_failure_reaches_the_viewers_and_the_next_viewer_starts_the_feed_again
             raise answer
         return answer
 
-    async def watch() -> None:
-        feed = Feed(render, interval_seconds=0)
-        with pytest.raises(ValueError, match="no"):
-            await feed.next()
-        assert await feed.next() == b"yes"
-        await feed.close()
-
-    asyncio.run(asyncio.wait_for(watch(), 60))
+    feed = Feed(render, interval_seconds=0)
+    with pytest.raises(ValueError, match="no"):
+        await feed.next()
+    assert await feed.next() == b"yes"
+    await feed.close()
 
 
 @pytest.mark.parametrize(

@@ -282,20 +282,18 @@ def test_the_memory_of_a_large_body_that_ends_early_is_given_back(num_bytes: int
     assert engine.gives_back.qsize() == expected
 
 
-def test_bodies_that_are_being_received_are_bounded_by_client() -> None:
+async def test_bodies_that_are_being_received_are_bounded_by_client() -> None:
     serving = serving_of(100)
-
-    async def attack() -> None:
-        slow = [asyncio.create_task(read(serving, part(b" " * 90), client="greedy")) for _ in range(2)]
-        done, waiting = await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
-        with pytest.raises(Overloaded, match="too many large bodies"):
-            done.pop().result()
-        body = await read(serving, part(b"a" * 25), part(b"b" * 25, more_body=False), client="polite")
-        assert body == b"a" * 25 + b"b" * 25
-        assert serving.received_bytes.total == 90
-        waiting.pop().cancel()
-
-    asyncio.run(attack())
+    slow = [asyncio.create_task(read(serving, part(b" " * 90), client="greedy")) for _ in range(2)]
+    done, waiting = await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+    with pytest.raises(Overloaded, match="too many large bodies"):
+        done.pop().result()
+    body = await read(serving, part(b"a" * 25), part(b"b" * 25, more_body=False), client="polite")
+    assert body == b"a" * 25 + b"b" * 25
+    assert serving.received_bytes.total == 90
+    (cancelled,) = waiting
+    cancelled.cancel()
+    await asyncio.wait(waiting)
     assert serving.received_bytes.total == 0
 
 

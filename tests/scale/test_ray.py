@@ -96,34 +96,31 @@ async def ignore(message: Message) -> None:
     pass
 
 
-def test_a_request_that_ray_cancels_is_one_whose_client_left() -> None:
-    async def run() -> list[str]:
-        app = App()
-        request = asyncio.create_task(Edge(app)(scope_with(), never, ignore))
-        await app.has_begun.wait()
-        request.cancel()
-        await asyncio.sleep(0)
-        request.cancel()  # even twice
-        with pytest.raises(asyncio.CancelledError):
-            await request
-        app.may_end.set()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        return app.seen
-
-    assert asyncio.run(run()) == ["http.disconnect", "http.disconnect", "ended"]
+async def test_a_request_that_ray_cancels_is_one_whose_client_left() -> None:
+    app = App()
+    request = asyncio.create_task(Edge(app)(scope_with(), never, ignore))
+    await app.has_begun.wait()
+    request.cancel()
+    await asyncio.sleep(0)
+    request.cancel()  # even twice
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    app.may_end.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert app.seen == ["http.disconnect", "http.disconnect", "ended"]
 
 
-def test_an_error_of_the_app_reaches_ray() -> None:
+async def test_an_error_of_the_app_reaches_ray() -> None:
     async def fails(scope: Scope, receive: Receive, send: Send) -> None:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        asyncio.run(Edge(fails)(scope_with(), never, ignore))
+        await Edge(fails)(scope_with(), never, ignore)
 
 
 @pytest.mark.parametrize(("own", "kept"), [(b"abc", []), (b"req-1", [(b"x-request-id", b"req-1")])])
-def test_the_id_that_ray_adds_is_not_there_twice(own: bytes, kept: list[tuple[bytes, bytes]]) -> None:
+async def test_the_id_that_ray_adds_is_not_there_twice(own: bytes, kept: list[tuple[bytes, bytes]]) -> None:
     sent: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,5 +129,5 @@ def test_the_id_that_ray_adds_is_not_there_twice(own: bytes, kept: list[tuple[by
     async def keep(message: Message) -> None:
         sent.append(message)
 
-    asyncio.run(Edge(app)(scope_with((b"x-request-id", b"abc")), never, keep))
+    await Edge(app)(scope_with((b"x-request-id", b"abc")), never, keep)
     assert sent[0]["headers"] == [(b"a", b"b"), *kept]

@@ -133,21 +133,16 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n"
         (b"hello\r\n\r\n", [("not HTTP", b"illegal status line: bytearray(b'hello')")]),
     ],
 )
-def test_answers_are_read_however_they_end(sent: bytes, found: list[tuple[str, bytes]]) -> None:
-    async def read() -> list[Answer]:
-        connection = received(sent)
-        connection.reader.feed_eof()
-        return [await connection.answer(5.0) for _ in found]
-
-    assert [(answer.outcome, answer.body) for answer in asyncio.run(read())] == found
+async def test_answers_are_read_however_they_end(sent: bytes, found: list[tuple[str, bytes]]) -> None:
+    connection = received(sent)
+    connection.reader.feed_eof()
+    answers = [await connection.answer(5.0) for _ in found]
+    assert [(answer.outcome, answer.body) for answer in answers] == found
 
 
 @pytest.mark.parametrize(("sent", "outcome"), [(b"", "timeout"), (HEAD + b"\r\nhe", "endless")])
-def test_an_answer_that_does_not_come_in_time_is_no_answer(sent: bytes, outcome: str) -> None:
-    async def read() -> Answer:
-        return await received(sent).answer(0.05)
-
-    assert asyncio.run(read()).outcome == outcome
+async def test_an_answer_that_does_not_come_in_time_is_no_answer(sent: bytes, outcome: str) -> None:
+    assert (await received(sent).answer(0.05)).outcome == outcome
 
 
 def received(sent: bytes) -> Connection:

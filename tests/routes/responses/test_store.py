@@ -8,11 +8,12 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from asyncio import run
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -29,7 +30,6 @@ from oaiserve.routes.responses.store import (
 
 ROOT = Path(__file__).parent.parent
 WIDE = StoreLimits(1000, 2**20, 1000)
-T = TypeVar("T")
 MakeStore = Callable[..., ResponseDatabase]
 
 
@@ -42,10 +42,6 @@ class Clock:
 
 def turn(response_id: str, previous_id: str | None = None, num_bytes: int = 10) -> StoredResponse:
     return StoredResponse(response_id, "talk", previous_id, b"r" * (num_bytes - 2), b"[]")
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(work)
 
 
 @pytest.fixture(params=["memory", "file"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -75,167 +74,132 @@ class Machine:
             return waited_ns
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))  # type: ignore[arg-type]
-
-
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-def test_a_model_is_loaded_once_for_all_that_ask_and_they_are_told_how_long_it_took() -> None:
-    async def test() -> None:
-        machine = Machine("ab")
-        machine.gate.clear()
-        asking = [asyncio.create_task(machine.use("a")) for _ in range(3)]
+async def test_a_model_is_loaded_once_for_all_that_ask_and_they_are_told_how_long_it_took() -> None:
+    machine = Machine("ab")
+    machine.gate.clear()
+    asking = [asyncio.create_task(machine.use("a")) for _ in range(3)]
+    await settle()
+    machine.now_ns += 5
+    machine.gate.set()
+    assert await asyncio.gather(*asking) == [5, 5, 5]
+    assert await machine.use("a") == 0
+    assert machine.loads == "a"
+    await machine.models.close()
+    assert machine.loaded == ""
+
+
+async def test_whoever_leaves_does_not_end_the_load_of_the_others() -> None:
+    machine = Machine("a")
+    machine.gate.clear()
+    first, second = (asyncio.create_task(machine.use("a")) for _ in range(2))
+    await settle()
+    first.cancel()
+    machine.gate.set()
+    assert await second == 0
+    assert machine.models.models["a"].num_users == 0
+    await machine.models.close()
+
+
+async def test_the_least_recently_used_model_makes_room_and_a_busy_one_when_its_requests_have_ended() -> None:
+    machine = Machine("abc", memory_budget=Bytes(2 * SIZE))
+    for name in "abca":
+        machine.now_ns += 1
+        await machine.use(name)
+    assert (machine.loaded, machine.loads) == ("ac", "abca")  # c took the place of a, and a that of b
+    async with machine.models.in_use("a"), machine.models.in_use("c"):
+        waiting = asyncio.create_task(machine.use("b"))
         await settle()
-        machine.now_ns += 5
-        machine.gate.set()
-        assert await asyncio.gather(*asking) == [5, 5, 5]
-        assert await machine.use("a") == 0
-        assert machine.loads == "a"
-        await machine.models.close()
-        assert machine.loaded == ""
-
-    run(test)
-
-
-def test_whoever_leaves_does_not_end_the_load_of_the_others() -> None:
-    async def test() -> None:
-        machine = Machine("a")
-        machine.gate.clear()
-        first, second = (asyncio.create_task(machine.use("a")) for _ in range(2))
+        assert machine.loaded == "ac"
+        late = asyncio.create_task(machine.use("c"))  # c leaves for b first: its turn is over
         await settle()
-        first.cancel()
-        machine.gate.set()
-        assert await second == 0
-        assert machine.models.models["a"].num_users == 0
-        await machine.models.close()
-
-    run(test)
+        assert not late.done()
+    await asyncio.gather(waiting, late)
+    assert machine.loads == "abcabc"
+    await machine.models.close()
 
 
-def test_the_least_recently_used_model_makes_room_and_a_busy_one_when_its_requests_have_ended() -> None:
-    async def test() -> None:
-        machine = Machine("abc", memory_budget=Bytes(2 * SIZE))
-        for name in "abca":
-            machine.now_ns += 1
-            await machine.use(name)
-        assert (machine.loaded, machine.loads) == ("ac", "abca")  # c took the place of a, and a that of b
-        async with machine.models.in_use("a"), machine.models.in_use("c"):
-            waiting = asyncio.create_task(machine.use("b"))
-            await settle()
-            assert machine.loaded == "ac"
-            late = asyncio.create_task(machine.use("c"))  # c leaves for b first: its turn is over
-            await settle()
-            assert not late.done()
-        await asyncio.gather(waiting, late)
-        assert machine.loads == "abcabc"
-        await machine.models.close()
-
-    run(test)
+async def test_a_model_that_is_larger_than_the_budget_is_loaded_alone() -> None:
+    machine = Machine("ab", memory_budget=Bytes(SIZE - 1))
+    await machine.use("a")
+    await machine.use("b")
+    assert machine.loaded == "b"
+    await machine.models.close()
 
 
-def test_a_model_that_is_larger_than_the_budget_is_loaded_alone() -> None:
-    async def test() -> None:
-        machine = Machine("ab", memory_budget=Bytes(SIZE - 1))
-        await machine.use("a")
-        await machine.use("b")
-        assert machine.loaded == "b"
-        await machine.models.close()
-
-    run(test)
+async def test_all_are_loaded_at_the_start_as_far_as_there_is_room() -> None:
+    machine = Machine("abc", memory_budget=Bytes(2 * SIZE))
+    await machine.models.load_all()
+    assert machine.loaded == "ab"
+    await machine.models.close()
 
 
-def test_all_are_loaded_at_the_start_as_far_as_there_is_room() -> None:
-    async def test() -> None:
-        machine = Machine("abc", memory_budget=Bytes(2 * SIZE))
-        await machine.models.load_all()
-        assert machine.loaded == "ab"
-        await machine.models.close()
-
-    run(test)
-
-
-def test_idle_models_are_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_models_are_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oaiserve.scale.several.loaded.LOOK_SECONDS", 0)
-
-    async def test() -> None:
-        machine = Machine("ab", idle_unload_seconds=10)
-        await machine.use("a")
-        async with machine.models.in_use("b"):
-            watching = asyncio.create_task(machine.models.watch())
-            machine.now_ns += 9 * 10**9
-            await settle()
-            assert machine.loaded == "ab"
-            machine.now_ns += 10**9
-            await settle()
-            assert machine.loaded == "b"  # whose request is under way
-        watching.cancel()
-        assert await machine.use("a") == 0
-        assert machine.loads == "aba"
-        await machine.models.close()
-
-    run(test)
-
-
-def test_a_model_that_cannot_be_loaded_is_tried_again_after_growing_pauses() -> None:
-    async def test() -> None:
-        machine = Machine("ab")
-        machine.fails = {"a"}
-        for tries, pause_seconds in ((1, 1), (2, 2), (3, 4)):
-            with pytest.raises(Unavailable, match="'a' could not be loaded: Its process has ended with exit code 2"):
-                await machine.use("a")
-            assert machine.loads == "a" * tries
-            with pytest.raises(Unavailable) as refused:  # without another try
-                await machine.use("a")
-            assert refused.value.retry_after_seconds == pause_seconds
-            assert machine.loads == "a" * tries
-            machine.now_ns += pause_seconds * 10**9
-        assert machine.models.failure is None  # b may still be loaded
-        machine.fails = set()
-        assert await machine.use("a") == 0
-        await machine.models.close()
-
-    run(test)
-
-
-def test_it_is_a_failure_if_no_model_can_be_loaded() -> None:
-    async def test() -> None:
-        machine = Machine("ab")
-        machine.fails = {"a", "b"}
-        await machine.models.load_all()
-        assert isinstance(machine.models.failure, StartupError)
-
-    run(test)
-
-
-def test_a_process_that_ends_is_started_again_for_the_requests_under_way() -> None:
-    async def test() -> None:
-        machine = Machine("ab")
-        async with machine.models.in_use("a"):
-            machine.started[0][1].crash()
-            await settle()
-            assert machine.loads == "aa"
-            assert machine.loaded == "a"
-        machine.started[1][1].crash()
+    machine = Machine("ab", idle_unload_seconds=10)
+    await machine.use("a")
+    async with machine.models.in_use("b"):
+        watching = asyncio.create_task(machine.models.watch())
+        machine.now_ns += 9 * 10**9
         await settle()
-        assert machine.loaded == ""  # nobody asks for it
-        assert await machine.use("a") == 0
-        await machine.models.close()
+        assert machine.loaded == "ab"
+        machine.now_ns += 10**9
+        await settle()
+        assert machine.loaded == "b"  # whose request is under way
+    watching.cancel()
+    assert await machine.use("a") == 0
+    assert machine.loads == "aba"
+    await machine.models.close()
 
-    run(test)
+
+async def test_a_model_that_cannot_be_loaded_is_tried_again_after_growing_pauses() -> None:
+    machine = Machine("ab")
+    machine.fails = {"a"}
+    for tries, pause_seconds in ((1, 1), (2, 2), (3, 4)):
+        with pytest.raises(Unavailable, match="'a' could not be loaded: Its process has ended with exit code 2"):
+            await machine.use("a")
+        assert machine.loads == "a" * tries
+        with pytest.raises(Unavailable) as refused:  # without another try
+            await machine.use("a")
+        assert refused.value.retry_after_seconds == pause_seconds
+        assert machine.loads == "a" * tries
+        machine.now_ns += pause_seconds * 10**9
+    assert machine.models.failure is None  # b may still be loaded
+    machine.fails = set()
+    assert await machine.use("a") == 0
+    await machine.models.close()
 
 
-def test_a_name_that_no_model_has_is_refused_and_no_name_is_the_first_that_is_loaded() -> None:
-    async def test() -> None:
-        machine = Machine("ab")
-        with pytest.raises(ModelNotFound, match="serves 'a', 'b'"):
-            machine.models.name_for("c")
-        assert machine.models.name_for("") == "a"
-        await machine.use("b")
-        assert machine.models.name_for("") == "b"
-        await machine.models.close()
+async def test_it_is_a_failure_if_no_model_can_be_loaded() -> None:
+    machine = Machine("ab")
+    machine.fails = {"a", "b"}
+    await machine.models.load_all()
+    assert isinstance(machine.models.failure, StartupError)
 
-    run(test)
+
+async def test_a_process_that_ends_is_started_again_for_the_requests_under_way() -> None:
+    machine = Machine("ab")
+    async with machine.models.in_use("a"):
+        machine.started[0][1].crash()
+        await settle()
+        assert machine.loads == "aa"
+        assert machine.loaded == "a"
+    machine.started[1][1].crash()
+    await settle()
+    assert machine.loaded == ""  # nobody asks for it
+    assert await machine.use("a") == 0
+    await machine.models.close()
+
+
+async def test_a_name_that_no_model_has_is_refused_and_no_name_is_the_first_that_is_loaded() -> None:
+    machine = Machine("ab")
+    with pytest.raises(ModelNotFound, match="serves 'a', 'b'"):
+        machine.models.name_for("c")
+    assert machine.models.name_for("") == "a"
+    await machine.use("b")
+    assert machine.models.name_for("") == "b"
+    await machine.models.close()
