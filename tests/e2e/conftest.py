@@ -49,36 +49,6 @@ def answers_are_as_published() -> Iterator[None]:
         yield
 
 
-FAILING_SEED = 13
-FAILING_LAUNCH = f"""
-    sequences = [chunk.sequence for chunk in step.chunks]
-    if any(sequence.params.seed == {FAILING_SEED} and sequence.num_generated == 3 for sequence in sequences):
-        raise RuntimeError("the device is gone")
-"""
-FAILED = "The engine has stopped after an internal error; the server must be restarted."
-
-
-def program_that_launches(before: str) -> tuple[str, str]:
-    """Return the command with a model that runs this code, for the `step`, before it launches a step."""
-    return (
-        "-c",
-        f"""
-import os, sys, time
-from oaiserve.cli import main
-from oaiserve.engine.model.runner import ModelRunner
-
-launch = ModelRunner.launch
-
-def changed_launch(self, step):
-{before}
-    return launch(self, step)
-
-ModelRunner.launch = changed_launch
-sys.exit(main())
-""",
-    )
-
-
 @contextmanager
 def serve_process(
     model: str,

@@ -15,15 +15,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.e2e.conftest import (
-    FAILED,
-    FAILING_LAUNCH,
-    FAILING_SEED,
-    STOP_SECONDS,
-    LiveServer,
-    program_that_launches,
-    serve_process,
-)
+from tests.e2e.conftest import STOP_SECONDS, LiveServer, serve_process
 from tests.telemetry.pages import key, samples_on
 from tests.waiting import wait_until
 
@@ -32,6 +24,23 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="ne
 FLAGS = ("--front-ends", "2", "--kv-blocks", "1024")
 ENV = {"OMP_NUM_THREADS": "1"}
 WAIT_SECONDS = 60
+# The command with a model that fails in the middle of a request with the seed 13.
+FAILING = """
+import sys
+from oaiserve.cli import main
+from oaiserve.engine.model.runner import ModelRunner
+
+launch = ModelRunner.launch
+
+def changed_launch(self, step):
+    sequences = [chunk.sequence for chunk in step.chunks]
+    if any(sequence.params.seed == 13 and sequence.num_generated == 3 for sequence in sequences):
+        raise RuntimeError("the device is gone")
+    return launch(self, step)
+
+ModelRunner.launch = changed_launch
+sys.exit(main())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -149,16 +158,17 @@ def test_front_ends_do_not_outlive_the_engine_process(server: LiveServer) -> Non
 
 def test_an_engine_that_fails_ends_all_processes_with_exit_code_1(small_model: Path, tmp_path: Path) -> None:
     log_file = tmp_path / "log"
-    program = program_that_launches(FAILING_LAUNCH)
-    with serve_process(str(small_model), log_file, *FLAGS, env=ENV, program=program) as server:
+    with serve_process(str(small_model), log_file, *FLAGS, env=ENV, program=("-c", FAILING)) as server:
         left = front_ends(server)
         with ThreadPoolExecutor(2) as threads:
             asked = threads.submit(complete, server.url, "runs", max_tokens=15_000)
             wait_until_running(server, 1)
             with suppress(httpx.TransportError):
-                assert complete(server.url, "fails", seed=FAILING_SEED)
+                assert complete(server.url, "fails", seed=13)
             *_, error = asked.result()
-        assert error["error"]["message"] == FAILED
+        assert error["error"]["message"] == (
+            "The engine has stopped after an internal error; the server must be restarted."
+        )
         assert server.process.wait(STOP_SECONDS) == 1
     assert not any(map(is_running, left))
     errors = [line for line in server.log() if line["level"] == "ERROR"]

@@ -40,19 +40,8 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.prometheus
 
 MODEL = "small"
-FLAGS = (
-    "--cost-per-hour",
-    "2",
-    "--kv-blocks",
-    "20",
-    "--max-step-tokens",
-    "64",
-    "--max-running",
-    "8",
-    "--served-model-name",
-    MODEL,
-)
-FLAGS += ("--drafts", "lookup")
+FLAGS = ("--cost-per-hour", "2", "--kv-blocks", "20", "--max-step-tokens", "64", "--max-running", "8")
+FLAGS += ("--served-model-name", MODEL, "--drafts", "lookup")
 # Nothing is drafted while others wait, so this one is sent when the rest has been answered.
 REPEATING = Call(TEXTS, {"prompt": "and so on " * 8, "max_tokens": 60, "ignore_eos": True, "temperature": 0})
 VALUES = {"$__rate_interval": "1m", "$__range": "5m", "$model": MODEL, "$instance": ".*"}

@@ -1,7 +1,9 @@
-"""The application for Ray: what it refuses, what it asks Ray for, and when a replica is healthy."""
+"""The application for Ray: what it refuses, what it asks Ray for, when a replica is healthy, and a real cluster."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ with warnings.catch_warnings():
 
 from oaiserve.scale.on_ray.application import build
 from oaiserve.scale.on_ray.replica import Replica
+from tests.deploy.paths import ROOT
 
 
 @pytest.mark.parametrize("failure", [None, RuntimeError("no memory")])
@@ -35,3 +38,10 @@ def test_the_application_needs_ports_for_its_replicas(monkeypatch: pytest.Monkey
     monkeypatch.setattr("oaiserve.scale.on_ray.private.HAS_PORTS", False)
     with pytest.raises(OptionError, match="RAY_SERVE_ENABLE_DIRECT_INGRESS is not 1"):
         build({"model": "demo"})
+
+
+def test_replicas_serve_and_survive_on_a_cluster() -> None:
+    """`on_a_cluster.py` has the checks, on two nodes."""
+    command = [sys.executable, "-m", "tests.scale.on_a_cluster"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
+    assert done.returncode == 0, done.stderr[-3000:]

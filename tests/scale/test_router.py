@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from math import exp, sqrt
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +26,9 @@ from oaiserve.scale.router import (
     TOKENS_PER_REQUEST,
     NoReplica,
     Router,
+    order,
+    score,
+    seed_of,
 )
 
 NAMES = tuple(f"replica-{number}" for number in range(8))
@@ -353,3 +357,30 @@ def test_prompts_sent_since_a_report_count_and_cached_ones_do_not() -> None:
     router.learn(replace(report(first, 1, held=talk), pace=pace), 0)
     assert router.choose(prompt("other"), 0, session="s", within=Within(first_token=0.5)).replica == first
     assert router.choose(talk, 0, within=Within(first_token=0.5)).reason is Reason.PREFIX
+
+
+# -- rendezvous hashing: a fair order for each key, in which little moves ---------------------------------------------
+
+ADDRESSES = [f"10.0.0.{number}:8000" for number in range(16)]
+numbers = st.integers(0, 2**64 - 1)
+
+
+def ranked(key: int, names: list[str]) -> list[str]:
+    return [names[position] for position in order(key, np.array([seed_of(name) for name in names], np.uint64))]
+
+
+@given(key=numbers, seeds=st.lists(numbers, min_size=1, max_size=20, unique=True))
+def test_the_order_is_that_of_the_scores(key: int, seeds: list[int]) -> None:
+    expected = sorted(range(len(seeds)), key=lambda position: -score(key, seeds[position]))
+    assert order(key, np.array(seeds, np.uint64)) == expected
+
+
+def test_each_replica_is_first_for_its_share_of_keys() -> None:
+    first = Counter(ranked(key, ADDRESSES)[0] for key in range(4000))
+    assert len(first) == len(ADDRESSES)
+    assert all(abs(number - 250) < 70 for number in first.values()), first  # 4.6 standard deviations
+
+
+def test_what_is_first_with_one_is_second_with_all_others() -> None:
+    second = Counter(names[1] for names in (ranked(key, ADDRESSES) for key in range(8000)) if names[0] == ADDRESSES[0])
+    assert len(second) == len(ADDRESSES) - 1

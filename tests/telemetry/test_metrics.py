@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Event, Lock, Thread
+from time import process_time
 from typing import Any
 
 import pytest
@@ -18,7 +22,7 @@ from oaiserve.errors import APIError, kinds_of
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, RequestRecord, StepKind, StepRecord, WaitReason
 from oaiserve.telemetry import names, observations, vllm_names
-from oaiserve.telemetry.metrics import Metrics
+from oaiserve.telemetry.metrics import Metrics, numbers_of
 from oaiserve.telemetry.page import Form
 from tests.telemetry.pages import (
     FORMS,
@@ -227,6 +231,20 @@ def test_process_metrics_do_not_go_back_between_formats(metrics: Metrics) -> Non
     pages = [samples(metrics, form) for form in (TEXT, OPENMETRICS) * 10]
     cpu_seconds = [page[key("process_cpu_seconds_total")] for page in pages]
     assert cpu_seconds == sorted(cpu_seconds)
+
+
+def test_the_numbers_of_a_process_are_those_that_it_knows_itself() -> None:
+    before, now, after = process_time(), numbers_of(os.getpid()), process_time()
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    assert before - 2 * tick <= now["process_cpu_seconds"] <= after + 2 * tick
+    assert now["process_resident_memory_bytes"] > 2**20
+    assert now["process_open_fds"] >= 3
+
+
+def test_a_process_that_is_gone_has_none() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert numbers_of(process.pid) == {}
 
 
 def test_vllms_names_can_be_turned_off(make_record) -> None:

@@ -1,10 +1,10 @@
-"""The generated parts of the reference are those of the code."""
+"""The generated parts of the documentation are those of the code, and of the results."""
 
 from __future__ import annotations
 
 import pytest
 
-from tools import reference
+from tools import charts, reference
 
 
 @pytest.mark.parametrize(("page", "name"), reference.tables(), ids=lambda part: part)
@@ -12,3 +12,8 @@ def test_the_pages_have_the_tables_of_the_code(page: str, name: str) -> None:
     """If this fails, `python -m tools.reference` writes the tables again."""
     text = reference.tables()[page, name].strip()
     assert f"<!-- {name} -->\n\n{text}\n\n<!-- end of {name} -->" in (reference.FOLDER / page).read_text()
+
+
+def test_the_chart_is_current() -> None:
+    """If this fails, `python -m tools.charts` draws it again."""
+    assert charts.CHART.read_text() == charts.chart()
