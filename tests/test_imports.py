@@ -21,15 +21,26 @@ def test_imports_make_no_circle() -> None:
     TopologicalSorter(imports).prepare()  # raises CycleError, with the circle
 
 
+NEED_NO_TORCH = (
+    *("oaiserve", "oaiserve.engine.engine", "oaiserve.engine.text.detokenize", "oaiserve.cli", "loadtest.cli"),
+    "oaiserve.scale.front_ends.process",
+)
+# What starts a model that has been checked.
+NEED_NO_TRANSFORMERS = ("oaiserve.engine.start.ways.remembered", "oaiserve.engine.text.tokenizer", "oaiserve.app")
+PS_NEEDS_NONE_OF = {"torch", "transformers", "numpy", "uvicorn", "starlette", "huggingface_hub", "httpx"}
+
+
 @pytest.mark.parametrize(
-    "module",
+    ("code", "late"),
     [
-        *("oaiserve", "oaiserve.engine.engine", "oaiserve.engine.text.detokenize", "oaiserve.cli"),
-        *("oaiserve.scale.front_ends.process", "loadtest.cli"),
+        *((f"import {module}", {"torch", "transformers"}) for module in NEED_NO_TORCH),
+        *((f"import {name}", {"transformers", "torch._dynamo", "opentelemetry.sdk"}) for name in NEED_NO_TRANSFORMERS),
+        ("from oaiserve import cli; cli.main(['serve', '--help'])", {"torch"}),
+        ("from oaiserve import cli; cli.main(['ps'])", PS_NEEDS_NONE_OF),
     ],
 )
-def test_torch_is_imported_late(module: str) -> None:
-    code = f"import sys, {module}; assert not {{'torch', 'transformers'}} & sys.modules.keys()"
+def test_costly_packages_are_imported_late(code: str, late: set[str]) -> None:
+    code = f"import sys; {code}; assert not {late} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
 
 
@@ -37,12 +48,3 @@ def test_the_build_of_a_wheel_needs_no_package() -> None:
     """hatch_build.py imports how native code is compiled, in an environment that has hatchling alone."""
     code = "import sys, oaiserve.engine.model.cpu.variants; assert not any('site-packages' in p for p in sys.path)"
     subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=ROOT, timeout=60)
-
-
-@pytest.mark.parametrize(
-    "module", ["oaiserve.engine.start.ways.remembered", "oaiserve.engine.text.tokenizer", "oaiserve.app"]
-)
-def test_transformers_is_not_imported_for_a_model_that_has_been_checked(module: str) -> None:
-    late = {"transformers", "torch._dynamo", "opentelemetry.sdk"}
-    code = f"import sys, {module}; assert not {late} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)

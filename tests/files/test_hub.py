@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote, urlsplit
@@ -18,6 +16,7 @@ import pytest
 from oaiserve.errors import StartupError
 from oaiserve.files.hub import fetched, files_of_model, gguf_files, local_source
 from oaiserve.files.source import ModelSource, find_model
+from tests.plain_http import Handler, running_http
 
 REPOSITORY, COMMIT = "someone/model", "0" * 40
 GGUFS = [
@@ -32,16 +31,13 @@ MODEL = ["config.json", "tokenizer.json", "tokenizer.model", "model.safetensors"
 NOT_READ = ["consolidated.safetensors", "onnx/model.onnx", "onnx/config.json", "README.md", "pytorch_model.bin", "x.py"]
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Handler):
     """A double of the Hugging Face hub: it serves a folder of files as one repository, to the hub's own client."""
 
     protocol_version = "HTTP/1.1"
     folder: ClassVar[Path]
     sent: ClassVar[list[str]]  # the names of the files
     hostile: ClassVar[list[str]] = []  # further names, of files that it sends, too
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_HEAD(self) -> None:
         self.do_GET(has_body=False)
@@ -78,19 +74,13 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path,
     """Run a hub, and return the folder of its repository, and the names of what it has sent."""
     Hub.folder, Hub.sent = tmp_path / "repository", []
     Hub.folder.mkdir()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-    template = address + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr("huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    yield Hub.folder, Hub.sent
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with running_http(Hub) as address:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr("huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield Hub.folder, Hub.sent
 
 
 def put(folder: Path, names: list[str]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,6 +11,7 @@ import pytest
 
 from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import ChatPrompt
+from tests.plain_http import Handler, running_http
 from tests.routes.conftest import Serve, Served
 
 ONE, TWO, WAV = (b64encode(content).decode() for content in (b"first image", b"second image", b"a sound"))
@@ -164,11 +163,11 @@ def test_files_that_were_uploaded_are_read_by_their_ids(served: Served) -> None:
 
 
 @pytest.fixture
-def site() -> Iterator[Mapping[str, Any]]:
-    """Return the port of a site whose images are their paths, or so many bytes, and what was asked of it."""
+def site() -> Iterator[tuple[str, list[str]]]:
+    """Return the URL of a site whose images are their paths, or so many bytes, and what was asked of it."""
     asked: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Site(Handler):
         def do_GET(self) -> None:
             asked.append(self.path)
             self.send_response(404 if self.path == "/none" else 200)
@@ -177,20 +176,13 @@ def site() -> Iterator[Mapping[str, Any]]:
             path = self.path[1:]
             self.wfile.write(bytes(int(path)) if path.isdigit() else self.path.encode())
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield {"port": server.server_port, "asked": asked}
-        server.shutdown()
-        thread.join()
+    with running_http(Site) as url:
+        yield url, asked
 
 
-def test_urls_are_fetched_once_each_where_their_host_is_allowed(serve: Serve, site: Mapping[str, Any]) -> None:
-    url = f"http://127.0.0.1:{site['port']}"
-    served = reading(serve(allow_media_from=(f"127.0.0.1:{site['port']}",)))
+def test_urls_are_fetched_once_each_where_their_host_is_allowed(serve: Serve, site: tuple[str, list[str]]) -> None:
+    url, fetched = site
+    served = reading(serve(allow_media_from=(url.removeprefix("http://"),)))
     content = [image(f"{url}/a"), image(f"{url}/b"), image(f"{url}/a"), image()]
     assert [file.content for file in prompt_of(served, served.chat(messages=[user(*content)])).media] == [
         b"/a",
@@ -198,7 +190,7 @@ def test_urls_are_fetched_once_each_where_their_host_is_allowed(serve: Serve, si
         b"/a",
         ONE,
     ]
-    assert sorted(site["asked"]) == ["/a", "/b"]
+    assert sorted(fetched) == ["/a", "/b"]
     first = served.post(RESPONSES, input=[user({"type": "input_image", "image_url": f"{url}/c"})])
     prompt_of(served, first)
     second = served.post(RESPONSES, input="And?", previous_response_id=first.json()["id"])
@@ -211,12 +203,12 @@ def test_urls_are_fetched_once_each_where_their_host_is_allowed(serve: Serve, si
     )
     elsewhere = refusal(served.chat(messages=[user(image("http://10.0.0.1/x"))]), "messages")
     assert "--allow-media-from does not name its host, 10.0.0.1:80" in elsewhere
-    site["asked"].clear()
+    fetched.clear()
     served.engine.media = frozenset(("audio",))
     assert "reads text and sounds, no images" in refusal(served.chat(messages=[user(image(f"{url}/a"))]), "messages")
     served.engine.media = frozenset()
     assert "reads text alone, no images" in refusal(served.chat(messages=[user(image(f"{url}/a"))]), "messages")
-    assert site["asked"] == []
+    assert fetched == []
 
 
 def test_without_the_flag_nothing_is_fetched(served: Served) -> None:
@@ -227,10 +219,10 @@ def test_without_the_flag_nothing_is_fetched(served: Served) -> None:
 
 
 def test_files_that_are_only_named_have_together_at_most_the_bytes_of_a_body(
-    serve: Serve, site: Mapping[str, Any]
+    serve: Serve, site: tuple[str, list[str]]
 ) -> None:
-    served = reading(serve(allow_media_from=(f"127.0.0.1:{site['port']}",), body_limit=1000))
-    url = f"http://127.0.0.1:{site['port']}"
+    url, _ = site
+    served = reading(serve(allow_media_from=(url.removeprefix("http://"),), body_limit=1000))
     prompt = prompt_of(served, served.chat(messages=[user(image(f"{url}/400"), image(f"{url}/600"))]))
     assert [file.content for file in prompt.media] == [bytes(400), bytes(600)]
     message = refusal(served.chat(messages=[user(image(f"{url}/401"), image(f"{url}/600"))]), None)

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,12 +94,6 @@ def test_a_clients_text_in_json_is_escaped(stream: io.StringIO) -> None:
     assert json.loads(line)["x"] == HOSTILE
 
 
-def test_messages_below_the_level_are_not_logged(stream: io.StringIO) -> None:
-    logs.configure("warning", stream=stream)
-    logging.getLogger("oaiserve").info("chatter")
-    assert stream.getvalue() == ""
-
-
 def test_uvicorns_messages_are_logged_once_and_in_the_same_format(stream: io.StringIO) -> None:
     logging.getLogger("uvicorn").addHandler(logging.StreamHandler(stream))
     logging.getLogger("uvicorn").propagate = False
@@ -110,15 +104,18 @@ def test_uvicorns_messages_are_logged_once_and_in_the_same_format(stream: io.Str
     assert "color_message" not in stream.getvalue()
 
 
-def test_uvicorns_access_log_is_off(stream: io.StringIO) -> None:
-    logs.configure(stream=stream)
-    logging.getLogger("uvicorn.access").info("GET /metrics")
-    assert stream.getvalue() == ""
-
-
-def test_a_client_cannot_fill_the_log_with_a_malformed_tracestate(stream: io.StringIO) -> None:
-    logs.configure(stream=stream)
-    TraceState.from_header(["garbage==,="])
+@pytest.mark.parametrize(
+    ("level", "write"),
+    [
+        ("warning", lambda: logging.getLogger("oaiserve").info("chatter")),
+        ("info", lambda: logging.getLogger("uvicorn.access").info("GET /metrics")),
+        ("info", lambda: TraceState.from_header(["garbage==,="])),  # with which a client could fill the log
+    ],
+    ids=["below the level", "uvicorn's access log", "a malformed tracestate"],
+)
+def test_what_is_not_to_be_logged_is_not(stream: io.StringIO, level: str, write: Callable[[], object]) -> None:
+    logs.configure(level, stream=stream)
+    write()
     assert stream.getvalue() == ""
 
 

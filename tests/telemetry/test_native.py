@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from math import ceil, floor, log2
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 from oaiserve.facts.record import RequestRecord
 from oaiserve.telemetry import names
 from tests.e2e.prometheus import running_prometheus
+from tests.plain_http import Handler, running_http
 from tests.telemetry.pages import OPENMETRICS_2, PROTOBUF, ZERO, messages, metrics_of, natives
 from tests.telemetry.records import Value, histograms, records
 
@@ -61,7 +60,7 @@ def test_a_prometheus_that_asks_for_native_histograms_reads_them(tmp_path: Path,
         metrics.observe(make_record())
     accepted: set[str] = set()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Page(Handler):
         def do_GET(self) -> None:
             page, kind = metrics.render(self.headers["accept"])
             accepted.add(kind)
@@ -70,14 +69,11 @@ def test_a_prometheus_that_asks_for_native_histograms_reads_them(tmp_path: Path,
             self.end_headers()
             self.wfile.write(page)
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
     seconds = make_record().times.duration_ns / 1e9
-    with running_prometheus(tmp_path, {"oaiserve": url}, features=("native-histograms",)) as prometheus:
+    with (
+        running_http(Page) as url,
+        running_prometheus(tmp_path, {"oaiserve": url}, features=("native-histograms",)) as prometheus,
+    ):
         name = names.DURATION_SECONDS.name
         prometheus.wait_for(f"sum(histogram_count({name}))", {frozenset(): 3})
         (total,) = prometheus.query(f"sum(histogram_sum({name}))").values()
@@ -88,6 +84,4 @@ def test_a_prometheus_that_asks_for_native_histograms_reads_them(tmp_path: Path,
         (series,) = prometheus.get("query_exemplars", query=name, start="0", end="2e9")
         assert [exemplar["labels"] for exemplar in series["exemplars"]] == [{"trace_id": f"{0xABC:032x}"}]
         assert prometheus.problems() == []
-    server.shutdown()
-    server.server_close()
     assert accepted == {PROTOBUF}

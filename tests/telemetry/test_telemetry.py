@@ -60,17 +60,6 @@ def test_spans_are_off_without_the_variables(snapshot: EngineNumbers, make_recor
     assert b"oaiserve_spans_total{" not in page
 
 
-def test_a_collector_for_traces_alone_gets_no_metrics(
-    collector: Collector, snapshot: EngineNumbers, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{collector.url}/v1/traces")
-    telemetry = of_engine(snapshot)
-    telemetry.record(make_record())
-    assert telemetry.close(5)
-    assert collector.paths == ["/v1/traces"]
-
-
 def test_steps_and_event_loop_lag_are_shown_without_a_request(snapshot) -> None:
     steps = [StepRecord(StepKind.DECODE, 0, 5_000_000, 0, 3, 3)]
     telemetry = Telemetry(

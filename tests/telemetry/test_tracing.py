@@ -11,7 +11,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind, StatusCode
 
 from oaiserve.errors import StartupError
-from oaiserve.facts.record import EngineAccount, Outcome, ToolCallOutcome
+from oaiserve.facts.record import EngineAccount, Outcome
 from oaiserve.facts.times import TEXT_PHASES
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names
@@ -112,7 +112,6 @@ def test_each_outcome_has_its_status(outcome, http_status, error_type, status, m
 ROUTED = {"oaiserve.routing.replica": "r", "oaiserve.routing.expected_hit_tokens": 64}
 ADDRESS = {"server.address": "10.0.0.7", "server.port": 8000}
 PARAMS = {"top_p": 0.5, "max_completion_tokens": 9, "min_p": 0.1}
-CALLS = {ToolCallOutcome.CALLED: 2, ToolCallOutcome.UNPARSED: 1}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,6 @@ CALLS = {ToolCallOutcome.CALLED: 2, ToolCallOutcome.UNPARSED: 1}
             {},
             {"gen_ai.response.id": "resp_2", "gen_ai.conversation.id": "resp_1"},
         ),
-        ({"tool_calls": CALLS}, {}, {"oaiserve.tool_calls.called": 2, "oaiserve.tool_calls.unparsed": 1}),
         ({"account": EngineAccount(num_events_dropped=3)}, {}, {"oaiserve.events_dropped": 3}),
         (
             {"account": EngineAccount(grammar_kind="json_schema", num_masked_draws=3, num_forced_tokens=2)},
@@ -137,17 +135,6 @@ CALLS = {ToolCallOutcome.CALLED: 2, ToolCallOutcome.UNPARSED: 1}
                 "oaiserve.grammar.masked_draws": 3,
                 "oaiserve.grammar.forced_tokens": 2,
                 "gen_ai.output.type": "json",
-            },
-        ),
-        (
-            {"account": EngineAccount(num_images=2, image_tokens=300, num_media_cached=1)},
-            {},
-            {
-                "oaiserve.media.images": 2,
-                "oaiserve.media.sounds": 0,
-                "oaiserve.media.image_tokens": 300,
-                "oaiserve.media.audio_tokens": 0,
-                "oaiserve.media.cached": 1,
             },
         ),
         (
