@@ -36,15 +36,11 @@ def shown(app: App, words: list[str], width: int) -> str:
     return file.getvalue()
 
 
-def one_line(text: str) -> str:
-    return " ".join(FRAME.sub(" ", text).split())
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_each_text_as_it_is_written(name: str) -> None:
     app, words = COMMANDS[name]
     command = app[words[0]] if words else app
-    text = one_line(shown(app, words, 1000))
+    text = " ".join(FRAME.sub(" ", shown(app, words, 1000)).split())
     described, _, _ = (command.default_command.__doc__ or "").partition("Parameters\n")
     written = [described, *(argument.parameter.help or "" for argument in arguments(app, command))]
     for each in written:

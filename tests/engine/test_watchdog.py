@@ -68,10 +68,6 @@ def test_an_idle_engine_does_not_hang(engine: Engine) -> None:
     assert looks(engine._loop.watchdog, 100_000) == ""
 
 
-def cost_of(seconds: float) -> StepCost:
-    return StepCost((seconds * 1e9,) * len(KNOTS))
-
-
 @pytest.mark.parametrize(
     ("part", "expected_seconds", "most_seconds"),
     [
@@ -86,7 +82,7 @@ def test_a_part_may_take_what_its_step_is_expected_to_and_much_more(
 ) -> None:
     monkeypatch.setattr(watchdog, "load_of", lambda step: Load(decodes=1))
     host = HostTime(Clock())
-    cost = None if expected_seconds is None else cost_of(expected_seconds)
+    cost = None if expected_seconds is None else StepCost((expected_seconds * 1e9,) * len(KNOTS))
     dog = Watchdog(host, lambda: cost, LEAST_SECONDS)
     host.enter(part, Step() if part is HostPart.WAIT else None)
     dog.look()  # which sees it for the first time

@@ -44,12 +44,6 @@ def remembered_path(folder: Path) -> Path:
     return path
 
 
-def rewrite(path: Path) -> None:
-    content = path.read_bytes()
-    path.unlink()
-    path.write_bytes(content)
-
-
 def overwrite_weights(folder: Path) -> None:
     """Keep the size and the time of the file."""
     weights = folder / "weights.safetensors"
@@ -86,7 +80,9 @@ def test_a_changed_file_is_named(folder: Path, change: Callable[[Path], object],
 def test_files_that_were_written_again_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remembered_path(folder)
     for path in list(folder.iterdir()):
-        rewrite(path)
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
     read: list[str] = []
     sha256 = remembered.sha256_of
     monkeypatch.setattr(remembered, "sha256_of", lambda path: (read.append(path.name), sha256(path))[1])

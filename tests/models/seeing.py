@@ -160,7 +160,8 @@ def save_whole(name: str, kind: Kind, folder: Path, dtype: torch.dtype, deviatio
         {"additional_special_tokens": [AddedToken(token, special=True, normalized=False) for token in specials]}
     )
     if kind.named:
-        tokenizer = _with_attributes(tokenizer, kind.named, folder)
+        tokenizer.save_pretrained(folder)  # with special tokens as attributes, as those of published models have them
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, extra_special_tokens=kind.named)
     template = _TEMPLATE.format(image=kind.image, audio=kind.audio)
     tokenizer.chat_template = template
     images: BaseImageProcessor | None = getattr(transformers, kind.images)(**kind.of_images) if kind.images else None
@@ -191,12 +192,6 @@ def save_whole(name: str, kind: Kind, folder: Path, dtype: torch.dtype, deviatio
             wrapper.get_input_embeddings().weight *= 0.05
     wrapper.to(dtype).save_pretrained(folder)
     return SeeingModel(wrapper, images, tokenizer, sounds)
-
-
-def _with_attributes(tokenizer: PreTrainedTokenizerFast, named: dict[str, str], folder: Path) -> Any:
-    """Return the tokenizer with special tokens as attributes, as those of published models have them."""
-    tokenizer.save_pretrained(folder)
-    return PreTrainedTokenizerFast.from_pretrained(folder, extra_special_tokens=named)
 
 
 def picture(number: int, width: int = 60, height: int = 40) -> Image.Image:

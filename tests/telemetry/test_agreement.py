@@ -20,18 +20,6 @@ from tests.telemetry.exported import OFFSET_NS, json_log, spans_of
 from tests.telemetry.records import records
 
 
-def log_line_of(record: RequestRecord) -> dict[str, object]:
-    with json_log() as stream:
-        logs.log_request(record)
-    return json.loads(stream.getvalue())
-
-
-def entry_of(record: RequestRecord) -> dict[str, object]:
-    recent = RecentRequests(1, OFFSET_NS)
-    recent.add(record)
-    return recent.get(record.request_id) or {}
-
-
 @given(records())
 def test_spans_are_contiguous_have_the_integers_of_the_record_and_each_event_inside_one(record: RequestRecord) -> None:
     server, inner, *spans = spans_of(record)
@@ -61,7 +49,11 @@ def test_spans_are_contiguous_have_the_integers_of_the_record_and_each_event_ins
 
 @given(records())
 def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: RequestRecord) -> None:
-    line, entry = log_line_of(record), entry_of(record)
+    recent = RecentRequests(1, OFFSET_NS)
+    recent.add(record)
+    with json_log() as stream:
+        logs.log_request(record)
+    line, entry = json.loads(stream.getvalue()), recent.get(record.request_id) or {}
     phases_ns = {phase.name: phase.duration_ns for phase in record.times.phases()}
     assert {phase["name"]: phase["duration_ns"] for phase in entry["phases"]} == phases_ns
     assert {name: line.get(f"{name}_ms") for name in PHASES} == {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
@@ -13,12 +12,6 @@ from oaiserve.engine.step import Chunk
 from tests.engine.grammars.plain import OneOf, allowed_ids, constraint
 
 VOCAB = 70  # so that the last word of a mask is not full
-
-
-def allowed_by(made: Constraint, num_generated: int = 0) -> list[int]:
-    words = np.full(3, 0xFFFFFFFF, np.uint32)
-    made.fill_masks(words[None], num_generated, ())
-    return allowed_ids(words)
 
 
 def pushed(matcher: OneOf, *ids: int) -> OneOf:
@@ -49,7 +42,9 @@ AB = [[5, 33], [5, 33, 69]]
 def test_ends_that_are_not_wanted_are_not_in_a_mask_unless_nothing_else_is(
     ids: tuple[int, ...], params: dict[str, object], num_generated: int, expected: list[int]
 ) -> None:
-    assert allowed_by(constraint(pushed(OneOf(*AB), *ids), **params), num_generated) == expected
+    words = np.full(3, 0xFFFFFFFF, np.uint32)
+    constraint(pushed(OneOf(*AB), *ids), **params).fill_masks(words[None], num_generated, ())
+    assert allowed_ids(words) == expected
 
 
 @pytest.mark.parametrize(

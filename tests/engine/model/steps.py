@@ -42,14 +42,11 @@ def batch_of_prompt(num_tokens: int, start: int = 0, *, num_blocks: int = 8, **o
     return build_batch(Step([Chunk(sequence, start, num_tokens - start)]), BLOCK_SIZE, CPU)
 
 
-def prompt_and_decode_batches(lengths: list[int], vocab_size: int) -> list[Batch]:
-    """Return a batch of prompts of these lengths, and one of their next tokens."""
-    return [build_batch(step, BLOCK_SIZE, CPU) for step in prompts_and_decodes(lengths, vocab_size, BLOCK_SIZE)]
-
-
 @torch.inference_mode()
 def logits_of(executor: Executor, lengths: list[int], vocab_size: int) -> list[torch.Tensor]:
-    return [executor.forward(batch).clone() for batch in prompt_and_decode_batches(lengths, vocab_size)]
+    """Return the logits of a step of prompts of these lengths, and of one of their next tokens."""
+    steps = prompts_and_decodes(lengths, vocab_size, BLOCK_SIZE)
+    return [executor.forward(build_batch(step, BLOCK_SIZE, CPU)).clone() for step in steps]
 
 
 def shapes(most_before: int, most_now: int, num_blocks: int = NUM_BLOCKS) -> st.SearchStrategy[Shape]:

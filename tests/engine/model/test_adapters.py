@@ -12,8 +12,7 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model import adapted_modules
 from oaiserve.engine.model.adapted_modules import adaptable, plain
-from oaiserve.engine.model.adapters import Adapter
-from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways import expanded
 from oaiserve.engine.step import Chunk, Step
@@ -57,13 +56,6 @@ def test_layers_of_experts_and_the_output_head_are_not_adaptable() -> None:
     assert not [name for name in names if "experts" in name or name == "lm_head"]
 
 
-def batch_with(adapters: list[Adapter | None], lengths: list[int]) -> Batch:
-    chunks = [Chunk(sequence_of([1] * length, [0] * length), 0, length) for length in lengths]
-    batch = build_batch(Step(chunks), 16, CPU)
-    batch.adapters = adapters
-    return batch
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_triton_adds_what_plain_torch_adds(dtype: torch.dtype) -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -72,7 +64,10 @@ def test_triton_adds_what_plain_torch_adds(dtype: torch.dtype) -> None:
     shapes = {"wide": (300, 130), "narrow": (48, 200)}
     first, second = random_adapter(shapes, 1, rank=33, dtype=dtype), random_adapter(shapes, 2, rank=5, dtype=dtype)
     third = random_adapter({"wide": shapes["wide"]}, 3, rank=1, dtype=dtype)
-    batch = batch_with([first, None, second, third, first], [1, 1, 20, 3, 18])
+    lengths = (1, 1, 20, 3, 18)
+    chunks = [Chunk(sequence_of([1] * length, [0] * length), 0, length) for length in lengths]
+    batch = build_batch(Step(chunks), 16, CPU)
+    batch.adapters = [first, None, second, third, first]
     generator = torch.Generator().manual_seed(4)
     add_in_torch, add_in_triton = plain(batch), TritonAdapters(shapes, 3, CPU).of_batch(batch)
     for name, (rows, columns) in shapes.items():

@@ -390,10 +390,6 @@ TOKENIZER: dict[str, Any] = {
 }  # fmt: skip
 
 
-def file_with_tokenizer(folder: Path) -> Path:
-    return file_of(config("llama", **WIDE | {"vocab_size": len(TOKENS)}), folder, tokenizer=TOKENIZER)
-
-
 def test_a_gguf_file_of_gpt_oss_has_its_tokenizer_and_the_tokens_that_end_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,7 +414,7 @@ def test_a_gguf_file_of_gpt_oss_without_a_size_is_refused_by_its_name(tmp_path: 
 def test_an_engine_that_starts_again_loads_no_code_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = file_with_tokenizer(tmp_path)
+    path = file_of(config("llama", **WIDE | {"vocab_size": len(TOKENS)}), tmp_path, tokenizer=TOKENIZER)
 
     expected = answer(path, OPTIONS)
     monkeypatch.setattr("oaiserve.engine.text.tokenizer._load", None)

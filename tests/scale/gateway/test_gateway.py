@@ -324,10 +324,6 @@ def test_a_trace_has_a_request_its_attempts_and_what_the_replica_makes_of_it(mon
     assert answered.end_time <= server.end_time
 
 
-def open_of(running: Fleet, name: str) -> int:
-    return int(running.watch.upstreams[name].num_open)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_takes_its_request_along(stream: bool) -> None:
     with fleet(1, gated=True) as running:
@@ -335,7 +331,7 @@ def test_a_client_that_leaves_takes_its_request_along(stream: bool) -> None:
         sock = send_request(str(running.http.base_url), prompt="Hi", max_tokens=20, stream=stream)
         replica.runner.started.get(timeout=TIMEOUT_SECONDS)  # its prompt is being computed
         sock.close()
-        wait_until(lambda: open_of(running, replica.name) == 0)
+        wait_until(lambda: running.watch.upstreams[replica.name].num_open == 0)
         replica.runner.permit(100)  # the replica may learn of it some steps later
         wait_until(lambda: replica.engine.snapshot().load.num_open == 0)
         wait_until_idle(replica.engine)

@@ -234,14 +234,6 @@ def wrong_fused_layers(device: FakeGpu) -> None:
     device.set(layers, "_operations", lambda: wrong)
 
 
-def fused_layers_that_raise(device: FakeGpu) -> None:
-    device.set(layers, "_operations", broken)
-
-
-def wrong_graphs(device: FakeGpu) -> None:
-    device.set(device, "capture", lambda run: run() or (lambda: None))
-
-
 @pytest.mark.parametrize(
     ("fail", "off", "name"),
     [
@@ -254,8 +246,12 @@ def wrong_graphs(device: FakeGpu) -> None:
         (wrong_sampling, {"sampling", "decode_graphs"}, "Sampling by Triton's kernels"),
         (no_description, {"fused_layers"}, None),
         (wrong_fused_layers, {"fused_layers"}, "Fused layers"),
-        (fused_layers_that_raise, {"fused_layers"}, "Fused layers"),
-        (wrong_graphs, {"decode_graphs"}, "CUDA graphs of decodes"),
+        (lambda device: device.set(layers, "_operations", broken), {"fused_layers"}, "Fused layers"),
+        (
+            lambda device: device.set(device, "capture", lambda run: run() or (lambda: None)),
+            {"decode_graphs"},
+            "CUDA graphs of decodes",
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
