@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from oaiserve.engine.model.cpu import build
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.start.prepare import prepare
 from tests.engine.doubles import ScriptedRunner
 from tests.engine.memory import Memory
+from tests.models.decoders import FAMILIES, random_model
 
 
 @pytest.fixture(params=[False, True], ids=["in turn", "overlap"])
@@ -36,3 +39,9 @@ def cache_of_blocks(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have a cache that is empty, apart from the library for float32, and that is written at once. Return it."""
     monkeypatch.setattr("oaiserve.engine.start.ways.quantized.REMEMBER_AFTER_SECONDS", 0.0)
     return empty_cache
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    """Return a small random Llama, ready to be computed in steps."""
+    return prepare(random_model(FAMILIES["llama"]))

@@ -48,8 +48,7 @@ def in_mxfp4(n: int, columns: int, seed: int) -> ExpertMatrices:
     generator = torch.Generator().manual_seed(seed)
     blocks = torch.randint(256, (NUM_EXPERTS, n, columns // 32, 16), generator=generator).to(torch.uint8)
     scales = torch.randint(120, 124, (NUM_EXPERTS, n, columns // 32), generator=generator).to(torch.uint8)
-    found = mxfp4(blocks, scales, numbers(NUM_EXPERTS, n, seed=seed))
-    return found
+    return mxfp4(blocks, scales, numbers(NUM_EXPERTS, n, seed=seed))
 
 
 def packed(kind: str, n: int, columns: int, seed: int) -> ExpertMatrices:
@@ -60,8 +59,7 @@ def packed(kind: str, n: int, columns: int, seed: int) -> ExpertMatrices:
         "int8": lambda: integers(8, n, columns, 32, zeros=False),
         "float8": lambda: floats_in_blocks(n, columns, None),
     }
-    found = stacked([of_integers(made[kind]()) for _ in range(NUM_EXPERTS)])
-    return found
+    return stacked([of_integers(made[kind]()) for _ in range(NUM_EXPERTS)])
 
 
 def doubled(*arguments: Any) -> torch.Tensor:

@@ -81,7 +81,8 @@ def test_a_part_without_an_operation_is_refused(family: str) -> None:
         FusedLayers(loaded, described(loaded, BLOCK_SIZE), layer_operations)
 
 
-@pytest.mark.parametrize("family", DENSE)
+# Each mixture has attention and norms of its own around the experts; the last has an MLP in its first layer.
+@pytest.mark.parametrize("family", [*DENSE, "mixtral", "qwen3_moe", "gpt_oss", "glm4_moe"])
 def test_logits_are_those_of_transformers_code(family: str) -> None:
     check(KNOWN[family], ReferenceAttention, layer_operations, LENGTHS)
 
@@ -91,12 +92,6 @@ def test_logits_are_those_of_transformers_code(family: str) -> None:
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "cohere", "gpt2"])
 def test_logits_of_the_kernels_are_those_of_transformers_code(family: str) -> None:
     check(KNOWN[family], TritonAttention, triton_layers, FEW)
-
-
-# Each has attention and norms of its own around the experts; the last has an MLP in its first layer.
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss", "glm4_moe"])
-def test_logits_of_mixtures_are_those_of_transformers_code(family: str) -> None:
-    check(KNOWN[family], ReferenceAttention, layer_operations, LENGTHS)
 
 
 # -- how many launches these are ---------------------------------------------------------------------------------------

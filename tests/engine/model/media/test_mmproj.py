@@ -42,13 +42,17 @@ def vectors(path: Path, mmproj: Path | None = None, number: int = 3) -> torch.Te
     return torch.cat([encoded.vectors, *encoded.deep])
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_vectors_and_answers_are_those_of_the_folder_of_safetensors(name: str, tmp_path: Path) -> None:
+# Positions of three axes and deep vectors reach the native step, too.
+NATIVE = [pytest.param(name, True, marks=pytest.mark.compiler) for name in ("qwen2_5_vl", "qwen3_vl")]
+
+
+@pytest.mark.parametrize(("name", "compiled"), [*((name, False) for name in sorted(FAMILIES)), *NATIVE])
+def test_vectors_and_answers_are_those_of_the_folder_of_safetensors(name: str, compiled: bool, tmp_path: Path) -> None:
     seeing = save_folder(name, tmp_path / "folder")
     path = write_pair(name, seeing, tmp_path)
     expected = vectors(tmp_path / "folder")
     torch.testing.assert_close(vectors(path, tmp_path / MMPROJ), expected, rtol=1e-4, atol=1e-5)
-    engine = engine_of(path)
+    engine = engine_of(path, compiled=compiled)
     answer = ask(engine, [FIRST, SECOND], "first")
     engine.stop()
     assert answer.token_ids == expected_answer(name, seeing, answer.prompt, [FIRST, SECOND], NUM_TOKENS)
@@ -67,16 +71,6 @@ def test_the_tower_of_qwen3_5_is_that_of_qwen3_vl_without_deep_vectors(tmp_path:
     assert found.weights.keys() == own.keys()
     assert all(torch.equal(found.weights[name], tensor) for name, tensor in own.items())
     assert Record("qwen3_5_text").config().rope_axes == [0, 1, 2] * 10 + [0, 1]
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
-def test_positions_of_three_axes_and_deep_vectors_reach_the_native_step(name: str, tmp_path: Path) -> None:
-    seeing = save_folder(name, tmp_path / "folder")
-    engine = engine_of(write_pair(name, seeing, tmp_path), compiled=True)
-    answer = ask(engine, [FIRST, SECOND], "first")
-    engine.stop()
-    assert answer.token_ids == expected_answer(name, seeing, answer.prompt, [FIRST, SECOND], NUM_TOKENS)
 
 
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0])

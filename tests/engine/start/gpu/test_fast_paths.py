@@ -54,11 +54,6 @@ NUM_BLOCKS, BLOCK_SIZE = 64, 4
 NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."
 
 
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return prepare(random_model(FAMILIES["llama"]))
-
-
 def broken(*_: Any, **__: Any) -> Any:
     raise RuntimeError(NO_COMPILER)
 

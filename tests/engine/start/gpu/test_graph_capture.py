@@ -23,8 +23,6 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu import graph_capture
 from oaiserve.engine.start.gpu.graph_capture import Captured, capture_decodes, capture_graphs
 from oaiserve.engine.start.gpu.trials import Trials
-from oaiserve.engine.start.prepare import prepare
-from tests.models.decoders import FAMILIES, random_model
 
 SYNCHRONIZES = "called a synchronizing CUDA operation"
 BEGIN = inspect.signature(torch.cuda.CUDAGraph.capture_begin)
@@ -126,11 +124,6 @@ def test_beside_other_threads_which_may_wait_for_the_device_waiting_is_no_error(
     capture(device.run)
     assert "waiting: error" not in device.log
     assert device.log.count("run") == device.log.count("captured") == 1
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return prepare(random_model(FAMILIES["llama"]))
 
 
 @pytest.mark.parametrize("fails", ["before", "within", "not"])
