@@ -7,6 +7,7 @@ import queue
 from array import array
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -227,9 +228,9 @@ class FakeEngine:
             self.deliver([Aborted(request_id, Usage(3, 0, 1), RequestTimes(), EngineAccount())])
 
 
-def finished(request_id: str, usage: Usage) -> Finished:
+def finished(request_id: str, usage: Usage, account: EngineAccount | None = None) -> Finished:
     """Return a terminal event; the engine fills in the stamps."""
-    return Finished(request_id, usage, RequestTimes(), EngineAccount())
+    return Finished(request_id, usage, RequestTimes(), copy(account or EngineAccount()))
 
 
 def failed(request_id: str, error: APIError, usage: Usage) -> Failed:
@@ -241,6 +242,7 @@ def says(
     finish: FinishReason = FinishReason.STOP,
     stop_reason: str | int | None = None,
     has_end_token: bool = False,
+    account: EngineAccount | None = None,
 ) -> Script:
     """Return a script that gives each choice these texts, one token for each. The choices take turns."""
 
@@ -264,7 +266,7 @@ def says(
                 )
                 for index in range(num_choices)
             ]
-        yield [finished(rid, Usage(3 * len(request.prompts), 2, len(texts) * num_choices))]
+        yield [finished(rid, Usage(3 * len(request.prompts), 2, len(texts) * num_choices), account)]
 
     return script
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from oaiserve.engine.request import Event, Finished, Request
 from oaiserve.facts.record import EngineAccount
 from tests.routes.asking import CHAT
 from tests.routes.conftest import Served
@@ -32,13 +30,6 @@ PROMPTS = {
 }
 
 
-def costly(request: Request) -> Iterable[list[Event]]:
-    for events in says("Hello")(request):
-        if isinstance(events[-1], Finished):
-            events[-1].account = EngineAccount(**COST)
-        yield events
-
-
 def usage_of(served: Served, route: str, headers: dict[str, str], **more: Any) -> dict[str, Any]:
     response = served.http.post(route, json={**PROMPTS[route], **more}, headers=headers)
     assert response.status_code == 200, response.text
@@ -52,7 +43,7 @@ def usage_of(served: Served, route: str, headers: dict[str, str], **more: Any) -
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", PROMPTS)
 def test_the_usage_has_the_cost_for_whoever_asks_and_for_nobody_else(served: Served, route: str, stream: bool) -> None:
-    served.engine.script = costly
+    served.engine.script = says("Hello", account=EngineAccount(**COST))
     more: dict[str, Any] = {"stream": True} if stream else {}
     if stream and route in (CHAT, "/v1/completions"):
         more["stream_options"] = {"include_usage": True}

@@ -26,16 +26,13 @@ def test_a_model_with_a_slash_is_found(served: Served, name: str) -> None:
     assert served.http.get(f"/v1/models/{name}").json()["id"] == "org/demo"
 
 
-def test_a_model_may_be_served_under_another_name(serve: Serve) -> None:
+def test_a_model_may_be_served_under_another_name_and_its_root_is_its_path_or_hub_id(serve: Serve) -> None:
     served = serve(served_model_name="mine")
     assert served.complete(model="mine").json()["model"] == "mine"
     assert served.complete(model="org/demo").status_code == 404
     served.telemetry.next_record()
     assert served.telemetry.next_record().model == "mine"
-
-
-def test_the_root_of_a_model_is_its_path_or_hub_id(serve: Serve) -> None:
-    (model,) = serve(served_model_name="mine").http.get("/v1/models").json()["data"]
+    (model,) = served.http.get("/v1/models").json()["data"]
     assert (model["id"], model["root"]) == ("mine", "org/demo")
 
 

@@ -135,20 +135,14 @@ def test_a_grammar_begins_after_the_reasoning(
     assert (begins_after, prompt.opening) == (after, opening)
 
 
-def test_every_grammar_begins_after_the_reasoning(serve: Serve) -> None:
-    body = {"response_format": {"type": "json_object"}}
+def test_every_grammar_begins_and_stop_strings_count_after_the_reasoning(serve: Serve) -> None:
     for template, opening in ((OPEN, ""), (HYBRID, "<think>\n")):
-        request, prompt = chatted(serve(template=template), **body)
-        assert request.params.grammar is not None
-        assert (request.params.reasoning, prompt.opening) == (Reasoning("</think>"), opening)
+        for body in ({"response_format": {"type": "json_object"}}, {"stop": ["x"]}):
+            request, prompt = chatted(serve(template=template), **body)
+            assert (request.params.grammar is None) == ("stop" in body)
+            assert (request.params.reasoning, prompt.opening) == (Reasoning("</think>"), opening)
     request, prompt = chatted(serve(template=HYBRID), response_format={"type": "text"})
     assert (request.params.grammar, prompt.opening) == (None, "")
-
-
-def test_stop_strings_count_after_the_reasoning(serve: Serve) -> None:
-    for template, opening in ((OPEN, ""), (HYBRID, "<think>\n")):
-        request, prompt = chatted(serve(template=template), stop=["x"])
-        assert (request.params.reasoning, prompt.opening) == (Reasoning("</think>"), opening)
 
 
 def test_reasoning_of_the_history_has_both_names(serve: Serve) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
-from oaiserve.engine.request import Event, Finished, Request
 from oaiserve.errors import InternalError
 from oaiserve.facts.record import EngineAccount, WaitReason
 from oaiserve.facts.times import TEXT_PHASES
@@ -15,17 +12,14 @@ from tests.routes.conftest import Served
 from tests.routes.doubles import fails, says
 
 ROUTES = [CHAT, "/v1/completions"]
-DRAFTS = {"num_draft_tokens": 9, "num_accepted_tokens": 4}
-
-
-def waited(request: Request) -> Iterable[list[Event]]:
-    """Script an answer whose account has waits and a stall."""
-    for events in says("Hello", " world")(request):
-        if isinstance(events[-1], Finished):
-            waits_ns = {WaitReason.NO_BLOCKS: 17, WaitReason.STEP_UNDER_WAY: 4}
-            causes_ns = {"prefill_causes_ns": {"prefix": 3}, "decode_causes_ns": {"own": 5, "host": 6}}
-            events[-1].account = EngineAccount(waits_ns=waits_ns, stalled_ns=23, **causes_ns, **DRAFTS)
-        yield events
+ACCOUNT = EngineAccount(
+    waits_ns={WaitReason.NO_BLOCKS: 17, WaitReason.STEP_UNDER_WAY: 4},
+    stalled_ns=23,
+    prefill_causes_ns={"prefix": 3},
+    decode_causes_ns={"own": 5, "host": 6},
+    num_draft_tokens=9,
+    num_accepted_tokens=4,
+)
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -33,7 +27,7 @@ def waited(request: Request) -> Iterable[list[Event]]:
     "options", [{}, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}]
 )
 def test_timings_are_the_integers_of_the_record(served: Served, route: str, options: dict[str, bool]) -> None:
-    served.engine.script = waited
+    served.engine.script = says("Hello", " world", account=ACCOUNT)
     *others, last = stream_of(served, route, stream_options={"include_timings": True, **options})
     record = served.telemetry.next_record()
     timings, phases = last["timings"], record.times.phases()[:-1]
