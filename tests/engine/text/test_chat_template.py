@@ -35,8 +35,7 @@ def wrap(chat_template: str) -> PreTrainedTokenizerFast:
 
 
 def template_of(source: str) -> ChatTemplate:
-    chat_template = Tokenizer(wrap(source)).chat_template
-    return chat_template
+    return Tokenizer(wrap(source)).chat_template
 
 
 def render(template: str, *messages: dict[str, Any], **options: Any) -> str:

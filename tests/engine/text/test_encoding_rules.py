@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
@@ -111,12 +110,6 @@ WHOLE: dict[str, Callable[[], Backend]] = {
 }
 
 
-@cache
-def rules_of(family: str) -> tuple[Backend, EncodingRules]:
-    backend = FAMILIES[family]()
-    return backend, EncodingRules(backend)
-
-
 def ids_of(backend: Backend, text: str) -> list[int]:
     return backend.encode(text, add_special_tokens=False).ids
 
@@ -181,9 +174,8 @@ def test_the_ids_of_pieces_are_those_of_the_whole(family: str, is_checked: bool)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_plain_text_is_cut_into_pieces_that_are_no_longer_than_they_should(family: str) -> None:
-    backend, rules = rules_of(family)
-    text = "hello the dog the low row here " * 40
-    pieces = list(rules.pieces(text))
+    backend, text = FAMILIES[family](), "hello the dog the low row here " * 40
+    pieces = list(EncodingRules(backend).pieces(text))
     assert max(map(len, pieces)) <= 12
     assert [token_id for piece in pieces for token_id in ids_of(backend, piece)] == ids_of(backend, text)
 
@@ -204,7 +196,6 @@ def test_a_letter_that_a_token_has_before_a_space_makes_no_cut() -> None:
 
 
 def test_a_text_with_nothing_but_false_candidates_is_not_looked_through() -> None:
-    backend, rules = rules_of("gpt2")
     text = "cat the" * 100_000
     tried = 0
 
@@ -213,7 +204,7 @@ def test_a_text_with_nothing_but_false_candidates_is_not_looked_through() -> Non
         tried += 1
         return False
 
-    rules = EncodingRules(backend)
+    rules = EncodingRules(FAMILIES["gpt2"]())
     rules._is_cut = count
     assert list(rules.pieces(text)) == [text]
     assert tried == encoding_rules.MOST_CANDIDATES
