@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import uvloop
 from cyclopts import App, CoercionError, CycloptsError, Group, Parameter
 
 from loadtest.arrivals import NEEDS_RATE, Arrivals
@@ -26,7 +27,6 @@ from loadtest.progress import ProgressLine
 from loadtest.prompts import DEFAULT_NUM_REQUESTS, Workload
 from loadtest.report import render
 from loadtest.sample import Sample
-from loadtest.workers import loop_factory
 from oaiserve.errors import StartupError
 
 
@@ -193,7 +193,7 @@ def _command_line(name: str) -> App:
         port
             TCP port; 0 takes any free one.
         """
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(host, port, options))
         return 0
 

@@ -264,26 +264,19 @@ def make_report(target: str, points: list[dict[str, Any]], **settings: Any) -> d
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "arguments": _without_secrets(sys.argv[1:]),
         "environment": environment(),
-        "definitions": DEFINITIONS,
         **settings,
         "points": points,
     }
 
 
 def environment() -> dict[str, Any]:
-    versions: dict[str, str | None] = {}
-    for package in ("oaiserve", "httpx", "httpcore", "uvloop"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
+    installed = {one.name: one.version for one in importlib.metadata.distributions()}
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "load_average": os.getloadavg()[0],
-        "versions": versions,
-        "clock": "CLOCK_MONOTONIC",
+        "versions": {name: installed.get(name) for name in ("oaiserve", "httpx", "httpcore", "uvloop")},
     }
 
 
@@ -295,24 +288,3 @@ def _without_secrets(argv: Sequence[str]) -> list[str]:
         else (word.split("=")[0] + "=..." if word.startswith(secret) and "=" in word else word)
         for i, word in enumerate(argv)
     ]
-
-
-DEFINITIONS = {
-    "times": "seconds on one monotonic clock; all events of a read have the stamp of the moment when the event loop "
-    "delivers it",
-    "intended": "when the request was due by the schedule; in a closed loop, when its user was free",
-    "send_lag": "sent - intended",
-    "submit": "duration of the call that hands a request to the engine",
-    "ttft": "first event with output - intended",
-    "tpot": "(last output - first output) / (n - 1), for requests with two tokens or more; with several choices, the "
-    "sum of all (last - first) / the sum of all (n - 1)",
-    "itl": "gaps between a choice's events with output, over all requests together",
-    "latency": "last event with output - intended",
-    "window": "first intended send to last end, failed and abandoned requests included",
-    "steady": "from the end of the first answer to the last send; its latencies are those of the requests that were "
-    "sent in it, up to the first one that had not ended at its end",
-    "tokens": "as counted in the server's usage; if it sends none, the number of events",
-    "goodput": "requests that meet all SLOs / window",
-    "slo_attainment": "requests that meet the SLO / all requests except abandoned ones; failed requests do not meet it",
-    "percentiles": "linear interpolation",
-}

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from loadtest.comparison import ms
-from loadtest.report import render, subject, sweep_rows
+from loadtest.report import render
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM = 640, 280, 64, 16, 44
 _COLORS = ("#3b7dd8", "#d8733b", "#3ba55d", "#b04fc4", "#c9a227", "#c43b58", "#5b6b7b", "#2aa3a3")
@@ -31,15 +31,11 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2em auto;
   max-width: 1340px; padding: 0 1em; }
 pre { overflow-x: auto; font-size: 13px; }
-table { border-collapse: collapse; margin: 1em 0 2em; display: block; overflow-x: auto; }
-th, td { text-align: right; padding: .2em .8em; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
 figure { display: inline-block; vertical-align: top; max-width: 100%; margin: 0 1em 1.5em 0; }
 figcaption { font-weight: 600; }
 svg { max-width: 100%; height: auto; display: block; } svg text { fill: var(--ink); font-size: 11px; }
 .legend { font-size: 13px; max-width: 640px; } .legend span { margin-right: .8em; white-space: nowrap; }
 .axis { stroke: var(--ink); } .grid { stroke: var(--line); stroke-width: .5; }
-.valid { color: #2f8f4e; } .suspect { color: #b8860b; } .invalid { color: #d24545; }
 """
 
 Series = tuple[str, list[tuple[float, float]]]  # label, points
@@ -70,25 +66,8 @@ def render_html(report: dict[str, Any]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Load test</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head><body><h1>Load test</h1>"
-        f"<p>{escape(subject(report))}, {escape(report['created'])}</p>{_table(points)}"
-        f"{''.join(figures)}<pre>{escape(render(report))}</pre><h2>Definitions</h2><dl>"
-        + "".join(f"<dt><b>{escape(k)}</b></dt><dd>{escape(v)}</dd>" for k, v in report["definitions"].items())
-        + "</dl></body></html>\n"
+        f"<pre>{escape(render(report))}</pre>{''.join(figures)}</body></html>\n"
     )
-
-
-def _table(points: Sequence[dict[str, Any]]) -> str:
-    """Return a table with a row for each point: its figures, the verdict, and whether server and client agree."""
-    head, *rows = sweep_rows(points)
-    cells = "".join(f"<th>{escape(cell)}</th>" for cell in [*head, "server and client"])
-    for point, row in zip(points, rows, strict=True):
-        *plain, verdict = map(escape, row)
-        checks = {run["server"]["check"]["status"] for run in point["runs"] if "server" in run}
-        check = "DISAGREE" if "disagree" in checks else ", ".join(sorted(checks))
-        cells += "</tr><tr>" + "".join(f"<td>{cell}</td>" for cell in plain)
-        cells += f'<td><b class="{verdict}">{verdict}</b></td>'
-        cells += f'<td class="{"invalid" if check == "DISAGREE" else ""}">{check}</td>'
-    return f"<table><tr>{cells}</tr></table>"
 
 
 def _cdf(values: Sequence[float | None]) -> list[tuple[float, float]]:

@@ -16,6 +16,8 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import Any
 
+import uvloop
+
 from loadtest.arrivals import Arrivals
 from loadtest.client_health import ProcessHealth, ProcessWatch
 from loadtest.drive import Progress, Sending, send_in_loops, send_on_schedule
@@ -93,21 +95,11 @@ def _work(pipe: Connection, number: int, of: int) -> None:
         return start_ns
 
     while (job := pipe.recv()) is not None:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
                 pipe.send(runner.run(run_share(job, number, of, until_start, pipe.send)))
             except Exception as error:  # the parent raises it again
                 pipe.send(error)
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return the factory of uvloop's event loop if uvloop is installed, else None for asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 class Workers:
