@@ -13,8 +13,8 @@ import time
 from threading import Thread
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.metrics_page import parse_metrics
 from tools.server_process import exit_on_sigterm, running_oaiserve
 
 KINDS = [(20, 60)] * 4 + [(200, 20)] * 3 + [(10, 200)]  # of clients: most words of a prompt, most tokens of an answer
@@ -42,8 +42,8 @@ def main() -> None:
         alone += [ask(server.url, *SAME) for _ in range(6)]
         time.sleep(1)  # until the last one is recorded
         costs = [each["cost"] for each in httpx.get(f"{server.url}/debug/requests").json()["requests"]]
-        families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
-        meters = {sample.name: sample.value for family in families for sample in family.samples}
+        page = parse_metrics(httpx.get(f"{server.url}/metrics").text)
+        meters = {name: value for (name, _), value in page.items()}
     nobody, total = (meters[f"oaiserve_{name}_core_seconds_total"] for name in ("nobody", "meter"))
     requests, process = sum(cost["core_ns"] for cost in costs) / 1e9, meters["process_cpu_seconds_total"]
     print(f"{len(costs)} requests: {requests:.9f} s of cores, nobody {nobody:.9f} s; the meter {total:.9f} s")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import statistics
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
+from loadtest.intervals import percentile
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Finished, Request, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.engine.sequence import Sequence as TokenSequence
@@ -53,7 +53,7 @@ class EngineRun:
 
     seconds: float
     requests: list[Finished]  # in the order in which they ended
-    submit_ns: list[int]  # of each call of `submit`
+    submit_ms: list[float]  # of each call of `submit`
     num_tokens: int  # of each answer
 
     @property
@@ -64,10 +64,6 @@ class EngineRun:
     def tpot_ms(self) -> list[float]:
         return [(request.times.time_per_output_token_ns(self.num_tokens) or 0) / 1e6 for request in self.requests]
 
-    @property
-    def submit_ms(self) -> list[float]:
-        return [ns / 1e6 for ns in self.submit_ns]
-
 
 def complete(
     engine: Engine,
@@ -75,24 +71,21 @@ def complete(
     num_tokens: int,
     *,
     clients: int | None = None,
-    adapters: Sequence[int] = (0,),
 ) -> EngineRun:
     """Compute greedy answers to all prompts.
 
     The requests come all at once, or from so many `clients`, each of which sends its next request when it has the last
-    answer. They have these `adapters` in turns, by number. Raises RuntimeError if a
-    request does not finish with all its tokens.
+    answer. Raises RuntimeError if a request does not finish with all its tokens.
     """
     inbox: SimpleQueue[list[Event]] = SimpleQueue()
-    params, submit_ns = greedy(num_tokens), []
+    params, submit_ms = greedy(num_tokens), list[float]()
     requests = [
         Request(
             f"load-{next(_request_ids)}",
             (TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(prompt),),
             params,
-            adapter=adapters[index % len(adapters)],
         )
-        for index, prompt in enumerate(prompts)
+        for prompt in prompts
     ]
     waiting = iter(requests)
 
@@ -100,7 +93,7 @@ def complete(
         for request in itertools.islice(waiting, most):
             began_ns = time.perf_counter_ns()
             engine.submit(request, inbox.put)
-            submit_ns.append(time.perf_counter_ns() - began_ns)
+            submit_ms.append((time.perf_counter_ns() - began_ns) / 1e6)
 
     started = time.perf_counter()
     send(clients or len(requests))
@@ -113,7 +106,7 @@ def complete(
                 finished.append(event)
                 if clients:
                     send(1)
-    return EngineRun(time.perf_counter() - started, finished, submit_ns, num_tokens)
+    return EngineRun(time.perf_counter() - started, finished, submit_ms, num_tokens)
 
 
 def figures(runs: Sequence[EngineRun]) -> dict[str, Any]:
@@ -129,12 +122,6 @@ def figures(runs: Sequence[EngineRun]) -> dict[str, Any]:
     }
     for kind in ("ttft", "tpot", "submit"):
         for share in (50, 99):
-            each_run = [percentile(getattr(run, f"{kind}_ms"), share / 100) for run in runs]
+            each_run = [percentile(sorted(getattr(run, f"{kind}_ms")), share) for run in runs]
             found[f"{kind}_p{share}_ms"] = statistics.median(each_run)
     return found
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the least value that `share` of all do not exceed; 0 < share <= 1."""
-    ordered = sorted(values)
-    return ordered[math.ceil(share * len(ordered)) - 1]

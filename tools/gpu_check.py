@@ -7,8 +7,8 @@
     python -m tools.gpu_check --show DIR/gpu_check.json --markdown docs/benchmarks.md
 
 Needs torch and transformers, no network and no weights: the models have the shapes of real ones and random weights.
-Each section runs in a process of its own, within a time limit. After each one DIR/gpu_check.json, DIR/gpu_check.md and
-DIR/gpu_check.tar.gz, which has both and the logs, are written. Exits with 1 if an answer is wrong or could not be
+Each section runs in a process of its own, within a time limit. After each one DIR/gpu_check.json and DIR/gpu_check.md
+are written, beside a log of each. Exits with 1 if an answer is wrong or could not be
 checked, or a fast path is off; a missed speed target is only reported. `python -m tools.gpu.pack` packs what travels.
 """
 
@@ -17,17 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tarfile
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-from tools import machine
 from tools.gpu import summary
 from tools.gpu.run import run_all
 from tools.gpu.sections import NOT_ON_CPU, SECTIONS, Section
-from tools.markdown import write_between
+from tools.markdown import about, write_between
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,14 +43,14 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if (arguments.out is None) == (arguments.show is None):
         parser.error("Give either --out, to measure, or --show.")
-    report = together(arguments.show) if arguments.show else measure(arguments, argv or sys.argv[1:])
+    report = together(arguments.show) if arguments.show else measure(arguments)
     print(summary.as_text(report))
     if arguments.markdown:
         write_between(arguments.markdown, "gpu", summary.as_text(report))
     return 0 if summary.is_correct(report["sections"]) else 1
 
 
-def measure(arguments: argparse.Namespace, argv: Sequence[str]) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     def command(section: Section, out: Path, limit_seconds: float) -> list[str]:
         command = [sys.executable, "-m", "tools.gpu.section", section.name, "--out", str(out)]
         command += ["--device", arguments.device, "--limit-seconds", f"{limit_seconds:.0f}"]
@@ -62,9 +59,7 @@ def measure(arguments: argparse.Namespace, argv: Sequence[str]) -> dict[str, Any
     arguments.out.mkdir(parents=True, exist_ok=True)
     no_figures = NOT_ON_CPU if arguments.device == "cpu" else "not measured: tiny models" if arguments.quick else ""
     report: dict[str, Any] = {
-        "created": date.today().isoformat(),
-        "version": machine.version(),
-        "command": f"python -m tools.gpu_check {' '.join(argv)}",
+        **about(),
         "is_dry_run": no_figures,  # why figures mean nothing; empty where they count
         "sections": {},
     }
@@ -78,9 +73,6 @@ def measure(arguments: argparse.Namespace, argv: Sequence[str]) -> dict[str, Any
         print(f"{name}: {result['status']}, {result.get('seconds', 0):.0f} s", file=sys.stderr, flush=True)
         file.write_text(json.dumps(report, indent=1) + "\n")
         (arguments.out / "gpu_check.md").write_text(summary.as_text(report))
-        with tarfile.open(arguments.out / "gpu_check.tar.gz", "w:gz") as archive:
-            for path in (file, *sorted(arguments.out.glob("*.md")), *sorted(arguments.out.glob("*.log"))):
-                archive.add(path, path.name)
     return report
 
 

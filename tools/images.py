@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ import httpx
 import torch
 
 from tests.models.seeing import KINDS, picture, png, save_whole
+from tools.bench.process_usage import peak_rss_mib
 from tools.machine import sentence
 from tools.server_process import ServerProcess, exit_on_sigterm, running_oaiserve
 
@@ -78,11 +78,6 @@ def shown(name: str, values: list[float], unit: str, scale: float = 1.0) -> None
     print(f"{name}: {middle:.3g} {unit} ({low:.3g} to {high:.3g})")
 
 
-def most_memory_mib(server: ServerProcess) -> float:
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
-
-
 def measure(rounds: int, url: str, server: ServerProcess | None = None) -> None:
     with httpx.Client(base_url=url, timeout=600) as http, ThreadPoolExecutor(AT_ONCE) as threads:
         for number in range(3):  # so that the cost of steps is known
@@ -116,10 +111,11 @@ def measure(rounds: int, url: str, server: ServerProcess | None = None) -> None:
             return
         shown("mean ITL of a stream beside images, of that alone", ratios, "")
         shown("its p99, of that alone", p99s, "")
-        before = most_memory_mib(server)
+        before = peak_rss_mib(server.process.pid)
         asked = [body([10_000 + one], "Hi", max_tokens=1) for one in range(AT_ONCE)]
         codes = list(threads.map(lambda one: http.post("/v1/chat/completions", json=one).status_code, asked))
-        print(f"{AT_ONCE} images at once: {codes.count(200)} answered, {most_memory_mib(server) - before:.0f} MiB more")
+        peak = peak_rss_mib(server.process.pid)
+        print(f"{AT_ONCE} images at once: {codes.count(200)} answered, {peak - before:.0f} MiB more")
 
 
 def main() -> int:

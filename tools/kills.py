@@ -26,7 +26,8 @@ from typing import Any
 
 import httpx
 
-from tools.engine_load import percentile
+from loadtest.intervals import percentile
+from loadtest.metrics_page import values_of
 from tools.server_process import exit_on_sigterm, free_port, running_process
 
 SERVERS, STREAMS, TOKENS = 3, 8, 150
@@ -131,8 +132,7 @@ class Fleet:
         return server
 
     def _metric(self, name: str) -> list[float]:
-        text = self._http.get("/metrics").text
-        return [float(value) for value in re.findall(rf"^oaiserve_gateway_{name}\{{.*\}} (\S+)", text, re.MULTILINE)]
+        return values_of(self._http.get("/metrics").text, f"oaiserve_gateway_{name}")
 
     def _wait_until_up(self) -> None:
         deadline = time.monotonic() + 120
@@ -173,7 +173,7 @@ class Fleet:
 def summary(name: str, rounds: list[dict[str, Any]]) -> str:
     pauses = [pause for one in rounds for pause in one["pauses"]] or [0.0]
     broken, wrong = sum(one["broken"] for one in rounds), sum(len(one["differing"]) for one in rounds)
-    shown = ", ".join(f"{percentile(pauses, share):.2f}" for share in (0.5, 0.99, 1))
+    shown = ", ".join(f"{percentile(sorted(pauses), share):.2f}" for share in (50, 99, 100))
     return (
         f"{len(rounds):,} {name}: {STREAMS * len(rounds):,} streams, {len(pauses):,} went on elsewhere, "
         f"{broken} broken, {wrong} with other bytes; pauses p50, p99 and longest: {shown} s"

@@ -40,10 +40,11 @@ def write_json(path: Path | None, results: dict[str, Any]) -> None:
     """Write the results where there is a path, with the day and the command that found them, machine and version."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(_about() | results, indent=1) + "\n")
+        path.write_text(json.dumps(about() | results, indent=1) + "\n")
 
 
-def _about() -> dict[str, str]:
+def about() -> dict[str, str]:
+    """Return what found results, when and where: command, day, machine and version."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).stem
     command = " ".join(["python -m", name, *sys.argv[1:]])
@@ -61,7 +62,7 @@ def add_publishing(parser: ArgumentParser, markers: str, *, after: str = "") -> 
 def results_of(arguments: Namespace, measure: Callable[[Namespace], dict[str, Any]]) -> dict[str, Any]:
     """Return the results in the file of --show, or what is measured now, with what `write_json` adds."""
     if arguments.show is None:
-        return _about() | measure(arguments)
+        return about() | measure(arguments)
     found: dict[str, Any] = json.loads(arguments.show.read_text())
     return found
 

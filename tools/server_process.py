@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -40,21 +39,12 @@ class ServerProcess:
     url: str
     process: subprocess.Popen[bytes]
     log_file: Path
-    started: float  # on the monotonic clock, in seconds
     start_seconds: float = 0.0  # from the start of the process to its first answer
 
     def terminate(self, limit_seconds: float = 60.0) -> int:
         """Send SIGTERM to the server and return its exit code. Raises subprocess.TimeoutExpired."""
         self.process.terminate()
         return self.process.wait(limit_seconds)
-
-    def wait_for_log(self, pattern: str, limit_seconds: float) -> None:
-        """Wait until the log has a match of the pattern. Raises StartFailed."""
-        give_up = time.monotonic() + limit_seconds
-        while not re.search(pattern, self.log_file.read_text(errors="replace")):
-            if time.monotonic() > give_up:
-                raise StartFailed(f"its log has no '{pattern}' within {limit_seconds:.0f} s")
-            time.sleep(POLL_SECONDS)
 
     def wait_for_answer(self, path: str, question: Mapping[str, Any] | None, limit_seconds: float) -> None:
         """Wait until the path answers with success: to a POST of the question, or to a GET. Raises StartFailed."""
@@ -104,7 +94,7 @@ def running_process(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=cwd, start_new_session=True
         )
         scheme = "https" if tls else "http"
-        server = ServerProcess(f"{scheme}://127.0.0.1:{port}", process, Path(log.name), started)
+        server = ServerProcess(f"{scheme}://127.0.0.1:{port}", process, Path(log.name))
         try:
             server.wait_for_answer(ready_path, question, start_limit_seconds)
             server.start_seconds = time.monotonic() - started

@@ -2,7 +2,7 @@
 
 What the converter wrote of each is recorded in a folder of JSON files: the numbers of the head, and the name, the shape
 and a checksum of each tensor. Weights depend on the names of parameters alone, so that the records hold for other
-versions of torch and transformers, too. `python -m tools.gguf_families` makes the records.
+versions of torch and transformers, too.
 """
 
 from __future__ import annotations

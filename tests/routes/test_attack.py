@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.routes.conftest import Served
-from tools.attack.fuzz import generate, send_all, wrong
+from tools.attack.attack import Strike
+from tools.attack.families import ATTACKS
+from tools.attack.families.generated import generate
+from tools.attack.verdict import wrong
 
 DEEP = b"[" * 5000 + b"]" * 5000
 
@@ -23,10 +27,14 @@ def check(response: httpx.Response) -> None:
     assert error["request_id"] == response.headers["x-request-id"]
 
 
-def test_no_generated_request_makes_the_server_fail(served: Served) -> None:
-    requests = generate(seed=5, number=400)
-    answers = asyncio.run(send_all(served.url, requests))
-    assert [(sent, why) for sent, answer in zip(requests, answers, strict=True) if (why := wrong(sent, answer))] == []
+def test_no_generated_request_makes_the_server_fail(served: Served, tmp_path: Path) -> None:
+    log_file = tmp_path / "log"
+    log_file.touch()
+    strike = Strike(served.url, log_file, quick=False, answer_seconds=30)
+    asyncio.run(strike.ask_all(generate(seed=5, number=400), 16))
+    (attack,) = (each for each in ATTACKS if each.name == "generated")
+    assert len(strike.answers) == 400
+    assert [(answer.sent, why) for answer in strike.answers if (why := wrong(attack, answer))] == []
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.start.gpu.trials import FEATURES, Trials
 from oaiserve.engine.start.prepare import prepare
 from tests.models.decoders import FAMILIES, random_model
-from tools.gpu import compiled, summary, workload
+from tools.gpu import summary, workload
 from tools.gpu.sections import CHECKS, NOT_ON_CPU, SECTIONS
 
 # The table of targets
@@ -36,7 +36,6 @@ def measured() -> dict[str, dict[str, Any]]:
         **{name: {"llama": {"equal": True}} for name in CHECKS},
         "kernels": {"attention": [{"equal": True}], "sampling": []},
         "gpt2": {"at_once": run, "clients": run, "one_token": run, "steps": row},
-        "ways": {"products": [{"rows": 256, "packed": 3e14, "unpacked": 6e14}]},
         "uneven": {"even": row, "uneven": row, "arrivals": {"mixed_steps": 9, "itl_p99_to_steady": 1.0}},
         "streams": {"streams": run},
         "decode-1b": model,
@@ -129,10 +128,3 @@ def test_answers_that_were_not_checked_do_not_count_as_equal() -> None:
     assert len(summary.compared(checked, equal=True)) == 2
     sections = {**measured(), "overload": {"status": "done", "out_of_memory": {"problem": NOT_ON_CPU}}}
     assert f"- overload: 0 equal\n    - out_of_memory: {NOT_ON_CPU}" in summary.as_text(report(sections))
-
-
-def test_the_table_of_compiled_kernels_says_how_many_programs_run_at_once() -> None:
-    kernel = {"kernel": "x_kernel", "dtype": "torch.bfloat16", "constants": {"num_warps": 4}, "stack_bytes": 0}
-    light, heavy = ({**kernel, "registers": r, "shared_bytes": s} for r, s in ((72, 53_248), (255, 131_072)))
-    assert [compiled.programs_at_once(one) for one in (light, heavy)] == [4, 1]
-    assert compiled.table([heavy, light])[1] == ["`x`", "2", "72 to 255", "53,248 to 131,072", "1 to 4"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,10 @@ import torch
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model.attention.hook import ATTENTION
-from tests.engine.model.attention_inputs import varlen
 from tests.engine.model.runners import eager_runner
 from tools import gpu_check
 from tools.engine_load import random_prompts
-from tools.gpu import answers, engines, kernels, overload, packed, steps, waits, ways
+from tools.gpu import answers, engines, kernels, overload, packed, steps, waits
 from tools.gpu.sections import NOT_ON_CPU, Target
 from tools.gpu.workload import load
 
@@ -43,8 +40,7 @@ def test_the_check_runs_one_section_writes_its_results_and_resumes(
     assert (result["status"], result["ceilings"]) == ("done", NOT_ON_CPU)
     assert result["versions"]["torch"] == torch.__version__
     assert (tmp_path / "gpu_check.md").read_text() == capsys.readouterr().out.removesuffix("\n")
-    with tarfile.open(tmp_path / "gpu_check.tar.gz") as archive:
-        assert archive.getnames() == ["gpu_check.json", "gpu_check.md", "environment.log"]
+    assert (tmp_path / "environment.log").exists()
     again = ["--out", str(tmp_path), "--device", "cpu", "--quick", "--only", "environment", "--resume"]
     monkeypatch.setattr(gpu_check, "run_all", lambda chosen, *_: pytest.fail(chosen) if chosen else iter(()))
     assert gpu_check.main(again) == 0
@@ -73,7 +69,6 @@ def test_kernels_equal_the_reference() -> None:
     torch.manual_seed(0)
     case = kernels.Case([(9, 1), (0, 5), (17, 3)], heads=4, key_dim=16, value_dim=16)
     assert kernels.check_attention(case, DEVICE)["equal"]
-    assert kernels.check_captured("gpt2-124m", DEVICE)["equal"]
     assert kernels.check_sampling(0.5, DEVICE, quick=True)["equal"]
     assert kernels.check_masks(100, DEVICE)["equal"]
 
@@ -88,21 +83,6 @@ def test_kernels_of_layers_and_packed_checkpoints_are_compared() -> None:
         mixture |= next(experts)
     assert len(mixture["experts"]) == 6
     assert all(row["equal"] for row in [*mixture["experts"], mixture["gpt_oss"]]), mixture
-
-
-def test_ways_to_compute_the_same_are_measured_beside_each_other() -> None:
-    times = iter([2.0, 1.0] * 6)
-
-    def seconds(call: Callable[[], torch.Tensor]) -> float:
-        assert call().isfinite().all()
-        return next(times)
-
-    found = found_by(ways.run(CPU, lambda: varlen, seconds))
-    assert len(found["products"]) == 5
-    assert all(row["unpacked"] == 2 * row["packed"] == 2 * 4 * 70 * 256 for row in found["products"])
-    (prompt,) = found["prompts"]
-    assert prompt["library"] == 2 * prompt["Triton"] == 4 * 32 * 128 * sum(range(33, 41))
-    assert found["by"] == "FA2"
 
 
 def test_answers_may_differ_only_from_a_tie_on() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from tools.attack.families import ATTACKS
 from tools.attack.families.bodies import long_prompts, sequences
 from tools.attack.measure import Result, measure
 from tools.attack.neighbour import Neighbour, running_neighbour
-from tools.attack.server import KINDS, Server, missing_programs, oaiserve
+from tools.attack.server import Server, oaiserve
 from tools.attack.verdict import MOST_RSS_GROWTH_MIB, failures
 from tools.markdown import as_markdown, number, publish, write_json
 from tools.server_process import StartFailed, exit_on_sigterm
@@ -46,14 +47,13 @@ def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[di
                 if running is None or running[0].kind != attack.server:
                     running = None
                     stack.close()
-                    flags = (*KINDS[attack.server], *arguments.flags)
-                    server = stack.enter_context(oaiserve(attack.server, arguments.model, flags))
+                    server = stack.enter_context(oaiserve(attack.server, arguments.model, arguments.flags))
                     running = server, stack.enter_context(running_neighbour(server.url))
                     warm_up(server, QUICK_WARM_UP_SECONDS if arguments.quick else WARM_UP_SECONDS)
                 result = measure(attack, *running, quiet_seconds=quiet_seconds, quick=arguments.quick)
             except StartFailed as error:
                 result = Result(state="did not start", problems=[str(error)])
-            if attack.ends_server or result.state != "alive" or result.rss_growth_mib > MOST_RSS_GROWTH_MIB:
+            if result.state != "alive" or result.rss_growth_mib > MOST_RSS_GROWTH_MIB:
                 running = None  # the next attack begins with a server that this one has not harmed
             results.append(as_json(attack, result))
             print(f"{attack.name}: {verdict(results[-1]['failures'][:MOST_SHOWN])}", file=sys.stderr, flush=True)
@@ -63,7 +63,7 @@ def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[di
 
 def warm_up(server: Server, seconds: float) -> None:
     """Let the server work, because its first large steps touch memory that stays."""
-    strike = Strike(server.url, server.pid, server.process.log_file, quick=True, answer_seconds=120)
+    strike = Strike(server.url, server.process.log_file, quick=True, answer_seconds=120)
     asyncio.run(strike.ask_all(long_prompts(strike.number), 32))
     asyncio.run(strike.ask_all(sequences(strike.number), 1))  # a full batch
     time.sleep(seconds)
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for attack in attacks:
             print(f"{attack.of_class:33} {attack.family:12} {attack.name:28} {attack.sends}")
         return 0
-    if missing := missing_programs():
+    if missing := [program for program in ("prlimit", "openssl") if shutil.which(program) is None]:
         raise SystemExit(f"This tool needs {' and '.join(missing)}.")
     exit_on_sigterm()
     results = run_all(attacks, arguments)

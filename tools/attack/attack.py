@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -18,6 +17,7 @@ from tools.attack.wire import Answer, Connection, connect, few_at_once
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ATTACKER_KEY, NEIGHBOUR_KEY = "key-of-the-attacker", "key-of-the-neighbour"
 ATTACKER_ADDRESS, NEIGHBOUR_ADDRESS = "127.0.0.2", "127.0.0.3"
+MOST_SHOWN_BYTES = 700  # of a request whose answer is a server error
 HI = [{"role": "user", "content": "Hi"}]
 
 Sent = bytes | Callable[[Connection], Awaitable[None]]  # the bytes of a request, or what sends them
@@ -53,8 +53,8 @@ class Strike:
     Each request is counted when it begins. So one whose answer never comes is missing among the answers.
     """
 
-    def __init__(self, url: str, pid: int, log_file: Path, *, quick: bool, answer_seconds: float) -> None:
-        self.url, self.pid, self._log_file, self._quick = url, pid, log_file, quick
+    def __init__(self, url: str, log_file: Path, *, quick: bool, answer_seconds: float) -> None:
+        self.url, self._log_file, self._quick = url, log_file, quick
         self.answer_seconds = answer_seconds
         self.num_sent = 0
         self.answers: list[Answer] = []
@@ -118,7 +118,8 @@ class Strike:
             # A server may answer before it has read everything.
             sending = asyncio.create_task(_send(connection, data))
             try:
-                answers = [await connection.answer(self.answer_seconds)]
+                has_body = not (isinstance(data, bytes) and data.startswith(b"HEAD "))
+                answers = [await connection.answer(self.answer_seconds, has_body=has_body)]
                 while len(answers) < most_answers and answers[-1].status is not None:
                     answers.append(await connection.answer(quiet_seconds))
                 if len(answers) > 1 and answers[-1].outcome in ("timeout", "closed", "reset"):
@@ -127,6 +128,7 @@ class Strike:
                 sending.cancel()
                 connection.close()
         answers[0].seconds = time.monotonic() - started
+        answers[0].sent = data[:MOST_SHOWN_BYTES] if isinstance(data, bytes) else b""
         self.answers.append(answers[0])
         return answers
 
@@ -153,7 +155,6 @@ class Attack:
     # Part of it is accepted, and computed in the same steps as the neighbour's tokens: then steps take longer.
     is_work: bool = False
     most_itl_ratio: float = 2.0  # the neighbour's ITL p99, to its own without the attack; not asked of work
-    ends_server: bool = False  # in order: what is open is finished, and what comes later is refused
 
 
 Run = Callable[[Strike], Awaitable[None]]
@@ -200,7 +201,3 @@ def outcomes(*allowed: int | str) -> frozenset[str]:
 REFUSED = outcomes(400, 401, 403, 404, 405, 408, 413, 415, 421, 422, 429, 431, 503)
 ENDED = outcomes("closed", "reset")  # a connection that the server ended without an answer
 FULL = outcomes(429, 503)  # what a busy server may always answer
-
-
-def counted(answers: Iterable[Answer]) -> dict[str, int]:
-    return dict(sorted(Counter(answer.outcome for answer in answers).items()))

@@ -53,7 +53,7 @@ from tests.models.adapters import write_adapter
 from tests.models.decoders import byte_tokenizer, random_model
 from tests.models.gguf_files import random_blocks, write_gguf
 from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint, write_fp8
-from tools.markdown import as_markdown, publish
+from tools.markdown import as_markdown, write_between
 
 CPU_SECONDS, WALL_SECONDS = 60, 300
 MEMORY_BYTES = 4 << 30  # of address space, beyond what a process has before it opens a file
@@ -443,7 +443,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--number", type=int, default=1000, help="broken files of each format")
     parser.add_argument("--only", nargs="+", default=[], metavar="FORMAT", help="formats, as the table names them")
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", type=Path, help="where to write how each start ended")
     parser.add_argument("--markdown", type=Path, help="the page whose table is replaced")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)  # there are no threads before a fork
@@ -456,8 +455,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["OAISERVE_CACHE"] = str(cache)
         starts = spoil_all(Path(work), arguments.only, arguments.seed, arguments.number, arguments.at_once)
     seconds = time.monotonic() - began
-    ends = [[one.format, one.way, one.number, one.outcome, round(one.peak_mib)] for one in starts]
-    publish(arguments, "broken files", {"seed": arguments.seed, "starts": ends}, markdown(starts))
+    print(markdown(starts))
+    if arguments.markdown:
+        write_between(arguments.markdown, "broken files", markdown(starts))
     wrong = [one for one in starts if one.is_wrong]
     print(f"{len(starts):,} starts of seed {arguments.seed} in {seconds:.0f} s, {len(wrong)} wrong")
     for one in wrong[:MOST_SHOWN]:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from tools.attack.attack import Attack, Strike, counted
+from loadtest.intervals import percentile
+from loadtest.measure import distribution
+from tools.attack.attack import Attack, Strike
 from tools.attack.neighbour import Event, Neighbour
 from tools.attack.server import Server
 from tools.attack.wire import Answer
@@ -48,7 +48,6 @@ class Result:
     problems: list[str] = field(default_factory=list)
     took_seconds: float = 0.0
     cpu_seconds: float = 0.0  # of the server, during the attacks; the neighbour is served less then
-    quiet_cpu_cores: float = 0.0  # that the server keeps busy for the neighbour alone
     rss_before_mib: float = 0.0
     rss_peak_mib: float = 0.0
     rss_after_mib: float = 0.0
@@ -61,7 +60,6 @@ class Result:
     health_outcomes: dict[str, int] = field(default_factory=dict)
     health_seconds: float = 0.0  # the longest
     state: str = "alive"
-    load_average: float = 0.0  # of the machine before, which says how busy others kept it
 
     @property
     def rss_growth_mib(self) -> float:
@@ -72,46 +70,32 @@ class Result:
         """The neighbour's ITL p99 with the attack, against its own without."""
         if not self.itl_quiet or not self.itl_attack:
             return None
-        return quantile(self.itl_attack, 0.99) / quantile(self.itl_quiet, 0.99)
+        return percentile(sorted(self.itl_attack), 99) / percentile(sorted(self.itl_quiet), 99)
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures, with summaries in the place of long lists."""
-        found = vars(self) | {"answers": counted(self.answers), "itl_ratio": self.itl_ratio}
+        found = vars(self) | {"itl_ratio": self.itl_ratio}
+        found["answers"] = dict(sorted(Counter(answer.outcome for answer in self.answers).items()))
         for name in ("itl_quiet", "itl_attack", "ttft_quiet", "ttft_attack"):
-            values = found[name]
-            found[name] = {"number": len(values)}
-            if values:
-                found[name] |= {"p50": quantile(values, 0.5), "p99": quantile(values, 0.99), "max": max(values)}
+            found[name] = distribution(found[name]) or {}
         rounded: dict[str, Any] = json.loads(json.dumps(found), parse_float=lambda digits: round(float(digits), 4))
         return rounded
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that is at least as large as this share of them."""
-    return float(np.quantile(values, share, method="inverted_cdf"))
-
-
 def measure(attack: Attack, server: Server, neighbour: Neighbour, *, quiet_seconds: float, quick: bool) -> Result:
     """Run the attack, with quiet before and after it."""
-    result, log_file = Result(load_average=os.getloadavg()[0]), server.process.log_file
+    result, log_file = Result(), server.process.log_file
     neighbour.wait_for_token(FIRST_TOKEN_SECONDS)
     num_events = len(neighbour.events)
-    cpu_before = process_usage.cpu_seconds(server.pid)
     before = _wait(quiet_seconds)
-    result.quiet_cpu_cores = (process_usage.cpu_seconds(server.pid) - cpu_before) / before.seconds
     process_usage.reset_peak_rss(server.pid)
     result.rss_before_mib = process_usage.rss_mib(server.pid)
     log_before = log_file.stat().st_size
     cpu_before, started = process_usage.cpu_seconds(server.pid), time.monotonic()
-    strike = Strike(server.url, server.pid, log_file, quick=quick, answer_seconds=attack.answer_seconds)
+    strike = Strike(server.url, log_file, quick=quick, answer_seconds=attack.answer_seconds)
     _run(attack, strike)
     # An attack that is over at once goes on for a while, because a quantile needs many gaps.
-    while (
-        time.monotonic() - started < quiet_seconds
-        and not attack.ends_server
-        and strike.is_complete
-        and not strike.problems
-    ):
+    while time.monotonic() - started < quiet_seconds and strike.is_complete and not strike.problems:
         _run(attack, strike)
     attacked = Span(started, time.monotonic())
     result.took_seconds = attacked.seconds

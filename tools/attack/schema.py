@@ -28,6 +28,15 @@ Schema = Mapping[str, Any]
 Drawn = TypeVar("Drawn")
 
 
+def bodies(document: Schema) -> dict[str, str]:
+    """Return the names of the schemas of bodies in JSON, by the path that they are sent to."""
+    found = {}
+    for path, methods in document["paths"].items():
+        if body := methods.get("post", {}).get("requestBody"):
+            found[path] = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    return found
+
+
 def drawn(values: st.SearchStrategy[Drawn], from_seed: int, number: int) -> list[Drawn]:
     """Return so many values, as a function of the seed."""
     found: list[Drawn] = []

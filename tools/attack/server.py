@@ -3,7 +3,6 @@ succeeds takes the server, and not the machine."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,12 +23,13 @@ FEW_FILES = 256
 # The memory of the KV cache is the system's until its blocks are used for the first time. A small cache is all in use
 # after the warm-up, so that what grows later is something else.
 KV_CACHE = ("--kv-cache-memory", "400MiB")
-LENGTH = ("--max-model-len", "4096")
 KEYS = ("--api-key", ATTACKER_KEY, "--api-key", NEIGHBOUR_KEY)
+LENGTH = ("--max-model-len", "4096")
 KINDS = {
-    "keys": (*KEYS, *LENGTH),
-    "few files": (*KEYS, *LENGTH),  # it may open FEW_FILES
-    "TLS": (*KEYS, *LENGTH),
+    "keys": LENGTH,
+    "few files": LENGTH,  # it may open FEW_FILES
+    "TLS": LENGTH,
+    "short answers": ("--max-model-len", "128", "--request-timeout-seconds", "20"),
 }
 
 
@@ -76,7 +76,7 @@ def oaiserve(kind: str, model: str, flags: Sequence[str]) -> Iterator[Server]:
     with TemporaryDirectory() as folder:
         command = ["prlimit", f"--as={MEMORY_LIMIT_BYTES}", *([f"--nofile={FEW_FILES}"] if kind == "few files" else [])]
         command += [sys.executable, "-m", "oaiserve", "serve", model, "--port", str(port), "--log-format", "json"]
-        command += [*KV_CACHE, *(_certificate(Path(folder)) if kind == "TLS" else ()), *flags]
+        command += [*KV_CACHE, *KEYS, *KINDS[kind], *(_certificate(Path(folder)) if kind == "TLS" else ()), *flags]
         with running_process(
             command,
             port,
@@ -86,10 +86,6 @@ def oaiserve(kind: str, model: str, flags: Sequence[str]) -> Iterator[Server]:
             stop_limit_seconds=5.0,
         ) as process:
             yield Server(kind, process)
-
-
-def missing_programs() -> list[str]:
-    return [program for program in ("prlimit", "openssl") if shutil.which(program) is None]
 
 
 def _certificate(folder: Path) -> list[str]:

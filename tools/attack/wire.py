@@ -35,6 +35,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""  # the beginning
     num_body_bytes: int = 0
+    sent: bytes = b""  # the beginning of the request
 
     @property
     def status(self) -> int | None:

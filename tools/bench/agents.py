@@ -97,7 +97,6 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         for name in asked.servers[:: -1 if round_number % 2 else 1]:
             server = SERVERS[name](max(asked.users))
             with server.running() as running, TemporaryDirectory() as folder:
-                server.wait_for_full_speed(running)
                 for users in asked.users:
                     path = Path(folder) / "sessions.jsonl"
                     path.write_text(trace(100 * round_number + users, users * SESSIONS_PER_USER))

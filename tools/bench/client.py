@@ -17,20 +17,20 @@ MOST_MISSING = 0.25
 
 def run(server: ServerProcess, workload: Workload, seed: int) -> dict[str, Any]:
     """Return the figures of one run, in ms where a key says so. Raises RunFailed."""
-    before = (time.monotonic(), cpu_seconds(server.process.pid), machine_cpu_seconds())
+    began, others_before = time.monotonic(), others_seconds(server)
     # Some servers close a connection just behind an answer, when the next request is on its way.
     flags = ("--no-stop-on-eos", "--header", "connection: close")
     point = run_bench(server.url, options(workload, seed), *flags, most_failed=MOST_MISSING)
-    after = (time.monotonic(), cpu_seconds(server.process.pid), machine_cpu_seconds())
-    took, server_seconds, machine_seconds = (b - a for a, b in zip(before, after, strict=True))
+    other_cores = (others_seconds(server) - others_before) / (time.monotonic() - began)
     (found,) = point["runs"]
     client_cores = sum(process["cpu_share"] for process in found["client"]["processes"])
-    return figures(found["metrics"], workload) | {  # averages over the run
-        "server_cores": round(server_seconds / took, 3),
-        "client_cores": round(client_cores, 3),
-        "other_cores": round((machine_seconds - server_seconds) / took - client_cores, 3),
-        "client": point["verdict"],
-    }
+    used = {"other_cores": round(other_cores - client_cores, 3), "client": point["verdict"]}  # on average
+    return figures(found["metrics"], workload) | used
+
+
+def others_seconds(server: ServerProcess) -> float:
+    """Return the CPU time of all that is not the server."""
+    return machine_cpu_seconds() - cpu_seconds(server.process.pid)
 
 
 def options(workload: Workload, seed: int) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-import time
 from typing import Any
 
 from tools.bench import client, table
@@ -66,11 +65,10 @@ def run_round(server: ServerSpec, number: int, workloads: list[Workload], into: 
     into["rounds"].append(figures)
     try:
         if number == 0:
-            figures |= first_start(server)
+            figures["first_start_seconds"] = first_start(server)
             say(f"{server.name}: {figures}")
         with server.running() as running:
             figures["start_seconds"] = round(running.start_seconds, 2)
-            server.wait_for_full_speed(running)
             client.run(running, WARM_UP, seed=0)
             for workload in workloads:
                 if workload.name in problems:
@@ -87,7 +85,7 @@ def run_round(server: ServerSpec, number: int, workloads: list[Workload], into: 
         note(problems, "start", server, error)
 
 
-def first_start(server: ServerSpec) -> dict[str, float]:
+def first_start(server: ServerSpec) -> float:
     """Start the server with empty compile caches, but with its files in the page cache."""
     for path in server.files:
         for file in [path] if path.is_file() else path.rglob("*"):
@@ -96,11 +94,7 @@ def first_start(server: ServerSpec) -> dict[str, float]:
     for cache in server.compile_caches:
         shutil.rmtree(cache, ignore_errors=True)
     with server.running() as running:
-        server.wait_for_full_speed(running)
-        return {
-            "first_start_seconds": round(running.start_seconds, 2),
-            "full_speed_seconds": round(time.monotonic() - running.started, 2),
-        }
+        return round(running.start_seconds, 2)
 
 
 def note(problems: dict[str, str], what: str, server: ServerSpec, error: Exception) -> None:

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,27 +28,27 @@ class Ceilings(NamedTuple):
 
 
 @torch.inference_mode()
-def measure_ceilings(dtype: torch.dtype, num_threads: int, seconds: float = 1.0) -> Ceilings:
-    """Measure with so many threads for about seven times `seconds`. Leaves torch with one thread.
+def measure_ceilings(dtype: torch.dtype, num_threads: int) -> Ceilings:
+    """Measure with so many threads for about seven seconds. Leaves torch with one thread.
 
     A product of `dtype` may be one of float32: where the CPU has no instruction for bfloat16, torch's product of it has
     a tenth of the speed that floats have.
     """
     torch.set_num_threads(num_threads)
     memory = torch.ones(READ_BYTES // 4)
-    bytes_per_second = READ_BYTES / _best_seconds(lambda: memory.amax(), seconds)
+    bytes_per_second = READ_BYTES / _best_seconds(memory.amax)
     flops_per_second = 0.0
     for (rows, inner, columns), kind in itertools.product(GEMMS, {dtype, torch.float32}):
         x, weight = torch.randn(rows, inner, dtype=kind), torch.randn(columns, inner, dtype=kind)
-        took = _best_seconds(lambda x=x, weight=weight: torch.nn.functional.linear(x, weight), seconds)  # type: ignore[misc]
+        took = _best_seconds(partial(torch.nn.functional.linear, x, weight))
         flops_per_second = max(flops_per_second, 2 * rows * inner * columns / took)
     torch.set_num_threads(1)
     return Ceilings(bytes_per_second, flops_per_second)
 
 
-def _best_seconds(call: Callable[[], object], seconds: float) -> float:
+def _best_seconds(call: Callable[[], object]) -> float:
     call()
-    best, give_up = float("inf"), time.perf_counter() + seconds
+    best, give_up = float("inf"), time.perf_counter() + 1.0
     while time.perf_counter() < give_up:
         started = time.perf_counter()
         call()

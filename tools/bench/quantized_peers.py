@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -66,8 +65,7 @@ def quantized(name: str, form: str) -> Path:
     path = whole.with_name(f"{name}.{form}.gguf")
     if not path.exists():
         unfinished = path.with_suffix(".part")
-        program = str(prepare.llama_cpp() / "llama-quantize")
-        subprocess.run([program, str(whole), str(unfinished), form], check=True, capture_output=True)
+        prepare.run(prepare.llama_cpp() / "llama-quantize", whole, unfinished, form)
         unfinished.replace(path)
     return path
 

@@ -33,7 +33,6 @@ class ServerSpec:
     files: tuple[Path, ...]  # read by a start, and not in the system's memory anyway
     environment: dict[str, str] = field(default_factory=dict)
     compile_caches: tuple[Path, ...] = ()  # empty at a first start
-    ready_log: str | None = None  # logged at full speed, where the server reaches that after its first answer
 
     def command(self, port: int) -> list[str]:
         return [*self.arguments, "--port", str(port)]
@@ -55,10 +54,6 @@ class ServerSpec:
             start_limit_seconds=START_LIMIT_SECONDS,
         )
 
-    def wait_for_full_speed(self, running: ServerProcess) -> None:
-        if self.ready_log:
-            running.wait_for_log(self.ready_log, START_LIMIT_SECONDS)
-
     def shown(self) -> str:
         """Return the command line without the folders of its files."""
         return shlex.join(Path(word).name if word.startswith("/") else word for word in self.arguments)
@@ -75,7 +70,6 @@ def oaiserve(model: Path | None = None, *flags: str, drafts: str = "off") -> Ser
         (model,),
         {"OAISERVE_CACHE": str(cache)},
         compile_caches=(cache / "native",),
-        ready_log="native step is ready",
     )
 
 

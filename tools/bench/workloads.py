@@ -65,7 +65,6 @@ MEASURES = (
     Measure("in and out", "tokens/s", "total_throughput", "W6", True, 2.2),
     Measure("TTFT p50", "ms", "ttft_p50_ms", "W6", goal=0.7),
     Measure("first start to first answer", "s", "first_start_seconds", limit=6),
-    Measure("first start to full speed", "s", "full_speed_seconds", limit=20),
     Measure("later start to first answer", "s", "start_seconds", limit=2),
     Measure("most memory (RSS)", "MiB", "peak_rss_mib", limit=1638),
 )

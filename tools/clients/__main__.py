@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,16 +22,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tools.bench.prepare import NotInstalled
 from tools.clients import environments
 from tools.clients.clients import CLIENTS, Client
-from tools.clients.environments import NotInstalled
 from tools.clients.outcomes import OK, InvalidReport, page, parse
 from tools.markdown import publish, write_json
 from tools.server_process import exit_on_sigterm
 
 MARKERS = "clients"
 INSTALLS_AT_ONCE = 2
-LIMIT_SECONDS = 180
 MOST_LOG_CHARACTERS = 500
 # The clients report to nobody, and fetch nothing.
 QUIET = {
@@ -101,22 +99,12 @@ def run(
         env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "LLM_"))}
         env |= QUIET | {"HOME": home, "LLM_USER_PATH": home}
         try:
-            report, end = call([*command.result(), *servers], env, home)
-            outcomes = parse(report, end)
+            done = environments.call([*command.result(), *servers], env, home)
+            log = " ".join(done.stderr.split())[-MOST_LOG_CHARACTERS:]
+            outcomes = parse(done.stdout, f"the script ended with exit code {done.returncode}: {log}")
         except (NotInstalled, InvalidReport) as error:
             return {}, {"script": str(error)}
     return outcomes, {feature: outcome for feature, outcome in outcomes.items() if outcome != OK}
-
-
-def call(command: Sequence[str | Path], env: dict[str, str], cwd: str) -> tuple[str, str]:
-    """Run a command. Return its stdout, and a sentence on how it ended."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, timeout=LIMIT_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        report = error.stdout or b""
-        return report.decode() if isinstance(report, bytes) else report, f"the script took over {LIMIT_SECONDS} s"
-    log = " ".join(done.stderr.split())[-MOST_LOG_CHARACTERS:]
-    return done.stdout, f"the script ended with exit code {done.returncode}: {log}"
 
 
 if __name__ == "__main__":

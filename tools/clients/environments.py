@@ -12,23 +12,20 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.bench import prepare
+from tools.bench.prepare import run
 from tools.clients.clients import SCRIPTS, Client
 
 if TYPE_CHECKING:
     from tools.clients.sessions import Agent
 
 FOLDER = Path(os.environ.get("CLIENTS_DIR") or "~/.cache/oaiclients").expanduser()
+LIMIT_SECONDS = 180  # of a script or a session
 PINS = Path(__file__).parent / "pins"
-
-
-class NotInstalled(Exception):
-    """The environment could not be made. The message says why."""
 
 
 def command(name: str, client: Client) -> list[str | Path]:
@@ -44,8 +41,7 @@ def command(name: str, client: Client) -> list[str | Path]:
 def installed(name: str, client: Client | Agent) -> Path:
     """Return the folder of an environment, which is made if it is not there. Raises NotInstalled."""
     if client.made_by is not None:
-        with _as_benchmarks_do():
-            return client.made_by()
+        return client.made_by()
     folder = FOLDER / name
     done = folder / ".installed"
     pins = pins_file(name, client)
@@ -54,6 +50,17 @@ def installed(name: str, client: Client | Agent) -> Path:
         _install_javascript(folder, pins) if client.is_javascript else _install_python(folder, client, "-r", str(pins))
         done.write_text(pins.read_text())
     return folder
+
+
+def call(words: Sequence[str | Path], env: Mapping[str, str], cwd: str) -> subprocess.CompletedProcess[str]:
+    """Run a client's program. One that takes too long has the exit code that `timeout` has."""
+    try:
+        return subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, cwd=cwd, timeout=LIMIT_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        report = error.stdout if isinstance(error.stdout, bytes) else b""
+        return subprocess.CompletedProcess(words, 124, report.decode(), f"it took over {LIMIT_SECONDS} s")
 
 
 def renew(name: str, client: Client | Agent) -> None:
@@ -68,12 +75,12 @@ def renew(name: str, client: Client | Agent) -> None:
     if client.is_javascript:
         folder.mkdir(parents=True)
         (folder / "package.json").write_text(json.dumps({"name": name, "private": True}))
-        _run("npm", "install", "--silent", "--prefix", folder, *client.packages)
+        run("npm", "install", "--silent", "--prefix", folder, *client.packages)
         for file in (folder / "package.json", folder / "package-lock.json"):
             shutil.copy(file, pins.parent)
     else:
         _install_python(folder, client, *client.packages)
-        pins.write_text(_run(*_pip(folder, "freeze")).replace("+cpu", ""))
+        pins.write_text(run(*_pip(folder, "freeze")).replace("+cpu", ""))
     (folder / ".installed").write_text(pins.read_text())
 
 
@@ -98,30 +105,20 @@ def pins_file(name: str, client: Client | Agent) -> Path:
     return PINS / name / "package-lock.json" if client.is_javascript else PINS / f"{name}.txt"
 
 
-@contextmanager
-def _as_benchmarks_do() -> Iterator[None]:
-    """Say what fails in the block, which makes an environment as the benchmarks do, in this module's exception."""
-    try:
-        yield
-    except subprocess.CalledProcessError as error:
-        raise NotInstalled(str(error)) from None
-
-
 def _install_javascript(folder: Path, lock: Path) -> None:
     shutil.copytree(lock.parent, folder)
-    _run("npm", "ci", "--silent", "--prefix", folder)
+    run("npm", "ci", "--silent", "--prefix", folder)
 
 
 def _install_python(folder: Path, client: Client | Agent, *requirements: str) -> None:
     if client.needs_torch:
-        with _as_benchmarks_do():
-            prepare.make_venv(folder, prepare.TORCH, *requirements)
+        prepare.make_venv(folder, prepare.TORCH, *requirements)
         return
     if uv := shutil.which("uv"):
-        _run(uv, "venv", "--quiet", "--python", sys.executable, folder)
+        run(uv, "venv", "--quiet", "--python", sys.executable, folder)
     else:
-        _run(sys.executable, "-m", "venv", "--without-pip", folder)  # this one's pip serves all
-    _run(*_pip(folder, "install"), "--quiet", *requirements)
+        run(sys.executable, "-m", "venv", "--without-pip", folder)  # this one's pip serves all
+    run(*_pip(folder, "install"), "--quiet", *requirements)
 
 
 def _pip(folder: Path, verb: str) -> list[str | Path]:
@@ -129,13 +126,3 @@ def _pip(folder: Path, verb: str) -> list[str | Path]:
     if uv := shutil.which("uv"):
         return [uv, "pip", verb, "--python", python]
     return [sys.executable, "-m", "pip", "--python", python, verb]
-
-
-def _run(*words: str | Path) -> str:
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
-    except FileNotFoundError:
-        raise NotInstalled(f"this needs the program {words[0]}") from None
-    except subprocess.CalledProcessError as error:
-        raise NotInstalled(f"'{' '.join(map(str, words))}' failed: {error.stderr.strip()[-500:]}") from None
-    return done.stdout

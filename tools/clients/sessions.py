@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,6 @@ from tools.server_process import exit_on_sigterm
 
 MARKERS = "sessions"
 RECORDED = ("codex", "claude-code")
-LIMIT_SECONDS = 180
 ADDRESS = "http://127.0.0.1:8000"  # as the documentation has it
 VALUES = {"url": ADDRESS, "model": "demo", "key": "none", "context": "8192"}
 TASK = "Make the test pass."
@@ -296,18 +294,7 @@ def _run(lines: str, folder: Path, home: str, project: str, more: Mapping[str, s
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_"))}
     programs = folder / ("node_modules/.bin" if (folder / "node_modules").exists() else "bin")
     env |= {"HOME": home, "PWD": project, "PATH": f"{programs}:{env['PATH']}", "NO_COLOR": "1", **more}
-    try:
-        done = subprocess.run(
-            ["sh", "-c", lines],
-            cwd=project,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return f"it took over {LIMIT_SECONDS} s", ""
+    done = environments.call(["sh", "-c", lines], env, project)
     return "" if done.returncode == 0 else f"exit code {done.returncode}: {done.stderr[-500:]}", done.stdout
 
 

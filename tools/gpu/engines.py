@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
 
+from loadtest.intervals import percentile
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Request, TokenChunk, TokenPrompt
 from oaiserve.facts.record import StepKind, StepRecord
 from tools.bench.floor import DecoderShape, step_work
-from tools.engine_load import complete, figures, greedy, percentile, random_prompts
+from tools.engine_load import complete, figures, greedy, random_prompts
 from tools.gpu.sections import Target
 from tools.gpu.steps import measure_decodes, step_figures
 from tools.gpu.workload import blocks_for, load, running_engine
@@ -103,7 +104,7 @@ def arrival_figures(records: list[StepRecord], count: int) -> dict[str, Any]:
     )
     if not steady or not mixed:
         raise RuntimeError(f"There are {len(steady)} steps of decodes, and {len(mixed)} with prompts beside them.")
-    median, itl_p99_ms = statistics.median(steady), percentile([*steady, *mixed], 0.99)
+    median, itl_p99_ms = statistics.median(steady), percentile(sorted([*steady, *mixed]), 99)
     return {
         "steps": len(steady) + len(mixed),
         "mixed_steps": len(mixed),

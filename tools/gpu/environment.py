@@ -6,13 +6,14 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import shutil
-import statistics
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
+from oaiserve.engine.start.gpu.timing import device_seconds
 from tools.gpu.sections import NOT_ON_CPU, Target
 
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers")
@@ -58,33 +59,9 @@ def nvidia_smi() -> dict[str, str]:
     if (tool := shutil.which("nvidia-smi")) is None:
         return {}
     command = [tool, f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader", "--id=0"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except subprocess.TimeoutExpired:
-        return {"problem": "nvidia-smi did not answer"}
-    values = answer.stdout.strip().split(", ")
-    return dict(zip(_ASKED, values, strict=True)) if len(values) == len(_ASKED) else {"problem": answer.stdout[-300:]}
-
-
-def device_seconds(call: Callable[[], object], times: int) -> float:
-    """Return the time of one call: the median over several runs of a CUDA graph of so many, which leaves out the
-    host's time."""
-    call()  # compiles
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(times):
-            call()
-    graph.replay()
-    taken: list[float] = []
-    for _ in range(7):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        taken.append(begin.elapsed_time(end) / 1e3 / times)
-    return statistics.median(taken)
+    answer = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    values = answer.split(", ")
+    return dict(zip(_ASKED, values, strict=True)) if len(values) == len(_ASKED) else {"problem": answer[-300:]}
 
 
 def bandwidth(device: torch.device) -> dict[str, float]:
@@ -92,8 +69,8 @@ def bandwidth(device: torch.device) -> dict[str, float]:
     source = torch.ones(MOVED_BYTES // 4, dtype=torch.float32, device=device)
     half = source[: source.numel() // 2]
     copy = torch.empty_like(half)
-    calls: dict[str, Callable[[], object]] = {"read": lambda: source.amax(), "copy": lambda: copy.copy_(half)}
-    return {name: MOVED_BYTES / device_seconds(call, 4) for name, call in calls.items()}
+    calls = {"read": source.amax, "copy": partial(copy.copy_, half)}
+    return {name: MOVED_BYTES / device_seconds(call) for name, call in calls.items()}
 
 
 def products(device: torch.device) -> dict[str, float]:
@@ -102,6 +79,7 @@ def products(device: torch.device) -> dict[str, float]:
     for rows, inner, columns in PRODUCTS:
         x = torch.randn(rows, inner, dtype=torch.bfloat16, device=device)
         weight = torch.randn(columns, inner, dtype=torch.bfloat16, device=device)
-        taken = device_seconds(lambda x=x, weight=weight: torch.nn.functional.linear(x, weight), 8)  # type: ignore[misc]
-        rates[f"{rows} x {inner} x {columns}"] = 2 * rows * inner * columns / taken
+        rates[f"{rows} x {inner} x {columns}"] = (
+            2 * rows * inner * columns / device_seconds(partial(torch.nn.functional.linear, x, weight))
+        )
     return rates

@@ -12,12 +12,11 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tools.gpu.sections import BROKEN_INTERPRETER, NO_TRITON, NOT_ON_CPU, SECTIONS, Section, Target
+from tools.gpu.sections import NO_TRITON, NOT_ON_CPU, SECTIONS, Section, Target
 
 DUMP_BEFORE_SECONDS = 3  # before its limit a section that hangs prints its stack
 
@@ -46,8 +45,6 @@ def parts(section: Section, device: str, *, quick: bool) -> Iterator[dict[str, A
         yield {"problem": NOT_ON_CPU}
     elif section.needs_triton and find_spec("triton") is None:
         yield {"problem": NO_TRITON, "off": {"triton": NO_TRITON} if device == "cuda" else {}}
-    elif section.needs_triton and device == "cpu" and _interpreter_is_broken():
-        yield {"problem": BROKEN_INTERPRETER}
     else:
         module, _, name = section.run.partition(":")
         run = getattr(importlib.import_module(f"tools.gpu.{module}"), name)
@@ -56,12 +53,6 @@ def parts(section: Section, device: str, *, quick: bool) -> Iterator[dict[str, A
 
         for part in run(Target(select_device(device), quick), **section.arguments):
             yield {**part, "off": dict(OFF)}
-
-
-def _interpreter_is_broken() -> bool:
-    """Return whether Triton's interpreter takes an array of one number for an integer, which NumPy does no longer."""
-    triton, numpy = (tuple(int(part) for part in version(name).split(".")[:2]) for name in ("triton", "numpy"))
-    return triton < (3, 7) and numpy >= (2, 5)
 
 
 def write(path: Path, found: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     import torch
 
 NOT_ON_CPU = "not measured on a CPU"
-BROKEN_INTERPRETER = "Triton 3.6's interpreter needs a NumPy below 2.5; on a GPU its kernels run with any"
 NO_TRITON = "Triton is not installed: there are no kernels of ours."
 
 
@@ -52,7 +51,6 @@ SECTIONS = (
     # How fast they are, with what says most first: the steps of a small and of a large model, then ragged ones.
     Section("decode-1b", "steps:run", 110, {"model": "llama-3.2-1b"}),
     Section("decode-8b", "steps:run", 150, {"model": "llama-3.1-8b"}),
-    Section("ways", "ways:run", 60, needs_gpu=True, needs_triton=True),
     Section("uneven", "engines:uneven", 70),
     Section("gpt2", "engines:gpt2", 70),
     Section("streams", "streams:run", 90),

@@ -14,6 +14,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from loadtest.intervals import percentile
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.runner import ModelRunner
@@ -21,7 +22,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.step import Step
 from oaiserve.facts.record import HostPart, StepKind, StepRecord
 from tools.bench.floor import DecoderShape, step_work, work
-from tools.engine_load import complete, figures, percentile, random_prompts, random_step
+from tools.engine_load import complete, figures, random_prompts, random_step
 from tools.gpu.sections import Target
 from tools.gpu.workload import BLOCK_SIZE, blocks_for, load, release, running_engine, started
 
@@ -94,14 +95,14 @@ def step_figures(records: Sequence[StepRecord], batch: int) -> dict[str, Any]:
     steps = [record for record in records if record.kind == StepKind.DECODE and record.num_sequences == batch]
     if not steps:
         raise RuntimeError(f"No step had {batch} sequences that decode, of {len(records)}.")
-    periods = [(record.duration_ns + record.idle_ns) / 1e6 for record in steps]
+    periods = sorted((record.duration_ns + record.idle_ns) / 1e6 for record in steps)
     gaps = [record.idle_ns / 1e6 for record in steps]
     return {
         "sequences": batch,
         "steps": len(steps),
         "period_ms": statistics.median(periods),
-        "period_p10_ms": percentile(periods, 0.1),
-        "period_p90_ms": percentile(periods, 0.9),
+        "period_p10_ms": percentile(periods, 10),
+        "period_p90_ms": percentile(periods, 90),
         "device_ms": statistics.median(record.duration_ns / 1e6 for record in steps),
         "gap_ms": statistics.median(gaps),
         "gap_share": sum(gaps) / sum(periods),

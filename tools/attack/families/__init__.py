@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tools.attack.families.access import KEYS
 from tools.attack.families.bodies import CROWDS, EXTREMES, FORMS, PROMPTS
-from tools.attack.families.connections import CONNECTIONS, FRAMING, READERS, SIGNALS
+from tools.attack.families.connections import CONNECTIONS, FRAMING, READERS
+from tools.attack.families.generated import GENERATED
 from tools.attack.families.grammars import GRAMMARS
 
-FAMILIES = (*(PROMPTS, FRAMING, FORMS, GRAMMARS, EXTREMES, READERS, CROWDS, KEYS, CONNECTIONS, SIGNALS),)
+FAMILIES = (PROMPTS, FRAMING, FORMS, GENERATED, GRAMMARS, EXTREMES, READERS, CROWDS, KEYS, CONNECTIONS)
 ATTACKS = [attack for family in FAMILIES for attack in family.attacks]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -227,7 +225,6 @@ BODIES = {  # the type of each body, and the fields that it needs
     "/tokenize": (TokenizeBody, b'"prompt": "Hi"'),
     "/detokenize": (DetokenizeBody, b'"tokens": [7]'),
 }
-BOMB_BYTES = 1 << 30
 REFUSED_OR_DONE = REFUSED | outcomes(200)
 
 
@@ -268,43 +265,3 @@ def deep_tool_calls(number: Number) -> list[Sent]:
             body = b'{"messages": [{"role": "user", "content": "Hi"}, %s], "max_tokens": 1}' % message
             found += [post(path, body) for path in (CHAT, "/tokenize")]
     return found
-
-
-@FORMS.burst("gzip bodies, and gzip bombs of 1 GiB", REFUSED, 1)
-def compressed(number: Number) -> list[Sent]:
-    """Bodies with a content-encoding, true or not: refused in words, and never expanded."""
-    plain = b'{"prompt": "Hi", "max_tokens": 1}'
-    packer = zlib.compressobj(9, wbits=31)
-    bomb = b"".join(packer.compress(b" " * (1 << 20)) for _ in range(BOMB_BYTES >> 20)) + packer.flush()
-    bodies = (("gzip", gzip.compress(plain)), ("deflate", zlib.compress(plain)), ("br", plain), ("gzip", plain),
-              ("gzip", bomb), ("gzip, gzip", gzip.compress(bomb)), ("zstd", plain),
-              ("identity, gzip", gzip.compress(plain)))  # fmt: skip
-    return [post(COMPLETIONS, body, {"content-encoding": encoding}) for encoding, body in bodies]
-
-
-@FORMS.burst("bodies that are no JSON, or barely", REFUSED, 4)
-def broken_json(number: Number) -> list[Sent]:
-    bodies = (b"", b"{", b"null", b"[]", b'"x"', b"{}" * 1000, b"\xff\xfe{\0}\0", b'{"prompt": "\xff"}', b"\0" * 1000,
-              b'{"prompt": "\\ud800"}', b'{"prompt": NaN}', b"{" + b'"a":1,' * 100_000 + b'"a":1}', b"9" * 100_000,
-              b"[" * 1_000_000, b'{"prompt":' * 100_000, b'"' + b"\\" * 99_999, b'{"model": 5}')  # fmt: skip
-    return [post(path, body) for path in BODIES for body in bodies]
-
-
-@FORMS.attack("one of each kind of answer: nosniff on all", REFUSED_OR_DONE | outcomes(308), is_work=True)
-async def every_answer(strike: Strike) -> None:
-    """One of each kind of answer: all carry nosniff, an id, and no server's name."""
-    question = b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}'
-    preflight = {"origin": "https://x.example", "access-control-request-method": "POST"}
-    paths = ("/health", "/ready", "/version", "/metrics", "/v1/models", "/dashboard", "/dashboard/static/app.js",
-             "/debug/requests", "/no", "/v1/models/x", CHAT)  # fmt: skip
-    posts = ((CHAT, question), (CHAT, question[:-1] + b', "stream": true}'), (CHAT, b"{"), (CHAT, b" " * (9 << 20)),
-             ("/tokenize", b'{"prompt": "Hi"}'), ("/v1/embeddings", b"{}"))  # fmt: skip
-    asked = [("GET", path, request("GET", path)) for path in paths]
-    asked += [("POST", path, post(path, body)) for path, body in posts]
-    asked += [("POST", CHAT, post(CHAT, question, key=None))]
-    asked += [("OPTIONS", CHAT, request("OPTIONS", CHAT, headers=preflight, key=None))]
-    for method, path, data in asked:
-        answer = await strike.ask(data)
-        about = f"{method} {path} ({answer.outcome})"
-        strike.check(answer.headers.get("x-content-type-options") == "nosniff", f"{about} has no nosniff")
-        strike.check("server" not in answer.headers, f"{about} names its server")

@@ -7,11 +7,8 @@ from subjects import City, GetWeather
 ROOT_URL = features.BASE_URL.removesuffix("/v1")
 client = anthropic.Anthropic(base_url=ROOT_URL, api_key=features.API_KEY)
 
-base = {
-    "model": features.MODEL,
-    "max_tokens": 200,
-    "extra_body": {"temperature": 0},
-}  # the package has no temperature any more
+# The package has no temperature any more.
+base = {"model": features.MODEL, "max_tokens": 200, "extra_body": {"temperature": 0}}
 question = {**base, "messages": [{"role": "user", "content": features.QUESTION}]}
 weather_question = {**base, "messages": [{"role": "user", "content": features.WEATHER_QUESTION}]}
 get_weather = {"name": "get_weather", "description": GetWeather.__doc__, "input_schema": GetWeather.model_json_schema()}

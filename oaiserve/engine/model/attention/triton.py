@@ -144,7 +144,7 @@ class DecodePlan(NamedTuple):
 
 
 def programs_per_sm(group: int, cache: LayerCache) -> int:
-    """Return how many programs of the decode kernel fit into an SM, as `python -m tools.gpu.compiled` has it."""
+    """Return how many programs of the decode kernel fit into an SM, as a test that compiles it has it."""
     if cache.keys.shape[3] + cache.values.shape[3] <= 128:
         return 5 if cache.keys.itemsize == 1 and group <= 16 else 4
     return 3 if group <= 16 else 2
