@@ -1,7 +1,5 @@
 """Replace the clock of the whole server by the clock of a test."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

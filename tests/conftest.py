@@ -1,7 +1,5 @@
 """Settings and hooks for all tests."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Reads the links and headings of pages in markdown, as tests of the documentation need them."""
 
-from __future__ import annotations
-
 import re
 
 from tools.site_pages import FENCE, TARGET, anchor

@@ -1,7 +1,5 @@
 """Runs a server for a handler of requests, in a thread of the tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

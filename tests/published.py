@@ -1,7 +1,5 @@
 """Holds what a server answers against its published schema, more strictly than the schema does: no field is unknown."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

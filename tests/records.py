@@ -1,7 +1,5 @@
 """Makes records of ended requests by their stamps: those that the request reached, and then `responded`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from oaiserve.facts.record import Outcome, RequestRecord

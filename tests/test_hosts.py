@@ -1,7 +1,5 @@
 """Tests the names of hosts, as headers and settings have them."""
 
-from __future__ import annotations
-
 from ipaddress import IPv4Address, IPv6Address
 
 import pytest

@@ -1,7 +1,5 @@
 """Imports make no circle, and costly packages are imported late. The rest is in pyproject.toml, for lint-imports."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from graphlib import TopologicalSorter

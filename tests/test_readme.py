@@ -1,7 +1,5 @@
 """The links, make targets, flags, routes and files that the documentation names exist."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The site has every page of the documentation, and nothing from the internet. Only `make docs` needs mkdocs."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A wheel that is asked for native code has it for each variant of an architecture. The compilers are scripts."""
 
-from __future__ import annotations
-
 import email
 import os
 import re

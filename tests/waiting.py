@@ -1,7 +1,5 @@
 """Waits for what no event reports."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ A client sends its whole history with each request, so the file has the last req
 messages each one had. Words of texts are replaced by others; names, types and calls stay.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A turn of the script is a text, a call of a tool in the form of Hermes, or both.
 history in a prompt says which turn is next, by these or by the results of calls, whatever else a client asks.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Plays recorded sessions of agents, without the agents: each request is answered, and hits the prefix cache."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A cache of its own for each test, and a server whose model repeats what it is told."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

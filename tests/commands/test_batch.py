@@ -1,7 +1,5 @@
 """`oaiserve batch`: each request of a file is answered once, however often the command is stopped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

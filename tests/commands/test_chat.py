@@ -1,7 +1,5 @@
 """A chat in a terminal or through pipes, with a server that repeats what it is told."""
 
-from __future__ import annotations
-
 import io
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """What a machine means for serving is said in sentences, and the exit code says whether it can serve."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Help fits on a screen, and shows each text and each flag whole."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The command of keys finds the file of a server's settings, prints a key once, and tells a mistake in a sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

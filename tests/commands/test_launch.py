@@ -1,7 +1,5 @@
 """Tools are started so that they ask a server here. A stub in their place tells how."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

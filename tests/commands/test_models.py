@@ -1,7 +1,5 @@
 """Models on this disk are listed, removed and fetched."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Servers are found while they run, and asked for what they do."""
 
-from __future__ import annotations
-
 import re
 import socket
 import subprocess

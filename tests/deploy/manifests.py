@@ -1,7 +1,5 @@
 """The manifests of the server for Kubernetes, with which those of the gateway and of Ray must agree."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import yaml

@@ -1,7 +1,5 @@
 """The folders that the tests of deploy/ read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]

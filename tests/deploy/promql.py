@@ -1,8 +1,6 @@
 """Find the metrics and labels in a query and check that the server has them, by regular expressions. tests/e2e also
 runs the queries in a real Prometheus."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The compose files are valid by the schema of compose, their parts fit together, and the health check works."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

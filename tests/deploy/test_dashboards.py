@@ -1,7 +1,5 @@
 """The dashboards are current, have descriptions and units, and use known metrics and labels."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

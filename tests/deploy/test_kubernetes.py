@@ -4,8 +4,6 @@ There is no package with the schemas of ServiceMonitor, PrometheusRule and Infer
 that the other manifests rely on are checked.
 """
 
-from __future__ import annotations
-
 import kubernetes_validate
 import pytest
 

@@ -1,7 +1,5 @@
 """The manifests of the gateway are valid by Kubernetes' own schemas, and agree with the servers behind it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import kubernetes_validate

@@ -1,7 +1,5 @@
 """The files for Ray agree with each other and with the server, and with Ray where it is installed."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """The rules for Prometheus: promtool accepts them, every alert is tested and explained, and all names are known."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import fields

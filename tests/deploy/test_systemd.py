@@ -1,7 +1,5 @@
 """The settings in the unit for systemd."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Fixtures that start the server as users do, as a process with the demo model or a small one."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence

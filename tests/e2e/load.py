@@ -4,8 +4,6 @@ The small one has streams that preempt each other, prompts with a common prefix,
 requests, and clients that disconnect.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager

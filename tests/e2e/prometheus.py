@@ -1,7 +1,5 @@
 """Runs the installed Prometheus, with everything that it writes in one folder."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """A reverse proxy with a path prefix, as where several servers share a host."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 

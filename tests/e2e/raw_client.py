@@ -1,7 +1,5 @@
 """Sends requests, or parts of them, over a plain socket whose answer the test reads late or never."""
 
-from __future__ import annotations
-
 import socket
 from typing import Any
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """Commands as processes: SIGTERM lets a stream finish with all its spans, and a chat has a server of its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The whole server runs in this process: real routes, engine thread, tokenize work
 model. Its clock moves only by the delays. `tests/telemetry/test_agreement.py` tests that all reports of a record agree.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping

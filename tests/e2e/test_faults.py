@@ -4,8 +4,6 @@ In each case every request has one record, other requests get the same tokens as
 failed request is left. `Harness.check_no_side_effects` checks that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Front ends as processes: whoever is killed, nobody else is harmed, and nobody stays behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Stored keys with front ends as processes: limits are those of the server, and the command changes them meanwhile."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -4,8 +4,6 @@ These are the queries of the docs, and those of each panel, rule and alert of `d
 is so small that the load of `load.py` moves every metric family.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

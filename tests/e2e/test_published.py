@@ -3,8 +3,6 @@
 The requests are a function of the seed; `python -m tools.attack --only generated` sends many more.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

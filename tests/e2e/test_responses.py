@@ -1,7 +1,5 @@
 """Tests /v1/responses with the official OpenAI SDK and the demo model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A server with a chat model and an embedding model, as a process: loads, unloads, and a process that is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

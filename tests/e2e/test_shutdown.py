@@ -3,8 +3,6 @@
 Server and engine are real; the tests permit the steps. `test_cli_live.py` lets a request finish.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import signal

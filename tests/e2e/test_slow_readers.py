@@ -3,8 +3,6 @@
 Server and engine are real. The socket buffers are small, so that a short answer fills them.
 """
 
-from __future__ import annotations
-
 import queue
 import socket
 import time

@@ -1,7 +1,5 @@
 """The real command refuses a model's own code without a question, with and without a terminal, and stops at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """A device that computes with a memory of token ids, and the answers of an engine that runs on it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

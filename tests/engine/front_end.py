@@ -1,7 +1,5 @@
 """Requests of all kinds, as front ends make them, and values as text, for comparisons of what has travelled."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from oaiserve.engine.request import ChatPrompt, Request, SamplingParams, TextPrompt, TokenPrompt

@@ -1,7 +1,5 @@
 """Log-probabilities by position, as tests write and compare them."""
 
-from __future__ import annotations
-
 from oaiserve.engine.logprobs import Entry, TokenLogprobs
 
 

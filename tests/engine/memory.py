@@ -1,7 +1,5 @@
 """A device without a model, for tests of the scheduler: a memory of token ids stands for keys and values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

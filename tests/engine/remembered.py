@@ -1,7 +1,5 @@
 """Models in folders that tests start more than once, and the end of what a start remembers of them."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Adapters in the engine: sequences with several of them share steps, but not the prefix cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path

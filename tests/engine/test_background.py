@@ -1,7 +1,5 @@
 """Background work: the steps of all others are those that they would have without it, up to a bound on their time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

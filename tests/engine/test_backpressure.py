@@ -1,7 +1,5 @@
 """The drain rate and the deadlines, by a clock of the tests, and limits that clients share."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

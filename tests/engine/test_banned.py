@@ -1,7 +1,5 @@
 """Tests what parameters forbid together, against the logits that they are applied to."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The policy `deadline`: whose turn it is, who waits for whom at most, and what is refused by its forecast."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The noise of draws is uniform bits turned into the standard Gumbel distribution, unrelated between any two draws."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Requests whose prompts another process encodes: the engine does with them what it does with its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The encoder shares the engine thread's time with steps, encodes each medium once, and fails only who asked for it."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """The engine as its callers see it, with a scripted runner: events, texts, usage, stamps."""
 
-from __future__ import annotations
-
 import dataclasses
 from threading import Semaphore
 from typing import Any

@@ -1,7 +1,5 @@
 """All ways in which a request to the engine ends, and limits beyond which one is refused, with a scripted runner."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Clients take turns under the policy `fair`: the rules one by one, and what holds whatever arrives."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Log-probabilities in arrays: what was put in comes out, and takes little memory."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import tracemalloc

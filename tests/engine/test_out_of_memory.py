@@ -1,7 +1,5 @@
 """Steps that the device has no memory for: answers stay the same, and only requests that never fit fail."""
 
-from __future__ import annotations
-
 import logging
 import random
 from itertools import pairwise

@@ -3,8 +3,6 @@
 Many tests of other files use the fixture `overlap`, which runs them with overlap and without.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The prompts of steps on a machine whose steps take a known time."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

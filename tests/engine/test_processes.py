@@ -1,7 +1,5 @@
 """Requests and events are data: they pass between processes by pickle, and nothing writes into them on the way."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of the reports that a request gets of its prompt, until its first token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reports for routers: means of the load, and the prompts that the prefix cache has, as far as it still has them."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from dataclasses import replace

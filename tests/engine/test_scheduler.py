@@ -1,7 +1,5 @@
 """The scheduler, the block pool and the prefix cache without a model: one rule per test."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

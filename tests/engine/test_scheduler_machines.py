@@ -1,7 +1,5 @@
 """The scheduler, the block pool and the prefix cache without a model: anything may happen in any order."""
 
-from __future__ import annotations
-
 import os
 import random
 from array import array

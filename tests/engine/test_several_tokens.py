@@ -1,7 +1,5 @@
 """Steps that draw several tokens of a sequence, or none: answers and accounts are those of one token a step."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Steps that the device has no memory for: their parts, their joined results, and the size of later steps."""
 
-from __future__ import annotations
-
 from array import array
 
 from hypothesis import given

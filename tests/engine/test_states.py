@@ -1,7 +1,5 @@
 """States of sequences in the scheduler, without a model: one rule per test."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

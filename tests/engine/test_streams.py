@@ -1,7 +1,5 @@
 """Streams: what gathers while a reader is busy, and what happens to a slow reader."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

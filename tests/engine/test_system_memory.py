@@ -1,7 +1,5 @@
 """Tests that memory is kept for what comes next, and given back, by what the system says about a process of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A step that never ends is told, and one that takes long is not: the looks of a watchdog, made by hand."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The learnt cost of a step, compared with a machine whose steps take a known time."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from collections.abc import Callable

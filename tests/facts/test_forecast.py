@@ -1,7 +1,5 @@
 """A forecast tells how probable it is that a deadline is missed."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The phases of a request, where it ended early or has not ended. `tests/e2e/test_delays.py` has all others."""
 
-from __future__ import annotations
-
 import pytest
 
 from oaiserve.facts.times import RequestTimes

@@ -1,7 +1,5 @@
 """A valid `traceparent` continues the client's trace, and any other value starts a new trace."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The files of an adapter are refused in a sentence where they are damaged or not supported."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import Any

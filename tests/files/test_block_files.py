@@ -1,7 +1,5 @@
 """The files of KV blocks: what was written comes back or is missing, whatever happens to the files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

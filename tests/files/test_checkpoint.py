@@ -1,7 +1,5 @@
 """A model whose files are cut, lie, or could run code is refused in one sentence, before torch is imported."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import struct

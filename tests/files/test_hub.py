@@ -1,7 +1,5 @@
 """Models of the Hugging Face hub are fetched, no more of them than is read, and found again where the hub is away."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """What takes long is shown, as a bar in a terminal and in lines elsewhere."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

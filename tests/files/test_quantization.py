@@ -1,7 +1,5 @@
 """What a config.json says of quantized weights is read, or refused by name with what is served instead."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

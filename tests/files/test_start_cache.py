@@ -1,7 +1,5 @@
 """What is remembered holds for the files and the versions that it was found out from, and for no others."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

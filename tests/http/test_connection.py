@@ -3,8 +3,6 @@
 What the routes answer is tested elsewhere.
 """
 
-from __future__ import annotations
-
 import io
 import queue
 import socket

@@ -1,7 +1,5 @@
 """Tests of the count of connections and of its limits."""
 
-from __future__ import annotations
-
 import resource
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Tests that requests which ask at once, and are given up at any moment, leave nothing reserved."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests the table of keys: what may be used in a minute and in a day, by one process or several; and the keys."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import stat

@@ -1,7 +1,5 @@
 """Tests files of keys: what may stand in them, and that a changed file is read again."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests that connections with TLS are bounded from their first moment on, before there is a handshake."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Build samples for the tests, with times in milliseconds on a clock that starts at one second."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

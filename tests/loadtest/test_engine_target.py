@@ -1,7 +1,5 @@
 """The engine in process as target, with a small random model. Samples must agree with the engine's own stamps."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

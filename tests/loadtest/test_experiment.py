@@ -1,7 +1,5 @@
 """Experiments with a server that only has metrics, and with workers that send nothing."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from time import monotonic_ns

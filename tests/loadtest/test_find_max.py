@@ -1,7 +1,5 @@
 """The search for the highest rate, on simulated servers: functions from a rate to the share of good requests."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

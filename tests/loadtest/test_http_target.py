@@ -1,7 +1,5 @@
 """The HTTP target on a scripted network. The test chooses the time of each read, so stamps are exact."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

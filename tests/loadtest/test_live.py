@@ -1,7 +1,5 @@
 """The client with real processes and sockets, against the null server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

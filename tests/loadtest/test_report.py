@@ -1,7 +1,5 @@
 """The text, the HTML page and the comparison, which are all rendered from the dictionary of a report."""
 
-from __future__ import annotations
-
 import json
 import re
 import xml.etree.ElementTree as ElementTree

@@ -1,7 +1,5 @@
 """Random LoRA adapters, as folders in PEFT's format and as tensors, and models with one in their weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from copy import deepcopy

@@ -3,8 +3,6 @@
 The tests and the GPU check use the same models.
 """
 
-from __future__ import annotations
-
 import copy
 from itertools import chain, islice, product
 from string import ascii_lowercase

@@ -1,7 +1,5 @@
 """Writes GGUF files of models with random weights, and random blocks of each format, for tests and benchmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ and a checksum of each tensor. Weights depend on the names of parameters alone, 
 versions of torch and transformers, too.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Callable, Mapping

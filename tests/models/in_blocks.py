@@ -3,8 +3,6 @@
 The native step rounds what its matrices read to eight bits, and so do these models of transformers.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

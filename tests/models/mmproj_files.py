@@ -1,7 +1,5 @@
 """Writes the two GGUF files of a small multimodal model, as llama.cpp's conversion does."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

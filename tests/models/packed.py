@@ -4,8 +4,6 @@ What is written is said plainly: numbers are quantized to the nearest integer be
 packed field by field. In FP8 and MXFP4, scales are drawn, not chosen for the weights, so that it is a model of its own.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ They are saved with a tokenizer and with the files of sentence-transformers, as 
 computes with them of texts, one by one, is the reference that vectors and scores are compared with.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Makes small multimodal models with random weights, whole: with their processors, to be served with media."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from io import BytesIO

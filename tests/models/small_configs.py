@@ -1,7 +1,5 @@
 """Configurations of small models by transformers' model type, in sizes that the native step takes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig

@@ -1,7 +1,5 @@
 """Makes small multimodal models with random weights, whose text models oaiserve serves."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from pathlib import Path

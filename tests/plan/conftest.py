@@ -1,7 +1,5 @@
 """Plans of tests replay few prompts."""
 
-from __future__ import annotations
-
 import pytest
 
 from oaiserve.plan import search

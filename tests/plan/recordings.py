@@ -1,7 +1,5 @@
 """Writes recordings of loads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The command answers from a recording, and says in one sentence what is wrong with its options."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recorded loads are read from each of their forms, and files of no form are refused by name."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

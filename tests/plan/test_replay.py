@@ -1,7 +1,5 @@
 """A replay is the engine's loop with another clock: what it says of simple loads is what arithmetic says."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

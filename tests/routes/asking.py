@@ -1,7 +1,5 @@
 """What tests of the generation routes ask, and the templates, tools and answers that they share."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

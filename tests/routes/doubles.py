@@ -1,7 +1,5 @@
 """Test doubles for the routes: an engine whose answers are scripted, and a telemetry that keeps its records."""
 
-from __future__ import annotations
-
 import math
 import queue
 from array import array

@@ -1,7 +1,5 @@
 """Tests who may ask: by which names of the server, from which web pages, and with which keys."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

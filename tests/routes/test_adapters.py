@@ -1,7 +1,5 @@
 """Requests that name an adapter as their model, and the routes that load and unload adapters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Attacks every route with generated requests: the server never fails, and each refusal is an error object."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 need the vocabulary or the tokenizer.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Files and batches: OpenAI's client works with them, and no line is lost or doubled, whenever a server ends."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """Tests gpt-oss's channels on the routes: reasoning, content and calls, what is forced, and efforts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests /v1/chat/completions: the prompt that reaches the engine, and the answer, whole and streamed."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

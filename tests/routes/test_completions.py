@@ -1,7 +1,5 @@
 """Tests /v1/completions: the request that reaches the engine, and the answer, whole and streamed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

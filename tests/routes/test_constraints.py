@@ -1,7 +1,5 @@
 """Tests of what a body's constraint on its answer becomes, whatever the name that the client knows it by."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

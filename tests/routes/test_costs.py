@@ -1,7 +1,5 @@
 """The header `x-include-cost`: the usage says what a request costs, by the account of its record."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

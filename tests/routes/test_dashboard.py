@@ -1,7 +1,5 @@
 """Tests /dashboard: its files, the conditions under which it is served, and the feed that all viewers share."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Tests the deadlines of requests: where they are read, what is refused, and what the record says of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """Tests /debug/requests: its filters and the account of one request; and /debug/report."""
 
-from __future__ import annotations
-
 import base64
 import struct
 

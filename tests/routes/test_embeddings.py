@@ -1,7 +1,5 @@
 """Tests /v1/embeddings: the prompts that reach the engine, and the forms of the answer."""
 
-from __future__ import annotations
-
 from base64 import b64decode
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The forecast of a request is told in a header, and in the first chunk of its stream."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Log-probabilities that are rendered in parts are the same bytes as those that are rendered at once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Images and sounds of each API become parts of a prompt, with their files in the same order; nothing else is read."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests /v1/messages and its count of tokens: prompts that are those of chat, answers, streams, and errors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

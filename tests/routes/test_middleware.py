@@ -1,7 +1,5 @@
 """Tests the middleware that every request passes: request ids, slashes, errors."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.routes.conftest import Served

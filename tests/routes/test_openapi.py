@@ -1,7 +1,5 @@
 """Tests /openapi.json: it has every route, it is valid, and it says what the server does."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Tests the routes for models, for the tokenizer, and for operators."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """Tests that a stream tells of the progress of a long prompt, in the form of each route."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

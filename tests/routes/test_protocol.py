@@ -1,7 +1,5 @@
 """Tests how bodies are parsed and checked, without a server."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

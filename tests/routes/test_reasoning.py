@@ -1,7 +1,5 @@
 """Tests reasoning on /v1/chat/completions: by template and by flag, whole and streamed, its tokens, its grammars."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

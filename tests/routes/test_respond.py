@@ -1,7 +1,5 @@
 """Tests the ways in which a request can end: the answer that the client gets, and the one record."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

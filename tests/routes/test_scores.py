@@ -1,7 +1,5 @@
 """Tests /v1/score and /v1/rerank: the pairs that reach the engine, and the scores and orders that come of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

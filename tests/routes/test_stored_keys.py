@@ -1,7 +1,5 @@
 """Tests a server with stored keys: roles, limits, models and priorities; and changes while it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests `stream_options.include_timings`: the timings at the end of a stream are the integers of the record."""
 
-from __future__ import annotations
-
 import pytest
 
 from oaiserve.errors import InternalError

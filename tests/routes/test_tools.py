@@ -1,7 +1,5 @@
 """Tests tools on /v1/chat/completions: what is refused, what reaches the engine, and the answer, whole and streamed."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

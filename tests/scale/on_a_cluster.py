@@ -4,8 +4,6 @@ It is a program of its own, because Ray wants to be imported with its settings i
 much that pytest would take for errors.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Keys of prompts: equal beginnings have equal keys, and nothing else does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What replicas under Ray are made of, as far as it needs no Ray: settings, and the edge of the app."""
 
-from __future__ import annotations
-
 import asyncio
 from array import array
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reports of replicas: bounded, and the keys that were used again first."""
 
-from __future__ import annotations
-
 from array import array
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The router: where requests go, and what holds whatever comes in whatever order."""
 
-from __future__ import annotations
-
 from array import array
 from collections import Counter
 from dataclasses import replace

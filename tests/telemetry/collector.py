@@ -1,7 +1,5 @@
 """A minimal OpenTelemetry collector, so that tests export over a real socket."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Fixtures for telemetry: records, an account and a snapshot."""
 
-from __future__ import annotations
-
 import os
 from array import array
 from collections.abc import Callable, Iterator

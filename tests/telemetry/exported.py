@@ -1,7 +1,5 @@
 """The spans of ended requests, as they are exported, and the log lines of requests."""
 
-from __future__ import annotations
-
 import io
 import logging
 from collections.abc import Iterator

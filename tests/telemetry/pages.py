@@ -1,7 +1,5 @@
 """Metrics of a server, and the samples on their page by the parsers of the Prometheus client library."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

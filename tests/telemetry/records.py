@@ -1,7 +1,5 @@
 """Random records, and the samples that every metric must have for them, computed one value at a time."""
 
-from __future__ import annotations
-
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator

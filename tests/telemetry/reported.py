@@ -1,7 +1,5 @@
 """The names of all attributes of spans, and of the metrics that the Prometheus client adds."""
 
-from __future__ import annotations
-
 from oaiserve.facts.fact import facts_of
 from oaiserve.facts.forecast import Forecast
 from oaiserve.facts.record import EngineAccount, RequestRecord

@@ -3,8 +3,6 @@
 `test_metrics.py` compares histograms with it.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from itertools import pairwise

@@ -4,8 +4,6 @@ The registry is that of the installed opentelemetry-semantic-conventions, which 
 the names for GenAI that they have moved to a registry of their own: those are valid, and only others are deprecated.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from types import SimpleNamespace

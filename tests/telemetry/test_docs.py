@@ -1,7 +1,5 @@
 """docs/telemetry.md and docs/slow-requests.md list exactly what the server reports about itself."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

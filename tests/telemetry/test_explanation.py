@@ -1,7 +1,5 @@
 """The sentences that say why a request took so long."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from oaiserve.facts.record import Cause, EngineAccount, RequestRecord, WaitReason

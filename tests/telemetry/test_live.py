@@ -1,7 +1,5 @@
 """The samples of the last minutes add up to what was observed, and are about a second apart."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

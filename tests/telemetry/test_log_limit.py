@@ -1,7 +1,5 @@
 """Tests the limit on messages that repeat: the first of a kind are written, the others counted."""
 
-from __future__ import annotations
-
 import io
 import logging
 from threading import Thread

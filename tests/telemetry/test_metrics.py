@@ -1,7 +1,5 @@
 """Every number on /metrics equals a plain recomputation from the records, in both formats."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

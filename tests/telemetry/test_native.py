@@ -1,7 +1,5 @@
 """Native histograms have the values of the classic ones, in both formats that have them, and in a real Prometheus."""
 
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction
 from itertools import count

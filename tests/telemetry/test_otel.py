@@ -1,7 +1,5 @@
 """The standard OTEL_ variables choose the exporter of traces."""
 
-from __future__ import annotations
-
 import pytest
 
 from oaiserve.errors import StartupError

@@ -1,7 +1,5 @@
 """The ring of recent requests."""
 
-from __future__ import annotations
-
 import json
 from array import array
 

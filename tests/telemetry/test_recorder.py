@@ -1,7 +1,5 @@
 """`Recorder` passes records from the event loop to the consumers."""
 
-from __future__ import annotations
-
 import logging
 from threading import Event, Semaphore, current_thread
 

@@ -1,7 +1,5 @@
 """A recording has the structure of a load and none of its text, stays within its size, and can be sent again."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """A quantity is recorded once in a series and shown by several families."""
 
-from __future__ import annotations
-
 from array import array
 
 import pytest

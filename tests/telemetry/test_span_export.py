@@ -1,7 +1,5 @@
 """Spans are queued for a collector that may be slow, full or down; losses are counted and logged once."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The summary of the engine's account that log, spans and recent requests show."""
 
-from __future__ import annotations
-
 from array import array
 
 import pytest

@@ -1,7 +1,5 @@
 """All of telemetry together, with OTLP over a real socket."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Spans have the ids and integers of the record, and are contiguous."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The attack tool: a verdict fails when it should, answers and gaps are read right, and generated requests repeat."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """The floor of a step, and the tables of steps."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The tables of measured rounds, as the documentation has them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tool that starts on broken files: what it spoils repeats, it sees what is wrong, and starts end in sentences."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """The clients that are tried: what their scripts report, the table of it, and that all parts name the same clients."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """The list of the laboratory's commands is the one that CONTRIBUTING.md has, and each of them is there."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The figures of the GPU check: floors, percentiles, the table of targets, and the text of all results."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

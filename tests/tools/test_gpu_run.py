@@ -1,7 +1,5 @@
 """Sections of the GPU check run as processes: the end of each is reported, and none disturbs the others."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Dry runs of the sections of the GPU check: the same code with tiny models on a CPU."""
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 from pathlib import Path

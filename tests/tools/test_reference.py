@@ -1,7 +1,5 @@
 """The generated parts of the documentation are those of the code, and of the results."""
 
-from __future__ import annotations
-
 import pytest
 
 from tools import charts, reference

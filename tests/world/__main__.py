@@ -3,8 +3,6 @@
 --seed 17 lives one hour and prints its trace.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os

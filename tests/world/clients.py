@@ -1,7 +1,5 @@
 """Clients: what they ask, how they behave, and what their answers must be. Those that leave early got a begin of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

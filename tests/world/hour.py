@@ -1,7 +1,5 @@
 """An hour of the world: bursts of requests, faults among them, and what must hold after each and at rest."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """The servers of the world: real apps, routes, engines and gateway. Doubles are the model, the threads and the disk."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The world keeps its promises for some seeds, repeats a seed, and finds a fault. `python -m tests.world` has more."""
 
-from __future__ import annotations
-
 import pytest
 
 from oaiserve.facts.continuation import Piece, split_at_marks

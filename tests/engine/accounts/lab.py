@@ -1,7 +1,5 @@
 """`Lab` is an engine that has learnt what steps cost, with a clock and a machine that tests disturb."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The accounts of requests and steps: events, inter-token latencies, reasons of waits, and times of steps."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest

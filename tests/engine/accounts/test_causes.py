@@ -1,7 +1,5 @@
 """The causes of a request's time: they add up exactly, and each one that is injected is found under its name."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What a request costs beside others, and what it would have cost alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The meters of energy: they are read where they are, wrap, and are divided with nothing lost."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

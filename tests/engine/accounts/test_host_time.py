@@ -1,7 +1,5 @@
 """The time of the engine thread in contiguous parts."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The time that a thread did not run is read as Linux tells it, from files of a test."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The shares of requests in the server's meters: they and nobody's add up to them, in integers."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

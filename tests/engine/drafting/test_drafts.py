@@ -1,7 +1,5 @@
 """Drafts in the engine: they change no answer, cost nobody else anything, and are as long as measured times allow."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

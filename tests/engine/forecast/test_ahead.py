@@ -1,7 +1,5 @@
 """The queue ahead of a request, compared with steps that are counted by hand, and with the real scheduler."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

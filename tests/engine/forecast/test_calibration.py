@@ -1,7 +1,5 @@
 """Intervals hold as often as they say, whatever the errors of the forecasts are like."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from math import exp

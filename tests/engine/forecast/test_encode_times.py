@@ -1,7 +1,5 @@
 """The time in which media will be encoded is the median of late, for each of their tokens, and moves first tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests of an engine are forecast when their prompts are known, once enough of them have been compared."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import count

@@ -1,7 +1,5 @@
 """The learnt lengths of answers, compared with those that were drawn."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Forecasts of simulated requests, whose steps and answers scatter, against what came of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tools.forecasts import Promised, Simulation, promises

@@ -4,8 +4,6 @@ It is the library jsonschema, which leaves most formats to others and divides fl
 own libraries here, and multiples by their decimals, as JSON Schema defines them.
 """
 
-from __future__ import annotations
-
 import base64
 import email.headerregistry
 import ipaddress

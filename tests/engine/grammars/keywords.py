@@ -6,8 +6,6 @@ some tokens each is brought to an end, and must be valid for the library jsonsch
 refused with its place.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Plain references for what a grammar does: grammars of a few answers, given by their token ids, and a plain loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A grammar lets tokens come next in accord with the other parameters of its request, and fills the masks of a step."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Tests of what a choice may go on with, on a small tokenizer whose first 256 ids are single bytes."""
 
-from __future__ import annotations
-
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Grammars in steps: answers are those of a plain loop, however steps overlap and whatever else is in them."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tests of which schemas are refused, and where. test_keywords.py has those that are obeyed."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Tests that keywords of JSON Schema are obeyed or refused as the documentation says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Plain patterns match only what the patterns of libraries match, which look around themselves."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """Regexes of clients against Python's own, which agrees with ECMA-262 on what is compared here."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

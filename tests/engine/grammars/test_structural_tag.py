@@ -1,7 +1,5 @@
 """Tests which texts a structural tag allows, by the format's kind, and what of xgrammar's is refused by its name."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reasoning ends where its closing text comes, or is forced to come; no grammar begins before."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

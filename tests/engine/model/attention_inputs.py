@@ -3,8 +3,6 @@
 And a double of torch's function for prompts, which needs a GPU.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Requests of all kinds, and the answers of an engine on a small model."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operations of torch, as they are dispatched: a double records them while the model computes as ever."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

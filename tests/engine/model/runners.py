@@ -1,7 +1,5 @@
 """Runners of small models, in which a test can replace some parts, engines on them, and their answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from oaiserve.config import EngineOptions

@@ -1,7 +1,5 @@
 """Sequences with their blocks, and steps of them that tests compute without a scheduler."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Adapters in transformers' modules, in plain torch and in Triton's interpreter, equal merged weights."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any

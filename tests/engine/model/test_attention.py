@@ -1,7 +1,5 @@
 """The reference backend equals attention that is computed token by token."""
 
-from __future__ import annotations
-
 import math
 
 import torch

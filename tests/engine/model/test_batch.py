@@ -1,7 +1,5 @@
 """The tensors of a batch: their values, the ids that only the device has, and their layout in one copy."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model that does not fit on its device is refused, and what a CPU compiles for it does not fill the memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Drafts with a model: the tokens that count are those of one token a step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers are those of transformers' code for small random models of each family, however they are packed."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

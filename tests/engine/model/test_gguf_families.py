@@ -1,7 +1,5 @@
 """GGUF files of each family are read as llama.cpp's converter writes them, of which there are records."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The Triton backend, in Triton's interpreter, equals the reference backend."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A mask that leaves no token beside other parameters of its request ends that request only."""
 
-from __future__ import annotations
-
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Failed, Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.errors import InvalidRequest

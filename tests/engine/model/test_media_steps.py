@@ -1,7 +1,5 @@
 """Steps of prompts with images give transformers' own logits, however the prompts are cut into chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise

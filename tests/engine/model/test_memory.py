@@ -1,7 +1,5 @@
 """The number of blocks of the KV cache follows from the memory that is left and from the options."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

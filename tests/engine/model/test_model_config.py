@@ -1,7 +1,5 @@
 """A configuration says whether a model can be served, and in which dtype."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoConfig, BertConfig, LlamaConfig, PreTrainedConfig, T5Config

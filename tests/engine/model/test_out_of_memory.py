@@ -3,8 +3,6 @@
 The tests of the engine cover what the engine does then, with a double of the device.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A padded output head gives the same logits, and its padding is not read where there is none."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Answers with an adapter that PEFT has saved are those that PEFT gives."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rehearsal steps compute each kind of step before a GPU gets its first request."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The results of steps with a small random model: tokens, log-probabilities, bad words, errors, draws that wait."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Layers that keep a state: a step's sequences, in any order and in any parts, get what transformers' code computes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

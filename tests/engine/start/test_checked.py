@@ -1,7 +1,5 @@
 """A model that was checked starts again without transformers, computes the same, and is still compared."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import fields, is_dataclass

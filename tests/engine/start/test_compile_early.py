@@ -1,7 +1,5 @@
 """Native code is compiled beside the first parts of a start, in the dtype that the start will need."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """With --cpu-features avx2, a machine with AVX-512 computes as one without it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

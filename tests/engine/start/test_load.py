@@ -1,7 +1,5 @@
 """A folder of a model that cannot be loaded, or would run code, is refused in one sentence by whatever reads it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

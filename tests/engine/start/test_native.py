@@ -1,7 +1,5 @@
 """The native step is compiled if it has to be, and does not start at all if its results would be wrong."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A loaded model is switched to paged attention, if it computes the same with it. Its limits are those of its files."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

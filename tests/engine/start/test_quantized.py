@@ -3,8 +3,6 @@
 A later start of a GGUF file, without transformers, gives the same numbers, or is refused.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

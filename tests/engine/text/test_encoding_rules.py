@@ -1,7 +1,5 @@
 """Pieces of a text have exactly the ids of the whole, and no token stands for more characters than the rules say."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What transformers learns from the head of a GGUF file is the same without the texts of the vocabulary."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tokenizers of GGUF files split texts as those of the models do."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Templates render as transformers renders them, which models are trained with; the reference is its own renderer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

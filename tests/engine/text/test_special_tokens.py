@@ -1,7 +1,5 @@
 """Special tokens that clients write into messages are plain text; those of the chat template are not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

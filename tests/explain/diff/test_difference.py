@@ -1,7 +1,5 @@
 """A difference finds the part that changed, says how surely, and adds up."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads texts with parsers in tests: at once, in pieces, and with the segments of an answer joined as a client does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

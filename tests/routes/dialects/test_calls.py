@@ -1,7 +1,5 @@
 """Tests the parsers of calls: each family's form, what is no call, and that pieces do not matter."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

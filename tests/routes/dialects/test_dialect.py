@@ -1,7 +1,5 @@
 """Tests which dialect of calls and reasoning a server chooses: by flags, by what is declared, by the chat template."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests the dialect of the families: what a grammar forces, or a prompt shows, is what the parser reads."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import cache

@@ -1,7 +1,5 @@
 """Tests each dialect in the forms that its models write, whole and cut at every character."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests how reasoning is split from the answer proper."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What tests of /v1/responses ask, and how they read its streams."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests responses that are made in the background: read, followed, cancelled, kept, and ended with the server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

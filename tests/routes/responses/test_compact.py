@@ -1,7 +1,5 @@
 """Tests /v1/responses/compact: what it sends back, what the model is asked for it, and how a conversation goes on."""
 
-from __future__ import annotations
-
 from base64 import b64decode
 from typing import Any
 

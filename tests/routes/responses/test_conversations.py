@@ -1,7 +1,5 @@
 """Tests /v1/conversations, and the responses that are turns of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests the tools of /v1/responses beside plain functions: namespaces, custom tools, and those that OpenAI hosts."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from typing import Any

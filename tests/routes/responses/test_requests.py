@@ -1,7 +1,5 @@
 """Tests what /v1/responses is asked: prompts and parameters that are those of chat, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

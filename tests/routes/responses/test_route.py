@@ -1,7 +1,5 @@
 """Tests /v1/responses: its exact events, its items, what it tells back, and its errors."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests the store of responses: it keeps what a plain list would keep, and the file survives what happens to it."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import stat

@@ -1,7 +1,5 @@
 """Tests what /v1/responses keeps: conversations that go on, who finds what, and the routes that read and delete."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Front ends in threads of this process, in place of processes, with a real engine whose runner follows a script."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

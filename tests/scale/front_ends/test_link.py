@@ -1,7 +1,5 @@
 """A link carries frames of any size in order, never waits for the other side, and notices its end."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

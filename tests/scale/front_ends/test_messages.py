@@ -1,7 +1,5 @@
 """Messages between front ends and the engine process come out as they went in, whatever is in them."""
 
-from __future__ import annotations
-
 import math
 import random
 from array import array

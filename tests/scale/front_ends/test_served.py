@@ -3,8 +3,6 @@
 The engine, its threads and the front ends are real; the latter run in threads instead of processes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

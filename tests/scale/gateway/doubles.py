@@ -1,7 +1,5 @@
 """A gateway with replicas, in threads: servers and engines are real, what the models draw is a script."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Replicas that answer what is no HTTP, has no end or is an error, or nothing: what clients and operators notice."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

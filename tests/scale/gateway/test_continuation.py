@@ -1,7 +1,5 @@
 """A stream whose replica is killed, or hangs, goes on at another one. The client gets the same bytes."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Requests through the gateway: the replicas' own answers, at the right replica, and what is left of them in faults."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import random

@@ -1,7 +1,5 @@
 """Servers behind one gateway with models, responses, files and batches of their own: each is found where it is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

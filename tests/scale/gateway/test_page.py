@@ -1,7 +1,5 @@
 """Tests the gateway's page of its fleet: what it tells, to whom, and in a real Chromium."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

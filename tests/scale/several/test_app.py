@@ -1,7 +1,5 @@
 """The front of several models: what it shows to whom, without a process behind it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

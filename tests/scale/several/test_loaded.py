@@ -1,7 +1,5 @@
 """Which models are loaded: processes are doubles, and time is a number."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The metrics of several processes as one text, read by Prometheus' own parser."""
 
-from __future__ import annotations
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from oaiserve.config import Config

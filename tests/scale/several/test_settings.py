@@ -1,7 +1,5 @@
 """The settings of each of several models: names, tables of the config file, and what a model cannot have for itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A checkpoint that is quantized when it is loaded gives transformers' logits with the weights that this makes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """Checkpoints in packed integers are read as their formats say, kept exactly, and served as transformers would."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The text model of a multimodal checkpoint answers as transformers' multimodal model answers texts."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

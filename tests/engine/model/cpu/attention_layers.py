@@ -1,7 +1,5 @@
 """Layers of attention without a model around them: their native code, their caches, and how they score keys."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

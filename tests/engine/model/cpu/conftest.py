@@ -1,7 +1,5 @@
 """Fixtures of tests of the native code: functions that tests call directly."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 from pathlib import Path

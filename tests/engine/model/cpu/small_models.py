@@ -1,7 +1,5 @@
 """Small random models whose sizes the native step supports, and the runners that tests run them with."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager

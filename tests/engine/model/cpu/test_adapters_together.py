@@ -1,7 +1,5 @@
 """Adapters beside grammars, drafts, preemptions, the prefix cache and a KV cache in eight bits: no answer changes."""
 
-from __future__ import annotations
-
 import weakref
 from copy import deepcopy
 from functools import cache

@@ -4,8 +4,6 @@ That models compute the same with it is in test_native_batches.py, and that thei
 in test_same_numbers.py.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import re

@@ -1,7 +1,5 @@
 """Native attention as a backend of transformers' code equals the reference backend, and serves mixtures of experts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import example, given, settings

@@ -1,7 +1,5 @@
 """Weights in blocks of GGUF files are packed without loss, and multiplied as a reference does, alike in any company."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from dataclasses import replace

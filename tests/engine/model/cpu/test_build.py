@@ -1,7 +1,5 @@
 """The native code is compiled once for each set of inputs, and never left half written. The compilers are scripts."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

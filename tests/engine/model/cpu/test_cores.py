@@ -1,7 +1,5 @@
 """The default number of threads, on machines that files describe."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The description of a model is read from its modules, and refused if it is not complete or contradicts itself."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Weights that are quantized here are as near as blocks allow, and the same however many threads do it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Blocks are expanded to the numbers that the reference implementation of their formats gives, to the last bit."""
 
-from __future__ import annotations
-
 import gguf
 import numpy as np
 import pytest

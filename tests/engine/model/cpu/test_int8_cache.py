@@ -1,7 +1,5 @@
 """A KV cache in eight bits: what is written is what rounding gives, and attention is that of what was written."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

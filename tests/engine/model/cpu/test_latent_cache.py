@@ -1,7 +1,5 @@
 """Latent attention over a cache of latent vectors computes what transformers' code does over keys and values."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 from dataclasses import replace

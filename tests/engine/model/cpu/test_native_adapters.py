@@ -1,7 +1,5 @@
 """Adapters in the native step: equal to merged weights, and without an influence on other rows."""
 
-from __future__ import annotations
-
 import random
 from copy import deepcopy
 

@@ -1,7 +1,5 @@
 """The native step computes the logits of the eager executor in steps of all shapes, whatever its cache holds."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The native step gives the answers of transformers' code for small random models of each family."""
 
-from __future__ import annotations
-
 import copy
 import logging
 

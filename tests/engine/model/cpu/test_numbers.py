@@ -1,7 +1,5 @@
 """The native activations and norms equal those of torch."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 

@@ -3,8 +3,6 @@
 Each allocation of the native code fails once.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial

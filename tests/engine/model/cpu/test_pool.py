@@ -1,7 +1,5 @@
 """A pool of threads runs its phases in order, and each item once."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

@@ -1,7 +1,5 @@
 """The wheel's library that fits the CPU is used if it is sound and of the same sources. Else one is compiled."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Files of quantized weights in the cache: whole or not there, known again, and never more than is allowed."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

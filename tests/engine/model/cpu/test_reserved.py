@@ -1,7 +1,5 @@
 """Weights are packed into memory that was reserved for them, and what they leave of it is given back."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import sys

@@ -1,7 +1,5 @@
 """The native step computes the same bits for a token whatever else a step has, and however its prompt was cut."""
 
-from __future__ import annotations
-
 import random
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Random matrices in the formats of quantized checkpoints, and models that keep them on a GPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows with adapters are replayed: the same tokens as one operation after the other, whichever adapters a step has."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The device has the block tables of each step, and gets only what is new of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Experts that stay packed on a GPU: what the kernels compute, in Triton's interpreter, is what plain torch does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Packed matrices on a GPU: products of the kernel are those of the expanded weights, for every format that is read."""
 
-from __future__ import annotations
-
 import logging
 import math
 import sys

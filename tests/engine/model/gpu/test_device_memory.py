@@ -1,7 +1,5 @@
 """Memory is measured before the KV cache is allocated: with a small model, and readings from a double of a GPU."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """With `--exact`, the logits of a token are the same bits in any step on a GPU: in the interpreter of Triton."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

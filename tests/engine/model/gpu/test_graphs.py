@@ -1,7 +1,5 @@
 """Replayed decode steps draw the same tokens as eager steps, for all sizes, with padding and with overlap."""
 
-from __future__ import annotations
-
 import random
 from array import array
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Long prompts by a library's attention: a double of torch's function, which needs a GPU, gets what it expects."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import replace

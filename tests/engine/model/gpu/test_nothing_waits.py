@@ -4,8 +4,6 @@ torch's device `meta` stands in for a GPU: its tensors have shapes and no number
 raises. `Copies` and `NumbersWritten` raise for copies for which a GPU's host would wait.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

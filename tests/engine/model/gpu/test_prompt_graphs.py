@@ -1,7 +1,5 @@
 """Replayed prompts give the same logits as those that are launched one operation after the other."""
 
-from __future__ import annotations
-
 import logging
 from array import array
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Graphs are captured when they are needed, or when there is time, and until then larger ones stand in."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """The Triton kernels compile for a GPU, into the instructions that make them fast."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

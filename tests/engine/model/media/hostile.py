@@ -5,8 +5,6 @@ a function of the seed. Prints a table of outcomes; the exit code is 1 if one is
 own, so that a crash of a decoder is seen.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

@@ -1,7 +1,5 @@
 """Answers to images and sounds are transformers' own, token by token, in every family."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

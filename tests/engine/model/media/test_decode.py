@@ -1,7 +1,5 @@
 """Images and sounds are decoded as transformers does it, and hostile files are refused with the reason."""
 
-from __future__ import annotations
-
 import io
 import struct
 import subprocess

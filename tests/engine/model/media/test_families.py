@@ -1,7 +1,5 @@
 """The texts of images and sounds are those that transformers' processors make of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A GGUF file with a tower beside it answers about images as the folder does that both were made of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

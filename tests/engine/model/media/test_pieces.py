@@ -1,7 +1,5 @@
 """What a tower computes in pieces is what it computes at once, and between pieces others run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

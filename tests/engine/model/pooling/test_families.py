@@ -1,7 +1,5 @@
 """Vectors and scores equal those of transformers, one text at a time, for random models of each family."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Sequence

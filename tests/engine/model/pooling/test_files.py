@@ -1,7 +1,5 @@
 """The task of a model, and what sentence-transformers' files say of its vectors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Draws in plain torch, for all rows at once: a reference, whose operations can be recorded as those of a graph are."""
 
-from __future__ import annotations
-
 import torch
 
 from oaiserve.engine.draws import FACTOR_1, FACTOR_2, NOISE_BITS

@@ -1,7 +1,5 @@
 """Samples for sequences without a step, for the tests of samplers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence as Sequenced
 

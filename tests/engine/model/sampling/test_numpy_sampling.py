@@ -1,7 +1,5 @@
 """Draws on a CPU have the distribution that was asked for, and depend on nothing but their own row."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

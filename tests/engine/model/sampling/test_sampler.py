@@ -1,7 +1,5 @@
 """The batched sampler equals a plain sampler that computes one row at a time with Python floats."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Sampling with Triton, in its interpreter, draws the same tokens as sampling in plain torch."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A start on a GPU switches off what fails there, with one warning, and the answers stay those of the plain ways."""
 
-from __future__ import annotations
-
 import logging
 import math
 import re

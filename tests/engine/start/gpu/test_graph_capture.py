@@ -3,8 +3,6 @@
 The device is a double.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A trial that ends the process, or loses the GPU, is left out of the next start. No GPU and no kernel takes part."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
