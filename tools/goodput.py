@@ -7,8 +7,8 @@ send them at random times. Half are urgent: the deadline is 10 s and 8 times wha
 use of deadlines. The first minute of each simulation does not count.
 
 With --server, servers of the demo model answer 1.5 times the highest load that one has answered in time so, by three
-policies in turns, of which only `deadline` is told deadlines: a third of the simulated ones, in runs of 40 s, of which
-the first 10 s do not count.
+policies in turns, without deadlines and with them, in runs of three minutes, of which the first one does not count.
+Their requests have the length of the answer as limit.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ WAYS: tuple[tuple[str, UseOfDeadlines], ...] = (
     ("deadline", "kept"),
 )  # fmt: skip
 SAYS = {"ignored": "", "ended": ", late ones end", "kept": ", late ones end, hopeless ones are refused"}
-SERVED, SERVED_LOAD, SERVED_FACTOR = ("fcfs", "fair", "deadline"), 1.5, 1.25  # by which the load grows meanwhile
-SERVED_SECONDS, SERVED_WARM_SECONDS, SERVED_SHARE = 40.0, 10.0, 1 / 3  # of deadlines
+SERVED = (("fcfs", False), ("fair", False), ("fair", True), ("deadline", True))  # and whether it is told deadlines
+SERVED_LOAD, SERVED_FACTOR = 1.5, 1.1  # by which the load grows until not all are in time
+SERVED_SECONDS, SERVED_WARM_SECONDS = 180.0, 60.0
 FIRST_ID, NUM_IDS = 100, 40_000  # token ids of the demo model
 WARM_UP = {"--num-requests": 96, "--concurrency": 24, "--input-len": 150, "--max-new-tokens": 50}
 
@@ -98,13 +99,13 @@ def recorded_demo() -> RecordedLoad:
         return read(path)
 
 
-def served(policy: str, cost: Cost, rate: float, seed: int) -> tuple[float, float]:
+def served(policy: str, is_told: bool, cost: Cost, rate: float, seed: int) -> tuple[float, float]:
     """Return how many requests per second a server answers in time, and their share."""
 
     async def is_in_time(http: httpx.AsyncClient, one: Arrival) -> bool:
         await asyncio.sleep(one.seconds)
-        most, began = SERVED_SHARE * (one.deadline_seconds or 0.0), time.monotonic()
-        headers = {"x-deadline-ms": str(int(1000 * most))} if policy == "deadline" else {}
+        most, began = one.deadline_seconds or 0.0, time.monotonic()
+        headers = {"x-deadline-ms": str(int(1000 * most))} if is_told else {}
         prompt = [FIRST_ID + token % NUM_IDS for token in one.prompt]
         body = {"prompt": prompt, "max_tokens": one.answer_tokens, "ignore_eos": True, "temperature": 1}
         answer = await http.post("/v1/completions", json=body, headers=headers)
@@ -119,24 +120,32 @@ def served(policy: str, cost: Cost, rate: float, seed: int) -> tuple[float, floa
         run_bench(server.url, WARM_UP, "--no-stop-on-eos")
         in_time = asyncio.run(answered(server.url))
     counted = [good for good, one in zip(in_time, load, strict=True) if one.seconds >= SERVED_WARM_SECONDS]
-    print(f"{policy} at {rate:.2f} a second: {sum(counted)} of {len(counted)} in time", file=sys.stderr, flush=True)
+    print(
+        f"{shown(policy, is_told)} at {rate:.2f} a second: {sum(counted)} of {len(counted)} in time",
+        file=sys.stderr,
+        flush=True,
+    )
     return sum(counted) / (SERVED_SECONDS - SERVED_WARM_SECONDS), sum(counted) / len(counted)
 
 
 def rate_of_servers(cost: Cost, rate: float) -> float:
     """Return the highest rate that a server answers in time so, near a rate."""
-    while served("fair", cost, rate, 0)[1] < ALL_SHARE:
+    while served("fair", False, cost, rate, 0)[1] < ALL_SHARE:
         rate /= SERVED_FACTOR
-    while served("fair", cost, rate * SERVED_FACTOR, 0)[1] >= ALL_SHARE:
+    while served("fair", False, cost, rate * SERVED_FACTOR, 0)[1] >= ALL_SHARE:
         rate *= SERVED_FACTOR
     return rate
 
 
 def served_rows(cost: Cost, rate: float, seeds: range) -> list[list[str]]:
     """Return the table of what servers answer in time, in as many rounds as there are seeds."""
-    rounds = [{policy: served(policy, cost, SERVED_LOAD * rate, seed)[0] for policy in SERVED} for seed in seeds]
-    found = [[policy, spread([each[policy] for each in rounds])] for policy in SERVED]
+    rounds = [{way: served(*way, cost, SERVED_LOAD * rate, seed)[0] for way in SERVED} for seed in seeds]
+    found = [[shown(*way), spread([each[way] for each in rounds])] for way in SERVED]
     return [["policy", f"in time, of {SERVED_LOAD * rate:.2f} a second"], *found]
+
+
+def shown(policy: str, is_told: bool) -> str:
+    return f"{policy}, {'with' if is_told else 'without'} deadlines"
 
 
 def spread(good: list[float]) -> str:

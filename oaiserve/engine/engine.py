@@ -49,7 +49,6 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.slack import turn_ns
 from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
@@ -349,7 +348,7 @@ class Engine:
                 cache_salt=f"{request.adapter} {request.cache_salt}",
                 received_ns=request.received_ns or now_ns,
                 shown_id=request.origin.request_id,
-                turn_ns=turn_ns(now_ns, self._loop.requests.latest_start_ns(request, event.token_ids)),
+                turn_ns=self._loop.requests.turn(request, event.token_ids, now_ns)[0],
                 media_rows=sum(prompt.num_rows_to_encode for prompt in event.media if prompt is not None),
             )
             event = replace(event, forecast=forecaster.forecast(asked, now_ns))

@@ -193,13 +193,15 @@ class OpenRequests:
     def _cost(self) -> StepCost | None:
         return None if self._causes is None else self._causes.cost
 
-    def latest_start_ns(self, request: Request, prompts: list[list[int]]) -> int | None:
-        """Return when a request has to begin to keep its deadlines, or None without one. Any thread may ask."""
-        if not prompts or request.deadline_ns is request.first_token_deadline_ns is None:
-            return None
-        most_tokens = self._bounds.length(len(prompts[0]), request.params.max_tokens) - len(prompts[0])
-        prompt_ns = alone_ns(self._cost, sum(map(len, prompts)))
-        return self._slack.latest_start_ns(request.first_token_deadline_ns, request.deadline_ns, prompt_ns, most_tokens)
+    def turn(self, request: Request, prompts: list[list[int]], arrived_ns: int) -> tuple[int, int | None]:
+        """Return when the turn of a request comes under the policy `deadline`, and its latest start, or None without a
+        deadline. Any thread may ask."""
+        prompt_ns, start_ns = alone_ns(self._cost, sum(map(len, prompts))), None
+        deadlines_ns = request.first_token_deadline_ns, request.deadline_ns
+        if prompts and deadlines_ns != (None, None):
+            most_tokens = self._bounds.length(len(prompts[0]), request.params.max_tokens) - len(prompts[0])
+            start_ns = self._slack.latest_start_ns(*deadlines_ns, prompt_ns, most_tokens)
+        return turn_ns(arrived_ns, start_ns, self._slack.share(prompt_ns)), start_ns
 
     def submitted(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
         """Open a request. Its deadlines count from `submitted_ns`: a step may have been under way since then."""
@@ -316,7 +318,7 @@ class OpenRequests:
         stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
         arrived_ns = tokenized.at_ns or self._clock_ns()
         waits_since_ns = opened.times.media_encoded or arrived_ns
-        start_ns = self.latest_start_ns(request, tokenized.token_ids)
+        own_turn_ns, start_ns = self.turn(request, tokenized.token_ids, arrived_ns)
         second_starts = tokenized.second_starts or [None] * len(tokenized.token_ids)
         media = tokenized.media or [None] * len(tokenized.token_ids)
         for prompt_index, token_ids in enumerate(tokenized.token_ids):
@@ -336,7 +338,7 @@ class OpenRequests:
                     stop_ids=stop_ids,
                     draw_key=draw_key(seed, choice),
                     priority=request.priority,
-                    turn_ns=turn_ns(arrived_ns, start_ns),
+                    turn_ns=own_turn_ns,
                     latest_start_ns=None if start_ns is None or start_ns < arrived_ns else start_ns,
                     cache_salt=f"{request.adapter} {request.cache_salt}",
                     adapter=request.adapter,

@@ -15,7 +15,8 @@ from oaiserve.facts.forecast import Forecast
 
 # Under the policy `deadline`, a sequence without a deadline, or with a late one, has its turn as if it had to begin so
 # long after its arrival. One whose latest start has passed goes so much further back. None that arrives later than its
-# turn goes before it.
+# turn goes before it. Short prompts have a share of that time (`Slack.share`): if all began at their latest start, an
+# overload of three times would let all of them be late.
 PATIENCE_NS = 30_000_000_000
 # Under overload, requests begin at their latest start, so it has to be early enough for most: this share of prompts and
 # of the times of tokens was shorter. Of the lengths of answers it is the median, or short ones are given up early.
@@ -29,14 +30,18 @@ class Slack:
     """The lengths of answers of late, and the times of their tokens, and of prompts beside what they take alone."""
 
     def __init__(self) -> None:
-        self._stretches, self._tokens_ns, self._lengths = (LastValues(MOST_REMEMBERED) for _ in range(3))
-        self._stretch, self._token_ns, self._length = 1.0, 0.0, 0.0
+        self._stretches, self._alone_ns, self._tokens_ns, self._lengths = (
+            LastValues(MOST_REMEMBERED) for _ in range(4)
+        )
+        self._stretch, self._usual_ns, self._token_ns, self._length = 1.0, 0.0, 0.0, 0.0
 
     def note(self, alone_ns: int, prefill_ns: int, decode_ns: int, num_tokens: int, *, is_whole: bool) -> None:
         """Note how long a prompt took, and how long it takes alone if that is known; and an answer, or its part."""
         if alone_ns:
             self._stretches.add(prefill_ns / alone_ns)
             self._stretch = max(1.0, _quantile(self._stretches, SHARE))
+            self._alone_ns.add(alone_ns)
+            self._usual_ns = _quantile(self._alone_ns, 0.5)
         if num_tokens > 1:
             # One that was cut off is as long as any: if most are, what begins then is what needs little time.
             self._lengths.add(num_tokens if is_whole else MOST_TOKENS)
@@ -47,6 +52,10 @@ class Slack:
     def answer_ns(self) -> int:
         """Return the time of an answer of the median length."""
         return int(self._length * self._token_ns)
+
+    def share(self, alone_ns: int) -> float:
+        """Return the share of its slack after which a prompt has its turn: a half, if it is as long as the median."""
+        return alone_ns**2 / (alone_ns**2 + self._usual_ns**2) if alone_ns and self._usual_ns else 1.0
 
     def latest_start_ns(self, first_ns: int | None, end_ns: int | None, alone_ns: int, most_tokens: int) -> int | None:
         """Return the latest start for deadlines of the first token and of the end, or None if there is none.
@@ -59,10 +68,11 @@ class Slack:
         return min(starts, default=None)
 
 
-def turn_ns(arrived_ns: int, start_ns: int | None) -> int:
-    """Return when the turn of a sequence comes under the policy `deadline`, by its latest start if it has one."""
-    latest_ns = arrived_ns + PATIENCE_NS
-    return latest_ns if start_ns is None or start_ns < arrived_ns else min(start_ns, latest_ns)
+def turn_ns(arrived_ns: int, start_ns: int | None, share: float = 1.0) -> int:
+    """Return when the turn of a sequence comes under the policy `deadline`: after this share of the time until its
+    latest start, if it has one."""
+    slack_ns = PATIENCE_NS if start_ns is None or start_ns < arrived_ns else min(start_ns - arrived_ns, PATIENCE_NS)
+    return arrived_ns + int(share * slack_ns)
 
 
 def _quantile(values: LastValues, share: float) -> float:

@@ -222,7 +222,7 @@ class LoadReplay:
             length, most_tokens = len(arrival.prompt), max(arrival.most_tokens, arrival.answer_tokens)
             prompt_ns = alone_ns(self.known_cost(), length)
             start_ns = self._slack.latest_start_ns(None, end_ns, prompt_ns, most_tokens)
-            own_turn_ns = turn_ns(ready_ns, start_ns)
+            own_turn_ns = turn_ns(ready_ns, start_ns, self._slack.share(prompt_ns))
             is_kept = self._use == "kept" and end_ns is not None
             if is_kept or self._forecasts_all:
                 served.forecast = self._forecast(name, copy, served, own_turn_ns, ready_ns)
@@ -305,8 +305,13 @@ class LoadReplay:
         times.first_token = None if first is None else int((served.arrived + first) * 1e9)
         times.last_token = None if latency is None else int((served.arrived + latency) * 1e9)
         if times.first_token is not None:
+            prompt_ns = alone_ns(self.known_cost(), sequence.prompt_len)
             self._slack.note(
-                0, 0, (times.last_token or now_ns) - times.first_token, served.num_tokens, is_whole=latency is not None
+                prompt_ns,
+                prompt_ns,
+                (times.last_token or now_ns) - times.first_token,
+                served.num_tokens,
+                is_whole=latency is not None,
             )
         late_ns = now_ns if latency is None else None
         self._forecaster.ended.append(

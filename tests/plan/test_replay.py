@@ -151,3 +151,23 @@ def test_a_calibrated_forecast_refuses_what_would_be_late() -> None:
     assert (ended.num_late, kept.num_late) == (16, 0)
     assert sum(one.is_in_time for one in kept.served) == sum(one.is_in_time for one in ended.served) == 254
     assert kept.num_refused_late == 16
+
+
+def test_the_more_requests_there_are_the_more_are_within_their_deadlines_though_most_cannot_be() -> None:
+    """If all began at their latest start, the second load would let more of them be late than the first one."""
+    cost = Cost(StepCost(tuple(1e6 * (5 + 0.3 * rows) for rows in KNOTS)))
+    server = RecordedServer(max_running=64, policy="deadline", prefix_cache=False, kv_blocks=4096)
+
+    def num_in_time(rate: float) -> int:
+        rng, at, load = random.Random(0), 0.0, []
+        while at < 60:
+            at += rng.expovariate(rate)
+            length, answer = (
+                min(1000, int(rng.lognormvariate(5, 0.9)) + 8),
+                min(300, 2 + int(rng.lognormvariate(4, 0.8))),
+            )
+            own = {"deadline_seconds": rng.choice((10.0, 60.0)), "most_tokens": 1000}
+            load.append((at, 0, Arrival(at, prompt(length, rng.randrange(2**60)), answer, **own)))
+        return sum(one.is_in_time for one in LoadReplay(server, cost, "ended").run(load).served if one.arrived > 30)
+
+    assert num_in_time(40) > num_in_time(20) > 300
