@@ -9,7 +9,7 @@ from tools.forecasts import Promised, Simulation, promises
 def promised() -> list[Promised]:
     simulation = Simulation("steady", 900, seed=3)
     served = simulation.run(simulation.arrivals()).served
-    return [one for one in promises(served) if one.forecast.is_calibrated]
+    return [one for one in promises(served, simulation.halfway_ns) if one.forecast.is_calibrated]
 
 
 def test_nine_in_ten_first_tokens_and_ends_come_within_their_intervals(promised: list[Promised]) -> None:
@@ -28,3 +28,10 @@ def test_the_first_token_is_nearer_to_its_forecast_than_to_any_constant(promised
     wrong_by_constant = sorted(abs(usual / ns - 1) for ns in came)
     half = len(promised) // 2
     assert wrong[half] < 0.25 * wrong_by_constant[half]
+
+
+def test_the_end_is_known_better_when_half_of_the_answer_is_there(promised: list[Promised]) -> None:
+    both = [(one.forecast.end_ns, one.halfway_ns, one.came_ns[1]) for one in promised if one.halfway_ns]
+    assert len(both) > 0.9 * len(promised)
+    before, halfway = (sorted(abs(each[at] / each[2] - 1) for each in both) for at in (0, 1))
+    assert halfway[len(both) // 2] < 0.8 * before[len(both) // 2]
