@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from tests.waiting import LIMIT_SECONDS
 
 _UNSEEN = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])|\r| +(?=\r?\n)")
-INTERRUPT, END = "\x03", "\x04"  # Ctrl-C, Ctrl-D
+END = "\x04"  # Ctrl-D
 
 
 class Terminal:
@@ -27,6 +27,13 @@ class Terminal:
     def types(self, text: str) -> None:
         self._new = ""
         os.write(self._master, text.encode())
+
+    def interrupts(self, pattern: str) -> None:
+        """Type Ctrl-C until the pattern is shown: one that comes while readline looks for signals waits for a key."""
+        self.types(interrupt := "\x03")
+        while not select.select([self._master], [], [], 1.0)[0]:
+            os.write(self._master, interrupt.encode())
+        self.shows(pattern)
 
     def shows(self, pattern: str) -> None:
         """Read until the pattern matches what was shown since something was typed."""

@@ -16,7 +16,7 @@ from oaiserve.commands.conversation import Chat
 from oaiserve.commands.servers import announced
 from oaiserve.commands.terminal import Answer
 from tests.agents.scripted import ScriptedServer
-from tests.commands.terminal import END, INTERRUPT, terminal
+from tests.commands.terminal import END, terminal
 
 CODE = "```python\nfirst()\n\nsecond()\n```"
 
@@ -130,8 +130,7 @@ def test_a_chat_in_a_terminal(server: ScriptedServer) -> None:
         screen.shows(r"(?s)/time .*/quit .*> $")
         screen.types("half a line")
         screen.shows("half a line")
-        screen.types(2 * INTERRUPT)  # one that comes while readline looks for signals waits for the next key
-        screen.shows(r"\n> $")
+        screen.interrupts(r"\n> $")
         screen.types("Again\r")
         screen.shows(r"You said Again after 0\.\n\n> $")
         screen.types(END)
