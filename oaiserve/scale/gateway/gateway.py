@@ -29,6 +29,7 @@ from oaiserve.errors import (
     DEADLINE_HEADER,
     BadGateway,
     BodyTooLarge,
+    InvalidRequest,
     NotFound,
     Overloaded,
     RequestTimeout,
@@ -108,7 +109,7 @@ class _Asked:
     deadlines_ms: tuple[int | None, int | None] = (None, None)  # of its first token and its end, since it began
 
     def within(self, now_ns: int) -> Within | None:
-        """Return what is left of its deadlines. A stream that goes on has had its first token."""
+        """Return the time that is left of each of its deadlines. A stream that goes on has had its first token."""
         first, end = self.deadlines_ms
         if first is end is None:
             return None
@@ -228,6 +229,8 @@ class Gateway:
             path.split("/")
         ):
             raise NotFound(f"{path[:100]} is about one replica. Ask that one itself.")
+        if self._residents is not None and path == "/v1/batches" and scope["method"] == "POST":
+            raise InvalidRequest("A server of several models has no batches. Serve the model by itself for them.")
         if self.is_draining:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
         body = bytearray()
@@ -236,13 +239,13 @@ class Gateway:
             left = asyncio.create_task(client_left(receive))
             try:
                 asked = scope["state"]["asked"] = await _asked(scope, body, has_ids=self._continues != "never")
+                listing = None
                 if path == _MODELS and self._router.differ:
-                    listed = await _unless_left(all_models(self._watch, self._router, asked.headers), left)
-                    await listed(scope, receive, send)
-                    return Ending.ANSWERED
-                if path in _LISTS and asked.method == "GET" and self._residents is None:
-                    listed = await _unless_left(all_kept(self._watch, asked.target, asked.headers), left)
-                    await listed(scope, receive, send)
+                    listing = all_models(self._watch, self._router, asked.headers)
+                elif path in _LISTS and asked.method == "GET" and self._residents is None:
+                    listing = all_kept(self._watch, asked.target, asked.headers)
+                if listing is not None:
+                    await (await _unless_left(listing, left))(scope, receive, send)
                     return Ending.ANSWERED
                 if self._tracing is not None:  # each attempt has its own
                     asked.headers = [header for header in asked.headers if header[0] != TRACEPARENT]

@@ -62,3 +62,11 @@ def test_a_model_that_no_process_has_is_told_to_be_unknown() -> None:
         answer = client.post("/v1/completions", json={"model": "other", "prompt": "Hello"})
     assert answer.status_code == 404
     assert "'other' does not exist. This server serves 'demo'" in answer.json()["error"]["message"]
+
+
+def test_a_server_of_several_models_says_that_it_has_no_batches() -> None:
+    asked = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}
+    with front(ServerOptions()) as client:
+        answer = client.post("/v1/batches", json=asked)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert "has no batches" in answer.json()["error"]["message"]
