@@ -88,8 +88,10 @@ def create_app(
     is now. Raises StartupError for unusable files of keys or of responses.
     """
     stored = response_store(config.server) if responses is None else responses
-    num_processes = max(1, config.server.front_ends)  # that share the limits on memory
-    has_batches = config.server.stores_responses and (num_processes == 1 or config.server.response_store is not None)
+    num_sharing = max(1, config.server.front_ends)  # processes that share the limits on memory
+    has_batches = config.server.stores_responses and (
+        not config.server.front_ends or config.server.response_store is not None
+    )
     batches = BatchStore(config.server.response_store, store_limits(config.server)) if has_batches else None
     ring, key_store = keyring(config.server)
 
@@ -99,14 +101,14 @@ def create_app(
         app.state.serving = Serving(
             config=config,
             engine=engine,
-            streams=LoopStreams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS // num_processes),
+            streams=LoopStreams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS // num_sharing),
             telemetry=telemetry,
             feed=feed,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
             kind=_kind(config),
             created=int(time.time() if created is None else created),
-            received_bytes=SharedLimit(MOST_RECEIVED_BYTES // num_processes),
+            received_bytes=SharedLimit(MOST_RECEIVED_BYTES // num_sharing),
             responses=stored,
             key_store=key_store,
             runs=Runs(store_limits(config.server)),

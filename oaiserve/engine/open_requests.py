@@ -201,7 +201,7 @@ class OpenRequests:
         if prompts and deadlines_ns != (None, None):
             most_tokens = self._bounds.length(len(prompts[0]), request.params.max_tokens) - len(prompts[0])
             start_ns = self._slack.latest_start_ns(*deadlines_ns, prompt_ns, most_tokens)
-        return turn_ns(arrived_ns, start_ns, self._slack.share(prompt_ns)), start_ns
+        return turn_ns(arrived_ns, start_ns, self._slack.turn_share(prompt_ns)), start_ns
 
     def submitted(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
         """Open a request. Its deadlines count from `submitted_ns`: a step may have been under way since then."""

@@ -32,8 +32,10 @@ class Prefixes:
         return hashes
 
     def look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
-        """Return the cached first blocks, and the hash of the next one if it will be there soon: a running sequence is
-        about to compute it, or it is about to be read from disk."""
+        """Return the cached first blocks, and the hash of the next one if it will be there soon.
+
+        That is if a running sequence is about to compute it, or it is about to be read from disk.
+        """
         # The last known token is always computed: its logits draw the next one.
         hashes = self.hashes(sequence)[: (len(sequence.token_ids) - 1) // self._pool.block_size]
         blocks: list[int] = []

@@ -15,8 +15,8 @@ from oaiserve.facts.forecast import Forecast
 
 # Under the policy `deadline`, a sequence without a deadline, or with a late one, has its turn as if it had to begin so
 # long after its arrival. One whose latest start has passed goes so much further back. None that arrives later than its
-# turn goes before it. Short prompts have a share of that time (`Slack.share`): if all began at their latest start, an
-# overload of three times would let all of them be late.
+# turn goes before it. Short prompts have a share of that time (`Slack.turn_share`): if all began at their latest start,
+# an overload of three times would let all of them be late.
 PATIENCE_NS = 30_000_000_000
 # Under overload, requests begin at their latest start, so it has to be early enough for most: this share of prompts and
 # of the times of tokens was shorter. Of the lengths of answers it is the median, or short ones are given up early.
@@ -53,7 +53,7 @@ class Slack:
         """Return the time of an answer of the median length."""
         return int(self._length * self._token_ns)
 
-    def share(self, alone_ns: int) -> float:
+    def turn_share(self, alone_ns: int) -> float:
         """Return the share of its slack after which a prompt has its turn: a half, if it is as long as the median."""
         return alone_ns**2 / (alone_ns**2 + self._usual_ns**2) if alone_ns and self._usual_ns else 1.0
 
@@ -69,8 +69,10 @@ class Slack:
 
 
 def turn_ns(arrived_ns: int, start_ns: int | None, share: float = 1.0) -> int:
-    """Return when the turn of a sequence comes under the policy `deadline`: after this share of the time until its
-    latest start, if it has one."""
+    """Return the time of a sequence's turn under the policy `deadline`.
+
+    That is after a share of the time until its latest start; without one, or if that is over, of the patience.
+    """
     slack_ns = PATIENCE_NS if start_ns is None or start_ns < arrived_ns else min(start_ns - arrived_ns, PATIENCE_NS)
     return arrived_ns + int(share * slack_ns)
 

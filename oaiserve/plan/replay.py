@@ -222,7 +222,7 @@ class LoadReplay:
             length, most_tokens = len(arrival.prompt), max(arrival.most_tokens, arrival.answer_tokens)
             prompt_ns = alone_ns(self.known_cost(), length)
             start_ns = self._slack.latest_start_ns(None, end_ns, prompt_ns, most_tokens)
-            own_turn_ns = turn_ns(ready_ns, start_ns, self._slack.share(prompt_ns))
+            own_turn_ns = turn_ns(ready_ns, start_ns, self._slack.turn_share(prompt_ns))
             is_kept = self._use == "kept" and end_ns is not None
             if is_kept or self._forecasts_all:
                 served.forecast = self._forecast(name, copy, served, own_turn_ns, ready_ns)

@@ -19,7 +19,7 @@ END = "\x04"  # Ctrl-D
 
 
 class Terminal:
-    """What a program shows, and what is typed."""
+    """The keyboard and the screen of a program."""
 
     def __init__(self, master: int, process: subprocess.Popen[bytes]) -> None:
         self.process, self._master, self._new = process, master, ""

@@ -116,10 +116,10 @@ def test_the_latest_start_leaves_time_for_the_prompt_and_the_answer_as_they_were
 
 def test_the_shorter_a_prompt_is_beside_those_of_late_the_earlier_is_its_turn() -> None:
     slack = Slack()
-    assert slack.share(5) == slack.share(0) == 1, "nothing is known yet"
+    assert slack.turn_share(5) == slack.turn_share(0) == 1, "nothing is known yet"
     for alone_ns_ in (20, 20, 20, 500):
         slack.note(alone_ns_, alone_ns_, 0, 1, is_whole=True)
-    assert [slack.share(alone) for alone in (0, 10, 20, 40)] == [1, 0.2, 0.5, 0.8]
+    assert [slack.turn_share(alone) for alone in (0, 10, 20, 40)] == [1, 0.2, 0.5, 0.8]
     assert turn_ns(SECOND_NS, 9 * SECOND_NS, 0.5) == 5 * SECOND_NS
     assert turn_ns(SECOND_NS, None, 0.5) == turn_ns(SECOND_NS, 0, 0.5) == SECOND_NS + PATIENCE_NS // 2
 
