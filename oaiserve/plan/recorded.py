@@ -114,7 +114,7 @@ def _rows(text: str) -> Iterator[dict[str, Any]]:
         whole = json.loads(text)
         yield from whole.get("requests", [whole])
         return
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if line.strip():
             yield json.loads(line)
 

@@ -133,6 +133,13 @@ def test_a_line_that_is_refused_is_in_the_file_of_errors_and_the_others_go_on(sd
     assert refused[0]["response"]["body"]["error"]["param"] == "temperature"
 
 
+def test_each_answer_is_one_line_however_lines_are_split(served: Served, sdk: OpenAI) -> None:
+    breaks = "a\x85b\u2028c\u2029d\r\n\x0b\x0c\x1c\x1d\x1ee"
+    served.engine.script = says(breaks)
+    (found,) = answers(sdk, ended(sdk, begin(sdk, line(1) | {"custom_id": breaks})).output_file_id)
+    assert found["custom_id"] == found["response"]["body"]["choices"][0]["message"]["content"] == breaks
+
+
 @pytest.mark.parametrize(
     ("endpoint", "body", "used"),
     [

@@ -10,6 +10,7 @@ from oaiserve.routes.bodies import MetadataBody
 from oaiserve.routes.objects import described
 from oaiserve.routes.pages import Page
 from oaiserve.routes.protocol import decoder_of
+from oaiserve.routes.sse import one_line
 
 Status = Literal["failed", "in_progress", "completed", "expired", "cancelled"]
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -184,13 +185,17 @@ class _Result(msgspec.Struct):
 def result(batch_id: str, line: Line, status: int, request_id: str, body: bytes) -> bytes:
     """Return the line of the output that answers a request."""
     answer = _Answer(status, request_id, msgspec.Raw(body))
-    return msgspec.json.encode(_Result(f"{batch_id}_req_{line.number}", line.custom_id, answer, None)) + b"\n"
+    return _written(_Result(f"{batch_id}_req_{line.number}", line.custom_id, answer, None))
 
 
 def given_up(batch_id: str, number: int, custom_id: str, code: str, message: str) -> bytes:
     """Return the line of the output of a request that is not answered."""
     error = {"code": code, "message": message}
-    return msgspec.json.encode(_Result(f"{batch_id}_req_{number}", custom_id, None, error)) + b"\n"
+    return _written(_Result(f"{batch_id}_req_{number}", custom_id, None, error))
+
+
+def _written(found: _Result) -> bytes:
+    return one_line(msgspec.json.encode(found)) + b"\n"
 
 
 def usage_of(body: bytes) -> BatchUsage:

@@ -17,7 +17,7 @@ def merged(own: str, texts: Mapping[str, str], models: Iterable[Model]) -> str:
     for name, text in (("", own), *texts.items(), ("", _of_models(models))):
         label = f'{LABEL}="{_escaped(name)}"'
         family: list[str] = []
-        for line in text.splitlines():
+        for line in text.split("\n"):
             if line.startswith("#"):
                 _, kind, metric, *_ = line.split(" ", 3)
                 family = families.setdefault(metric, [])
