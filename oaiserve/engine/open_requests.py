@@ -159,7 +159,7 @@ class OpenRequests:
         self._waiting = waiting
         self._waiting_tokens = SharedLimit(bounds.max_waiting_tokens)
         self._deadlines = Deadlines(self._open.__contains__)
-        self._slack = Slack()
+        self._slack = scheduler.slack = Slack()
         # read by any thread
         self.num_background = 0  # open requests that can wait
         self.num_left_waiting = 0  # choices that entered a step, or ended before
@@ -339,6 +339,7 @@ class OpenRequests:
                     draw_key=draw_key(seed, choice),
                     priority=request.priority,
                     turn_ns=own_turn_ns,
+                    deadline_ns=request.deadline_ns,
                     latest_start_ns=None if start_ns is None or start_ns < arrived_ns else start_ns,
                     cache_salt=f"{request.adapter} {request.cache_salt}",
                     adapter=request.adapter,

@@ -6,8 +6,9 @@ Stdlib only; owned by the engine thread.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from copy import copy
+from math import inf
 
 from oaiserve.engine.accounts.step_causes import chunk_load, load_of, sum_of
 from oaiserve.engine.sequence import Sequence
@@ -34,7 +35,7 @@ class StepTime:
 
     The target is the time of the smallest step that is efficient, and LEAST_SECONDS at least. Where decodes take long
     by themselves, prompts get as much in addition, unless there is a target for ITL: then a step with decodes keeps
-    that one, with UNIT prompt tokens at least.
+    that one, with UNIT prompt tokens at least. So it is with the paces by which decodes keep their deadlines.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class StepTime:
         self._step = Step()
         self._load: Load | None = None  # of the step; counted when somebody asks
         self._others: Load | None = None  # of the foreground in the step, beside which background work is scheduled
+        self._paces_ns: Collection[float] = ()
+        self._is_paced = False
         self._most_ns = 0.0
         self._alone_ns = self._row_ns = 0.0  # the time of `_others`, and that of each further row
 
@@ -66,9 +69,12 @@ class StepTime:
     def is_known(self) -> bool:
         return self._cost_now() is not None
 
-    def begin(self, step: Step, others: Step | None = None) -> None:
-        """Begin with a step that has its decodes, or at a known cost with background work beside a step of `others`."""
-        self._step, self._load, self._others = step, None, None
+    def begin(self, step: Step, others: Step | None = None, paces_ns: Collection[float] = ()) -> None:
+        """Begin with a step that has its decodes, or at a known cost with background work beside a step of `others`.
+
+        `paces_ns` are times that it shall not exceed. Those that its decodes exceed by themselves do not count.
+        """
+        self._step, self._load, self._others, self._paces_ns = step, None, None, paces_ns
         cost = self._cost_now()
         if cost is not self._cost and cost is not None:
             self._cost = cost
@@ -152,7 +158,7 @@ class StepTime:
         number = bisect_right(range(1, most // UNIT + 1), bound_ns, key=expected_ns)
         if self._others is not None:
             return UNIT * number
-        efficient = UNIT if self._itl_ns is not None and load.decodes else self._efficient
+        efficient = UNIT if self._is_paced else self._efficient
         return min(most, max(UNIT * number, UNIT, int(share * (efficient - load.num_tokens))))
 
     def add(self, start: int, num_tokens: int) -> None:
@@ -173,10 +179,16 @@ class StepTime:
         return self._load
 
     def _bound(self, decodes: Load) -> None:
-        if self._itl_ns is not None and decodes.decodes:
+        self._is_paced = self._itl_ns is not None and decodes.decodes > 0
+        decodes_ns = 0.0 if self._cost is None else self._cost.expected_ns(decodes)
+        if self._is_paced:
+            assert self._itl_ns is not None
             self._most_ns = self._itl_ns
         elif self._cost is not None:
-            self._most_ns = self._cost.expected_ns(decodes) + self.target_ns
+            self._most_ns = decodes_ns + self.target_ns
+        pace_ns = min((pace_ns for pace_ns in self._paces_ns if pace_ns > decodes_ns), default=inf)
+        if pace_ns < self._most_ns:
+            self._most_ns, self._is_paced = pace_ns, True
 
     def _with(self, load: Load, start: int, num_tokens: int) -> tuple[Load, float]:
         """Return the load with a further chunk of a prompt, and its expected time."""

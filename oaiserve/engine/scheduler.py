@@ -31,7 +31,7 @@ from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import Policy, fcfs
 from oaiserve.engine.prefixes import Prefixes
 from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.slack import PATIENCE_NS
+from oaiserve.engine.slack import PATIENCE_NS, Slack
 from oaiserve.engine.step import Chunk, Draw, Step
 from oaiserve.engine.waiting import WaitingQueue
 from oaiserve.facts.record import WaitReason
@@ -125,6 +125,7 @@ class Scheduler:
         self._state_copies: list[tuple[int, int]] = []  # states to copy before the next step (from, to)
         self.waits = QueueWaits()
         self.step_time: StepTime | None = None  # set by the engine loop: the time of steps, where it is to be expected
+        self.slack: Slack | None = None  # set by whoever learns it: what answers of late took
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
         self.num_prefix_hits = 0  # prompt tokens that were found there
@@ -253,10 +254,16 @@ class Scheduler:
         if self.limits.prefill_max_tokens is not None:
             budget = min(budget, self.limits.prefill_max_tokens)
         if self.step_time is not None and self._beside is None:
-            self.step_time.begin(step)
+            self.step_time.begin(step, paces_ns=self._paces_ns(step))
         self._compute_prompts(step, budget)
         self._num_shorter_steps -= self._num_shorter_steps > 0
         self._waiting.charge_draws(step)
+
+    def _paces_ns(self, decodes: Step) -> list[float]:
+        """Return the times of a step by which decodes keep their deadlines, where the policy is to keep these."""
+        if self.slack is None or not self._by_key:
+            return []
+        return self.slack.paces_ns((chunk.sequence for chunk in decodes.chunks), self._now_ns)
 
     def _add_background(self, later: Scheduler, step: Step, now_ns: int) -> None:
         """Add background work to a step that has all of the foreground."""

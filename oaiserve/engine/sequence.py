@@ -68,6 +68,7 @@ class Sequence:
     draw_key: int = 0  # 64 bits: with the position, all the randomness there is
     priority: int = 0  # lower is earlier, where the policy asks for it
     turn_ns: int = 0  # when its turn comes, where the policy asks for it
+    deadline_ns: int | None = None  # of its end
     latest_start_ns: int | None = None  # to keep its deadlines; None: it has none, cannot keep them, or has begun
     cache_salt: str = ""  # only sequences with the same salt share cached blocks
     adapter: int = 0  # its number, or 0; the salt has it, too

@@ -6,18 +6,22 @@ The engine thread notes, any thread may ask: that reads three numbers. No torch,
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Iterable
 
 from oaiserve.engine.backpressure import MOST_RETRY_SECONDS
 from oaiserve.engine.forecast.last_values import LastValues
+from oaiserve.engine.sequence import Sequence
 from oaiserve.errors import DeadlineRefused
 from oaiserve.explain.step_cost import Load, StepCost
 from oaiserve.facts.forecast import Forecast
 
 # Under the policy `deadline`, a sequence without a deadline, or with a late one, has its turn as if it had to begin so
 # long after its arrival. One whose latest start has passed goes so much further back. None that arrives later than its
-# turn goes before it. Short prompts have a share of that time (`Slack.turn_share`): if all began at their latest start,
-# an overload of three times would let all of them be late.
+# turn goes before it. Short prompts have a share of that time, and long ones several times of it, at most so many: an
+# overload has to let some be late, and in the time of one long prompt many short ones are answered.
 PATIENCE_NS = 30_000_000_000
+MOST_SHARE = 4.0
 # Under overload, requests begin at their latest start, so it has to be early enough for most: this share of prompts and
 # of the times of tokens was shorter. Of the lengths of answers it is the median, or short ones are given up early.
 SHARE = 0.85
@@ -54,8 +58,25 @@ class Slack:
         return int(self._length * self._token_ns)
 
     def turn_share(self, alone_ns: int) -> float:
-        """Return the share of its slack after which a prompt has its turn: a half, if it is as long as the median."""
-        return alone_ns**2 / (alone_ns**2 + self._usual_ns**2) if alone_ns and self._usual_ns else 1.0
+        """Return the share of its slack after which a prompt has its turn: its time in relation to the median."""
+        return min(MOST_SHARE, alone_ns / self._usual_ns) if alone_ns and self._usual_ns else 1.0
+
+    def paces_ns(self, decodes: Iterable[Sequence], now_ns: int) -> list[float]:
+        """Return for each decode with a deadline of its end the time of a step by which it keeps that."""
+        return [
+            (one.deadline_ns - now_ns) / self._rest(one.num_generated, one.max_len - one.num_tokens)
+            for one in decodes
+            if one.deadline_ns is not None
+        ]
+
+    def _rest(self, num_generated: int, most_tokens: int) -> float:
+        """Return how many more tokens an answer has that is so long: as half of those that were longer, if any was."""
+        lengths = self._lengths.in_order
+        if not lengths:
+            return max(1, most_tokens)
+        first = bisect_right(lengths, num_generated)
+        rest = lengths[(first + len(lengths)) // 2] - num_generated if first < len(lengths) else num_generated
+        return max(1, min(rest, most_tokens))
 
     def latest_start_ns(self, first_ns: int | None, end_ns: int | None, alone_ns: int, most_tokens: int) -> int | None:
         """Return the latest start for deadlines of the first token and of the end, or None if there is none.

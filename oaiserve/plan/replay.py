@@ -131,6 +131,7 @@ class LoadReplay:
             policy=POLICIES[server.policy],
             prefix_cache=server.prefix_cache,
         )
+        self._scheduler.slack = self._slack
         targets = {"target_seconds": server.step_target_seconds, "itl_target_seconds": server.itl_target_seconds}
         step_time = StepTime(self.known_cost, most_tokens=limits.max_step_tokens, **targets)
         self._scheduler.step_time = step_time
@@ -240,6 +241,7 @@ class LoadReplay:
                     SamplingParams(),
                     max_len=length + most_tokens,
                     turn_ns=own_turn_ns,
+                    deadline_ns=end_ns,
                     latest_start_ns=None if start_ns is None or start_ns < ready_ns else start_ns,
                     cache_salt=str(copy),
                     client_name=arrival.client,

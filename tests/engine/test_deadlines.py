@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.policy import deadline
+from oaiserve.engine.accounts.step_causes import load_of
+from oaiserve.engine.pacing import StepTime
+from oaiserve.engine.policy import Policy, deadline, fcfs
 from oaiserve.engine.request import Finished
 from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.slack import PATIENCE_NS, Slack, alone_ns, refusal, turn_ns
+from oaiserve.engine.slack import MOST_SHARE, PATIENCE_NS, Slack, alone_ns, refusal, turn_ns
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request
@@ -119,9 +121,34 @@ def test_the_shorter_a_prompt_is_beside_those_of_late_the_earlier_is_its_turn() 
     assert slack.turn_share(5) == slack.turn_share(0) == 1, "nothing is known yet"
     for alone_ns_ in (20, 20, 20, 500):
         slack.note(alone_ns_, alone_ns_, 0, 1, is_whole=True)
-    assert [slack.turn_share(alone) for alone in (0, 10, 20, 40)] == [1, 0.2, 0.5, 0.8]
+    assert [slack.turn_share(alone) for alone in (0, 10, 20, 40, 500)] == [1, 0.5, 1, 2, MOST_SHARE]
     assert turn_ns(SECOND_NS, 9 * SECOND_NS, 0.5) == 5 * SECOND_NS
     assert turn_ns(SECOND_NS, None, 0.5) == turn_ns(SECOND_NS, 0, 0.5) == SECOND_NS + PATIENCE_NS // 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds", "is_met"), [(deadline, 1.0, True), (fcfs, 1.0, False), (deadline, 0.19, False)]
+)
+def test_prompts_leave_answers_the_time_that_they_need_unless_that_is_too_little_in_any_case(
+    policy: Policy, seconds: float, is_met: bool
+) -> None:
+    memory, known = (
+        memory_of(kv_blocks=2000, max_step_tokens=512, policy=policy),
+        StepCost(tuple(1e7 + 1e6 * k for k in KNOTS)),
+    )
+    memory.scheduler.step_time, memory.scheduler.slack = StepTime(lambda: known, None, 512), Slack()
+    memory.add(answer := due("answer", None, prompt=2, max_tokens=20, deadline_ns=int(seconds * SECOND_NS)))
+    memory.execute(memory.scheduler.schedule(0))
+    memory.add(due("long", None, at=1, prompt=3000))
+    now_ns, parts = 0, list[int]()
+    while answer.place is Place.RUNNING:
+        step = memory.scheduler.schedule(now_ns)
+        parts += [chunk.num_tokens for chunk in step.chunks if chunk.sequence is not answer]
+        now_ns += known.expected_ns(load_of(step))
+        memory.execute(step)
+    assert (now_ns <= seconds * SECOND_NS) == is_met
+    assert len(parts) == 19, "the prompt is in every step"
+    assert (max(parts) < 64) == is_met
 
 
 @pytest.mark.parametrize(
