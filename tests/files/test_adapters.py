@@ -1,5 +1,6 @@
 """The files of an adapter are refused in a sentence where they are damaged or not supported."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,8 @@ def test_patterns_give_modules_ranks_and_scales_of_their_own(tmp_path: Path, pat
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
     write_adapter(tmp_path, SHAPES, rank=4, **config)
-    with pytest.raises(BadAdapter) as error:
+    with pytest.raises(BadAdapter, match=re.escape(reason)) as error:
         read_adapter(tmp_path)
-    assert reason in str(error.value)
     assert str(tmp_path) in str(error.value)
 
 
@@ -82,9 +82,8 @@ def test_tensors_that_are_none_of_lora_are_named(tmp_path: Path, tensors: dict[s
     write_adapter(tmp_path, SHAPES, rank=4)
     prefixed = {f"base_model.model.{name}": tensor for name, tensor in tensors.items()}
     save_file(prefixed, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(BadAdapter) as error:
+    with pytest.raises(BadAdapter, match=re.escape(reason)):
         read_adapter(tmp_path)
-    assert reason in str(error.value)
 
 
 def test_missing_files_are_named_and_pickled_weights_are_not_opened(tmp_path: Path) -> None:

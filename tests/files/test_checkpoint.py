@@ -47,8 +47,8 @@ def one_tensor(**changes: Any) -> bytes:
     return described({"a": tensor(**changes)})
 
 
-def safetensors(num_tensors: int = 3) -> bytes:
-    return described({"__metadata__": {"format": "pt"}, **{f"t{i}": tensor(i) for i in range(num_tensors)}})
+def safetensors() -> bytes:
+    return described({"__metadata__": {"format": "pt"}, **{f"t{i}": tensor(i) for i in range(3)}})
 
 
 @pytest.fixture
@@ -223,7 +223,6 @@ def gguf(
     kind: int = 0,
     begin: int = 0,
     second: int | None = None,
-    token: str = "a",
     files: int = 0,
     file_type: int | None = None,
     name: str = "t",
@@ -235,7 +234,7 @@ def gguf(
     parts = [
         text("llama.block_count") + struct.pack("<II", 4, layers),
         text("general.name") + struct.pack("<I", 8) + text("small"),
-        text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, tokens) + text(token) + text("b"),
+        text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, tokens) + text("a") + text("b"),
         text("tokenizer.ggml.scores") + struct.pack("<IIQ2f", 9, 6, 2, 0.0, 1.0),
     ]
     if files:

@@ -52,10 +52,15 @@ def test_a_fetch_that_was_interrupted_leaves_no_files(tmp_path: Path, fetch: dem
     assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_files_of_a_killed_start_are_removed_and_not_used(tmp_path: Path) -> None:
-    leftover = tmp_path / "models" / f".{demo.NAME}-killed" / "model"
-    leftover.mkdir(parents=True)
+@pytest.mark.parametrize("leftover", [f".{demo.NAME}-killed/model", demo.NAME])
+def test_what_a_killed_start_or_a_version_without_digests_has_left_is_removed_and_not_used(
+    leftover: str, tmp_path: Path
+) -> None:
+    older = tmp_path / "models" / leftover
+    older.mkdir(parents=True)
+    (older / "config.json").write_text("older")
     folder = demo.fetched(tmp_path, [good])
+    assert (folder / "config.json").read_text() == "{}"
     assert list(folder.parent.iterdir()) == [folder]
 
 
@@ -85,15 +90,6 @@ def test_the_list_of_digests_has_the_form_of_sha256sum_and_without_entries_is_no
     (folder / demo.DIGESTS).write_text("")
     with pytest.raises(StartupError, match="SHA256SUMS differs"):
         demo.refuse_unless_unchanged(folder)
-
-
-def test_a_model_that_an_older_version_fetched_without_digests_is_fetched_again(tmp_path: Path) -> None:
-    older = tmp_path / "models" / demo.NAME
-    older.mkdir(parents=True)
-    (older / "config.json").write_text("older")
-    folder = demo.fetched(tmp_path, [good])
-    assert (folder / "config.json").read_text() == "{}"
-    assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_the_hub_is_asked_for_one_revision_and_its_files_are_compared(

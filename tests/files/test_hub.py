@@ -67,6 +67,12 @@ class Hub(Handler):
             self.wfile.write(data)
 
 
+def send_files_from(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[str]]]:
     """Run a hub, and return the folder of its repository, and the names of what it has sent."""
@@ -74,9 +80,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path,
     Hub.folder.mkdir()
     with running_http(Hub) as address:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-        template = address + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr("huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+        send_files_from(address, monkeypatch)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
         yield Hub.folder, Hub.sent
 
@@ -141,26 +145,23 @@ def test_no_name_in_a_repository_leads_out_of_the_cache(
     assert all(path.is_relative_to(tmp_path / "cache") for path in new)
 
 
-def test_a_repository_that_is_not_there(hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StartupError, match="'someone/other', which is no folder here and so was looked for on the"):
-        local_source("someone/other")
-    away(monkeypatch)
-    with pytest.raises(StartupError, match=r"^'someone/other' is no folder here, the Hugging Face hub does not"):
-        local_source("someone/other")
-
-
-@pytest.mark.parametrize("fails", ["nothing answers", "no such model", "no file can be read"])
+@pytest.mark.parametrize(
+    ("fails", "says"),
+    [
+        ("nothing answers", f"^'{REPOSITORY}' is no folder here, the Hugging Face hub does not"),
+        ("no such model", "'someone/other', which is no folder here and so was looked for on the"),
+        ("no file can be read", REPOSITORY),
+    ],
+)
 def test_a_download_that_fails_names_what_may_help(
-    fails: str, hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+    fails: str, says: str, hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(hub[0], MODEL)
     if fails == "nothing answers":
         away(monkeypatch)
     if fails == "no file can be read":
-        template = "http://127.0.0.1:1/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr("huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
-    with pytest.raises(StartupError) as raised:
+        send_files_from("http://127.0.0.1:1", monkeypatch)
+    with pytest.raises(StartupError, match=says) as raised:
         local_source("someone/other" if fails == "no such model" else REPOSITORY)
     said = str(raised.value)
     assert all(word in said for word in ("HTTPS_PROXY", "HF_ENDPOINT", "HF_TOKEN", "a folder", "oaiserve serve demo"))
@@ -182,21 +183,14 @@ def test_how_a_gguf_file_is_named(named: str, files: list[str]) -> None:
     assert gguf_files("a/b", reversed(GGUFS), named) == files
 
 
-@pytest.mark.parametrize("named", ["Q4_K", "XS", "Q5_K_M", "model"])
-def test_a_name_of_no_gguf_file(named: str) -> None:
-    said = f"'a/b' has no GGUF file of the name '{named}': it has Q8_0/model-Q8_0.gguf, "
-    with pytest.raises(StartupError, match=said):
-        gguf_files("a/b", GGUFS, named)
-
-
 @pytest.mark.parametrize(
     ("files", "named", "said"),
     [
-        (
-            ["a-Q8_0.gguf", "b-Q8_0.gguf"],
-            "Q8_0",
-            r"more than one GGUF file of the name 'Q8_0': it has a-Q8_0.gguf, b-Q8_0.gguf\.",
+        *(
+            (GGUFS, named, f"'a/b' has no GGUF file of the name '{named}': it has Q8_0/model-Q8_0.gguf, ")
+            for named in ("Q4_K", "XS", "Q5_K_M", "model")
         ),
+        (["a-Q8.gguf", "b-Q8.gguf"], "Q8", r"more than one GGUF file of the name 'Q8': it has a-Q8.gguf, b-Q8.gguf\."),
         (GGUFS, "", r"behind a colon, .* such as 'a/b:model-Q4_K_M\.gguf': it has Q8_0/"),
         (["config.json", "pytorch_model.bin"], "", "there are neither safetensors nor GGUF files"),
     ],

@@ -22,7 +22,10 @@ COMPRESSED = {
     "format": "pack-quantized",
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
 }
-INSTEAD = "oaiserve reads AWQ (gemm), GPTQ and compressed-tensors with integers of 4 or 8 bits"
+NOT_READ = (
+    "its weights are quantized by %s, which is not read: "
+    "oaiserve reads AWQ (gemm), GPTQ and compressed-tensors with integers of 4 or 8 bits"
+)
 
 
 def read(**settings: Any) -> Quantization | None:
@@ -64,24 +67,10 @@ def test_settings_are_read(settings: dict[str, Any], expected: Quantization | No
 
 
 @pytest.mark.parametrize(
-    ("settings", "method"),
-    [
-        ({"quant_method": "torchao"}, "torchao"),
-        ({"quant_method": "something new"}, "something new"),
-        ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
-        ({"load_in_4bit": True}, "bitsandbytes"),
-        ({"load_in_8bit": True}, "bitsandbytes"),
-    ],
-)
-def test_other_methods_are_refused_by_name(settings: dict[str, Any], method: str) -> None:
-    with pytest.raises(BadFile) as caught:
-        read(**settings)
-    assert str(caught.value).startswith(f"its weights are quantized by {method}, which is not read: {INSTEAD}")
-
-
-@pytest.mark.parametrize(
     ("settings", "says"),
     [
+        *(({"quant_method": method}, NOT_READ % method) for method in ("torchao", "something new", "bitsandbytes")),
+        *(({setting: True}, NOT_READ % "bitsandbytes") for setting in ("load_in_4bit", "load_in_8bit")),
         ({"quant_method": "awq", "version": "gemv"}, "by AWQ in the layout gemv, not gemm"),
         ({"quant_method": "awq", "backend": "llm-awq"}, "by AWQ in the layout llm-awq, not gemm"),
         ({"quant_method": "awq", "bits": 8}, "by AWQ to 8 bits, not 4"),
@@ -101,7 +90,7 @@ def test_other_methods_are_refused_by_name(settings: dict[str, Any], method: str
         (COMPRESSED | {"transform_config": {"config_groups": {"u": {}}}}, "are rotated (transform_config)"),
     ],
 )
-def test_layouts_that_are_not_read_are_refused_by_name(settings: dict[str, Any], says: str) -> None:
+def test_methods_and_layouts_that_are_not_read_are_refused_by_name(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(BadFile) as caught:
         read(**settings)
     assert says in str(caught.value)

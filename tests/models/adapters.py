@@ -15,26 +15,18 @@ from oaiserve.engine.model.adapters import Adapter, AdapterPart
 
 
 def write_adapter(
-    folder: Path,
-    shapes: Mapping[str, tuple[int, int]],
-    *,
-    rank: int = 8,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    size: float = 1.0,
-    **config: Any,
+    folder: Path, shapes: Mapping[str, tuple[int, int]], *, rank: int = 8, size: float = 1.0, **config: Any
 ) -> Path:
     """Write an adapter for layers of these shapes [rows, columns], by the names of their modules; return its folder.
 
     What it adds is about `size` times as large as usual weights. `config` are further settings of PEFT.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     tensors = {}
     for name, (rows, columns) in shapes.items():
         a = torch.randn(rank, columns, generator=generator) / columns**0.5
         b = torch.randn(rows, rank, generator=generator) * size / rank**0.5
-        tensors[f"base_model.model.{name}.lora_A.weight"] = a.to(dtype)
-        tensors[f"base_model.model.{name}.lora_B.weight"] = b.to(dtype)
+        tensors |= {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": b}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted(shapes)} | config

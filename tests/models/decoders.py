@@ -68,10 +68,6 @@ REAL_SHAPES: dict[str, PreTrainedConfig] = {
         vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
         num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, tie_word_embeddings=True,
     ),
-    "llama-3.2-3b": LlamaConfig(
-        vocab_size=128256, hidden_size=3072, intermediate_size=8192, num_hidden_layers=28, num_attention_heads=24,
-        num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, tie_word_embeddings=True,
-    ),
     "llama-3.1-8b": LlamaConfig(
         vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
         num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, tie_word_embeddings=False,
@@ -97,13 +93,9 @@ def foreign_config(name: str) -> PreTrainedConfig:
 
 
 def random_model(
-    config: PreTrainedConfig,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    seed: int = 0,
+    config: PreTrainedConfig, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     with torch.device(device):
         # A model changes its config.
         own = copy.deepcopy(config)
@@ -115,22 +107,17 @@ def random_model(
 
 
 @torch.inference_mode()
+def continued(model: PreTrainedModel, prompt: list[int], num_tokens: int, **inputs: Any) -> list[int]:
+    """Return transformers' own greedy answer to one prompt."""
+    ids = torch.tensor([prompt], device=model.device)
+    sizes = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens, "eos_token_id": None, "pad_token_id": 0}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **sizes, **inputs)
+    return out[0, len(prompt) :].tolist()
+
+
 def generate(model: PreTrainedModel, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     """Return transformers' own greedy answers, computed one prompt at a time."""
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt], device=model.device)
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=num_tokens,
-            min_new_tokens=num_tokens,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
+    return [continued(model, prompt, num_tokens) for prompt in prompts]
 
 
 @torch.inference_mode()
@@ -147,15 +134,19 @@ def greedy(model: PreTrainedModel, prompts: list[list[int]], answers: list[list[
     return found
 
 
+def vocabulary(first: list[str], size: int) -> dict[str, int]:
+    """Return a vocabulary of these tokens and, as far as there is room, words of a few letters."""
+    words = ("".join(letters) for length in range(2, 6) for letters in product(ascii_lowercase, repeat=length))
+    return {token: place for place, token in enumerate(islice(chain(first, words), size))}
+
+
 def byte_tokenizer(vocab_size: int = 256) -> PreTrainedTokenizerFast:
     """Make a tokenizer with one token per byte, for models with random weights.
 
     Further tokens are words of a few letters. No text is encoded to them, but a model draws them, so that an answer has
     about as much text as usual.
     """
-    words = ("".join(letters) for length in (2, 3, 4) for letters in product(ascii_lowercase, repeat=length))
-    tokens = chain(sorted(pre_tokenizers.ByteLevel.alphabet()), words)
-    vocab = {token: i for i, token in enumerate(islice(tokens, max(256, vocab_size)))}
+    vocab = vocabulary(sorted(pre_tokenizers.ByteLevel.alphabet()), max(256, vocab_size))
     tokenizer = RustTokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -44,6 +44,13 @@ def random_blocks(rng: np.random.Generator, kind: Kind, n: int, k: int, scale: f
     return blocks.reshape(n, -1)
 
 
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write_gguf(
     path: Path,
     config: PreTrainedConfig,
@@ -89,10 +96,7 @@ def write_gguf(
         is_small = "ffn_gate_inp" in name_in_file or name_in_file.endswith(".bias")  # of a router, or of experts
         kind = Kind.F32 if is_small else kind_of(name_in_file)
         writer.add_tensor(name_in_file, quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _as_in_a_file(

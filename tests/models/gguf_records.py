@@ -24,6 +24,7 @@ from oaiserve.engine.model.families import family_of
 from oaiserve.files.gguf import GgufTensor
 from tests.models import small_configs
 from tests.models.decoders import random_model
+from tests.models.gguf_files import finish
 from tests.models.small_configs import sizes_of
 
 RECORDS = Path(__file__).parent.parent / "engine" / "model" / "gguf_records"
@@ -149,10 +150,7 @@ class Record:
             kept_whole = any(part in name for part in ("ffn_gate_inp", "conv", "norm", "_b.weight"))
             kind = kind_of(name) if is_matrix and not kept_whole else Kind.F32
             writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
 
 
 def checksum(values: NDArray[np.float32]) -> int:

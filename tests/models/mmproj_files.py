@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from tests.models.gguf_files import write_gguf
+from tests.models.gguf_files import finish, write_gguf
 from tests.models.seeing import KINDS, SeeingModel, save_whole
 
 _OF_TEXT = re.compile(r"^(model\.)?(language_model|text_model)\.(model\.)?|^lm_head")
@@ -100,10 +100,7 @@ def write_tower(name: str, seeing: SeeingModel, path: Path, kind: Kind = Kind.F3
             is_whole = values.ndim != 2 or values.shape[-1] % 32 != 0 or "embd" in found
             own_kind = Kind.F32 if is_whole else kind
             writer.add_tensor(found, gguf.quantize(np.ascontiguousarray(values), own_kind), raw_dtype=own_kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _as_converted(

@@ -6,8 +6,6 @@ computes with them of texts, one by one, is the reference that vectors and score
 
 import copy
 import json
-from collections.abc import Iterable
-from itertools import islice, product
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -31,7 +29,7 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from tests.models.decoders import SMALL
+from tests.models.decoders import SMALL, vocabulary
 
 SMALL_VOCAB = 300
 _DECODER = SMALL | {"vocab_size": SMALL_VOCAB, "max_position_embeddings": 256}
@@ -70,7 +68,7 @@ def word_tokenizer(family: str, vocab_size: int) -> PreTrainedTokenizerFast:
     is_roberta = "roberta" in family
     special = ["<s>", "<pad>", "</s>", "<unk>"] if is_roberta else ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     letters = [*ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase), " ", ".", ",", "?"]
-    vocab = {token: place for place, token in enumerate(islice(_unique([*special, *letters], vocab_size), vocab_size))}
+    vocab = vocabulary([*special, *letters], vocab_size)
     unknown = "<unk>" if is_roberta else "[UNK]"
     tokenizer = RustTokenizer(models.WordPiece(vocab, unk_token=unknown))
     tokenizer.normalizer = normalizers.BertNormalizer()
@@ -89,21 +87,8 @@ def word_tokenizer(family: str, vocab_size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **names)
 
 
-def _unique(first: list[str], number: int) -> Iterable[str]:
-    yield from first
-    for length in range(2, 6):
-        for letters in product(ascii_lowercase, repeat=length):
-            yield "".join(letters)
-
-
 def save(
-    folder: Path,
-    family: str,
-    model: PreTrainedModel,
-    *,
-    pooling: str | None = None,
-    prompts: dict[str, str] | None = None,
-    max_tokens: int | None = None,
+    folder: Path, family: str, model: PreTrainedModel, *, pooling: str | None = None, max_tokens: int | None = None
 ) -> Path:
     """Save a model and its tokenizer, with sentence-transformers' files if a mode of pooling is given."""
     model.save_pretrained(folder)
@@ -125,7 +110,7 @@ def save(
             "modules": modules,
             "1_Pooling/config": switches,
             "sentence_bert_config": {"max_seq_length": length, "do_lower_case": False},
-            "config_sentence_transformers": {"prompts": prompts or {}, "default_prompt_name": None},
+            "config_sentence_transformers": {"prompts": {}, "default_prompt_name": None},
         }
         for name, value in files.items():
             (folder / f"{name}.json").write_text(json.dumps(value))

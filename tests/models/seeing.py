@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerFast
 
 from oaiserve.engine.model.media.families import IMAGES, SOUNDS, Settings
-from tests.models.decoders import byte_tokenizer
+from tests.models.decoders import byte_tokenizer, continued
 from tests.models.wrappers import NONE, Values, random_wrapper
 
 # A template as those of published models are: parts of messages in their order, and a placeholder for each image.
@@ -236,15 +236,5 @@ def expected_answer(name: str, seeing: SeeingModel, prompt: list[int], media: Me
     if name.startswith(("gemma", "qwen")) and kind.vector:
         types = (ids == id_of(kind.vector)) + 3 * (ids == (id_of(kind.audio) if kind.audio else -1))
         fields["token_type_ids" if name == "gemma3" else "mm_token_type_ids"] = types
-    with torch.inference_mode():
-        out = seeing.model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            **{field: value for field, value in fields.items() if field not in unused},
-            max_new_tokens=number,
-            min_new_tokens=number,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    return out[0, len(prompt) :].tolist()
+    kept = {field: value for field, value in fields.items() if field not in unused}
+    return continued(seeing.model, prompt, number, **kept)

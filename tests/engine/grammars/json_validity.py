@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, time
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import jsonschema
@@ -30,75 +31,49 @@ URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-
 UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}", re.ASCII)
 
 
-def _matches(regex: re.Pattern[str]) -> Callable[[str], object]:
-    def check(text: str) -> None:
-        if regex.fullmatch(text) is None:
-            raise ValueError(text)
-
-    return check
+def _is_uuid(text: str, version: int) -> bool:
+    return UUID.fullmatch(text) is not None and uuid.UUID(text).version == version
 
 
-def _with_zone(kind: type[datetime | time]) -> Callable[[str], object]:
-    def check(text: str) -> None:
-        if kind.fromisoformat(text).tzinfo is None:
-            raise ValueError(text)
-
-    return check
-
-
-def _uuid(version: int) -> Callable[[str], object]:
-    def check(text: str) -> None:
-        _matches(UUID)(text)
-        if uuid.UUID(text).version != version:
-            raise ValueError(text)
-
-    return check
-
-
-# Each raises an error for a text that does not have the format.
+# Each returns None or False, or raises an error, for a text that does not have the format.
 CHECKS: dict[str, Callable[[str], object]] = {
     "date": date.fromisoformat,
-    "time": _with_zone(time),
-    "date-time": _with_zone(datetime),
-    "duration": _matches(DURATION),
-    "uuid": _matches(UUID),
+    "time": lambda text: time.fromisoformat(text).tzinfo,
+    "date-time": lambda text: datetime.fromisoformat(text).tzinfo,
+    "duration": DURATION.fullmatch,
+    "uuid": UUID.fullmatch,
     "email": lambda text: email.headerregistry.Address(addr_spec=text),
-    "hostname": _matches(HOSTNAME),
+    "hostname": HOSTNAME.fullmatch,
     "ipv4": ipaddress.IPv4Address,
     "ipv6": ipaddress.IPv6Address,
-    "uri": _matches(URI),
-    **{f"uuid{version}": _uuid(version) for version in (1, 3, 4, 5, 6, 7, 8)},
+    "uri": URI.fullmatch,
+    **{f"uuid{version}": partial(_is_uuid, version=version) for version in (1, 3, 4, 5, 6, 7, 8)},
     "ipvanyaddress": ipaddress.ip_address,
     "ipv4interface": ipaddress.IPv4Interface,
     "base64": lambda text: base64.b64decode(text, validate=True),
     "byte": lambda text: base64.b64decode(text, validate=True),
     "base64url": lambda text: base64.b64decode(text.translate(str.maketrans("-_+/", "+/!!")), validate=True),
-    "cuid2": _matches(re.compile("[0-9a-z]+")),
-    "ulid": _matches(re.compile("[0-9A-HJKMNP-TV-Z]{26}")),
-    "nanoid": _matches(re.compile("[A-Za-z0-9_-]{21}")),
-    "e164": _matches(re.compile(r"\+[1-9][0-9]{1,14}")),
+    "cuid2": re.compile("[0-9a-z]+").fullmatch,
+    "ulid": re.compile("[0-9A-HJKMNP-TV-Z]{26}").fullmatch,
+    "nanoid": re.compile("[A-Za-z0-9_-]{21}").fullmatch,
+    "e164": re.compile(r"\+[1-9][0-9]{1,14}").fullmatch,
 }
 RANGES = {"int32": range(-(2**31), 2**31), "uint8": range(2**8)}
 FORMATS = jsonschema.FormatChecker(formats=())
 
 
-def _of_strings(check: Callable[[str], object]) -> Callable[[object], bool]:
-    def holds(value: object) -> bool:
-        if isinstance(value, str):
-            check(value)
-        return True
-
-    return holds
+def _holds_of_strings(value: object, check: Callable[[str], object]) -> bool:
+    return not isinstance(value, str) or check(value) not in (None, False)
 
 
-def _of_integers(allowed: range) -> Callable[[object], bool]:
-    return lambda value: not isinstance(value, int) or value in allowed
+def _holds_of_integers(value: object, allowed: range) -> bool:
+    return not isinstance(value, int) or value in allowed
 
 
 for _name, _check in CHECKS.items():
-    FORMATS.checks(_name, raises=Exception)(_of_strings(_check))
+    FORMATS.checks(_name, raises=Exception)(partial(_holds_of_strings, check=_check))
 for _name, _range in RANGES.items():
-    FORMATS.checks(_name)(_of_integers(_range))
+    FORMATS.checks(_name)(partial(_holds_of_integers, allowed=_range))
 
 
 def _multiple_of(_: Any, divisor: float, value: Any, __: Any) -> Iterator[ValidationError]:

@@ -10,16 +10,17 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-import tokenizers
 
-from oaiserve.engine.grammars.grammar import CompiledGrammar, Grammars, GrammarViolation
+from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarViolation
 from oaiserve.engine.request import Grammar
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.errors import InvalidRequest
 from tests.engine.grammars.json_validity import error_of, instance_error
+from tests.engine.grammars.plain import BACKEND, EOS, VOCAB_SIZE, make_grammars, pushed
 from tools.markdown import as_markdown
 
 MOST_FREE_TOKENS = 30  # drawn among all that are allowed; then such that close what is open are preferred
@@ -47,20 +48,7 @@ class RefusedRow:
     note: str = ""
 
 
-def string(**keywords: Any) -> dict[str, Any]:
-    return {"type": "string", **keywords}
-
-
-def numeric(**keywords: Any) -> dict[str, Any]:
-    return {"type": "number", **keywords}
-
-
-def integer(**keywords: Any) -> dict[str, Any]:
-    return {"type": "integer", **keywords}
-
-
-def array(**keywords: Any) -> dict[str, Any]:
-    return {"type": "array", **keywords}
+string, numeric, integer, array = (partial(dict, type=name) for name in ("string", "number", "integer", "array"))
 
 
 def record(*required: str, **keywords: Any) -> dict[str, Any]:
@@ -315,17 +303,16 @@ REFUSED = [
 
 
 class Vocabulary:
-    """The tokens of a model, and the grammars for them."""
+    """The tokens of a model, and what grammars make of them."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
-        table = TokenTable(backend)
-        self._backend = backend
-        self._grammars = Grammars(backend, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
-        self._bytes = [table.bytes_of(token_id) for token_id in range(vocab_size)]
+    def __init__(self) -> None:
+        table = TokenTable(BACKEND)
+        self._grammars = make_grammars()
+        self._bytes = [table.bytes_of(token_id) for token_id in range(VOCAB_SIZE)]
         self._lengths = np.array([len(each) for each in self._bytes])
-        self._eos = np.isin(np.arange(vocab_size), list(eos_token_ids))
+        self._eos = np.arange(VOCAB_SIZE) == EOS
         self._closing = [self._bytes.index(each) for each in CLOSING if each in self._bytes]
-        self._words = np.zeros(-(-vocab_size // 32), np.uint32)
+        self._words = np.zeros(-(-VOCAB_SIZE // 32), np.uint32)
 
     def compile(self, schema: Any) -> CompiledGrammar:
         return self._grammars.compile(Grammar("json_schema", json.dumps(schema)))
@@ -334,8 +321,7 @@ class Vocabulary:
         matcher = compiled.matcher()
         text = json.dumps(instance, ensure_ascii=False, separators=(",", ":"))
         try:
-            for token_id in self._backend.encode(text, add_special_tokens=False).ids:
-                matcher.push(token_id)
+            pushed(matcher, text)
         except GrammarViolation:
             return False
         matcher.fill_mask(self._words)

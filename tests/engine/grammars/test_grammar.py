@@ -1,9 +1,10 @@
-"""Tests of what a choice may go on with, on a small tokenizer whose first 256 ids are single bytes."""
+"""Tests of what a choice may go on with, on a small tokenizer."""
 
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from itertools import accumulate
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import llguidance
@@ -23,34 +24,15 @@ from oaiserve.engine.grammars.notations import Translated, translate
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.engine.text.detokenize import BYTE_LEVEL_CHARACTERS
 from oaiserve.errors import InvalidRequest
-from tests.engine.grammars.plain import allowed_ids, mask_of
-from tests.engine.text.tokenizers_for_tests import SPECIALS, byte_level, sentencepiece, wordpiece
+from tests.engine.grammars.plain import BACKEND, EOS, VOCAB_SIZE, allowed_ids, ids, make_grammars, mask_of, pushed
+from tests.engine.text.tokenizers_for_tests import SPECIALS, sentencepiece, wordpiece
 
-BACKEND = byte_level()
 SPECIAL_IDS = [BACKEND.token_to_id(token) for token in SPECIALS]
-EOS = BACKEND.token_to_id("<|im_end|>")
-VOCAB_SIZE = BACKEND.get_vocab_size() + 5  # a model may know more ids than its tokenizer
-
-
-def make(vocab_size: int = VOCAB_SIZE, eos: tuple[int, ...] = (EOS,)) -> Grammars:
-    return Grammars(BACKEND, vocab_size=vocab_size, eos_token_ids=frozenset(eos))
-
-
-GRAMMARS = make()
+GRAMMARS = make_grammars()
 
 
 def compiled(kind: GrammarKind, text: str = "") -> CompiledGrammar:
     return GRAMMARS.compile(Grammar(kind, text))
-
-
-def ids(text: str) -> list[int]:
-    return list(BACKEND.encode(text, add_special_tokens=False).ids)
-
-
-def pushed(matcher: Matcher, text: str) -> Matcher:
-    for token_id in ids(text):
-        matcher.push(token_id)
-    return matcher
 
 
 def allowed(matcher: Matcher, vocab_size: int = VOCAB_SIZE) -> set[int]:
@@ -93,7 +75,7 @@ def test_the_end_may_come_exactly_where_the_grammar_may_end() -> None:
 
 
 def test_all_ends_of_sequence_are_allowed_together() -> None:
-    matcher = make(eos=(EOS, SPECIAL_IDS[0])).compile(Grammar("regex", "a*")).matcher()
+    matcher = make_grammars(eos=(EOS, SPECIAL_IDS[0])).compile(Grammar("regex", "a*")).matcher()
     assert allowed(matcher) & set(SPECIAL_IDS) == {EOS, SPECIAL_IDS[0]}
 
 
@@ -118,7 +100,7 @@ def test_special_tokens_are_no_text() -> None:
 
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, VOCAB_SIZE - 5, VOCAB_SIZE - 7, 288])
 def test_no_id_beyond_the_models_or_the_tokenizers_is_allowed(vocab_size: int) -> None:
-    matcher = make(vocab_size).compile(Grammar("regex", "(?:.|\n)*")).matcher()
+    matcher = make_grammars(vocab_size).compile(Grammar("regex", "(?:.|\n)*")).matcher()
     known = set(range(min(vocab_size, BACKEND.get_vocab_size())))
     assert allowed(matcher, vocab_size) <= known
     words = mask_of(matcher, vocab_size)
@@ -141,6 +123,7 @@ def test_no_id_beyond_the_models_or_the_tokenizers_is_allowed(vocab_size: int) -
         ("json_schema", '{"type": "integer", "multipleOf": 60}', "0", True),
         ("lark", 'start: "a" | "a" "b"', "a", False),
         ("lark", 'start: "a" | "a" "b"', "ab", True),
+        ("lark", 'start: "<x>" /<[0-9]+>/ // <|im_end|>', "<x><12>", True),  # signs within texts are none
         ("gbnf", 'root ::= "a"+ "."', "aa", False),
         ("gbnf", 'root ::= "a"+ "."', "aa.", True),
     ],
@@ -182,7 +165,7 @@ def test_matchers_of_a_grammar_do_not_share_their_choice() -> None:
 
 
 def test_a_grammar_is_compiled_once(counted: Mock) -> None:
-    grammars = make()
+    grammars = make_grammars()
     first = grammars.compile(Grammar("regex", "a", "response_format"))
     second = grammars.compile(Grammar("regex", "a", "structured_outputs"))
     other = grammars.compile(Grammar("lark", 'start: "a"'))
@@ -192,7 +175,7 @@ def test_a_grammar_is_compiled_once(counted: Mock) -> None:
 
 
 def test_a_refusal_is_kept_too_and_names_the_parameter_of_each_request(counted: Mock) -> None:
-    grammars = make()
+    grammars = make_grammars()
     for param in ("response_format", "structured_outputs"):
         with pytest.raises(InvalidRequest, match=r"the regex has a '\(' without") as refused:
             grammars.compile(Grammar("regex", "(", param))
@@ -202,14 +185,14 @@ def test_a_refusal_is_kept_too_and_names_the_parameter_of_each_request(counted: 
 
 def test_the_number_of_grammars_that_are_kept_is_bounded(counted: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_module, "MOST_KEPT", 2)
-    grammars = make()
+    grammars = make_grammars()
     for text in ("a", "b", "a", "c", "a", "b"):  # the last one was the first to go
         grammars.compile(Grammar("regex", text))
     assert counted.call_count == 4
 
 
 def test_those_who_want_the_same_grammar_at_once_wait_for_one_to_compile_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    grammars, begun, go = make(), threading.Event(), threading.Event()
+    grammars, begun, go = make_grammars(), threading.Event(), threading.Event()
 
     def slow(kind: GrammarKind, text: str) -> Translated:
         assert not begun.is_set(), "it is compiled twice"
@@ -228,7 +211,7 @@ def test_those_who_want_the_same_grammar_at_once_wait_for_one_to_compile_it(monk
 
 def test_a_grammar_whose_matcher_has_failed_is_compiled_again() -> None:
     """All matchers share the states that were made, so what one has used up is used up for all."""
-    grammars = make()
+    grammars = make_grammars()
     grammar = Grammar("regex", "a")
     with pytest.raises(GrammarViolation):
         pushed(grammars.compile(grammar).matcher(), "b")
@@ -240,59 +223,47 @@ def test_a_mask_that_takes_too_much_ends_its_choice(monkeypatch: pytest.MonkeyPa
     limits = llguidance.LLParserLimits(max_lexer_states=300, verbose_errors=False)
     monkeypatch.setattr(grammar_module, "_LIMITS", limits)
     matcher = compiled("regex", ".*a.{50}").matcher()
-
-    def go_on() -> None:
-        for character in "abaab" * 20:
-            allowed(matcher)
-            pushed(matcher, character)
-
     with pytest.raises(GrammarGivenUp, match="too many states"):
-        go_on()
+        [allowed(pushed(matcher, character)) for character in "abaab" * 20]
 
 
-def test_all_answers_of_a_client_share_the_time_that_grammars_may_exceed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, now_ns, taken_ns, seconds = make(), 0, 0, 0
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return a clock between two of whose reads a mask is made, which takes `taken_ns`."""
+    made = SimpleNamespace(taken_ns=0, seconds=0)
+    reads = accumulate(iter(lambda: made.taken_ns, None))
+    monkeypatch.setattr(grammar_module, "thread_time_ns", lambda: next(reads))
+    monkeypatch.setattr(grammar_module, "monotonic_ns", lambda: made.seconds * 10**9)
+    return made
+
+
+def test_all_answers_of_a_client_share_the_time_that_grammars_may_exceed(clock: SimpleNamespace) -> None:
+    made = make_grammars()
     texts, clients = ("[a-y]*", "[a-x]*", "[a-x]*"), ("one", "one", "other")
     pairs = zip(texts, clients, strict=True)
     first, second, others = (made.compile(Grammar("regex", text), client).matcher() for text, client in pairs)
-
-    def thread_time_ns() -> int:
-        """Return a time between two of whose reads a mask is made."""
-        nonlocal now_ns
-        now_ns += taken_ns
-        return now_ns
-
-    monkeypatch.setattr(grammar_module, "thread_time_ns", thread_time_ns)
-    monkeypatch.setattr(grammar_module, "monotonic_ns", lambda: seconds * 10**9)
-    taken_ns = grammar_module.TOKEN_NS + 20_000_000
+    clock.taken_ns = grammar_module.TOKEN_NS + 20_000_000
     for matcher in [first, second] * 6:
         allowed(matcher)
-    taken_ns = grammar_module.TOKEN_NS - 1_000_000
+    clock.taken_ns = grammar_module.TOKEN_NS - 1_000_000
     for _ in range(40):  # which give time back
         allowed(first)
     assert first._excess.ns == 12 * 20_000_000 - 40 * 1_000_000
-    taken_ns = grammar_module.TOKEN_NS + 20_000_000
+    clock.taken_ns = grammar_module.TOKEN_NS + 20_000_000
     allowed(second)
     allowed(second)
     with pytest.raises(GrammarGivenUp, match="5 ms a token"):
         allowed(first)
     allowed(others)
-    taken_ns = 0
+    clock.taken_ns = 0
     allowed(first)  # whatever is fast goes on
-    taken_ns, seconds = grammar_module.TOKEN_NS + 20_000_000, 10
+    clock.taken_ns, clock.seconds = grammar_module.TOKEN_NS + 20_000_000, 10
     allowed(second)
 
 
-def test_drafts_and_tokens_take_of_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    matcher, now_ns = make().compile(Grammar("regex", "[a-x]*"), "drafts").matcher(), 0
-
-    def thread_time_ns() -> int:
-        nonlocal now_ns
-        now_ns += 40_000_000
-        return now_ns
-
-    monkeypatch.setattr(grammar_module, "thread_time_ns", thread_time_ns)
-    monkeypatch.setattr(grammar_module, "monotonic_ns", lambda: 0)
+def test_drafts_and_tokens_take_of_the_same_time(clock: SimpleNamespace) -> None:
+    matcher = make_grammars().compile(Grammar("regex", "[a-x]*"), "drafts").matcher()
+    clock.taken_ns = 40_000_000
     rows = np.zeros((2, -(-VOCAB_SIZE // 32)), np.uint32)
     matcher.fill_masks_behind(ids("ab"), rows)
     assert matcher._excess.ns == 2 * 40_000_000 - grammar_module.TOKEN_NS
@@ -371,11 +342,6 @@ def test_a_lark_grammar_may_begin_with_a_line_of_options_that_change_nothing() -
             compiled("lark", f'%llguidance {options}\nstart: "yes"')
 
 
-def test_signs_within_texts_of_a_lark_grammar_are_no_signs() -> None:
-    matcher = compiled("lark", 'start: "<x>" /<[0-9]+>/ // <|im_end|>').matcher()
-    assert not is_refused("<x><12>", matcher)
-
-
 def test_a_tokenizer_that_puts_a_space_in_front_has_exact_bytes_all_the_same() -> None:
     backend = sentencepiece()
     grammars = Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=frozenset([2]))
@@ -396,26 +362,20 @@ def test_a_tokenizer_without_bytes_is_said_to_be_none_for_grammars() -> None:
 
 
 def test_the_tokens_are_prepared_once_however_many_grammars_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared: list[Tokens] = []
-    all_here = threading.Barrier(4)
-
-    class Counted(Tokens):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            prepared.append(self)
+    all_here, counted = threading.Barrier(4), Mock(side_effect=Tokens)
 
     def compile_one(number: int) -> Matcher:
         all_here.wait(timeout=30)
         return grammars.compile(Grammar("regex", f"a{{{number}}}")).matcher()
 
-    monkeypatch.setattr(grammar_module, "Tokens", Counted)
-    grammars = make()
-    assert prepared == []
+    monkeypatch.setattr(grammar_module, "Tokens", counted)
+    grammars = make_grammars()
+    assert counted.call_count == 0
     grammars.prepare()
     with ThreadPoolExecutor(4) as threads:
         for number, matcher in enumerate(threads.map(compile_one, range(1, 5)), start=1):
             assert pushed(matcher, "a" * number).is_complete
-    assert len(prepared) == 1
+    assert counted.call_count == 1
 
 
 @pytest.fixture

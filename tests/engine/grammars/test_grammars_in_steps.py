@@ -25,21 +25,60 @@ from oaiserve.facts.record import HostPart
 from tests.engine.answers import run_to_the_end
 from tests.engine.device import GRAMMARS, REASONING, Device, answers, drawn_after, some_requests
 from tests.engine.doubles import EOS, TOKENIZER, ScriptedRunner, letter_id, make_engine, parts_entered, request
-from tests.engine.grammars.plain import allowed_ids, mask_of, plain_answer
+from tests.engine.grammars.plain import allowed_ids, mask_of
 
 COMPILED = Grammars(TOKENIZER.backend, vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset([EOS]))
 in_both_ways = pytest.mark.usefixtures("overlap")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-def obeyed(asked: Request) -> tuple[list[int], str]:
-    """Return the ids of an answer and why it ends, by a plain loop."""
-    grammar = asked.params.grammar
-    matcher = None if grammar is None else COMPILED.compile(grammar).matcher()
-    prompt = list(asked.prompts[0].token_ids)
-    return plain_answer(
-        matcher, prompt, asked.params, drawn_after, eos=EOS, vocab_size=TOKENIZER.vocab_size, tokenizer=TOKENIZER
-    )
+def plain_answer(asked: Request) -> tuple[list[int], str]:
+    """Return the ids of an answer and why it ends, one token after the other: mask, draw, push.
+
+    Texts of reasoning are single letters, and the tokens of answers begin with them or do not have them.
+    """
+    params, reasoning, prompt = asked.params, asked.params.reasoning, asked.prompts[0].token_ids
+    matcher = None if params.grammar is None else COMPILED.compile(params.grammar).matcher()
+    ids = list(prompt)
+    thinks = reasoning is not None and not (matcher is not None and reasoning.opening)
+    num_thought = 0
+    while len(ids) < len(prompt) + params.max_tokens:
+        is_begun = thinks and (not reasoning.opening or len(ids) > len(prompt))
+        is_spent = is_begun and reasoning.budget is not None and num_thought >= reasoning.budget
+        ends = [EOS] if params.ignore_eos or len(ids) - len(prompt) < params.min_tokens else []
+        mask = None
+        if is_spent:
+            mask = np.zeros(-(-TOKENIZER.vocab_size // 32), np.uint32)
+            (closing,) = TOKENIZER.encode_plain(reasoning.closing)
+            mask[closing // 32] = np.uint32(1 << closing % 32)
+            ends = []
+        elif matcher is not None:
+            mask = mask_of(matcher, TOKENIZER.vocab_size)
+            if thinks:
+                matcher.fill_free(mask)
+                ends = [EOS]
+        if mask is not None and set(allowed_ids(mask)) - set(ends):
+            for end in ends:
+                mask[end // 32] &= np.uint32(0xFFFFFFFF ^ (1 << end % 32))
+        token_id = drawn_after(ids, mask)
+        ids.append(token_id)
+        if token_id == EOS and not (matcher is None and params.ignore_eos):
+            return ids[len(prompt) :], "stop"
+        if thinks:
+            text = TOKENIZER.backend.decode([token_id])
+            if not is_begun:
+                thinks = text.startswith(reasoning.opening)
+            else:
+                num_thought += 1
+                thinks = reasoning.closing not in text
+                behind = text.partition(reasoning.closing)[2].strip()
+                if not thinks and behind and matcher is not None:
+                    raise AssertionError("a token goes on behind the end of the reasoning")
+        elif matcher is not None:
+            matcher.push(token_id)
+        if not thinks and matcher is not None and matcher.is_complete:
+            return ids[len(prompt) :], "stop"
+    return ids[len(prompt) :], "length"
 
 
 def constrained_requests(rng: random.Random, number: int) -> list[Request]:
@@ -69,7 +108,7 @@ def test_answers_are_those_of_a_plain_loop(few_tokens: int, kv_blocks: int, monk
     device = Device()
     found = answers(device, requests, kv_blocks=kv_blocks, max_model_len=80)
     for asked in requests:
-        expected = obeyed(asked)
+        expected = plain_answer(asked)
         for choice in range(asked.params.n):
             key = (asked.request_id, choice)
             answer = found.choices[key]

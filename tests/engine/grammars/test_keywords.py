@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.engine.grammars.keywords import OBEYED, REFUSED, Obeyed, RefusedRow, Vocabulary, failures, table
-from tests.engine.text.tokenizers_for_tests import byte_level
 
 ROOT = Path(__file__).parents[3]
-BACKEND = byte_level()
-VOCABULARY = Vocabulary(BACKEND, BACKEND.get_vocab_size(), frozenset([BACKEND.token_to_id("<|im_end|>")]))
+VOCABULARY = Vocabulary()
 
 
 @pytest.mark.parametrize("row", [*OBEYED, *REFUSED], ids=lambda row: f"{row.keyword} {row.note}".rstrip())

@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.request import Grammar
 from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import CompletionBody
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.protocol import parse
-from tests.engine.text.tokenizers_for_tests import byte_level
+from tests.engine.grammars.plain import EOS, ids, make_grammars
 
 Given = dict[str, Any]
 
@@ -42,30 +41,26 @@ OLD = {
 }
 
 
+def asked(**fields: Any) -> Any:
+    return grammar(at_once(parse(CompletionBody, json.dumps({"prompt": "Hi", **fields}).encode())))
+
+
 def constraint(**tag: Any) -> Grammar:
-    body = {"prompt": "Hi", "response_format": {"type": "structural_tag", **tag}}
-    found = grammar(at_once(parse(CompletionBody, json.dumps(body).encode())))
-    assert found is not None
-    return found
+    return asked(response_format={"type": "structural_tag", **tag})
 
 
 class Allowed:
     """Which texts a constraint allows: as the beginning of an answer, and as a whole one."""
 
     def __init__(self, constraint: Grammar) -> None:
-        self._tokenizer = byte_level()
-        eos = self._tokenizer.token_to_id("<|im_end|>")
-        size = self._tokenizer.get_vocab_size()
-        grammars = Grammars(self._tokenizer, vocab_size=size, eos_token_ids=frozenset({eos}))
-        self._compiled, self._eos = grammars.compile(constraint), eos
+        self._compiled = make_grammars().compile(constraint)
 
-    def begins(self, text: str) -> bool:
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return self._compiled.matcher().num_possible(ids) == len(ids)
+    def begins(self, text: str, *then: int) -> bool:
+        token_ids = [*ids(text), *then]
+        return self._compiled.matcher().num_possible(token_ids) == len(token_ids)
 
     def is_whole(self, text: str) -> bool:
-        ids = [*self._tokenizer.encode(text, add_special_tokens=False).ids, self._eos]
-        return self._compiled.matcher().num_possible(ids) == len(ids)
+        return self.begins(text, EOS)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +125,7 @@ def test_each_trigger_of_the_older_form_begins_a_structure(text: str, is_allowed
 def test_the_form_of_structured_outputs_is_the_same_as_json_or_as_an_object() -> None:
     given = {"type": "structural_tag", "format": TRIGGERED}
     for value in (given, json.dumps(given)):
-        body = {"prompt": "Hi", "structured_outputs": {"structural_tag": value}}
-        found = grammar(at_once(parse(CompletionBody, json.dumps(body).encode())))
-        assert found is not None
+        found = asked(structured_outputs={"structural_tag": value})
         assert (found.kind, found.text) == ("structural_tag", constraint(format=TRIGGERED).text)
 
 

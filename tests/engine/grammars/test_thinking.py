@@ -5,23 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.grammars.constraint import Constraint
-from oaiserve.engine.grammars.grammar import Grammars, GrammarViolation
+from oaiserve.engine.grammars.grammar import GrammarViolation
 from oaiserve.engine.grammars.thinking import Thinking
 from oaiserve.engine.request import Grammar, Reasoning, SamplingParams
 from oaiserve.engine.text.detokenize import TokenTable
-from tests.engine.grammars.plain import allowed_ids, mask_of
-from tests.engine.text.tokenizers_for_tests import byte_level
+from tests.engine.grammars.plain import BACKEND, EOS, VOCAB_SIZE, allowed_ids, ids, make_grammars, mask_of, pushed
 
-BACKEND = byte_level()
-EOS = BACKEND.token_to_id("<|im_end|>")
 STOP = BACKEND.token_to_id("|")
 TABLE = TokenTable(BACKEND)
-GRAMMARS = Grammars(BACKEND, vocab_size=BACKEND.get_vocab_size(), eos_token_ids=frozenset([EOS]))
-ALL = set(range(BACKEND.get_vocab_size()))
-
-
-def ids(text: str) -> list[int]:
-    return list(BACKEND.encode(text, add_special_tokens=False).ids)
+GRAMMARS = make_grammars()
+ALL = set(range(VOCAB_SIZE))
 
 
 def made(reasoning: Reasoning, choices: str = "", **params: object) -> Constraint:
@@ -30,12 +23,6 @@ def made(reasoning: Reasoning, choices: str = "", **params: object) -> Constrain
     ends = frozenset([EOS]), frozenset([EOS, STOP])
     thinking = Thinking(reasoning, TABLE, ids(reasoning.closing))
     return Constraint(matcher, SamplingParams(**params), thinking=thinking, eos_token_ids=ends[0], stop_ids=ends[1])
-
-
-def pushed(constraint: Constraint, text: str) -> Constraint:
-    for token_id in ids(text):
-        constraint.push(token_id)
-    return constraint
 
 
 def allowed(constraint: Constraint) -> set[int]:

@@ -27,10 +27,7 @@ DECODER = {"architectures": ["LlamaForCausalLM"]}
 def test_the_dtype_is_that_of_a_decoders_config(config: Any, expected: str | None, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert _saved_dtype(tmp_path) == expected
-
-
-def test_a_model_without_a_config_file_has_none(tmp_path: Path) -> None:
-    assert _saved_dtype(tmp_path / "model.gguf") is None
+    assert _saved_dtype(tmp_path / "model.gguf") is None  # which has no config file
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.integrations.gguf import reader
 
 from oaiserve.engine.text.gguf_head import without_vocabulary
+from tests.models.gguf_files import finish
 
 TOKENS = [*"abcdefgh", "ab", "cd", "é", "", "<end>"]
 
@@ -19,12 +20,9 @@ TOKENS = [*"abcdefgh", "ab", "cd", "é", "", "<end>"]
 def write(path: Path, endian: GGUFEndian = GGUFEndian.LITTLE, vocab_size: int | None = None) -> Path:
     """Write the head of a small Llama with a vocabulary, and one tensor."""
     writer = GGUFWriter(path, "llama", endianess=endian)
-    writer.add_block_count(2)
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_feed_forward_length(48)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
+    sizes = {"block_count": 2, "context_length": 64, "embedding_length": 32, "feed_forward_length": 48}
+    for name, size in (sizes | {"head_count": 4, "head_count_kv": 2}).items():
+        getattr(writer, f"add_{name}")(size)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     if vocab_size is not None:
@@ -38,10 +36,7 @@ def write(path: Path, endian: GGUFEndian = GGUFEndian.LITTLE, vocab_size: int | 
     writer.add_array("general.tags", ["one", "two"])
     writer.add_array("numbers", range(5))
     writer.add_tensor("output_norm.weight", np.ones(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

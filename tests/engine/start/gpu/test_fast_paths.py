@@ -200,31 +200,8 @@ def on(engine: Engine) -> set[str]:
     return {name for name in FEATURES if not engine.features[name]}
 
 
-def no_attention(device: FakeGpu) -> None:
-    device.backend = broken
-
-
-def wrong_sampling(device: FakeGpu) -> None:
-    device.set(
-        fast_paths,
-        "_sampling",
-        lambda: (lambda logits, rows: (logits.argmin(-1), logits.isfinite()[:, 0]), apply_masks_in_torch),
-    )
-
-
-def no_description(device: FakeGpu) -> None:
-    def describe(*_: Any) -> Any:
-        raise NotKnown("it is of another kind")
-
-    device.set(layers, "describe", describe)
-
-
-def wrong_fused_layers(device: FakeGpu) -> None:
-    def without_norm(hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return hidden, hidden
-
-    wrong = SimpleNamespace(add_and_norm=without_norm, activate=layer_operations.activate)
-    device.set(layers, "_operations", lambda: wrong)
+WRONG_SAMPLING = (lambda logits, rows: (logits.argmin(-1), logits.isfinite()[:, 0]), apply_masks_in_torch)
+WRONG_LAYERS = SimpleNamespace(add_and_norm=lambda hidden, *_: (hidden, hidden), activate=layer_operations.activate)
 
 
 @pytest.mark.parametrize(
@@ -232,13 +209,21 @@ def wrong_fused_layers(device: FakeGpu) -> None:
     [
         (lambda device: None, set(), None),
         (
-            no_attention,
+            lambda device: device.set(device, "backend", broken),
             {"attention", "fused_layers", "decode_graphs"},
             f"Attention by Triton's kernels: off, .*{re.escape(NO_COMPILER)}",
         ),
-        (wrong_sampling, {"sampling", "decode_graphs"}, "Sampling by Triton's kernels"),
-        (no_description, {"fused_layers"}, None),
-        (wrong_fused_layers, {"fused_layers"}, "Fused layers"),
+        (
+            lambda device: device.set(fast_paths, "_sampling", lambda: WRONG_SAMPLING),
+            {"sampling", "decode_graphs"},
+            "Sampling by Triton's kernels",
+        ),
+        (
+            lambda device: device.set(layers, "describe", Mock(side_effect=NotKnown("other kind"))),
+            {"fused_layers"},
+            None,
+        ),
+        (lambda device: device.set(layers, "_operations", lambda: WRONG_LAYERS), {"fused_layers"}, "Fused layers"),
         (lambda device: device.set(layers, "_operations", broken), {"fused_layers"}, "Fused layers"),
         (
             lambda device: device.set(device, "capture", lambda run: run() or (lambda: None)),
@@ -246,7 +231,7 @@ def wrong_fused_layers(device: FakeGpu) -> None:
             "CUDA graphs of decodes",
         ),
     ],
-    ids=lambda value: getattr(value, "__name__", None),
+    ids=["nothing", "attention", "sampling", "description", "wrong layers", "broken layers", "graphs"],
 )
 def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_right(
     device: FakeGpu,

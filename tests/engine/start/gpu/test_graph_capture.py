@@ -34,7 +34,6 @@ class FakeCuda:
         self.log: list[str] = []
         self.is_capturing = False
         self.capture_fails = False
-        self._patch = monkeypatch
         doubles = {
             "Stream": lambda device: self,
             "current_stream": lambda: self,
@@ -86,21 +85,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 def test_work_runs_once_before_it_is_captured_and_can_be_replayed(device: FakeCuda) -> None:
     replay = CudaCapture(DEVICE)(device.run)
-    assert device.log == [
-        "order",
-        "stream",
-        "waiting: error",
-        "run",
-        "waiting: default",
-        "stream as before",
-        "order",
-        "order",
-        "stream",
-        "capture",
-        "captured",
-        "stream as before",
-        "order",
-    ]
+    around = ["order", "stream", "waiting: error", "run", "waiting: default", "stream as before", "order"]
+    assert device.log == [*around, "order", "stream", "capture", "captured", "stream as before", "order"]
     device.log.clear()
     replay()
     assert device.log == ["replay"]
