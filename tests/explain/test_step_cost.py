@@ -49,8 +49,7 @@ def taught(rng: random.Random, number: int, noise: float = 0.0, outliers: float 
     return fit
 
 
-def errors(cost: StepCost | None, rng: random.Random) -> list[float]:
-    assert cost is not None
+def errors(cost: StepCost, rng: random.Random) -> list[float]:
     loads = [some_load(rng) for _ in range(200)]
     return sorted(abs(cost.expected_ns(load) / TRUE.expected_ns(load) - 1) for load in loads)
 
@@ -73,12 +72,10 @@ def test_steps_that_lacked_a_core_teach_little_beside_others_and_all_if_there_ar
     load, others = Load(4, 500, draws=4), StepCostFit()
     for _ in range(400):
         others.observe(load, 9_000_000, 0.01)
-    assert others.cost is not None
     assert others.cost.expected_ns(load) == pytest.approx(9_000_000, rel=0.01)
     mixed = StepCostFit()
     for number in range(400):
         mixed.observe(load, *((6_000_000, 1.0) if number % 4 == 0 else (9_000_000, 0.01)))
-    assert mixed.cost is not None
     assert mixed.cost.expected_ns(load) == pytest.approx(6_000_000, rel=0.03)
 
 
@@ -90,7 +87,6 @@ def test_two_rows_may_cost_less_than_one_and_contexts_still_cost_what_they_do() 
         load = Load(decodes, sum(rng.randrange(100, 400) for _ in range(decodes)), draws=decodes)
         fit.observe(load, true.expected_ns(load))
     load = Load(3, 4500, draws=3)
-    assert fit.cost is not None
     assert fit.cost.expected_ns(load) == pytest.approx(true.expected_ns(load), rel=0.03)
 
 
@@ -100,10 +96,8 @@ def test_what_no_new_step_says_anything_about_is_not_forgotten() -> None:
     for _ in range(3000):
         load = Load(64, sum(rng.randrange(600) for _ in range(64)), draws=64)
         fit.observe(load, TRUE.expected_ns(load))
-    assert fit.cost is not None
-    assert fit.cost.expected_ns(Load(1, 300, draws=1)) == pytest.approx(
-        TRUE.expected_ns(Load(1, 300, draws=1)), rel=0.05
-    )
+    alone = Load(1, 300, draws=1)
+    assert fit.cost.expected_ns(alone) == pytest.approx(TRUE.expected_ns(alone), rel=0.05)
 
 
 def test_what_long_prompts_and_few_rows_taught_gives_way_within_seconds() -> None:
@@ -117,7 +111,6 @@ def test_what_long_prompts_and_few_rows_taught_gives_way_within_seconds() -> Non
         ns = int(1.08 * TRUE.expected_ns(many))
         fit.observe(many, ns)
         since_ns += ns
-    assert fit.cost is not None
     assert fit.cost.expected_ns(many) == pytest.approx(1.08 * TRUE.expected_ns(many), rel=0.01)
     # Whether all steps or only these have become slower cannot be known yet.
     assert TRUE.expected_ns(few) <= fit.cost.expected_ns(few) <= 1.08 * TRUE.expected_ns(few)
@@ -129,7 +122,6 @@ def test_a_cached_token_costs_no_more_than_another_one_and_as_much_while_none_wa
         for _ in range(800):
             load = Load(8, rng.randrange(8000), rng.randrange(most_cached + 1), draws=8)
             fit.observe(load, true.expected_ns(load))
-        assert fit.cost is not None
         return fit.cost
 
     cost = learnt(TRUE, most_cached=0)
@@ -153,7 +145,6 @@ def test_whatever_was_seen_more_than_one_row_is_never_cheaper(steps: list[tuple[
     for decodes, prompt_tokens, ns in steps:
         fit.observe(Load(decodes, 100 * decodes, 0, max(1 - decodes, prompt_tokens), 0, decodes), ns)
     cost = fit.cost
-    assert cost is not None
     assert all(low <= high + 1e-6 for low, high in pairwise(cost.rows_ns[1:]))
     assert cost.rows_ns[1] >= 0.49 * cost.rows_ns[0]
     assert min(cost.rows_ns[0], cost.decode_context_ns, cost.prompt_context_ns, cost.draw_ns, cost.prompts_ns) >= 0

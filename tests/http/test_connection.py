@@ -4,7 +4,6 @@ What the routes answer is tested elsewhere.
 """
 
 import io
-import queue
 import socket
 from contextlib import ExitStack, suppress
 from http.client import HTTPResponse
@@ -63,13 +62,15 @@ class Client(socket.socket):
         response.begin()
         return response.status, response.read(), response.getheader("connection")
 
+    def rest(self) -> bytes:
+        """Read until the server closes the connection."""
+        return b"".join(iter(lambda: self.recv(65536), b""))
+
     def statuses(self) -> list[int]:
         """Read answers until the server closes the connection, and return their statuses."""
-        received = b""
-        while data := self.recv(65536):
-            received += data
-        reader, statuses = Replay(received), []
-        while reader.rest():
+        received, statuses = self.rest(), []
+        reader = Replay(received)
+        while reader.tell() < len(received):
             response = HTTPResponse(reader)  # type: ignore[arg-type]
             response.begin()
             body = response.read()
@@ -87,19 +88,14 @@ class Unbuffered:
         return self._sock.makefile("rb", buffering=0)
 
 
-class Replay:
+class Replay(io.BytesIO):
     """Bytes that HTTPResponse reads as if they came from a socket, one answer after the other."""
 
-    def __init__(self, data: bytes) -> None:
-        self._file = io.BytesIO(data)
-        self._data = data
-        self._file.close = lambda: None  # type: ignore[method-assign]
-
-    def rest(self) -> bytes:
-        return self._data[self._file.tell() :]
-
     def makefile(self, mode: str) -> object:
-        return self._file
+        return self
+
+    def close(self) -> None:
+        """Stay open, as the answer that closes it may not be the last one."""
 
 
 def exchange(served: Served, *segments: bytes) -> list[int]:
@@ -113,13 +109,7 @@ def exchange(served: Served, *segments: bytes) -> list[int]:
 
 
 def number_submitted(served: Served) -> int:
-    number = 0
-    while True:
-        try:
-            served.engine.submitted.get_nowait()
-        except queue.Empty:
-            return number
-        number += 1
+    return served.engine.submitted.qsize()
 
 
 # -- requests for another protocol ------------------------------------------------------------------------------------
@@ -151,19 +141,6 @@ def test_a_request_in_the_body_of_an_upgrade_is_no_request(headers: tuple[str, .
     head, sent = post(*H2C, *headers, body=body).split(b"\r\n\r\n", 1)
     assert exchange(served, head + b"\r\n\r\n", sent, LAST) == [400, 200]
     assert exchange(served, head + b"\r\n\r\n" + sent + LAST) == [400, 200]
-
-
-def test_upgrades_may_be_pipelined(served: Served) -> None:
-    assert exchange(served, post(*H2C) * 3 + get("/version", *WEBSOCKET) + post() + LAST) == [200] * 6
-    assert number_submitted(served) == 4
-
-
-def test_a_websocket_handshake_is_answered_as_plain_http(served: Served) -> None:
-    assert exchange(served, get("/v1/realtime", *WEBSOCKET), LAST) == [404, 200]
-
-
-def test_connect_is_refused(served: Served) -> None:
-    assert exchange(served, b"CONNECT x:443 HTTP/1.1\r\nhost: localhost\r\n\r\n" + SMUGGLED) == [405]
 
 
 # -- broken HTTP ------------------------------------------------------------------------------------------------------
@@ -201,10 +178,6 @@ def test_broken_http_gets_one_answer_and_the_end(request_bytes: bytes, served: S
     assert number_submitted(served) == 0
 
 
-def test_what_is_broken_is_answered_after_the_requests_before_it(served: Served) -> None:
-    assert exchange(served, post() + get() + b"nothing\r\n\r\n" + SMUGGLED) == [200, 200, 400]
-
-
 def test_a_broken_body_does_not_get_a_second_answer(served: Served) -> None:
     with Client(served) as client:
         client.sendall(post(*CHUNKED, body=b"", path="/nothing"))
@@ -213,13 +186,22 @@ def test_a_broken_body_does_not_get_a_second_answer(served: Served) -> None:
         assert client.recv(1) == b""
 
 
-def test_a_broken_body_in_the_queue_is_answered_in_its_turn(served: Served) -> None:
-    assert exchange(served, get() + post(*CHUNKED, body=b"2\r\n{}nothing\r\n" + SMUGGLED)) == [200, 400]
-    assert number_submitted(served) == 0
+ANSWERS = {  # to segments: their statuses, and how many requests reach the engine
+    "upgrades may be pipelined": ([post(*H2C) * 3 + get("/version", *WEBSOCKET) + post() + LAST], [200] * 6, 4),
+    "a websocket handshake is plain HTTP": ([get("/v1/realtime", *WEBSOCKET), LAST], [404, 200], 0),
+    "CONNECT is refused": ([b"CONNECT x:443 HTTP/1.1\r\nhost: localhost\r\n\r\n" + SMUGGLED], [405], 0),
+    "what is broken is answered in its turn": ([post() + get() + b"nothing\r\n\r\n" + SMUGGLED], [200, 200, 400], 1),
+    "so is a broken body": ([get() + post(*CHUNKED, body=b"2\r\n{}nothing\r\n" + SMUGGLED)], [200, 400], 0),
+    "few may wait": ([get() * (2 * MOST_PIPELINED)], [200] * (MOST_PIPELINED + 1) + [400], 0),
+}
 
 
-def test_requests_that_wait_on_one_connection_are_limited(served: Served) -> None:
-    assert exchange(served, get() * (2 * MOST_PIPELINED)) == [200] * (MOST_PIPELINED + 1) + [400]
+@pytest.mark.parametrize(("segments", "statuses", "number"), ANSWERS.values(), ids=ANSWERS.keys())
+def test_requests_on_one_connection_are_answered_in_turn(
+    segments: list[bytes], statuses: list[int], number: int, served: Served
+) -> None:
+    assert exchange(served, *segments) == statuses
+    assert number_submitted(served) == number
 
 
 def test_a_pipelining_client_that_leaves_has_its_running_request_aborted(served: Served) -> None:
@@ -298,11 +280,10 @@ def test_half_a_head_gets_408_and_dribbling_does_not_help(serve: Serve) -> None:
 
 
 def test_a_silent_connection_is_closed_without_words(serve: Serve) -> None:
-    with Client(serve(header_timeout_seconds=SHORT_SECONDS)) as client:
-        assert client.recv(1) == b""
-    with Client(serve(header_timeout_seconds=SHORT_SECONDS)) as client:
-        client.sendall(b"\r\n\r\n")
-        assert client.recv(1) == b""
+    for sent in (b"", b"\r\n\r\n"):
+        with Client(serve(header_timeout_seconds=SHORT_SECONDS)) as client:
+            client.sendall(sent)
+            assert client.recv(1) == b""
 
 
 def test_an_idle_connection_is_closed_without_words(serve: Serve) -> None:
@@ -386,10 +367,7 @@ def test_a_client_of_http_1_0_gets_no_chunks_and_reads_to_the_end(stream: bytes,
     with Client(served) as client:
         request = post("connection: keep-alive", body=b'{"prompt": "Hi", "stream": %b}' % stream)
         client.sendall(request.replace(b"HTTP/1.1", b"HTTP/1.0"))
-        received = b""
-        while data := client.recv(65536):
-            received += data
-    head, _, body = received.partition(b"\r\n\r\n")
+        head, _, body = client.rest().partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head
     assert b"content-length" not in head
     assert b"connection: close" in head

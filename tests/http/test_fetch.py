@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpcore
 import pytest
@@ -226,10 +227,6 @@ def test_a_file_that_does_not_come_is_given_up() -> None:
 
 
 def test_a_name_that_is_not_found_is_an_error_for_the_client() -> None:
-    async def fails(host: str, port: int) -> Sequence[str]:
-        raise OSError("no such name")
-
-    look_up: Callable[[str, int], Awaitable[Sequence[str]]] = fails
-    fetcher = Fetcher(("a.test",), look_up=look_up, network=World())
-    with pytest.raises(NotFetched, match="its host cannot be reached"):
-        asyncio.run(fetcher.fetch("http://a.test/", "image", 9, print))
+    world = World()
+    world.look_up = AsyncMock(side_effect=OSError("no such name"))
+    assert "its host cannot be reached" in world.refusal("http://a.test/")

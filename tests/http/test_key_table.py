@@ -133,9 +133,8 @@ def test_what_another_process_changes_reaches_every_connection_of_this_one(table
         subprocess.run(words, check=True, env=ENVIRONMENT)
         KeyTable(tmp_path / "store").close()
     table.add("carol", {})
-    found = [
-        sorted(key.name for key in each.valid().values()) for each in (table, second, KeyTable(tmp_path / "store"))
-    ]
+    tables = (table, second, KeyTable(tmp_path / "store"))
+    found = [sorted(key.name for key in each.valid().values()) for each in tables]
     assert found == [["alice", "bob", "carol"]] * 3
 
 
@@ -197,12 +196,8 @@ def test_headers_tell_of_the_limit_with_the_least_left(table: KeyTable, clock: C
     key = added(table, requests_per_minute=5, requests_per_day=3, tokens_per_day=1000)
     clock.now = MIDNIGHT + 3600
     headers = reserved(table, key, 10).headers
-    assert [headers[f"x-ratelimit-{what}-requests"] for what in ("limit", "remaining", "reset")] == [
-        "3",
-        "2",
-        "82800s",
-    ]
-    assert headers["x-ratelimit-remaining-tokens"] == "990"
+    found = [headers[f"x-ratelimit-{what}-requests"] for what in ("limit", "remaining", "reset")]
+    assert (found, headers["x-ratelimit-remaining-tokens"]) == (["3", "2", "82800s"], "990")
 
 
 def test_rows_of_the_past_go(table: KeyTable, clock: Clock, tmp_path: Path) -> None:
@@ -224,6 +219,7 @@ class Asked:
     beyond_at: float = 0.0
 
 
+TODAY = ("requests", "tokens")
 LIMITS = {"requests_per_minute": 4, "tokens_per_minute": 60, "requests_per_day": 12, "tokens_per_day": 150}
 
 
@@ -283,10 +279,7 @@ class Processes(RuleBasedStateMachine):
         if self.all:
             (listed,) = self.tables[0].listed()
             used = self.used(0)
-            assert (listed["requests_today"], listed["tokens_today"]) == (
-                used["requests_per_day"],
-                used["tokens_per_day"],
-            )
+            assert [listed[f"{what}_today"] for what in TODAY] == [used[f"{what}_per_day"] for what in TODAY]
 
 
 Processes.TestCase.settings = settings(max_examples=30, stateful_step_count=40)
@@ -319,11 +312,8 @@ def test_processes_that_ask_at_once_get_no_more_than_the_limit(table: KeyTable, 
     command = [sys.executable, "-c", ASKS, str(tmp_path / "store")]
     pipe = subprocess.PIPE
     children = [subprocess.Popen(command, stdin=pipe, stdout=pipe, env=ENVIRONMENT, text=True) for _ in range(3)]
+    assert [child.stdout.readline() for child in children] == ["ready\n"] * 3
     for child in children:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-    for child in children:
-        assert child.stdin is not None
         child.stdin.write("\n")
         child.stdin.flush()
     numbers = [int(child.communicate(timeout=120)[0]) for child in children]

@@ -12,10 +12,14 @@ from tests.plan.recordings import COST, row, written
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
     server = {"kv_blocks": 512, "max_running": 16, "max_step_tokens": 128}
-    rows = [row(k / 4, 20 + k, 8, n=1) for k in range(20)]
-    return written(
-        tmp_path / "load.jsonl", {"recording": 1, "block_tokens": 64, "server": server}, *rows, {"step_cost": COST}
-    )
+    head, rows = {"recording": 1, "block_tokens": 64, "server": server}, [row(k / 4, 20 + k, 8) for k in range(20)]
+    return written(tmp_path / "load.jsonl", head, *rows, {"step_cost": COST})
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Give a load that does not say what steps cost."""
+    return written(tmp_path / "trace", *({"timestamp": at, "input_length": 5, "output_length": 2} for at in (4, 6)))
 
 
 def test_a_plan_has_the_rate_the_replicas_and_the_settings(
@@ -35,7 +39,7 @@ def test_a_plan_has_the_rate_the_replicas_and_the_settings(
 
 @pytest.mark.parametrize(("num_clients", "whose"), [(1, "one client that waited"), (3, "3 clients that each waited")])
 def test_clients_that_wait_for_answers_tell_no_rate(
-    num_clients: int, whose: str, recording: Path, capsys: pytest.CaptureFixture[str]
+    num_clients: int, whose: str, recording: Path, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     head, *rows, cost = map(json.loads, recording.read_text().splitlines())
     for index, one in enumerate(rows):  # each client asks 10 ms after its answer
@@ -43,15 +47,11 @@ def test_clients_that_wait_for_answers_tell_no_rate(
         one["timestamp"] = 100 + 0.21 * turn + 0.1 * client
         one["phases_ns"] = dict.fromkeys(one["phases_ns"], 0) | {"decode": 200_000_000}
     written(recording, head, *rows, cost)
-    arguments = ["plan", "--from", str(recording), "--slo", "ttft:100ms"]
-    assert main(arguments) == 2
+    assert main(["plan", "--from", str(recording), "--slo", "ttft:100ms"]) == 2
     error = capsys.readouterr().err
     assert f"is of a closed loop: of {whose} for an answer" in error
     assert "tells no rate" in error
     rest = ["--cost", str(recording), "--no-settings"]  # what its steps cost is of use for other loads
-    trace = written(
-        recording.with_name("trace"), *({"timestamp": k, "input_length": 5, "output_length": 2} for k in (4, 6))
-    )
     assert main(["plan", "--from", str(trace), "--slo", "ttft:9s", *rest]) == 0
 
 
@@ -75,8 +75,7 @@ def test_what_is_wrong_is_said(
     assert error.count("\n") == 1
 
 
-def test_a_load_without_a_cost_needs_one(tmp_path: Path, capsys: pytest.CaptureFixture[str], recording: Path) -> None:
-    trace = written(tmp_path / "trace", *({"timestamp": at, "input_length": 5, "output_length": 2} for at in (4, 6)))
+def test_a_load_without_a_cost_needs_one(trace: Path, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--from", str(trace), "--slo", "ttft:9s"]) == 2
     assert "does not say what steps cost. Give --cost a recording" in capsys.readouterr().err
     assert main(["plan", "--from", str(trace), "--slo", "ttft:9s", "--cost", str(recording), "--no-settings"]) == 0

@@ -27,9 +27,8 @@ def prompt(length: int, first: int = 0) -> list[int]:
 
 
 def test_one_request_takes_its_steps() -> None:
-    (served,) = run(
-        Arrival(0, prompt(20), 5), host_seconds=0.001, before_queue_seconds=0.002, delivery_seconds=0.003
-    ).served
+    overhead = {"host_seconds": 0.001, "before_queue_seconds": 0.002, "delivery_seconds": 0.003}
+    (served,) = run(Arrival(0, prompt(20), 5), **overhead).served
     assert served.ttft == pytest.approx(0.015)
     assert served.gaps == pytest.approx([0.011] * 4)
     assert served.latency == pytest.approx(0.059)
@@ -37,13 +36,11 @@ def test_one_request_takes_its_steps() -> None:
 
 def test_a_long_prompt_takes_several_steps_and_holds_up_its_neighbour() -> None:
     server = RecordedServer(max_step_tokens=64, max_running=8)
-    short, long = run(
-        Arrival(0, prompt(16), 9), Arrival(0.018, prompt(640, 1000), 1), cost=LINEAR, server=server
-    ).served
+    arrivals = Arrival(0, prompt(16), 9), Arrival(0.018, prompt(640, 1000), 1)
+    short, long = run(*arrivals, cost=LINEAR, server=server).served
     assert short.ttft == pytest.approx(0.016)
     assert max(short.gaps) == pytest.approx(0.064)
     assert min(short.gaps) == pytest.approx(0.001)
-    assert long.ttft is not None
     assert long.ttft > 0.64
 
 
@@ -77,13 +74,11 @@ def test_the_highest_rate_is_between_one_that_holds_and_one_that_does_not() -> N
     load = load_of_one_second()
     limits = {"ttft": 0.5, "tpot": 0.05}
     best = highest_rate(load, Cost(LINEAR), load.server, limits, 0.95, precision=0.2)
-    assert best is not None
     # A row is a millisecond, so no rate beyond 1000 / 70 rows of a mean request can hold.
     assert 5 < best.rate < 1000 / 70
     good = sum(is_good(served, limits) for served in best.replayed.served)
     assert good >= 0.95 * len(best.replayed.served)
     stricter = highest_rate(load, Cost(LINEAR), load.server, {"ttft": 0.12, "tpot": 0.01}, 0.95, precision=0.2)
-    assert stricter is not None
     assert stricter.rate < best.rate
     assert highest_rate(load, Cost(LINEAR), load.server, {"ttft": 1e-6}, 0.95) is None
 
@@ -97,7 +92,6 @@ def test_drafts_take_the_steps_that_they_took_and_end_where_they_were_wrong() ->
     assert len(plain.gaps) == 39
     assert 19 + 2 <= len(drafted.gaps) <= 19 + 8
     # Guesses have a cost: the rows of those that come true, and of those that do not.
-    assert drafted.latency is not None
     (slower,) = run(arrival, cost=LINEAR, server=RecordedServer(drafts=True)).served
     assert sum(slower.gaps) >= 0.039
 
@@ -108,7 +102,6 @@ def test_the_disturbance_is_found_with_which_a_load_was_recorded(monkeypatch: py
     disturbed = run(*load.arrivals, cost=LINEAR, server=load.server, disturbance_share=0.1)
     tpots = [one.tpot for one in disturbed.served if one.tpot is not None]
     found = calibrated(replace(load, tpot_seconds=sum(tpots) / len(tpots))).cost
-    assert found is not None
     assert found.disturbance_share == pytest.approx(0.1, rel=0.3)
     assert calibrated(load) == load
 
@@ -116,16 +109,10 @@ def test_the_disturbance_is_found_with_which_a_load_was_recorded(monkeypatch: py
 def test_settings_are_tried_one_at_a_time() -> None:
     server = RecordedServer(max_running=16, max_step_tokens=128, policy="fcfs")
     flags = dict(changes(server, {"itl": 0.05}))
-    assert {
-        "--max-running 8",
-        "--max-running 32",
-        "--max-step-tokens 64",
-        "--max-step-tokens 256",
-        "--policy fair",
-        "--policy shortest",
-        "--kv-blocks 8192",
-        "--itl-target-seconds 0.05",
-    } == set(flags)
+    assert set(flags) == {
+        *("--max-running 8", "--max-running 32", "--max-step-tokens 64", "--max-step-tokens 256"),
+        *("--policy fair", "--policy shortest", "--kv-blocks 8192", "--itl-target-seconds 0.05"),
+    }
     assert all(other != server for other in flags.values())
 
 
@@ -134,9 +121,7 @@ def test_late_prompts_are_computed_ended_or_refused() -> None:
     server = RecordedServer(max_running=1, policy="deadline", prefix_cache=False)
     arrivals = [(0.0, index, Arrival(0, prompt(8, 100 * index), 10, deadline_seconds=0.501)) for index in range(20)]
     replayed = {use: LoadReplay(server, Cost(FLAT), use).run(arrivals) for use in ("ignored", "ended", "kept")}
-    assert {use: sum(one.is_in_time for one in found.served) for use, found in replayed.items()} == dict.fromkeys(
-        replayed, 5
-    )
+    assert [sum(one.is_in_time for one in found.served) for found in replayed.values()] == [5] * 3
     assert [one.latency is not None for one in replayed["ignored"].served] == [True] * 20
     assert [one.latency is not None for one in replayed["ended"].served] == [True] * 5 + [False] * 15
     assert (replayed["ignored"].num_late, replayed["ended"].num_late) == (0, 15)
@@ -162,10 +147,8 @@ def test_the_more_requests_there_are_the_more_are_within_their_deadlines_though_
         rng, at, load = random.Random(0), 0.0, []
         while at < 60:
             at += rng.expovariate(rate)
-            length, answer = (
-                min(1000, int(rng.lognormvariate(5, 0.9)) + 8),
-                min(300, 2 + int(rng.lognormvariate(4, 0.8))),
-            )
+            length = min(1000, int(rng.lognormvariate(5, 0.9)) + 8)
+            answer = min(300, 2 + int(rng.lognormvariate(4, 0.8)))
             own = {"deadline_seconds": rng.choice((10.0, 60.0)), "most_tokens": 1000}
             load.append((at, 0, Arrival(at, prompt(length, rng.randrange(2**60)), answer, **own)))
         return sum(one.is_in_time for one in LoadReplay(server, cost, "ended").run(load).served if one.arrived > 30)

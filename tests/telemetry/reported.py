@@ -14,10 +14,7 @@ EVENT_DETAILS = (
     *("choice", "tokens", "start", "number", "total", "cached_tokens", "stalled_ns", "reason", "batch"),
     *("compile_ns", "cache", "kind", "encode_ns", "cached"),
 )
-_BY_VALUE = (
-    *(names.NUM_TOOL_CALLS, names.QUEUE_WAITS_NS, names.CAUSES_NS),
-    names.GEN_AI_REQUEST_PARAMS,
-)
+_BY_VALUE = (names.NUM_TOOL_CALLS, names.QUEUE_WAITS_NS, names.CAUSES_NS, names.GEN_AI_REQUEST_PARAMS)
 _RECORDS = (RequestRecord, EngineAccount, Forecast)
 # NAME stands for a parameter that has no standard name.
 ATTRIBUTES = frozenset(

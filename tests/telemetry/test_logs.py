@@ -37,6 +37,13 @@ def stream() -> io.StringIO:
     return io.StringIO()
 
 
+def log_error(text: str) -> None:
+    try:
+        raise ValueError(text)
+    except ValueError:
+        logging.getLogger("oaiserve").exception("failed")
+
+
 def test_json_is_one_object_per_line_with_the_extra_fields(stream: io.StringIO) -> None:
     logs.configure(form="json", stream=stream)
     logging.getLogger("oaiserve.app").info("ready on\nport %d", 8000, extra={"port": 8000})
@@ -48,10 +55,7 @@ def test_json_is_one_object_per_line_with_the_extra_fields(stream: io.StringIO) 
 
 def test_json_carries_the_traceback(stream: io.StringIO) -> None:
     logs.configure(form="json", stream=stream)
-    try:
-        raise ValueError("broken")
-    except ValueError:
-        logging.getLogger("oaiserve").exception("failed")
+    log_error("broken")
     assert "ValueError: broken" in json.loads(stream.getvalue())["exception"]
 
 
@@ -74,10 +78,7 @@ def test_a_clients_text_can_neither_end_a_console_line_nor_reach_the_terminal(st
 
 def test_a_clients_text_in_a_traceback_looks_like_no_line_of_the_log(stream: io.StringIO) -> None:
     logs.configure(stream=stream)
-    try:
-        raise ValueError(HOSTILE)
-    except ValueError:
-        logging.getLogger("oaiserve").exception("failed")
+    log_error(HOSTILE)
     first, *others = stream.getvalue().splitlines()
     assert first.endswith("ERROR    oaiserve  failed")
     assert [line for line in others if not line.startswith("  ") or not line.isprintable()] == []
@@ -127,13 +128,8 @@ def lines_of(stream: io.StringIO, *records: RequestRecord, form: Literal["consol
     return lines if form == "console" else [json.loads(line) for line in lines]
 
 
-GRAMMAR = {
-    "grammar_kind": "json_schema",
-    "grammar_compile_ms": 2.0,
-    "grammar_cache": "miss",
-    "num_masked_draws": 3,
-    "num_forced_tokens": 2,
-}
+GRAMMAR = {"grammar_kind": "json_schema", "grammar_compile_ms": 2.0, "grammar_cache": "miss"}
+GRAMMAR |= {"num_masked_draws": 3, "num_forced_tokens": 2}
 CALLS = {ToolCallOutcome.CALLED: 2, ToolCallOutcome.UNPARSED: 1}
 STEPS = {"num_steps": 8, "mean_batch": 2.5, "itl_p50_ms": 100.0, "itl_p99_ms": 110.0, "itl_max_ms": 110.0}
 STEPS |= {"mean_event_tokens": 1.33}

@@ -47,18 +47,25 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def recorded(path: Path, *records: RequestRecord, **options: Any) -> list[dict[str, Any]]:
+    """Record these requests, and return the rows of the file after its head."""
+    recording = opened(path, **options)
+    for record in records:
+        recording.add(record)
+    recording.close()
+    return rows_of(path)[1:]
+
+
 def common(left: list[Any], right: list[Any]) -> int:
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
 def test_a_request_has_its_arrival_lengths_parameters_and_outcome(tmp_path: Path, ended) -> None:
     path = tmp_path / "load.jsonl"
-    recording = opened(path, lambda: COST)
     fields = {"completion_tokens": 12, "params": {"temperature": 0.5}, "finish_reasons": ("stop",)}
-    recording.add(ended([1] * 70, received_ns=2_500_000_000, client="alice", **fields))
-    recording.close()
-    head, row, cost = rows_of(path)
-    assert head == {"recording": 1, "block_tokens": BLOCK_TOKENS, "server": {"kv_blocks": 7}}
+    request = ended([1] * 70, received_ns=2_500_000_000, client="alice", **fields)
+    row, cost = recorded(path, request, cost=lambda: COST)
+    assert rows_of(path)[0] == {"recording": 1, "block_tokens": BLOCK_TOKENS, "server": {"kv_blocks": 7}}
     assert row["timestamp"] == 1002.5
     assert (row["input_length"], row["output_length"], row["n"]) == (70, 12, 1)
     assert (row["outcome"], row["params"], row["finish_reasons"]) == ("finished", {"temperature": 0.5}, ["stop"])
@@ -71,12 +78,8 @@ def test_a_request_has_its_arrival_lengths_parameters_and_outcome(tmp_path: Path
 
 def test_prompts_of_a_request_are_rows_and_vectors_and_unknown_prompts_are_not(tmp_path: Path, ended) -> None:
     path = tmp_path / "load.jsonl"
-    recording = opened(path)
-    recording.add(ended([1, 2], [3], completion_tokens=8))
-    recording.add(ended([1], operation="embeddings"))
-    recording.add(ended(outcome=Outcome.REJECTED, http_status=429))
-    recording.close()
-    first, second, refused = rows_of(path)[1:]
+    two, vector = ended([1, 2], [3], completion_tokens=8), ended([1], operation="embeddings")
+    first, second, refused = recorded(path, two, vector, ended(outcome=Outcome.REJECTED, http_status=429))
     assert [(row["input_length"], row["output_length"]) for row in (first, second)] == [(2, 4), (1, 4)]
     assert (refused["outcome"], "input_length" in refused) == ("rejected", False)
     assert len(make_calls(Workload(requests=path), 0)) == 2
@@ -92,11 +95,7 @@ def test_blocks_are_equal_as_far_as_prompts_are(
     one, other = ([*shared, k, *([k] * data.draw(size))] for k in (10, 11))
     salts = data.draw(st.sampled_from([("", ""), ("a", "a"), ("a", "b")]))
     path = tmp_path_factory.mktemp("recording") / "load.jsonl"
-    recording = opened(path)
-    for prompt, salt in zip((one, other), salts, strict=True):
-        recording.add(ended(prompt, salt=salt))
-    recording.close()
-    rows = rows_of(path)[1:]
+    rows = recorded(path, *(ended(prompt, salt=salt) for prompt, salt in zip((one, other), salts, strict=True)))
     assert [len(block_hashes(row)) for row in rows] == [len(prompt) // BLOCK_TOKENS for prompt in (one, other)]
     expected = len(shared) // BLOCK_TOKENS if salts[0] == salts[1] else 0
     assert common(block_hashes(rows[0]), block_hashes(rows[1])) == expected
@@ -108,20 +107,15 @@ def test_blocks_are_equal_as_far_as_prompts_are(
 
 def test_a_recording_is_replayed_at_its_times_with_what_makes_it_as_much_work(tmp_path: Path, ended) -> None:
     path = tmp_path / "load.jsonl"
-    recording = opened(path)
     account = {"completion_tokens": 9, "params": {"temperature": 0, "seed": 3, "logprobs": 2}}
-    recording.add(ended([1] * 5, received_ns=7 * 10**9, **account))
-    recording.close()
+    recorded(path, ended([1] * 5, received_ns=7 * 10**9, **account))
     (call,) = make_calls(Workload(requests=path), 0)
     assert (call.max_tokens, call.timestamp, call.body) == (9, 1007.0, {"temperature": 0})
 
 
 def test_a_file_that_is_full_is_kept_beside_a_new_one(tmp_path: Path, ended) -> None:
     path = tmp_path / "load.jsonl"
-    recording = opened(path, lambda: COST, most_bytes=2000)
-    for _ in range(20):
-        recording.add(ended([1] * 200))
-    recording.close()
+    recorded(path, *[ended([1] * 200)] * 20, cost=lambda: COST, most_bytes=2000)
     files = [tmp_path / "load.jsonl.1", path]
     assert sorted(tmp_path.iterdir()) == sorted(files)
     for file in files:
@@ -135,12 +129,9 @@ def test_a_file_that_is_full_is_kept_beside_a_new_one(tmp_path: Path, ended) -> 
 
 def test_another_start_keeps_the_recording_of_the_one_before(tmp_path: Path, ended) -> None:
     path = tmp_path / "load.jsonl"
-    for _ in range(2):
-        recording = opened(path)
-        recording.add(ended([1] * 64))
-        recording.close()
-    before, after = (rows_of(file)[1]["blocks"] for file in (tmp_path / "load.jsonl.1", path))
-    assert before != after  # another salt
+    (before,), (after,) = (recorded(path, ended([1] * 64)) for _ in range(2))
+    assert rows_of(tmp_path / "load.jsonl.1")[1] == before
+    assert before["blocks"] != after["blocks"]  # another salt
 
 
 @pytest.mark.parametrize("rotates", [False, True], ids=["within a file", "at the beginning of one"])

@@ -18,6 +18,7 @@ from oaiserve.errors import StartupError
 from oaiserve.telemetry.span_export import RECOVERY_NS, BatchLimits, SpanExport
 from tests.engine.doubles import Clock
 
+LOST = "WARNING Spans are being lost:"
 AT_ONCE = BatchLimits(queue_size=8, batch_size=1, delay_seconds=60)
 
 
@@ -60,6 +61,11 @@ class Gate(SpanExporter):
         self.is_shut_down = True
 
 
+def exporting(limits: BatchLimits = AT_ONCE, clock: Clock | None = None) -> tuple[Gate, Counts, SpanExport]:
+    gate, counts = Gate(), Counts()
+    return gate, counts, SpanExport(gate, counts, limits, clock or Clock())
+
+
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level(logging.INFO)
@@ -68,8 +74,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 def test_a_full_batch_is_exported_at_once_and_another_after_the_delay() -> None:
     for batch_size, delay_seconds in ((4, 60), (50, 0.001)):
-        gate, counts = Gate(), Counts()
-        export = SpanExport(gate, counts, BatchLimits(100, batch_size, delay_seconds))
+        gate, counts, export = exporting(BatchLimits(100, batch_size, delay_seconds))
         export.put(spans("a", 4))
         assert gate.came.get(timeout=60) == ["a"] * 4
         gate.results.put(SpanExportResult.SUCCESS)
@@ -79,8 +84,7 @@ def test_a_full_batch_is_exported_at_once_and_another_after_the_delay() -> None:
 
 
 def test_the_spans_of_a_request_stay_together() -> None:
-    gate, counts = Gate(), Counts()
-    export = SpanExport(gate, counts, BatchLimits(queue_size=100, batch_size=5, delay_seconds=60))
+    gate, _, export = exporting(BatchLimits(queue_size=100, batch_size=5, delay_seconds=60))
     for name, number in (("a", 3), ("b", 3), ("c", 9)):
         export.put(spans(name, number))
     for _ in range(3):
@@ -90,8 +94,7 @@ def test_the_spans_of_a_request_stay_together() -> None:
 
 
 def test_a_full_queue_drops_the_oldest_requests_and_counts_them(lines) -> None:
-    gate, counts = Gate(), Counts()
-    export = SpanExport(gate, counts, AT_ONCE)
+    gate, counts, export = exporting()
     export.put(spans("under way", 1))
     assert gate.came.get(timeout=60) == ["under way"]
     for name in ("a", "b", "c", "d"):
@@ -103,7 +106,7 @@ def test_a_full_queue_drops_the_oldest_requests_and_counts_them(lines) -> None:
     assert [gate.came.get(timeout=60) for _ in range(2)] == [["c"] * 3, ["d"] * 3]
     assert counts.by_result == {"ended": 13, "dropped": 6, "exported": 7}
     (line,) = lines()
-    assert line.startswith("WARNING Spans are being lost: they end faster than the collector accepts them.")
+    assert line.startswith(f"{LOST} they end faster than the collector accepts them.")
 
 
 @given(
@@ -115,9 +118,7 @@ def test_a_full_queue_drops_the_oldest_requests_and_counts_them(lines) -> None:
 def test_every_span_that_ended_has_one_result(
     numbers: list[int], results: list[SpanExportResult | Exception], queue_size: int, data: st.DataObject
 ) -> None:
-    gate, counts = Gate(), Counts()
-    limits = BatchLimits(queue_size, data.draw(st.integers(1, queue_size)), 60)
-    export = SpanExport(gate, counts, limits)
+    gate, counts, export = exporting(BatchLimits(queue_size, data.draw(st.integers(1, queue_size)), 60))
     for number, result in zip(numbers, results, strict=False):
         export.put(spans("x", number))
         gate.results.put(result)
@@ -126,24 +127,19 @@ def test_every_span_that_ended_has_one_result(
 
 
 def test_repeated_failures_cause_one_warning(lines) -> None:
-    gate, counts = Gate(), Counts()
-    export = SpanExport(gate, counts, AT_ONCE, Clock())
+    gate, counts, export = exporting()
     failures = [RuntimeError("no route"), SpanExportResult.FAILURE, SpanExportResult.FAILURE]
     for result in (SpanExportResult.SUCCESS, *failures, SpanExportResult.SUCCESS, SpanExportResult.FAILURE):
         export.put(spans("a", 2))
         gate.came.get(timeout=60)
         gate.results.put(result)
     assert export.close(5)
-    assert lines() == [
-        "WARNING Spans are being lost: RuntimeError('no route'). The metric oaiserve_spans_total counts them."
-    ]
+    assert lines() == [f"{LOST} RuntimeError('no route'). The metric oaiserve_spans_total counts them."]
     assert counts.by_result == {"ended": 12, "exported": 4, "failed": 8}
 
 
 def test_a_recovery_is_logged_when_no_span_was_lost_for_some_time(lines) -> None:
-    gate, counts = Gate(), Counts()
-    clock = Clock()
-    export = SpanExport(gate, counts, AT_ONCE, clock)
+    gate, _, export = exporting(clock=(clock := Clock()))
     for now_ns, result in (
         (0, SpanExportResult.FAILURE),
         (RECOVERY_NS - 1, SpanExportResult.SUCCESS),
@@ -157,16 +153,12 @@ def test_a_recovery_is_logged_when_no_span_was_lost_for_some_time(lines) -> None
     assert export.close(5)
     lost, recovered, lost_again = lines()
     assert recovered == "INFO Spans reach the collector again; 3 were lost."
-    assert (
-        lost
-        == lost_again
-        == ("WARNING Spans are being lost: the exporter gave no reason. The metric oaiserve_spans_total counts them.")
-    )
+    assert lost == f"{LOST} the exporter gave no reason. The metric oaiserve_spans_total counts them."
+    assert lost_again == lost
 
 
 def test_close_drops_and_counts_spans_after_its_timeout(lines) -> None:
-    gate, counts = Gate(), Counts()
-    export = SpanExport(gate, counts, AT_ONCE)
+    gate, counts, export = exporting()
     export.put(spans("hangs", 2))
     gate.came.get(timeout=60)
     export.put(spans("left", 5))
@@ -196,7 +188,7 @@ def test_a_collector_that_is_down_causes_one_line_with_the_reason(unreachable_ur
         export.put(spans("a", 1))
     assert export.close(5)
     (line,) = lines()
-    assert line.startswith("WARNING Spans are being lost: ")
+    assert line.startswith(f"{LOST} ")
     assert counts.by_result == {"ended": 3, "failed": 3}
 
 

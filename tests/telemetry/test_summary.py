@@ -29,7 +29,6 @@ def test_percentiles_of_many_gaps_come_from_a_sample_but_the_maximum_is_exact(nu
     gaps_ns = array("q", range(number))
     gaps_ns[data.draw(st.integers(0, number - 1))] = 10 * number
     gaps = token_gaps(gaps_ns)
-    assert gaps is not None
     assert (gaps.number, gaps.max_ns) == (number, 10 * number)
     assert gaps.p50_ns == pytest.approx(number / 2, rel=0.01)
     assert gaps.p99_ns == pytest.approx(number * 0.99, rel=0.01)

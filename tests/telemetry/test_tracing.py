@@ -198,11 +198,14 @@ def test_the_operation_span_has_the_steps(make_record, account) -> None:
     }
 
 
-def test_events_are_on_the_span_of_the_phase_they_happened_in(make_record, account) -> None:
+def test_events_are_on_the_span_of_the_phase_they_happened_in(make_record, account, constrained) -> None:
+    account.events[:0] = constrained.events
     _, _, *phases = spans_of(make_record(account=account))
     happened = {span.name: [(event.name, dict(event.attributes)) for event in span.events] for span in phases}
     p = "oaiserve.event."
+    compiled = {f"{p}compile_ns": 2_000_003, f"{p}cache": "miss", f"{p}kind": "json_schema"}
     assert {name: events for name, events in happened.items() if events} == {
+        "tokenize": [("grammar_compiled", compiled)],
         "prefill": [
             ("prefix_cache_hit", {f"{p}choice": 0, f"{p}tokens": 2}),
             ("prefill_chunk", {f"{p}choice": 0, f"{p}start": 2, f"{p}tokens": 5, f"{p}number": 1, f"{p}total": 2}),
@@ -219,24 +222,13 @@ def test_events_are_on_the_span_of_the_phase_they_happened_in(make_record, accou
     assert stamps == [event.at_ns for event in account.events]
 
 
-def test_a_grammar_is_an_event_of_tokenize(make_record, constrained) -> None:
-    events = {
-        span.name: [(event.name, dict(event.attributes)) for event in span.events]
-        for span in spans_of(make_record(account=constrained))[2:]
-    }
-    told = {"compile_ns": 2_000_003, "cache": "miss", "kind": "json_schema"}
-    compiled = {f"oaiserve.event.{name}": value for name, value in told.items()}
-    assert {name: found for name, found in events.items() if found} == {"tokenize": [("grammar_compiled", compiled)]}
-
-
 def test_chunks_have_no_total_if_events_were_dropped(make_record, account) -> None:
     account.num_events_dropped = 3
     _, _, *phases = spans_of(make_record(account=account))
     chunks = [event for span in phases for event in span.events if event.name == "prefill_chunk"]
     assert [event.attributes["oaiserve.event.number"] for event in chunks] == [1, 2]
-    assert not any(
-        "oaiserve.event.total" in event.attributes for event in chunks
-    )  # a dropped event may have been a chunk
+    # A dropped event may have been a chunk.
+    assert not any("oaiserve.event.total" in event.attributes for event in chunks)
 
 
 def test_the_limits_of_the_sdk_are_applied(make_record, account, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """A difference finds the part that changed, says how surely, and adds up."""
 
-import json
 import random
 from pathlib import Path
 
@@ -10,22 +9,18 @@ from hypothesis import strategies as st
 
 from oaiserve.cli import main
 from oaiserve.explain.diff.difference import Account, difference, read
+from tests.plan.recordings import row, written
 
 PARTS = [("queue", "batch_full"), ("prefill", "alone"), ("decode", "neighbour_decodes"), ("respond", "")]
 
 
 def accounts(rng: random.Random, number: int, **more_ms: float) -> list[Account]:
     """Return accounts with parts of about 100 ms; the decode of each has `more_ms`."""
-    return [
-        Account(
-            float(index),
-            100,
-            0,
-            64,
-            {part: int(1e6 * (rng.gauss(100, 10) + more_ms.get(part[0], 0))) for part in PARTS},
-        )
-        for index in range(number)
-    ]
+
+    def parts() -> dict[tuple[str, str], int]:
+        return {part: int(1e6 * (rng.gauss(100, 10) + more_ms.get(part[0], 0))) for part in PARTS}
+
+    return [Account(float(index), 100, 0, 64, parts()) for index in range(number)]
 
 
 def test_the_part_that_changed_is_certain_and_the_others_are_not() -> None:
@@ -41,48 +36,34 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     rng, inside = random.Random(2), 0
     for _ in range(200):
         interval = difference(accounts(rng, 40), accounts(rng, 60)).duration.interval
-        assert interval is not None
         inside += interval[0] <= 0 <= interval[1]
     assert 0.90 <= inside / 200 <= 0.995
 
 
+ANY_PARTS = st.dictionaries(st.sampled_from(PARTS), st.integers(0, 10**10))
+ACCOUNTS = st.lists(ANY_PARTS.map(lambda parts: Account(0.0, 1, 0, 1, parts)), min_size=1, max_size=9)
+
+
 @settings(max_examples=30)
-@given(
-    data=st.lists(
-        st.lists(st.dictionaries(st.sampled_from(PARTS), st.integers(0, 10**10)), min_size=1, max_size=9),
-        min_size=2,
-        max_size=2,
-    )
-)
-def test_the_changes_of_parts_add_up(data: list[list[dict[tuple[str, str], int]]]) -> None:
-    before, after = ([Account(0.0, 1, 0, 1, parts) for parts in side] for side in data)
+@given(ACCOUNTS, ACCOUNTS)
+def test_the_changes_of_parts_add_up(before: list[Account], after: list[Account]) -> None:
     found = difference(before, after)
     assert sum(change.change for change in found.parts.values()) == pytest.approx(found.duration.change, abs=1e-9)
 
 
 def recorded(path: Path, decode_ms: int, number: int = 40, model: str = "demo") -> Path:
     rng = random.Random(path.name)
-    lines = [{"recording": 1, "block_tokens": 64, "server": {"model": model}}]
+    rows = []
     for index in range(number):
         alone, queue = (int(rng.gauss(mean, 2) * 1e6) for mean in (decode_ms, 20))
-        lines.append(
-            {
-                "timestamp": index,
-                "input_length": 9,
-                "cached_tokens": 0,
-                "output_length": 4,
-                "outcome": "finished",
-                "phases_ns": {"receive": 5, "queue": queue, "decode": alone + 3},
-                "causes_ns": {"decode": {"alone": alone}},
-                "queue_waits_ns": {"batch_full": queue},
-            }
-        )
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+        phases_ns = {"receive": 5, "queue": queue, "decode": alone + 3}
+        causes = {"causes_ns": {"decode": {"alone": alone}}, "queue_waits_ns": {"batch_full": queue}}
+        rows.append(row(index, 9, 4, cached_tokens=0, phases_ns=phases_ns, **causes))
+    return written(path, {"recording": 1, "block_tokens": 64, "server": {"model": model}}, *rows)
 
 
 def test_a_recording_has_phases_causes_and_what_has_none(tmp_path: Path) -> None:
-    (account, *_), parts = read(recorded(tmp_path / "a", 80)), {}
+    account, *_ = read(recorded(tmp_path / "a", 80))
     parts = dict(account.parts_ns)
     assert (parts.pop(("receive", "")), parts.pop(("decode", ""))) == (5, 3)
     assert set(parts) == {("queue", "batch_full"), ("decode", "alone")}
