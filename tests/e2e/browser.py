@@ -66,3 +66,23 @@ def weak_contrasts(page: Page, least_texts: int = 0) -> list[str]:
 def fits_the_width(page: Page) -> bool:
     """Return whether the page needs no horizontal scrolling."""
     return page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def check_texts_and_controls(page: Page, least_texts: int = 0) -> None:
+    """Check that texts have enough contrast and controls a name, and that all fits into the width and nothing moves."""
+    assert weak_contrasts(page, least_texts) == []
+    assert fits_the_width(page)
+    nameless = "nodes => nodes.filter((n) => !(n.labels?.length || n.textContent.trim() || n.ariaLabel)).length"
+    assert page.locator("button, input, textarea, select").evaluate_all(nameless) == 0
+    moves = """() => [...document.querySelectorAll("*")].map((node) => getComputedStyle(node)).filter(
+      (style) => style.transitionDuration !== "0s" || style.animationName !== "none").length"""
+    assert page.evaluate(moves) == 0
+
+
+def walk_to(page: Page, selector: str, key: str = "Tab") -> None:
+    """Press the key until an element that the selector matches has the focus."""
+    for _ in range(60):
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            return
+        page.keyboard.press(key)
+    raise AssertionError(f"{key} does not lead to {selector}")

@@ -93,12 +93,6 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         assert [line for line in unusual if not line["message"].startswith(expected)] == []
 
 
-@pytest.fixture
-def sdk(live: LiveServer) -> Iterator[openai.OpenAI]:
-    with live.sdk() as client:
-        yield client
-
-
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a small model with random weights and one token per byte, for tests that need many tokens.

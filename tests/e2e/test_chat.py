@@ -16,9 +16,10 @@ import jsonschema
 import pytest
 from PIL import Image
 
-from tests.e2e.browser import DESK, PHONE, OpenPage, fits_the_width, weak_contrasts
+from tests.e2e.browser import DESK, PHONE, OpenPage, check_texts_and_controls, walk_to
 from tests.e2e.conftest import LiveServer, serve_process
 from tests.models.adapters import write_adapter
+from tests.models.seeing import picture, png
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -33,7 +34,7 @@ def server(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("chat")
     adapter = write_adapter(folder / "adapter", {"model.layers.0.mlp.down_proj": (32, 48)}, rank=4, size=3)
     flags = ("--served-model-name", "small", "--kv-blocks", "1200", "--lora", f"other={adapter}")
-    with serve_process(str(small_model), folder / "log", *flags, env={"OMP_NUM_THREADS": "1"}) as server:
+    with serve_process(str(small_model), folder / "log", *flags) as server:
         yield server
 
 
@@ -46,6 +47,12 @@ def ready(page: Page) -> Page:
     page.wait_for_selector("#status[data-state=live]")
     page.wait_for_selector("#models label >> nth=1", state="attached")
     return page
+
+
+def reopen(page: Page) -> None:
+    """Load the page again, and the newest conversation."""
+    page.reload()
+    ready(page).locator("#conversation-list .link").first.click()
 
 
 def settings(page: Page, **values: str) -> None:
@@ -77,11 +84,6 @@ def ended(page: Page) -> None:
     page.wait_for_selector(f"{LAST}[aria-busy=false]")
 
 
-def account(server: LiveServer, number: int = 0) -> Any:
-    recent = httpx.get(f"{server.url}/debug/requests", timeout=60).json()["requests"][number]
-    return httpx.get(f"{server.url}/debug/requests/{recent['request_id']}", timeout=60).json()
-
-
 # -- an answer -------------------------------------------------------------------------------------------------------
 
 
@@ -90,7 +92,8 @@ def test_an_answer_is_told_and_below_it_are_its_phases_and_a_sentence_on_its_cau
 ) -> None:
     settings(page, max_completion_tokens="60")
     send(page)
-    entry = account(server)
+    recent, *_ = httpx.get(f"{server.url}/debug/requests", timeout=60).json()["requests"]
+    entry = httpx.get(f"{server.url}/debug/requests/{recent['request_id']}", timeout=60).json()
     long = [phase["name"] for phase in entry["phases"] if phase["duration_ns"] >= 0.011 * entry["duration_ns"]]
     shown = [text.split(" ")[0] for text in page.locator(f"{LAST} .legend li").all_inner_texts()]
     assert {name.split("_")[0] for name in long} <= set(shown)
@@ -152,8 +155,7 @@ def test_answers_beside_each_other_say_where_they_part(page: Page) -> None:
     bars = [page.locator(bar).last.evaluate("i => i.offsetLeft + i.offsetWidth") for bar in parts(4, ".bar i")]
     width = page.locator(f"{LAST} .bar").first.evaluate("bar => bar.clientWidth")
     assert max(bars) == pytest.approx(width, abs=2)  # all have one scale
-    page.reload()
-    page.locator("#conversation-list .link").first.click()
+    reopen(page)
     assert page.locator(f"{LAST}").count() == 4
 
 
@@ -199,12 +201,6 @@ def test_a_message_goes_with_its_settings_its_files_and_what_was_said_before(pag
     assert answer["content"] == page.evaluate(KEPT)[0]["turns"][0]["answers"][0]["steps"][0]["message"]["content"]
 
 
-def png(width: int, height: int) -> bytes:
-    found = BytesIO()
-    Image.new("RGB", (width, height), "teal").save(found, "PNG")
-    return found.getvalue()
-
-
 def read_picture(part: dict[str, Any]) -> Image.Image:
     assert part["type"] == "image_url"
     return Image.open(BytesIO(base64.b64decode(part["image_url"]["url"].partition(";base64,")[2])))
@@ -218,11 +214,8 @@ def seeing(server: LiveServer, open_page: OpenPage) -> Page:
     assert [model["input_modalities"] for model in models["data"]] == [["text"], ["text"]]
     models["data"][0]["input_modalities"] = ["image", "text"]
     page.route("**/v1/models", lambda route: route.fulfill(json=models))
-    usage = {
-        "prompt_tokens": 90,
-        "completion_tokens": 1,
-        "prompt_tokens_details": {"cached_tokens": 4, "image_tokens": 77},
-    }
+    details = {"cached_tokens": 4, "image_tokens": 77}
+    usage = {"prompt_tokens": 90, "completion_tokens": 1, "prompt_tokens_details": details}
     timings = {"phases_ns": {"receive": 1000, "encode_media": 8_000_000, "prefill": 2_000_000}}
     chunks = {"choices": [{"index": 0, "delta": {"content": "Teal."}}]}, {"usage": usage, "timings": timings}
     body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
@@ -248,10 +241,12 @@ def hand_in(page: Page, how: str, content: bytes, name: str = "a.png") -> None:
 def test_pictures_are_chosen_dropped_and_pasted_and_go_with_later_turns_too(seeing: Page) -> None:
     sent = bodies(seeing)
     shown = seeing.locator("#attached img")
-    seeing.set_input_files("#attach", {"name": "large.png", "mimeType": "image/png", "buffer": png(3000, 1500)})
+    seeing.set_input_files(
+        "#attach", {"name": "large.png", "mimeType": "image/png", "buffer": png(picture(0, 3000, 1500))}
+    )
     seeing.wait_for_selector("#attached img[alt='large.png']")
     for number, how in enumerate(("drop", "paste")):
-        hand_in(seeing, how, png(20 + number, 10), f"{how}.png")
+        hand_in(seeing, how, png(picture(0, 20 + number, 10)), f"{how}.png")
         seeing.wait_for_selector(f"#attached img[alt='{how}.png']")
     seeing.click("[aria-label='Remove drop.png']")
     assert shown.count() == 2
@@ -264,9 +259,7 @@ def test_pictures_are_chosen_dropped_and_pasted_and_go_with_later_turns_too(seei
     assert "90 prompt tokens (4 cached, 77 of pictures), " in seeing.inner_text(f"{LAST} .note")
     assert "encode media 8.0 ms" in seeing.locator(f"{LAST} .legend li").all_inner_texts()
     assert seeing.locator(f"{LAST} .bar .phase-encode_media").count() == 1
-    seeing.reload()
-    ready(seeing)
-    seeing.locator("#conversation-list .link").first.click()
+    reopen(seeing)
     send(seeing, "And now?")
     asked, answer, last = sent[1]["messages"]
     assert (asked, answer["content"]) == (sent[0]["messages"][0], "Teal.")
@@ -275,16 +268,13 @@ def test_pictures_are_chosen_dropped_and_pasted_and_go_with_later_turns_too(seei
 
 def test_a_browser_without_room_for_pictures_keeps_the_rest_of_the_conversation(seeing: Page) -> None:
     seeing.evaluate("() => [21, 20, 19].forEach((size) => localStorage.setItem(`x${size}`, 'x'.repeat(2 ** size)))")
-    noise = BytesIO()
-    Image.frombytes("RGB", (1000, 1000), random.Random(1).randbytes(3_000_000)).save(noise, "PNG")
-    seeing.set_input_files("#attach", {"name": "n.png", "mimeType": "image/png", "buffer": noise.getvalue()})
+    noise = png(Image.frombytes("RGB", (1000, 1000), random.Random(1).randbytes(3_000_000)))
+    seeing.set_input_files("#attach", {"name": "n.png", "mimeType": "image/png", "buffer": noise})
     seeing.wait_for_selector("#attached img")
     send(seeing)
     assert "no room for the pictures" in seeing.inner_text("#problem")
     assert seeing.locator(".asked img").count() == 1
-    seeing.reload()
-    ready(seeing)
-    seeing.locator("#conversation-list .link").first.click()
+    reopen(seeing)
     assert "n.png, which this browser had no room for" in seeing.inner_text(".asked")
 
 
@@ -295,7 +285,7 @@ def test_only_a_model_that_reads_pictures_is_offered_any(page: Page, seeing: Pag
     settings(seeing)
     seeing.check("#models [value=other]")
     assert seeing.get_attribute("#camera-label", "hidden") is not None
-    hand_in(seeing, "paste", png(3, 3))
+    hand_in(seeing, "paste", png(picture(0)))
     seeing.wait_for_selector("#problem:has-text('a.png cannot be attached: it is no text in UTF-8')")
 
 
@@ -525,16 +515,8 @@ def test_code_can_be_copied(server: LiveServer, open_page: OpenPage, has_clipboa
 
 def test_a_conversation_needs_no_mouse(page: Page) -> None:
     settings(page, max_completion_tokens="5")
-
-    def walk_to(selector: str, key: str = "Tab") -> None:
-        for _ in range(60):
-            if page.evaluate("selector => document.activeElement.matches(selector)", selector):
-                return
-            page.keyboard.press(key)
-        raise AssertionError(f"{key} does not lead to {selector}")
-
     page.focus("#tab-chat")
-    walk_to("#prompt")
+    walk_to(page, "#prompt")
     page.keyboard.type("One")
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("Two")
@@ -542,15 +524,15 @@ def test_a_conversation_needs_no_mouse(page: Page) -> None:
     ended(page)
     assert page.inner_text(".asked .text") == "One\nTwo"
     assert page.evaluate("() => document.activeElement.id") == "prompt"
-    walk_to(".asked button", "Shift+Tab")
+    walk_to(page, ".asked button", "Shift+Tab")
     page.keyboard.press("Enter")
     assert page.input_value("#prompt") == "One\nTwo"
     page.keyboard.press("Escape")
     assert (page.input_value("#prompt"), page.is_visible("#editing")) == ("", False)
-    walk_to("#views [value=cost]", "Shift+Tab")
+    walk_to(page, "#views [value=cost]", "Shift+Tab")
     page.keyboard.press("Space")
     assert page.get_attribute("#views [value=cost]", "aria-pressed") == "true"
-    walk_to("#conversation-list .link", "Shift+Tab")
+    walk_to(page, "#conversation-list .link", "Shift+Tab")
     assert page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") != "none"
 
 
@@ -560,25 +542,15 @@ def test_every_text_has_enough_contrast_and_every_control_a_name_within_the_widt
     server: LiveServer, open_page: OpenPage, scheme: str, viewport: dict[str, int]
 ) -> None:
     page = ready(open_page(f"{server.url}/dashboard#chat", viewport, color_scheme=scheme))
-
-    def check(least_texts: int = 0) -> None:
-        assert weak_contrasts(page, least_texts) == []
-        assert fits_the_width(page)
-        nameless = "nodes => nodes.filter((n) => !(n.labels?.length || n.textContent.trim() || n.ariaLabel)).length"
-        assert page.locator("button, input, textarea, select").evaluate_all(nameless) == 0
-        moves = """() => [...document.querySelectorAll("*")].map((node) => getComputedStyle(node)).filter(
-          (style) => style.transitionDuration !== "0s" || style.animationName !== "none").length"""
-        assert page.evaluate(moves) == 0
-
     settings(page, kind="tools", max_completion_tokens="300", temperature="1")
     page.check("#models [value=other]")
-    check()
+    check_texts_and_controls(page)
     send(page, "A " * 300)
     settings(page, kind="schema")
     send(page, button="#again")
     for view in ("cost", "certainty", "text"):
         page.click(f"#views [value={view}]")
-        check(least_texts=20)
+        check_texts_and_controls(page, least_texts=20)
     page.fill("#schema", "[")
     page.locator("#schema").blur()
-    check()
+    check_texts_and_controls(page)

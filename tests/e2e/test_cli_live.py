@@ -21,7 +21,6 @@ def test_sigterm_lets_a_stream_finish_with_all_its_spans(small_model: Path, tmp_
     traceparent = f"00-{TRACE_ID:032x}-{PARENT_ID:016x}-01"
     with running_collector() as collector:
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "NO_PROXY": "127.0.0.1"}
-        env["OMP_NUM_THREADS"] = "1"  # a second thread makes so small a model slower when the cores are busy
         with (
             serve_process(str(small_model), tmp_path / "log", "--kv-blocks", "1024", env=env) as server,
             httpx.Client(base_url=server.url, headers={"traceparent": traceparent}, timeout=60) as http,

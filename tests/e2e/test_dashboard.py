@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.routes.feed import MOST_VIEWERS, RETRY_AFTER_SECONDS
-from tests.e2e.browser import DESK, PHONE, OpenPage, fits_the_width, weak_contrasts
+from tests.e2e.browser import DESK, PHONE, OpenPage, check_texts_and_controls, walk_to, weak_contrasts
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
 from tests.e2e.load import streams
 from tests.e2e.proxies import under_prefix
@@ -33,10 +33,8 @@ NUM_STREAMS = 64
 @pytest.fixture(scope="module")
 def server(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     log_file = tmp_path_factory.mktemp("dashboard") / "log"
-    env = {"OMP_NUM_THREADS": "1"}
-    flags = ("--served-model-name", "small", "--kv-blocks", "600", "--recent-requests", "2000")
-    flags += ("--drafts", "lookup")
-    with serve_process(str(small_model), log_file, *flags, env=env) as server:
+    flags = ("--served-model-name", "small", "--kv-blocks", "600", "--recent-requests", "2000", "--drafts", "lookup")
+    with serve_process(str(small_model), log_file, *flags) as server:
         yield server
 
 
@@ -155,12 +153,8 @@ def test_the_account_of_a_request_tells_of_its_drafts(server: LiveServer, open_p
 def test_everything_works_from_the_keyboard(server: LiveServer, page: Page) -> None:
     complete(server)
     page.wait_for_selector("#waterfall button")
-    for _ in range(10):
-        page.keyboard.press("Tab")
-        if page.evaluate("() => document.activeElement.closest('#waterfall') !== null"):
-            break
+    walk_to(page, "#waterfall [data-request]")
     row = page.evaluate_handle("() => document.activeElement").as_element()
-    assert row.get_attribute("data-request")
     assert row.evaluate("row => getComputedStyle(row).outlineStyle") != "none"
     page.keyboard.press("Enter")
     page.wait_for_selector("dialog[open] tr[data-phase]")
@@ -179,19 +173,12 @@ def test_every_text_has_enough_contrast_and_every_control_a_name_within_the_widt
 ) -> None:
     complete(server)
     page = open_page(f"{server.url}/dashboard", viewport, color_scheme=scheme)
-
-    def check(least_texts: int = 0) -> None:
-        assert weak_contrasts(page, least_texts) == []
-        assert fits_the_width(page)
-        nameless = "nodes => nodes.filter((node) => !(node.labels?.length || node.textContent.trim())).length"
-        assert page.locator("button, input, textarea, select").evaluate_all(nameless) == 0
-
     page.wait_for_selector("#status[data-state=live]")
     page.wait_for_selector("#waterfall button")
-    check(least_texts=20)
+    check_texts_and_controls(page, least_texts=20)
     page.locator("#waterfall button").first.click()
     page.wait_for_selector("dialog[open] tr[data-phase]")
-    check(least_texts=20)
+    check_texts_and_controls(page, least_texts=20)
 
 
 # -- API keys, the limit of viewers, a proxy --------------------------------------------------------------------------

@@ -129,17 +129,8 @@ def hook_after(patch: pytest.MonkeyPatch, kind: type, name: str, hook: Callable[
     patch.setattr(kind, name, hooked)
 
 
-@dataclass
-class Reports:
-    """The answer, the record and the account of the measured request."""
-
-    case: Case
-    answer: httpx.Response
-    record: RequestRecord
-    debug: dict[str, Any]
-
-
-async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> Reports:
+async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> tuple[httpx.Response, RequestRecord, dict[str, Any]]:
+    """Return the answer, the record and the account of the measured request."""
     delays = Delays(case.delays_ns)
     put_on_clock(patch, delays.clock)
     tokenizer, runner = SlowTokenizer(delays, case.prompt), slow_runner(delays)
@@ -183,7 +174,7 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> Reports:
         await asyncio.to_thread(wait_until, lambda: bool(records) and telemetry.recent.get("slow") is not None)
         debug = (await http.get("/debug/requests/slow")).json()
     (record,) = records
-    return Reports(case, answer, record, debug)
+    return answer, record, debug
 
 
 def occupy(engine: Engine, runner: ScriptedRunner, tokenizer: BlockedTokenizer, *, with_a_step: bool) -> None:
@@ -211,24 +202,13 @@ def slow_to_read(app: ASGIApp, path: str, delays: Delays) -> ASGIApp:
     return wrapped
 
 
-@pytest.fixture(scope="module", params=CASES, ids=str)
-def reports(request: pytest.FixtureRequest) -> Reports:
-    with pytest.MonkeyPatch.context() as patch:
-        reports = asyncio.run(serve_one(request.param, patch))
-    assert reports.answer.status_code == 200
-    assert reports.record.completion_tokens == NUM_TOKENS
-    return reports
-
-
-def test_the_delay_is_in_its_phase_and_in_no_other(reports: Reports) -> None:
-    phases_ns = reports.case.phases_ns
-    assert {phase.name: phase.duration_ns for phase in reports.record.times.phases()} == phases_ns
-    assert {phase["name"]: phase["duration_ns"] for phase in reports.debug["phases"]} == phases_ns
-    assert reports.record.account.waits_ns == reports.debug["queue_waits_ns"] == reports.case.waits_ns
-    assert reports.record.account.model_ns == phases_ns["prefill"] + phases_ns["decode"]
-
-
-def test_the_delay_of_a_decode_step_is_one_gap_between_tokens(reports: Reports) -> None:
-    delay_ns = reports.case.phases_ns["decode"]
-    gaps_ns = sorted(reports.record.account.inter_token_ns)
-    assert gaps_ns == [*[0] * (NUM_TOKENS - 2), delay_ns]
+@pytest.mark.parametrize("case", CASES, ids=str)
+async def test_the_delay_is_in_its_phase_and_in_no_other(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, record, debug = await serve_one(case, monkeypatch)
+    assert (answer.status_code, record.completion_tokens) == (200, NUM_TOKENS)
+    assert {phase.name: phase.duration_ns for phase in record.times.phases()} == case.phases_ns
+    assert {phase["name"]: phase["duration_ns"] for phase in debug["phases"]} == case.phases_ns
+    assert record.account.waits_ns == debug["queue_waits_ns"] == case.waits_ns
+    assert record.account.model_ns == case.phases_ns["prefill"] + case.phases_ns["decode"]
+    # The delay of a decode step is one gap between tokens.
+    assert sorted(record.account.inter_token_ns) == [*[0] * (NUM_TOKENS - 2), case.phases_ns["decode"]]

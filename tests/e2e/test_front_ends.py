@@ -20,7 +20,6 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
 
 FLAGS = ("--front-ends", "2", "--kv-blocks", "1024")
-ENV = {"OMP_NUM_THREADS": "1"}
 WAIT_SECONDS = 60
 # The command with a model that fails in the middle of a request with the seed 13.
 FAILING = """
@@ -45,7 +44,7 @@ sys.exit(main())
 def server(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("front_ends")
     flags = (*FLAGS, "--response-store", str(folder / "responses.db"))
-    with serve_process(str(small_model), folder / "log", *flags, env=ENV) as server:
+    with serve_process(str(small_model), folder / "log", *flags) as server:
         yield server
 
 
@@ -156,7 +155,7 @@ def test_front_ends_do_not_outlive_the_engine_process(server: LiveServer) -> Non
 
 def test_an_engine_that_fails_ends_all_processes_with_exit_code_1(small_model: Path, tmp_path: Path) -> None:
     log_file = tmp_path / "log"
-    with serve_process(str(small_model), log_file, *FLAGS, env=ENV, program=("-c", FAILING)) as server:
+    with serve_process(str(small_model), log_file, *FLAGS, program=("-c", FAILING)) as server:
         left = front_ends(server)
         with ThreadPoolExecutor(2) as threads:
             asked = threads.submit(complete, server.url, "runs", max_tokens=15_000)
@@ -179,7 +178,7 @@ def test_an_engine_that_fails_ends_all_processes_with_exit_code_1(small_model: P
 
 def test_sigterm_to_all_processes_lets_a_stream_finish(small_model: Path, tmp_path: Path) -> None:
     """A service manager sends the signal to every process of a service."""
-    with serve_process(str(small_model), tmp_path / "log", *FLAGS, env=ENV) as server:
+    with serve_process(str(small_model), tmp_path / "log", *FLAGS) as server:
         left = front_ends(server)
         with ThreadPoolExecutor(1) as threads:
             asked = threads.submit(complete, server.url, "drains", max_tokens=3000)

@@ -32,12 +32,8 @@ def test_front_ends_share_the_limits_of_keys_which_change_while_they_run(small_m
         found = list(pool.map(lambda _: complete(server.url, alice), range(30)))
         assert sorted(rest for status, rest in found if status == 200) == sorted(str(number) for number in range(12))
         assert [status for status, _ in found].count(429) == 18
-        wait_until(
-            lambda: (
-                re.search(r"alice +use .* 12 requests, 60 tokens, cost [0-9.e-]*[1-9]", command(store, "list"))
-                is not None
-            )
-        )
+        used = r"alice +use .* 12 requests, 60 tokens, cost [0-9.e-]*[1-9]"
+        wait_until(lambda: re.search(used, command(store, "list")))
         command(store, "limit", "alice", "--requests-per-day", "13")
         wait_until(lambda: complete(server.url, alice)[0] == 200)
         assert complete(server.url, alice) == (429, "0")

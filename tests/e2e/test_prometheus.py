@@ -87,7 +87,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.url}/v1/traces",
             "OTEL_BSP_SCHEDULE_DELAY": "100",
             "NO_PROXY": "127.0.0.1",
-            "OMP_NUM_THREADS": "1",  # a second thread does not make so small a model faster
         }
         # On a busy machine, rounds are further apart than the server keeps idle connections: each request has its own.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)

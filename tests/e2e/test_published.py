@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ServerOptions
-from oaiserve.engine.engine import Engine
-from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
+from tests.engine.doubles import make_engine
 from tests.engine.model.runners import eager_runner
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
@@ -43,16 +42,9 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = CHATML
     loaded = prepare(random_model(FAMILIES["llama"]))
-    engine = Engine(
-        ServedModel(
-            tokenizer=Tokenizer(tokenizer),
-            runner=eager_runner(loaded, num_blocks=256, block_size=4),
-            num_blocks=256,
-            max_model_len=512,
-            vocab_size=loaded.vocab_size,
-        ),
-        EngineOptions(block_size=4),
-    )
+    of_model = {"tokenizer": Tokenizer(tokenizer), "vocab_size": loaded.vocab_size, "eos_token_ids": frozenset()}
+    runner = eager_runner(loaded, num_blocks=256, block_size=4)
+    engine = make_engine(runner, kv_blocks=256, max_model_len=512, max_step_tokens=512, **of_model)
     adapters = EngineOptions(lora_dir=tmp_path_factory.mktemp("adapters"))
     app = create_app(Config("random", ServerOptions(), adapters), engine, FakeTelemetry())
     with run_server(app) as url, httpx.Client(base_url=url, timeout=30) as client:

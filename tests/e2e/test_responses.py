@@ -3,22 +3,18 @@
 from pathlib import Path
 from typing import Any
 
-import openai
+from tests.e2e.conftest import API_KEY, LiveServer, serve_process
 
-from tests.e2e.conftest import API_KEY, serve_process
-
-ASKED: dict[str, Any] = {"model": "demo", "temperature": 0, "max_output_tokens": 64}
-ASKED["input"] = "What is the capital of France?"
+ASKED: dict[str, Any] = {"model": "demo", "temperature": 0, "input": "What is the capital of France?"}
 
 
-def test_a_talk_that_goes_on_is_found_in_the_prefix_cache(sdk: openai.OpenAI) -> None:
-    asked = ASKED | {
-        "input": "Tell me a story of a lighthouse, its keeper and the sea, please.",
-        "max_output_tokens": 48,
-    }
-    first = sdk.responses.create(**asked)
-    second = sdk.responses.create(**asked | {"input": "And then?"}, previous_response_id=first.id)
-    third = sdk.responses.create(**asked | {"input": "And then?"}, previous_response_id=second.id)
+def test_a_talk_that_goes_on_is_found_in_the_prefix_cache(live: LiveServer) -> None:
+    asked = ASKED | {"max_output_tokens": 48, "input": "And then?"}
+    with live.sdk() as sdk:
+        story = "Tell me a story of a lighthouse, its keeper and the sea, please."
+        first = sdk.responses.create(**asked | {"input": story})
+        second = sdk.responses.create(**asked, previous_response_id=first.id)
+        third = sdk.responses.create(**asked, previous_response_id=second.id)
     for before, after in ((first, second), (second, third)):
         # All of the talk so far, the last answer included, but for the block in which it ends.
         so_far = before.usage.input_tokens + before.usage.output_tokens
@@ -29,8 +25,8 @@ def test_a_server_that_is_killed_loses_no_response_that_was_answered(small_model
     flags = ("--served-model-name", "demo", "--api-key", API_KEY, "--kv-blocks", "200")
     flags += ("--response-store", str(tmp_path / "responses.db"))
     with serve_process(str(small_model), tmp_path / "first.log", *flags) as server:
-        answer = server.sdk().responses.create(**ASKED)
+        answer = server.sdk().responses.create(**ASKED, max_output_tokens=64)
         server.process.kill()
     with serve_process(str(small_model), tmp_path / "second.log", *flags) as server:
         assert server.sdk().responses.retrieve(answer.id).model_dump() == answer.model_dump()
-        assert server.sdk().responses.create(**ASKED, previous_response_id=answer.id).status
+        assert server.sdk().responses.create(**ASKED, max_output_tokens=64, previous_response_id=answer.id).status
