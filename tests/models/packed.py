@@ -34,6 +34,12 @@ class Quantized(NamedTuple):
         return integers.astype(np.float32) * self.scales[:, self.group_of]
 
 
+def _compressed(layout: str, weights: dict[str, Any]) -> dict[str, Any]:
+    """Return the quantization_config of compressed-tensors."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
+
+
 @dataclass(frozen=True, slots=True)
 class Packing:
     """A packing says how the matrices of a checkpoint are quantized and stored."""
@@ -72,11 +78,8 @@ class Packing:
         codes, zeros, scales, group_of = matrix
         in_type = torch.from_numpy(scales).to(self.scales)
         if self.layout == "awq":
-            found = {
-                "qweight": packed(codes.T, 4, _AWQ_ORDER),
-                "qzeros": packed(zeros.T, 4, _AWQ_ORDER),
-                "scales": in_type.T.contiguous(),
-            }
+            found = {"qweight": packed(codes.T, 4, _AWQ_ORDER), "qzeros": packed(zeros.T, 4, _AWQ_ORDER)}
+            found["scales"] = in_type.T.contiguous()
         elif self.layout in ("gptq", "gptq_v2"):
             stored = zeros - 1 & (1 << self.bits) - 1 if self.layout == "gptq" else zeros
             found = {
@@ -118,13 +121,7 @@ class Packing:
                 "group_size": None if self.group_size == -1 else self.group_size,
                 "actorder": "group" if self.has_act_order else None,
             }
-            group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
-            return {
-                "quant_method": "compressed-tensors",
-                "format": self.layout,
-                "config_groups": {"group_0": group},
-                "ignore": ["lm_head"],
-            }
+            return _compressed(self.layout, weights) | {"ignore": ["lm_head"]}
         return settings | {"bits": self.bits, "group_size": self.group_size}
 
 
@@ -213,16 +210,9 @@ _FP8_SETTINGS: dict[Fp8Layout, dict[str, Any]] = {
     "blocks": {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]},
     "tensor": {"quant_method": "fp8"},
     "fbgemm": {"quant_method": "fbgemm_fp8"},
-    "compressed": {
-        "quant_method": "compressed-tensors",
-        "format": "float-quantized",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"},
-            }
-        },
-    },
+    "compressed": _compressed(
+        "float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+    ),
 }
 
 

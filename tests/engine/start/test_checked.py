@@ -129,9 +129,8 @@ def test_a_start_counts_its_parts_and_leaves_time_to_import_more(folder: Path) -
 def test_other_weights_are_checked_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     before = answer(folder, **OPTIONS)
-    config = FAMILIES["llama"]
     torch.manual_seed(7)
-    other = make_model(config)
+    other = make_model(FAMILIES["llama"])
     with torch.no_grad():
         other.get_input_embeddings().weight.normal_()
     other.save_pretrained(folder)

@@ -112,29 +112,23 @@ def test_adapters_are_added_to_products_with_blocks(family: str, tmp_path: Path)
     assert difference(logits(adapter), plain) > 0.3
 
 
-KINDS_OF_EXPERTS = {
-    "kept": {"gate_exps": Kind.Q4_0, "up_exps": Kind.Q4_0, "down_exps": Kind.Q5_1},
-    "in MXFP4": {"gate_exps": Kind.MXFP4, "up_exps": Kind.MXFP4, "down_exps": Kind.MXFP4},
-    "expanded": {"gate_exps": Kind.Q4_0, "up_exps": Kind.F16, "down_exps": Kind.F32},
-    "unlike, so expanded": {"gate_exps": Kind.Q4_0, "up_exps": Kind.Q5_0, "down_exps": Kind.F16},
-}
-
-
 @pytest.mark.parametrize(
-    ("family", "kinds"),
+    ("family", "in_blocks", "kinds"),
     [
-        ("mixtral", "kept"),
-        ("qwen2_moe", "kept"),
-        ("qwen3_moe", "in MXFP4"),
-        ("mixtral", "expanded"),
-        ("mixtral", "unlike, so expanded"),
+        ("mixtral", True, (Kind.Q4_0, Kind.Q4_0, Kind.Q5_1)),
+        ("qwen2_moe", True, (Kind.Q4_0, Kind.Q4_0, Kind.Q5_1)),
+        ("qwen3_moe", True, (Kind.MXFP4, Kind.MXFP4, Kind.MXFP4)),
+        ("mixtral", False, (Kind.Q4_0, Kind.F16, Kind.F32)),
+        ("mixtral", False, (Kind.Q4_0, Kind.Q5_0, Kind.F16)),
     ],
 )
-def test_experts_stay_in_blocks_if_gates_are_like_up_projections(family: str, kinds: str, tmp_path: Path) -> None:
-    asked, mix = MIXTURES[family], KINDS_OF_EXPERTS[kinds]
+def test_experts_stay_in_blocks_if_gates_are_like_up_projections(
+    family: str, in_blocks: bool, kinds: tuple[Kind, ...], tmp_path: Path
+) -> None:
+    asked, mix = MIXTURES[family], dict(zip(("gate_exps", "up_exps", "down_exps"), kinds, strict=True))
     path = file_of(asked, tmp_path, mix=mix, rest=Kind.Q8_0)
     model = dequantized(asked, mix)
-    with_plain_experts(model, in_blocks="expanded" not in kinds)
+    with_plain_experts(model, in_blocks=in_blocks)
     assert difference(kept_logits(path, 20), eager_logits(prepare(model), 20)) < 0.02
 
 
@@ -250,9 +244,7 @@ def test_an_architecture_that_nothing_reads_is_refused_with_those_that_can_be_re
 def test_only_options_of_the_native_step_keep_weights_and_are_remembered(tmp_path: Path) -> None:
     source = find_model(file_of(FAMILIES["llama"], tmp_path))
     assert reason_to_expand(source, OPTIONS) is None
-    changes: list[dict[str, Any]] = [{"compile": False}, {"dtype": "float16"}]
-    for changed in changes:
-        options = EngineOptions(**changed)
+    for options in (EngineOptions(compile=False), EngineOptions(dtype="float16")):
         assert reason_to_expand(source, options) is not None
         assert cache_key(source.path, options) is None
 
