@@ -18,27 +18,6 @@ from oaiserve.engine.model.cpu.build import BuildError
 Compiler = Callable[[str], Path]
 
 
-@pytest.fixture
-def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    """Return a function that makes a script the compiler, and an empty cache for its libraries.
-
-    The last argument of the script, `$out`, is the file to write. calls.txt gets the arguments of each call.
-    """
-    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
-
-    def write(script: str) -> Path:
-        path = tmp_path / "fake-g++"
-        path.write_text(
-            f'#!/bin/sh\nfor out; do :; done\nif [ "$out" = --version ]; then echo fake 1.0; exit; fi\n'
-            f'echo "$@" >> {tmp_path}/calls.txt\n{script}\n'
-        )
-        path.chmod(0o755)
-        monkeypatch.setenv("CXX", str(path))
-        return tmp_path
-
-    return write
-
-
 def code_of(path: Path) -> bytes:
     """Return what the compiler has written, which the digest follows."""
     content = path.read_bytes()
@@ -74,22 +53,20 @@ def test_the_name_depends_on_sources_flags_cpu_and_compiler(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler("")
-    sources = tmp_path / "src"
+    sources, script = tmp_path / "src", tmp_path / "fake-g++"
+    header = sources / "simd.h"
     shutil.copytree(build.SOURCES, sources)
-    monkeypatch.setattr(build, "SOURCES", sources)
-    names = [build.library_path(torch.float32)]
-    with (sources / "simd.h").open("a") as header:
-        header.write("// more\n")
-    names.append(build.library_path(torch.float32))
-    (sources / "simd.h").rename(sources / "vectors.h")
-    names.append(build.library_path(torch.float32))
-    monkeypatch.setattr(build, "FLAGS", [*build.FLAGS, "-g"])
-    names.append(build.library_path(torch.float32))
-    monkeypatch.setattr(build, "_cpu_features", lambda: "flags: avx2")
-    names.append(build.library_path(torch.float32))
-    script = tmp_path / "fake-g++"
-    script.write_text(script.read_text().replace("fake 1.0", "fake 2.0"))
-    names.append(build.library_path(torch.float32))
+    names = []
+    for change in (
+        lambda: monkeypatch.setattr(build, "SOURCES", sources),
+        lambda: header.write_text(f"{header.read_text()}// more\n"),
+        lambda: header.rename(sources / "vectors.h"),
+        lambda: monkeypatch.setattr(build, "FLAGS", [*build.FLAGS, "-g"]),
+        lambda: monkeypatch.setattr(build, "_cpu_features", lambda: "flags: avx2"),
+        lambda: script.write_text(script.read_text().replace("fake 1.0", "fake 2.0")),
+    ):
+        change()
+        names.append(build.library_path(torch.float32))
     assert len(set(names)) == 6
     assert build.library_path(torch.float32) == names[-1]
 
@@ -116,22 +93,9 @@ def test_the_first_error_of_the_compiler_is_reported_and_no_file_is_left(compile
         build.build(torch.float32)
 
 
-def no_such_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "g++-99")
-
-
 def no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(folder))
-
-
-def no_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "fake-g++").write_bytes(b"\x7fELF?")
-
-
-def no_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "file").touch()
-    monkeypatch.setenv("OAISERVE_CACHE", str(folder / "file"))
 
 
 def no_private_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,19 +109,19 @@ def no_private_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (no_such_program, r"^the compiler g\+\+-99 that CXX names was not found$"),
+        (lambda _, patch: patch.setenv("CXX", "g++-99"), r"^the compiler g\+\+-99 that CXX names was not found$"),
         (no_compiler, r"^no C\+\+ compiler was found \(install g\+\+\)$"),
-        (no_program, "cannot be run: Exec format error"),
-        (no_folder, "file/native cannot be written: Not a directory"),
+        (lambda folder, _: (folder / "fake-g++").write_bytes(b"\x7fELF?"), "cannot be run: Exec format error"),
+        (
+            lambda _, patch: patch.setenv("OAISERVE_CACHE", "/dev/null"),
+            "null/native cannot be written: Not a directory",
+        ),
         (no_private_folder, r"^there is no private folder for it: other users can write to .*/tmp "),
         (lambda *_: None, r"float-[0-9a-f]{16}\.so cannot be loaded: "),
     ],
 )
 def test_what_prevents_native_code_is_named_in_the_error(
-    compiler: Compiler,
-    monkeypatch: pytest.MonkeyPatch,
-    problem: Callable[[Path, pytest.MonkeyPatch], None],
-    reason: str,
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, problem: Callable[..., object], reason: str
 ) -> None:
     problem(compiler('echo made > "$out"'), monkeypatch)
     with pytest.raises(BuildError, match=reason):
@@ -233,19 +197,17 @@ def test_folders_and_library_are_for_this_user_only_whatever_the_umask(compiler:
     assert modes == [0o700, 0o700, 0o600]
 
 
-def shared_by_others(folder: Path) -> str:
-    folder.chmod(0o777)
+def shared(folder: Path, mode: int = 0o777) -> str:
+    folder.chmod(mode)
     return f"other users can write to {folder} (chmod go-w {folder} prevents it)"
 
 
 def shared_and_sticky(folder: Path) -> str:
-    folder.chmod(0o1777)
-    return f"other users can write to {folder} "
+    return shared(folder, 0o1777)
 
 
 def shared_above(folder: Path) -> str:
-    folder.parent.chmod(0o770)
-    return f"other users can write to {folder.parent} "
+    return shared(folder.parent, 0o770)
 
 
 def given_away(folder: Path) -> str:
@@ -256,31 +218,19 @@ def given_away(folder: Path) -> str:
 
 
 def linked_to_a_shared_folder(folder: Path) -> str:
-    shared = folder.parent.parent / "shared"
-    folder.rename(shared)
-    folder.symlink_to(shared)
-    return shared_by_others(shared)
+    target = folder.rename(folder.parent.parent / "shared")
+    folder.symlink_to(target)
+    return shared(target)
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize(
-    "spoil", [shared_by_others, shared_and_sticky, shared_above, given_away, linked_to_a_shared_folder]
-)
+@pytest.mark.parametrize("spoil", [shared, shared_and_sticky, shared_above, given_away, linked_to_a_shared_folder])
 def test_in_a_folder_that_others_can_change_no_library_is_loaded_or_written(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    spoil: Callable[[Path], str],
+    compiler: Compiler, tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], str]
 ) -> None:
-    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
     source = tmp_path / "small.cpp"
     source.write_text('extern "C" int answer() { return 42; }')
-    script = tmp_path / "small-g++"
-    script.write_text(
-        f'#!/bin/sh\nfor out; do :; done\n[ "$out" = --version ] || exec g++ -shared -fPIC {source} -o "$out"\n'
-    )
-    script.chmod(0o755)
-    monkeypatch.setenv("CXX", str(script))
+    compiler(f'g++ -shared -fPIC {source} -o "$out"')
     planted = build.build(torch.float32)
     planted.write_bytes(b"planted")
     reason = spoil(planted.parent)

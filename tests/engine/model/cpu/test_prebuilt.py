@@ -57,13 +57,6 @@ def library(wheel: Path, kind: str, variant: str = "x86-64-v4") -> Path:
     return wheel / variants.library_name(kind, NAMES[variant])
 
 
-def put_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "fake-g++"
-    script.write_text('#!/bin/sh\nfor out; do :; done\n[ "$out" = --version ] || echo compiled > "$out"\n')
-    script.chmod(0o755)
-    monkeypatch.setenv("CXX", str(script))
-
-
 # -- which one --------------------------------------------------------------------------------------------------------
 
 
@@ -155,15 +148,11 @@ def in_the_way(path: Path) -> str:
 
 @pytest.mark.parametrize("spoil", [of_other_sources, of_another_variant, damaged, cut, missing, in_the_way])
 def test_a_library_that_does_not_match_is_refused_and_one_is_compiled(
-    wheel: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    spoil: Callable[[Path], str],
+    wheel: Path, compiler: Callable[[str], Path], caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], str]
 ) -> None:
     path = library(wheel, "float")
     reason = spoil(path)
-    put_a_compiler(tmp_path, monkeypatch)
+    compiler('echo compiled > "$out"')
     assert not build.is_built(torch.float32)
     with pytest.raises(BuildError, match=r"/cache/native/float-[0-9a-f]{16}\.so cannot be loaded"):
         build.load(torch.float32)
