@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock, patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -11,9 +13,19 @@ from torch.utils._pytree import tree_leaves
 
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.gpu.cuda_capture import Run
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
+from oaiserve.engine.model.gpu.graphs import DecodeGraphs
+from oaiserve.engine.model.gpu.mixed_graphs import MixedGraphs
+from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
+from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.step import Step
 from tests.engine.model.sampling import plain_sampling
+
+if TYPE_CHECKING:  # it imports Triton
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
 TILE_TOKENS = 4
 
@@ -90,6 +102,36 @@ class Plain:
     def draw(self, *of_rows: torch.Tensor, has_cuts: bool, out: SampledIds | None = None) -> SampledIds:
         token_ids, are_finite = plain_sampling.draw(*of_rows, has_cuts=has_cuts)
         return out[0].copy_(token_ids), out[1].copy_(are_finite)
+
+
+def all_graphs(
+    forward: Callable[[Batch], torch.Tensor],
+    captures: Sequence[Capture],
+    loaded: LoadedModel,
+    tables: BlockTables,
+    *,
+    decodes: list[int],
+    prompts: list[int],
+    adapters: TritonAdapters | None = None,
+    **sizes: int,
+) -> dict[str, Any]:
+    """Return graphs of decodes, of prompts, and of both, for a runner. Each kind has one of `captures`."""
+    own, shared = {"sizes": decodes, **sizes}, {"block_size": sizes["block_size"], "adapters": adapters}
+    of_decodes = DecodeGraphs(forward, Plain(), captures[0], loaded, tables, **own, adapters=adapters)
+    of_prompts = PromptGraphs(forward, captures[1], loaded, tables, sizes=prompts, **shared)
+    pairs = [(decodes[-1], size) for size in prompts]
+    both = MixedGraphs(forward, captures[2], of_decodes, of_prompts, sizes=pairs, adapters=adapters)
+    return {"graphs": of_decodes, "prompt_graphs": of_prompts, "mixed_graphs": both, "tables": tables}
+
+
+def check_replayed(runner: ModelRunner, expected: ModelRunner, step: Step) -> Launched:
+    """Check that a step is replayed, and has the logits and the tokens of a runner without graphs."""
+    with patch.object(runner._executor, "forward", Mock(side_effect=AssertionError("launched one by one"))):
+        launched, want = runner.launch(step), expected.launch(step)
+    torch.testing.assert_close(launched.logits, want.logits[-len(launched.logits) :], rtol=1e-4, atol=1e-4)
+    found, wanted = runner.collect(launched).chunks, expected.collect(want).chunks
+    assert [chunk.token_ids for chunk in found] == [chunk.token_ids for chunk in wanted]
+    return launched
 
 
 def padded_attention(batch: Batch) -> ReferenceAttention:

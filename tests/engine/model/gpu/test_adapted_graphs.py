@@ -2,7 +2,6 @@
 
 import gc
 from dataclasses import replace
-from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
@@ -18,7 +17,15 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.gpu.graphs import Plain, RecordedKernel, padded_attention, record, run_again
+from tests.engine.model.gpu.graphs import (
+    Plain,
+    RecordedKernel,
+    all_graphs,
+    check_replayed,
+    padded_attention,
+    record,
+    run_again,
+)
 from tests.engine.model.runners import PROMPTS, decode, eager_runner
 from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
 from tests.models.adapters import random_adapter
@@ -28,8 +35,6 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model.attention.triton import TritonAttention
 from oaiserve.engine.model.gpu import triton_adapters
-from oaiserve.engine.model.gpu.mixed_graphs import MixedGraphs
-from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
 from oaiserve.engine.model.gpu.triton_adapters import MOST_REPLAYED, WIDEST_REPLAYED, TritonAdapters, most_tiles
 
 NUM_BLOCKS, WIDTH = 32, 4
@@ -164,17 +169,15 @@ def mixed(loaded: LoadedModel, adapters: dict[int, Adapter]) -> ModelRunner:
     executor = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=TritonAttention)
     kernels = TritonAdapters(adaptable(loaded.model), 8, CPU, captured_tokens=40)
     executor.add_adapters = kernels.of_batch
-    tables, sizes = BlockTables(8, WIDTH, BLOCK_SIZE, CPU), {"block_size": BLOCK_SIZE, "adapters": kernels}
-    given: Any = executor.forward, run_again, loaded, tables
-    decodes = DecodeGraphs(given[0], Plain(), *given[1:], sizes=[4], max_model_len=64, **sizes)
-    prompts = PromptGraphs(*given, sizes=[36], **sizes)
-    both = MixedGraphs(*given[:2], decodes, prompts, sizes=[(4, 36)], adapters=kernels)
-    for graphs in (decodes.graphs, prompts.graphs, both.graphs):
-        assert graphs.find(lambda size: True, [adapters[1], adapters[2], adapters[3]]) is None
+    sizes = {"decodes": [4], "prompts": [36], "block_size": BLOCK_SIZE, "max_model_len": 64, "adapters": kernels}
+    tables = BlockTables(8, WIDTH, BLOCK_SIZE, CPU)
+    graphs = all_graphs(executor.forward, [run_again] * 3, loaded, tables, **sizes)
+    runner = ModelRunner(executor, CPU, BLOCK_SIZE, sample_ids=Plain().sample_ids, **graphs)
+    for of_kind in runner._sized:
+        assert of_kind.find(lambda size: True, [adapters[1], adapters[2], adapters[3]]) is None
         with torch.inference_mode():
-            assert graphs.capture_next(only_wanted=True)
-    of_graphs = {"graphs": decodes, "prompt_graphs": prompts, "mixed_graphs": both, "tables": tables}
-    return with_adapters(ModelRunner(executor, CPU, BLOCK_SIZE, sample_ids=Plain().sample_ids, **of_graphs), adapters)
+            assert of_kind.capture_next(only_wanted=True)
+    return with_adapters(runner, adapters)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -192,7 +195,4 @@ def test_prompts_with_adapters_are_replayed_alone_and_beside_decodes(
     expected = plain_runner(loaded, adapters)
     for runner in (mixed, expected) if before else ():
         runner.collect(runner.launch(Step(before)))
-    with patch.object(mixed._executor, "forward", Mock(side_effect=AssertionError("launched one by one"))):
-        found = mixed.collect(mixed.launch(step))
-    want = expected.collect(expected.launch(step))
-    assert [chunk.token_ids for chunk in found.chunks] == [chunk.token_ids for chunk in want.chunks]
+    check_replayed(mixed, expected, step)

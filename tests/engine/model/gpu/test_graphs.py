@@ -1,6 +1,5 @@
 """Replayed decode steps draw the same tokens as eager steps, for all sizes, with padding and with overlap."""
 
-import random
 from array import array
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -23,14 +22,13 @@ from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.transfer import pack, unpack
-from oaiserve.engine.request import Finished, Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.gpu.graph_capture import graph_memory_bytes, ladder
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.step import Chunk, ChunkResult, Step
-from tests.engine.answers import Answers, run_to_the_end
+from oaiserve.engine.step import Chunk, Step
+from tests.engine.model.engine_runs import run, some_requests
 from tests.engine.model.gpu.graphs import Plain, padded_attention, record, run_again
-from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, make_engine, states_of
+from tests.engine.model.runners import eager_runner, states_of
 from tests.engine.model.steps import sequence_of
 from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, random_model
 from tests.models.small_configs import config_of
@@ -38,6 +36,8 @@ from tests.models.small_configs import config_of
 BLOCK_SIZE = 4
 MAX_LEN = 48
 SIZES = [1, 2, 4, 8]
+LIMITS = {"max_running": SIZES[-1], "max_step_tokens": 16}
+FEW_EDITED = 0.1  # so that most steps have no request that edits logits or asks for log-probabilities
 WITH_STATES = ("mamba2", "falcon_h1", "qwen3_next", "lfm2")
 
 
@@ -49,14 +49,11 @@ class GraphRunner(ModelRunner):
     """A runner on a CPU that counts its steps. It has graphs for `sizes`, at first for the largest alone. With
     `overlap`, steps overlap as on a GPU."""
 
-    def __init__(self, loaded: LoadedModel, *, num_blocks: int, sizes: list[int] | None, overlap: bool = False) -> None:
-        executor = with_cache(loaded, num_blocks + 1)
+    def __init__(self, loaded: LoadedModel, *, num_blocks: int, sizes: list[int], overlap: bool = False) -> None:
+        executor, states = with_cache(loaded, num_blocks + 1), states_of(loaded)
         self.sampler = Plain()
-        states = states_of(loaded)
-        self.graphs = None if sizes is None else make_graphs(executor, loaded, sizes, self.sampler, states=states)
-        sample_ids = None if sizes is None else self.sampler.sample_ids
-        tables = None if self.graphs is None else self.graphs.tables
-        of_graphs = {"sample_ids": sample_ids, "graphs": self.graphs, "tables": tables}
+        self.graphs = make_graphs(executor, loaded, sizes, self.sampler, states=states)
+        of_graphs = {"sample_ids": self.sampler.sample_ids, "graphs": self.graphs, "tables": self.graphs.tables}
         super().__init__(executor, loaded.device, BLOCK_SIZE, states=states, **of_graphs)
         self.is_asynchronous = overlap
         self.num_steps = 0
@@ -77,54 +74,11 @@ def make_graphs(
     **arguments: Any,
 ) -> DecodeGraphs:
     sized = {"sizes": sizes, "first": sizes[-1:], "block_size": BLOCK_SIZE, "max_model_len": MAX_LEN}
-    return DecodeGraphs(executor.forward, sampler, capture, loaded, block_tables(sizes), **sized, **arguments)
-
-
-def block_tables(sizes: list[int]) -> BlockTables:
-    return BlockTables(max(sizes[-1], len(KINDS)), MAX_LEN // BLOCK_SIZE, BLOCK_SIZE, torch.device("cpu"))
+    tables = BlockTables(max(sizes[-1], len(KINDS)), MAX_LEN // BLOCK_SIZE, BLOCK_SIZE, loaded.device)
+    return DecodeGraphs(executor.forward, sampler, capture, loaded, tables, **sized, **arguments)
 
 
 # -- through the engine -----------------------------------------------------------------------------------------------
-
-
-def some_requests(seed: int, num_requests: int = 60) -> list[Request]:
-    """Return requests that are greedy or drawn, with and without top_k and top_p.
-
-    Only a few edit logits or ask for log-probabilities, so that most steps have no such request.
-    """
-    rng = random.Random(seed)
-    requests = []
-    for i in range(num_requests):
-        prompt = [rng.randrange(97) for _ in range(rng.choice([1, 1, 3, 9, 14]))]
-        draws: dict[str, Any] = rng.choice(
-            [{"temperature": 0.0}] * 3
-            + [{}, {"min_p": 0.05}, {"top_k": 7}, {"top_p": 0.8}, {"temperature": 0.5, "top_k": 40, "top_p": 0.9}]
-        )
-        others: dict[str, Any] = {}
-        if rng.random() < 0.2:
-            others = rng.choice(
-                [
-                    {"logprobs": 2},
-                    {"prompt_logprobs": 1},
-                    {"repetition_penalty": 1.3},
-                    {"logit_bias": {7: 3.0}},
-                    {"min_tokens": 3},
-                    {"allowed_token_ids": (5, 6, 7, 8)},
-                    {"grammar": Grammar("json_schema", '{"enum": ["hello,hello", "ZZTOP", "ABC"]}')},
-                ]
-            )
-        params = SamplingParams(
-            max_tokens=rng.choice([0, 1, 5, 12, 24]), seed=i, n=rng.choice([1, 1, 1, 2]), **draws, **others
-        )
-        requests.append(Request(f"r{i}", (TokenPrompt(prompt),), params))
-    return requests
-
-
-def answers(runner: GraphRunner, loaded: LoadedModel, requests: list[Request], num_blocks: int) -> Answers:
-    sizes = IN_SMALL_BLOCKS | {"max_running": SIZES[-1], "max_step_tokens": 16}
-    found = run_to_the_end(make_engine(loaded, runner, num_blocks, eos=40, **sizes), requests)
-    assert all(isinstance(event, Finished) for event in found.ended.values()), found.ended
-    return found
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["one by one", "overlap"])
@@ -133,13 +87,13 @@ def test_answers_are_the_same_with_graphs_also_while_they_are_captured(
     loaded: LoadedModel, num_blocks: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner_module, "STEPS_BETWEEN_CAPTURES", 3)
-    requests = some_requests(1)
-    expected = answers(GraphRunner(loaded, num_blocks=200, sizes=None), loaded, requests, 200)
+    requests = some_requests(1, 60, FEW_EDITED)
+    expected = run(loaded, plain_runner(loaded, 200), requests, 200, **LIMITS)
     runner = GraphRunner(loaded, num_blocks=num_blocks, sizes=SIZES, overlap=overlap)
     replays: list[int] = []
     launch = runner.graphs.launch
     runner.graphs.launch = lambda step, *drawn: replays.append(len(step.chunks)) or launch(step, *drawn)
-    answers(runner, loaded, requests, num_blocks).check(expected)
+    run(loaded, runner, requests, num_blocks, **LIMITS).check(expected)
     assert len(set(replays)) >= 3, "there are steps of several sizes"
     assert len(replays) > runner.num_steps / 5
     assert (runner.num_unknown > len(replays) / 3) == overlap
@@ -150,12 +104,12 @@ def test_answers_are_the_same_with_graphs_also_while_they_are_captured(
 @pytest.mark.parametrize("family", [*sorted(FAMILIES), *WITH_STATES])
 def test_answers_of_every_family_are_the_same_with_graphs(family: str) -> None:
     loaded = prepare(random_model(FAMILIES.get(family) or config_of(family)))
-    requests = some_requests(2, num_requests=10)
-    expected = answers(GraphRunner(loaded, num_blocks=200, sizes=None), loaded, requests, 200)
+    requests = some_requests(2, 10, FEW_EDITED)
+    expected = run(loaded, plain_runner(loaded, 200), requests, 200, **LIMITS)
     runner = GraphRunner(loaded, num_blocks=200, sizes=[4, 8], overlap=True)
     launch = Mock(wraps=runner.graphs.launch)
     with patch.object(runner.graphs, "launch", launch):
-        answers(runner, loaded, requests, 200).check(expected)
+        run(loaded, runner, requests, 200, **LIMITS).check(expected)
     assert launch.call_count > runner.num_steps / 5
 
 
@@ -206,7 +160,6 @@ class Drive:
             sequence.media = media_of(sequence)
         self.overlap = overlap
         self._launched: Launched | None = None
-        self.results: list[list[ChunkResult]] = []
         self.step([(i, 0, sequence.prompt_len) for i, sequence in enumerate(self.sequences)])
 
     def decode(self, indices: list[int]) -> None:
@@ -230,11 +183,9 @@ class Drive:
             self._launched = None
 
     def _collect(self, launched: Launched) -> None:
-        results = self.runner.collect(launched).chunks
-        for (sequence, *_), result in zip(launched.step.chunks, results, strict=True):
+        for chunk, result in zip(launched.step.chunks, self.runner.collect(launched).chunks, strict=True):
             (token_id,) = result.token_ids
-            sequence.token_ids.append(token_id)
-        self.results.append(results)
+            chunk.sequence.token_ids.append(token_id)
 
     @property
     def answers(self) -> list[list[int]]:
@@ -242,15 +193,18 @@ class Drive:
         return [sequence.generated_ids for sequence in self.sequences]
 
 
+def plain_runner(loaded: LoadedModel, num_blocks: int = NUM_BLOCKS, **of_graphs: Any) -> ModelRunner:
+    return eager_runner(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, **of_graphs)
+
+
 @pytest.fixture(scope="module")
-def runners(loaded: LoadedModel) -> tuple[GraphRunner, GraphRunner]:
+def runners(loaded: LoadedModel) -> tuple[ModelRunner, GraphRunner]:
     """Return a runner without graphs, and one with graphs."""
     loaded.model.config.rope_axes = [0] * (loaded.kv_shapes[0].key_dim // 2)
-    plain, graphs = (GraphRunner(loaded, num_blocks=NUM_BLOCKS, sizes=sizes) for sizes in (None, SIZES))
-    return plain, graphs
+    return plain_runner(loaded), GraphRunner(loaded, num_blocks=NUM_BLOCKS, sizes=SIZES)
 
 
-def test_only_plain_decodes_are_replayed(runners: tuple[GraphRunner, GraphRunner]) -> None:
+def test_only_plain_decodes_are_replayed(runners: tuple[ModelRunner, GraphRunner]) -> None:
     graphs = runners[1].graphs
     first, second = sequences_for_steps()[:2]
     decode = Chunk(first, 2, 1)
@@ -279,7 +233,7 @@ def test_only_plain_decodes_are_replayed(runners: tuple[GraphRunner, GraphRunner
     overlap=st.booleans(),
 )
 def test_decodes_are_replayed_alone_and_beside_prompts_and_all_draw_the_same_tokens(
-    runners: tuple[GraphRunner, GraphRunner], steps: list[tuple[list[int], list[int]]], overlap: bool
+    runners: tuple[ModelRunner, GraphRunner], steps: list[tuple[list[int], list[int]]], overlap: bool
 ) -> None:
     """Beside the decodes of a step, sequences are computed anew, whole or in part, as after a preemption."""
     found = []
@@ -329,7 +283,7 @@ def test_a_row_with_nan_in_its_logits_has_an_error(loaded: LoadedModel) -> None:
     logits[1, 50] = float("nan")
     executor = SimpleNamespace(forward=lambda batch: logits[: len(batch.seq_lens)])
     graphs = make_graphs(executor, loaded, [4], Plain())
-    runner = eager_runner(loaded, num_blocks=200, block_size=BLOCK_SIZE, graphs=graphs, tables=graphs.tables)
+    runner = plain_runner(loaded, graphs=graphs, tables=graphs.tables)
     chunks = [Chunk(sequence, sequence.prompt_len - 1, 1) for sequence in sequences_for_steps()[:3]]
     for greedy in (True, False):
         results = runner.collect(runner.launch(Step(chunks[: 2 if greedy else 3]))).chunks
@@ -346,14 +300,11 @@ def test_triton_kernels_ignore_padded_rows() -> None:
     from oaiserve.engine.model.attention import triton
     from oaiserve.engine.model.sampling import triton_sampling
 
-    expected = Drive(GraphRunner(loaded, num_blocks=NUM_BLOCKS, sizes=None), overlap=False)
+    expected = Drive(plain_runner(loaded), overlap=False)
     executor = with_cache(loaded, NUM_BLOCKS, triton.TritonAttention)
     graphs = make_graphs(executor, loaded, [4], triton_sampling, run_again)
-    sample_ids = triton_sampling.sample_ids
-    runner = ModelRunner(
-        executor, loaded.device, BLOCK_SIZE, sample_ids=sample_ids, graphs=graphs, tables=graphs.tables
-    )
-    found = Drive(runner, overlap=True)
+    of_graphs = {"sample_ids": triton_sampling.sample_ids, "graphs": graphs, "tables": graphs.tables}
+    found = Drive(ModelRunner(executor, loaded.device, BLOCK_SIZE, **of_graphs), overlap=True)
     for indices in ([0, 1, 3], [4, 0], [5, 4, 2, 0], [6, 1]):
         expected.decode(indices)
         found.decode(indices)

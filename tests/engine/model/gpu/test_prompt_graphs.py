@@ -17,7 +17,6 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import Run
-from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.sequence import Sequence
@@ -32,15 +31,15 @@ from oaiserve.engine.start.gpu.graph_capture import (
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.gpu.graphs import Plain, run_again
+from tests.engine.model.gpu.graphs import Plain, all_graphs, check_replayed, run_again
+from tests.engine.model.runners import eager_runner
 from tests.engine.model.steps import sequence_of
 from tests.models.decoders import LLAMA_OF_ONE_LAYER, random_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model.attention.triton import TritonAttention
-from oaiserve.engine.model.gpu.mixed_graphs import MixedGraphs
-from oaiserve.engine.model.gpu.prompt_graphs import MOST_PROMPTS, PromptGraphs
+from oaiserve.engine.model.gpu.prompt_graphs import MOST_PROMPTS
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, NUM_BLOCKS, WIDTH = 4, 64, 12
@@ -53,11 +52,19 @@ def loaded() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def made(loaded: LoadedModel) -> tuple[EagerExecutor, PromptGraphs, BlockTables]:
+def mixed(loaded: LoadedModel) -> ModelRunner:
+    """Return a runner with graphs for up to four decodes beside up to 24 prompt tokens."""
     executor = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=TritonAttention)
+    sizes = {"decodes": [1, 4], "prompts": SIZES, "block_size": BLOCK_SIZE, "max_model_len": 48}
     tables = BlockTables(MOST_PROMPTS + 1, WIDTH, BLOCK_SIZE, CPU)
-    graphs = PromptGraphs(executor.forward, run_again, loaded, tables, sizes=SIZES, block_size=BLOCK_SIZE)
-    return executor, graphs, tables
+    graphs = all_graphs(executor.forward, [run_again] * 3, loaded, tables, **sizes)
+    return ModelRunner(executor, CPU, BLOCK_SIZE, sample_ids=Plain().sample_ids, **graphs)
+
+
+@pytest.fixture
+def expected(loaded: LoadedModel) -> ModelRunner:
+    """Return a runner without graphs."""
+    return eager_runner(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
 
 
 def sequence(number: int, length: int, **params: Any) -> Sequence:
@@ -77,26 +84,15 @@ def chunks() -> list[list[Chunk]]:
     ]
 
 
-def test_replayed_prompts_draw_the_same_tokens(
-    loaded: LoadedModel, made: tuple[EagerExecutor, PromptGraphs, BlockTables]
-) -> None:
-    executor, graphs, tables = made
-    plain = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    expected = ModelRunner(plain, CPU, BLOCK_SIZE)
-    runner = ModelRunner(executor, CPU, BLOCK_SIZE, prompt_graphs=graphs, tables=tables)
-    launch = Mock(wraps=graphs.launch)
-    with patch.object(graphs, "launch", launch):
-        for of_step in chunks():
-            step = Step(of_step)
-            launched, want = runner.launch(step), expected.launch(step)
-            torch.testing.assert_close(launched.logits, want.logits, rtol=1e-4, atol=1e-4)
-            found = [result.token_ids for result in runner.collect(launched).chunks]
-            assert found == [result.token_ids for result in expected.collect(want).chunks]
-    assert launch.call_count == len(chunks())
+def test_replayed_prompts_draw_the_same_tokens(mixed: ModelRunner, expected: ModelRunner) -> None:
+    graphs, tables = mixed._prompt_graphs, mixed._tables
+    runner = ModelRunner(mixed._executor, CPU, BLOCK_SIZE, prompt_graphs=graphs, tables=tables)
+    for of_step in chunks():
+        check_replayed(runner, expected, Step(of_step))
 
 
-def test_only_steps_that_fit_are_replayed(made: tuple[EagerExecutor, PromptGraphs, BlockTables]) -> None:
-    graphs, one = made[1], sequence(0, 40)
+def test_only_steps_that_fit_are_replayed(mixed: ModelRunner) -> None:
+    graphs, one = mixed._prompt_graphs, sequence(0, 40)
     assert graphs.can_run(Step([Chunk(one, 0, SIZES[-1])]))
     assert not graphs.can_run(Step([Chunk(one, 0, SIZES[-1] + 1)]))
     assert graphs.can_run(Step([Chunk(one, 38, 4, draft=(5, 6))]))
@@ -115,18 +111,24 @@ def test_only_steps_that_fit_are_replayed(made: tuple[EagerExecutor, PromptGraph
     assert not graphs.can_run(Step([Chunk(one, 0, 4)]))
 
 
-@pytest.mark.parametrize("is_right", [True, False])
-def test_prompts_whose_graphs_compute_something_else_are_not_replayed(
-    loaded: LoadedModel, is_right: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def captured(loaded: LoadedModel, mixed: ModelRunner, is_right: bool, monkeypatch: pytest.MonkeyPatch) -> Captured:
+    """Return what graphs are captured of. Unless `is_right`, they compute nothing."""
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
-    executor = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, backend=TritonAttention)
-    tables = BlockTables(3, WIDTH, BLOCK_SIZE, CPU)
-    capturing = run_again if is_right else lambda run: lambda: None
+    capturing, sizes = run_again if is_right else lambda run: lambda: None, (NUM_BLOCKS, BLOCK_SIZE)
+    return Captured(mixed._executor, loaded, mixed._tables, capturing, *sizes, loaded.max_model_len)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_prompts_whose_graphs_compute_something_else_are_not_replayed(
+    loaded: LoadedModel,
+    mixed: ModelRunner,
+    is_right: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING):
-        own = Captured(executor, loaded, tables, capturing, NUM_BLOCKS, BLOCK_SIZE, loaded.max_model_len)
-        graphs = capture_prompts(own, 16, Trials())
+        graphs = capture_prompts(captured(loaded, mixed, is_right, monkeypatch), 16, Trials())
     assert (graphs is not None) == is_right
     warned = ["CUDA graphs of prompts: off"] * (not is_right)
     assert [message.partition(", and their operations")[0] for message in caplog.messages] == warned
@@ -140,25 +142,6 @@ def test_each_number_of_tokens_has_a_size_that_is_not_much_larger(most: int) -> 
     assert all(after <= 2 * before for before, after in pairwise(sizes))
 
 
-@pytest.fixture(scope="module")
-def mixed(loaded: LoadedModel, made: tuple[EagerExecutor, PromptGraphs, BlockTables]) -> ModelRunner:
-    """Return a runner with graphs for up to four decodes beside up to 24 prompt tokens."""
-    executor, prompts, tables = made
-    sizes = {"sizes": [1, 4], "block_size": BLOCK_SIZE, "max_model_len": 48}
-    decodes = DecodeGraphs(executor.forward, Plain(), run_again, loaded, tables, **sizes)
-    graphs = MixedGraphs(executor.forward, run_again, decodes, prompts, sizes=[(4, size) for size in SIZES])
-    return ModelRunner(
-        executor,
-        CPU,
-        BLOCK_SIZE,
-        sample_ids=Plain().sample_ids,
-        graphs=decodes,
-        prompt_graphs=prompts,
-        mixed_graphs=graphs,
-        tables=tables,
-    )
-
-
 STEPS = {
     "a decode beside a prompt": ([9], [(0, 5)]),
     "decodes of several lengths beside prompts": ([3, 9, 1], [(0, 7), (4, 6)]),
@@ -169,11 +152,9 @@ STEPS = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_decodes_and_prompts_of_a_step_are_one_forward_with_the_same_logits(
-    loaded: LoadedModel, mixed: ModelRunner, name: str
+    mixed: ModelRunner, expected: ModelRunner, name: str
 ) -> None:
     decodes, prompts = STEPS[name]
-    plain = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    expected = ModelRunner(plain, CPU, BLOCK_SIZE)
     last = [Chunk(sequence(number, length), length - 1, 1) for number, length in enumerate(decodes)]
     rest = [
         Chunk(sequence(len(decodes) + number, start + count), start, count)
@@ -181,45 +162,29 @@ def test_decodes_and_prompts_of_a_step_are_one_forward_with_the_same_logits(
     ]
     before = [Chunk(chunk.sequence, 0, chunk.start, max_draws=0) for chunk in (*last, *rest) if chunk.start]
     step = Step(sorted([*last, *rest], key=lambda chunk: chunk.num_tokens > 1))
-    assert mixed._mixed_graphs is not None
     for runner in (mixed, expected):
         runner.collect(runner.launch(Step(before)))
     upload = Mock(wraps=mixed._mixed_graphs.upload)
-    forward = Mock(wraps=mixed._executor.forward)
-    with patch.object(mixed._mixed_graphs, "upload", upload), patch.object(mixed._executor, "forward", forward):
-        launched, want = mixed.launch(step), expected.launch(step)
-        found = mixed.collect(launched)
+    with patch.object(mixed._mixed_graphs, "upload", upload):
+        check_replayed(mixed, expected, step)
     assert upload.call_count == 1
-    torch.testing.assert_close(launched.logits, want.logits[-len(launched.logits) :], rtol=1e-4, atol=1e-4)
-    assert [c.token_ids for c in found.chunks] == [c.token_ids for c in expected.collect(want).chunks]
 
 
-def test_a_draft_is_verified_in_a_graph(loaded: LoadedModel, mixed: ModelRunner) -> None:
+def test_a_draft_is_verified_in_a_graph(mixed: ModelRunner, expected: ModelRunner) -> None:
     one, two = sequence(0, 9), sequence(1, 6)
     two.blocks += [WIDTH + 2]  # for the draft
     step = Step([Chunk(one, 8, 1), Chunk(two, 5, 4, draft=(9, 3, 7))])
-    plain = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    expected = ModelRunner(plain, CPU, BLOCK_SIZE)
     before = Step([Chunk(one, 0, 8, max_draws=0), Chunk(two, 0, 5, max_draws=0)])
     for runner in (mixed, expected):
         runner.collect(runner.launch(before))
-    with patch.object(mixed._executor, "forward", Mock(side_effect=AssertionError("launched one by one"))):
-        launched = mixed.launch(step)
-    assert launched.sample_chunks == [0, 1, 1, 1, 1]
-    want = expected.launch(step)
-    assert [c.token_ids for c in mixed.collect(launched).chunks] == [c.token_ids for c in expected.collect(want).chunks]
+    assert check_replayed(mixed, expected, step).sample_chunks == [0, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_graphs_of_both_that_compute_something_else_are_not_replayed(
     loaded: LoadedModel, mixed: ModelRunner, is_right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
-    assert mixed._tables is not None
-    capturing = run_again if is_right else lambda run: lambda: None
-    own = Captured(mixed._executor, loaded, mixed._tables, capturing, NUM_BLOCKS, BLOCK_SIZE, loaded.max_model_len)
-    trials = Trials()
+    own, trials = captured(loaded, mixed, is_right, monkeypatch), Trials()
     graphs = capture_mixed(own, mixed._graphs, mixed._prompt_graphs, trials)
     assert (graphs is not None) == is_right
     assert bool(trials.off["mixed_graphs"]) != is_right
@@ -246,20 +211,12 @@ def test_a_step_with_prompts_is_few_launches_and_what_draws_for_the_prompts(
     def forward(batch: Batch) -> torch.Tensor:
         raise AssertionError("operations are launched one by one")
 
-    tables = BlockTables(8, WIDTH, BLOCK_SIZE, CPU)
-    sizes = {"sizes": [4], "block_size": BLOCK_SIZE, "max_model_len": 48}
-    decodes = DecodeGraphs(forward, Plain(), capturing("decodes"), loaded, tables, **sizes)
-    prompts = PromptGraphs(forward, capturing("prompts"), loaded, tables, sizes=SIZES, block_size=BLOCK_SIZE)
-    both = MixedGraphs(forward, capturing("both"), decodes, prompts, sizes=[(4, size) for size in SIZES])
-    runner = ModelRunner(
-        SimpleNamespace(forward=forward, is_exact=False),
-        CPU,
-        BLOCK_SIZE,
-        graphs=decodes,
-        prompt_graphs=prompts,
-        mixed_graphs=both if is_mixed else None,
-        tables=tables,
-    )
+    tables, captures = BlockTables(8, WIDTH, BLOCK_SIZE, CPU), [*map(capturing, ("decodes", "prompts", "both"))]
+    sizes = {"decodes": [4], "prompts": SIZES, "block_size": BLOCK_SIZE, "max_model_len": 48}
+    graphs = all_graphs(forward, captures, loaded, tables, **sizes)
+    if not is_mixed:
+        del graphs["mixed_graphs"]
+    runner = ModelRunner(SimpleNamespace(forward=forward, is_exact=False), CPU, BLOCK_SIZE, **graphs)
     running = [Chunk(sequence(number, 9), 8, 1) for number in range(3)]
     arriving = [Chunk(sequence(3, 12), 0, 12), Chunk(sequence(4, 6), 0, 6)]
     launched = runner.launch(Step([*running, *arriving]))
