@@ -15,9 +15,10 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.runner import BAD_LOGITS, NO_MEMORY, Launched, ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.request import Grammar, SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
+from oaiserve.errors import InvalidRequest
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, make_engine
 from tests.engine.model.sampling import plain_sampling
@@ -30,7 +31,8 @@ PROMPTS = [[5, 9, 3, 17, 60], [90, 4, 4], [7] * 6, [11, 40, 12]]
 
 @pytest.fixture(scope="module")
 def engine(loaded: LoadedModel) -> Iterator[Engine]:
-    with make_engine(loaded, eager_runner(loaded, num_blocks=64, block_size=4), **IN_SMALL_BLOCKS) as engine:
+    runner = eager_runner(loaded, num_blocks=64, block_size=4)
+    with make_engine(loaded, runner, eos=40, **IN_SMALL_BLOCKS) as engine:  # the token "I", which is no text therefore
         yield engine
 
 
@@ -239,6 +241,18 @@ def test_a_mask_without_a_token_ends_its_sequence_only(loaded: LoadedModel) -> N
     runner.draw(launched, masks_of(sequences, loaded.vocab_size))
     results = runner.collect(launched).chunks
     assert [result.error for result in results] == [BAD_LOGITS, None, None, None]
+
+
+def test_a_mask_and_other_parameters_that_leave_no_token_end_the_request_only(engine: Engine) -> None:
+    free, wrong = (
+        SamplingParams(max_tokens=5, grammar=Grammar("regex", "[a-c]+"), **others)
+        for others in ({}, {"allowed_token_ids": (5, 6)})
+    )
+    assert engine.generate([[5, 9]], free)
+    with pytest.raises(InvalidRequest, match="'response_format', 'allowed_token_ids'") as error:
+        engine.generate([[5, 9]], wrong)
+    assert error.value.param == "response_format"
+    assert engine.failure is None
 
 
 # -- bad_words, with one token for each byte

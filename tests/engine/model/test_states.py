@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LayerStateShapes, LoadedModel, StateShape
 from oaiserve.engine.model.states import StateCache, StateChunk, States, StepStates
@@ -18,7 +17,6 @@ from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
-from tests.engine.model.cpu.small_models import native_decoder
 from tests.engine.model.runners import eager_runner, greedy_answers
 from tests.engine.model.steps import sequence_of
 from tests.engine.remembered import save
@@ -124,12 +122,6 @@ def test_a_model_whose_layers_forget_between_two_parts_is_refused(monkeypatch: p
     monkeypatch.setattr(States, "of_step", forget)
     with pytest.raises(StartupError, match="computed in parts, its outputs differ by"):
         prepare(random_model(config_of("mamba2")))
-
-
-def test_the_native_step_is_refused_with_its_reason() -> None:
-    loaded = prepare(random_model(config_of("olmo_hybrid", head_dim=8)))
-    with pytest.raises(NotKnown, match="its heads have 8 numbers"):
-        native_decoder(loaded, num_blocks=4, block_size=16, num_threads=1)
 
 
 @pytest.fixture(scope="module")
