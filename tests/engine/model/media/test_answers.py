@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,17 +12,7 @@ from PIL import Image
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.media import MediaFile
-from oaiserve.engine.request import (
-    TERMINAL,
-    ChatPrompt,
-    Event,
-    Failed,
-    Finished,
-    PromptDone,
-    Request,
-    SamplingParams,
-    TokenChunk,
-)
+from oaiserve.engine.request import ChatPrompt, Failed, Finished, PromptDone, Request, SamplingParams, TokenChunk
 from oaiserve.errors import InvalidRequest
 from tests.models.seeing import (
     HEARING,
@@ -67,40 +56,33 @@ def ask(engine: Engine, media: Media, request_id: str, salt: str = "", messages:
     files = tuple(file_of(one) for one in media)
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
     request = Request(request_id, (ChatPrompt(messages, media=files),), params, cache_salt=salt)
-    events: SimpleQueue[list[Event]] = SimpleQueue()
-    engine.submit(request, events.put)
     prompt: list[int] = []
     token_ids: list[int] = []
     cached = 0
-    while True:
-        for event in events.get(timeout=60):
-            match event:
-                case PromptDone():
-                    prompt, cached = list(event.token_ids), event.cached_tokens
-                case TokenChunk():
-                    token_ids += event.token_ids
-                case Finished():
-                    return Answer(prompt, token_ids, cached, event)
-                case Failed():
-                    raise event.error
-                case _:
-                    assert not isinstance(event, TERMINAL)
+    for event in engine.stream(request):
+        match event:
+            case PromptDone():
+                prompt, cached = list(event.token_ids), event.cached_tokens
+            case TokenChunk():
+                token_ids += event.token_ids
+            case Failed():
+                raise event.error
+    assert isinstance(event, Finished)
+    return Answer(prompt, token_ids, cached, event)
+
+
+def made_of(path: Path, *, compiled: bool = False, **options: Any) -> Engine:
+    return Engine.from_pretrained(path, device="cpu", compile=compiled, kv_blocks=64, block_size=16, **options)
 
 
 @pytest.fixture
 def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, SeeingModel, Engine]]:
-    name, _, native = request.param.partition(" ")
-    seeing = save_seeing(name, tmp_path)
-    made = Engine.from_pretrained(tmp_path, device="cpu", compile=bool(native), kv_blocks=64, block_size=16)
-    made.start()
-    yield name, seeing, made
-    made.stop()
+    seeing = save_seeing(request.param, tmp_path)
+    with made_of(tmp_path) as made:
+        yield request.param, seeing, made
 
 
-IN_NATIVE_STEP = [pytest.param(f"{name} native", marks=pytest.mark.compiler) for name in ("qwen3_vl", "gemma4")]
-
-
-@pytest.mark.parametrize("engine", [*KINDS, *IN_NATIVE_STEP], indirect=True)
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
 def test_answers_to_images_are_those_of_transformers(engine: tuple[str, SeeingModel, Engine]) -> None:
     name, seeing, made = engine
     answer = ask(made, [FIRST, SECOND], "first")
@@ -111,9 +93,6 @@ def test_answers_to_images_are_those_of_transformers(engine: tuple[str, SeeingMo
     vector_id = seeing.tokenizer.convert_tokens_to_ids(KINDS[name].vector)
     assert swapped.cached_tokens <= answer.prompt.index(vector_id)  # they share the text before the first image
     times = answer.end.times
-    assert times.tokenized is not None
-    assert times.media_encoded is not None
-    assert times.scheduled is not None
     assert times.tokenized <= times.media_encoded <= times.scheduled
     usage, account = answer.end.usage, answer.end.account
     assert usage.image_tokens == account.image_tokens == answer.prompt.count(vector_id)
@@ -131,14 +110,11 @@ def test_the_native_step_answers_as_transformers_does_and_so_does_a_start_from_t
     name: str, tmp_path: Path
 ) -> None:
     seeing = save_seeing(name, tmp_path)
-    answers = []
     for _ in range(2):
-        made = Engine.from_pretrained(tmp_path, device="cpu", kv_blocks=64, block_size=16)
-        made.start()
-        answers.append(ask(made, [FIRST, SECOND], "first"))
-        made.stop()
-    expected = expected_answer(name, seeing, answers[0].prompt, [FIRST, SECOND], NUM_TOKENS)
-    assert [answer.token_ids for answer in answers] == [expected, expected]
+        with made_of(tmp_path, compiled=True) as made:
+            for media in ([FIRST, SECOND], [SECOND, FIRST]):
+                answer = ask(made, media, "r")
+                assert answer.token_ids == expected_answer(name, seeing, answer.prompt, media, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("engine", ["qwen3_vl"], indirect=True)
@@ -184,28 +160,26 @@ def messages_of(media: Media) -> list[Any]:
 @pytest.mark.parametrize("native", [False, pytest.param(True, marks=pytest.mark.compiler)])
 def test_answers_to_sounds_are_those_of_transformers(name: str, more: Media, native: bool, tmp_path: Path) -> None:
     hearing = save_seeing(name, tmp_path, HEARING)
-    made = Engine.from_pretrained(tmp_path, device="cpu", compile=native, kv_blocks=64, block_size=16)
-    made.start()
-    assert made.media == {"audio", *(["image"] if more else [])}
-    answers = []
-    seen = 1 + len(more)
-    for media, cached in (([LOW, *more, HIGH], 0), ([HIGH, *more, LOW], 1 + seen), ([*more, LOW, HIGH[:1600]], seen)):
-        answer = ask(made, media, str(len(answers)), messages=messages_of(media))
-        assert answer.token_ids == expected_answer(name, hearing, answer.prompt, media, NUM_TOKENS)
-        account = answer.end.account
-        assert (account.num_sounds, account.num_images, account.num_media_cached) == (2, len(more), cached)
-        id_of = hearing.tokenizer.convert_tokens_to_ids
-        assert answer.end.usage.audio_tokens == answer.prompt.count(id_of(HEARING[name].audio)) > 2
-        answers.append(answer.token_ids)
-    assert answers[0] != answers[1], "the answers must be able to differ"
-    with pytest.raises(InvalidRequest, match="longer than 30 seconds"):
-        ask(made, [sine(220, 30.1)], "long", messages=messages_of([LOW]))
-    if more:
-        with pytest.raises(InvalidRequest, match=r"are \[image, audio\], .* places \[audio, image\]"):
-            ask(made, [FIRST, LOW], "in another order", messages=messages_of([LOW, FIRST]))
-        with pytest.raises(InvalidRequest, match="too short"):
-            ask(made, [LOW[:100]], "short", messages=messages_of([LOW]))
-    made.stop()
+    id_of = hearing.tokenizer.convert_tokens_to_ids
+    answers, seen = [], 1 + len(more)
+    cases = ([LOW, *more, HIGH], 0), ([HIGH, *more, LOW], 1 + seen), ([*more, LOW, HIGH[:1600]], seen)
+    with made_of(tmp_path, compiled=native) as made:
+        assert made.media == {"audio", *(["image"] if more else [])}
+        for media, cached in cases:
+            answer = ask(made, media, str(len(answers)), messages=messages_of(media))
+            assert answer.token_ids == expected_answer(name, hearing, answer.prompt, media, NUM_TOKENS)
+            account = answer.end.account
+            assert (account.num_sounds, account.num_images, account.num_media_cached) == (2, len(more), cached)
+            assert answer.end.usage.audio_tokens == answer.prompt.count(id_of(HEARING[name].audio)) > 2
+            answers.append(answer.token_ids)
+        assert answers[0] != answers[1], "the answers must be able to differ"
+        with pytest.raises(InvalidRequest, match="longer than 30 seconds"):
+            ask(made, [sine(220, 30.1)], "long", messages=messages_of([LOW]))
+        if more:
+            with pytest.raises(InvalidRequest, match=r"are \[image, audio\], .* places \[audio, image\]"):
+                ask(made, [FIRST, LOW], "in another order", messages=messages_of([LOW, FIRST]))
+            with pytest.raises(InvalidRequest, match="too short"):
+                ask(made, [LOW[:100]], "short", messages=messages_of([LOW]))
 
 
 def test_without_soundfile_a_model_reads_no_sound(
@@ -213,8 +187,7 @@ def test_without_soundfile_a_model_reads_no_sound(
 ) -> None:
     save_seeing("gemma4", tmp_path)
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    made = Engine.from_pretrained(tmp_path, device="cpu", compile=False, kv_blocks=64, block_size=16)
-    assert made.media == {"image"}
+    assert made_of(tmp_path).media == {"image"}
     assert [record.message for record in caplog.records if "not read" in record.message] == [
         "Sounds are not read: import of soundfile halted; None in sys.modules"
     ]

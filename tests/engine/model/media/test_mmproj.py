@@ -16,18 +16,12 @@ from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.files.source import find_mmproj, find_model
-from tests.engine.model.media.test_answers import FIRST, NUM_TOKENS, SECOND, ask
+from tests.engine.model.media.test_answers import FIRST, NUM_TOKENS, SECOND, ask, made_of
 from tests.models.gguf_records import Record
 from tests.models.mmproj_files import FAMILIES, save_folder, write_pair, write_tower
 from tests.models.seeing import KINDS, expected_answer, picture, png
 
 MMPROJ = "mmproj-model-f16.gguf"
-
-
-def engine_of(path: Path, *, compiled: bool = False) -> Engine:
-    engine = Engine.from_pretrained(path, device="cpu", dtype="float32", compile=compiled, kv_blocks=64, block_size=16)
-    engine.start()
-    return engine
 
 
 def vectors(path: Path, mmproj: Path | None = None, number: int = 3) -> torch.Tensor:
@@ -50,9 +44,8 @@ def test_vectors_and_answers_are_those_of_the_folder_of_safetensors(name: str, c
     path = write_pair(name, seeing, tmp_path)
     expected = vectors(tmp_path / "folder")
     torch.testing.assert_close(vectors(path, tmp_path / MMPROJ), expected, rtol=1e-4, atol=1e-5)
-    engine = engine_of(path, compiled=compiled)
-    answer = ask(engine, [FIRST, SECOND], "first")
-    engine.stop()
+    with made_of(path, compiled=compiled, dtype="float32") as engine:
+        answer = ask(engine, [FIRST, SECOND], "first")
     assert answer.token_ids == expected_answer(name, seeing, answer.prompt, [FIRST, SECOND], NUM_TOKENS)
     vector = seeing.tokenizer.convert_tokens_to_ids(KINDS[name].vector)
     assert answer.end.usage.image_tokens == answer.prompt.count(vector) > 1
@@ -104,10 +97,8 @@ def test_a_tower_that_is_not_read_leaves_text_alone_and_says_so(
     path = write_pair("idefics3", save_folder("idefics3", tmp_path / "folder"), tmp_path)
     content = (tmp_path / MMPROJ).read_bytes()
     (tmp_path / MMPROJ).write_bytes(content.replace(old, new))
-    engine = engine_of(path)
-    with pytest.raises(InvalidRequest, match="this model reads text alone"):
+    with made_of(path, dtype="float32") as engine, pytest.raises(InvalidRequest, match="this model reads text alone"):
         ask(engine, [FIRST, SECOND], "refused")
-    engine.stop()
     assert f"served for text alone: {reason}" in caplog.text
 
 
