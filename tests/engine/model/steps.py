@@ -56,11 +56,7 @@ def shapes(most_before: int, most_now: int, num_blocks: int = NUM_BLOCKS) -> st.
 
 
 def two_steps(
-    shape: Iterable[tuple[int, int]],
-    generator: torch.Generator,
-    *,
-    num_blocks: int = NUM_BLOCKS,
-    **others: Any,
+    shape: Iterable[tuple[int, int]], generator: torch.Generator, *, num_blocks: int = NUM_BLOCKS, **others: Any
 ) -> list[Step]:
     """Return the last step, and one that fills the cache before, unless it is empty.
 

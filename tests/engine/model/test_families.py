@@ -5,15 +5,9 @@ import copy
 import pytest
 from transformers import PreTrainedConfig
 
-from oaiserve.engine.blocks import BlockPool, StatePool
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.scheduler import Limits, Scheduler
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.prepare import prepare
-from tests.engine.model.runners import (
-    eager_runner,
-)
+from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, greedy_answers, make_engine
 from tests.models import small_configs
 from tests.models.decoders import FAMILIES, FOREIGN_FAMILIES, foreign_config, greedy, random_model
 
@@ -28,27 +22,11 @@ def run_all(
 
     With overlap, each step is launched before the ids that the step before draws are known.
     """
-    states = StatePool(8, shortest_kept=4) if loaded.state_shapes else None
-    scheduler = Scheduler(BlockPool(num_blocks, 4), Limits(5, max_step_tokens), states=states)
     runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4)
-    params = SamplingParams(temperature=0.0)
-    sequences = [
-        Sequence(str(i), 0, prompt, params, max_len=len(prompt) + NUM_TOKENS) for i, prompt in enumerate(PROMPTS)
-    ]
-    for sequence in sequences:
-        scheduler.add(sequence)
-    under_way = None
-    while (step := scheduler.schedule()) is not None or under_way is not None:
-        launched = None
-        if step is not None:
-            launched = runner.launch(step)
-            scheduler.advance(step)
-        ended, under_way = (under_way, launched) if overlap else (launched, None)
-        if ended is not None:
-            for chunk, result in zip(ended.step.chunks, runner.collect(ended).chunks, strict=True):
-                scheduler.commit(chunk, result.token_ids)
-        scheduler.check_integrity()
-    return [sequence.generated_ids for sequence in sequences], scheduler.num_preemptions
+    runner.is_asynchronous = overlap
+    sizes = {**IN_SMALL_BLOCKS, "max_running": len(PROMPTS), "max_step_tokens": max_step_tokens}
+    with make_engine(loaded, runner, num_blocks, **sizes) as engine:
+        return greedy_answers(engine, PROMPTS, NUM_TOKENS), engine.snapshot().num_preemptions
 
 
 def config_of(family: str) -> PreTrainedConfig:

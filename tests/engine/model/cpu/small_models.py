@@ -244,6 +244,15 @@ def native(loaded: LoadedModel, *, num_blocks: int = 64, num_threads: int = 1) -
     return native_decoder(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=num_threads)
 
 
+def with_nan(decoder: NativeDecoder) -> NativeDecoder:
+    """Return the decoder with a cache in which nothing has been written, which must not matter."""
+    with torch.inference_mode():
+        for cache in decoder.caches:
+            cache.keys.fill_(torch.nan)
+            cache.values.fill_(torch.nan)
+    return decoder
+
+
 def native_runner(loaded: LoadedModel, *, num_blocks: int = 64) -> ModelRunner:
     executor = native(loaded, num_blocks=num_blocks)
     return ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states_of(loaded))

@@ -12,12 +12,11 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.kv_layout import LANES
-from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.start import load as loading
 from oaiserve.errors import StartupError
-from tests.engine.model.cpu.small_models import LATENT, compiled_for, config, load, make_model, native
+from tests.engine.model.cpu.small_models import LATENT, compiled_for, config, load, make_model, native, with_nan
 from tests.engine.model.runners import greedy_answers
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, Shape, two_steps
 from tests.engine.remembered import save, started
@@ -58,14 +57,6 @@ NUM_TOKENS = 12
 MEMORY = 2**20
 
 
-def with_nan(decoder: NativeDecoder) -> NativeDecoder:
-    """Return the decoder with a cache in which nothing has been written, which must not matter."""
-    with torch.inference_mode():
-        for cache in decoder.caches:
-            cache.keys.fill_(torch.nan)
-    return decoder
-
-
 def logits(executor: Executor, shape: Shape) -> torch.Tensor:
     steps = two_steps(shape, torch.Generator().manual_seed(len(shape)), wants_prompt_logprobs=True)
     with torch.inference_mode():
@@ -90,9 +81,7 @@ def test_a_panel_of_keys_is_turned_into_one_of_values(
 
 
 @pytest.mark.parametrize(
-    ("name", "instructions"),
-    [*((name, "native") for name in MODELS), ("v3", "x86-64-v3")],
-    ids=lambda value: value,
+    ("name", "instructions"), [*((name, "native") for name in MODELS), ("v3", "x86-64-v3")], ids=lambda value: value
 )
 def test_logits_equal_those_of_transformers_code(name: str, instructions: str) -> None:
     loaded = load(MODELS[name])

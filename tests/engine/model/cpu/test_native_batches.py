@@ -12,17 +12,8 @@ from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for, config, load, make_model, native
-from tests.engine.model.steps import (
-    BLOCK_SIZE,
-    CPU,
-    NUM_BLOCKS,
-    Shape,
-    batch_of_prompt,
-    sequence_of,
-    shapes,
-    two_steps,
-)
+from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for, config, load, make_model, native, with_nan
+from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, Shape, batch_of_prompt, sequence_of, shapes, two_steps
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 LONG = {"max_position_embeddings": 1024, "num_hidden_layers": 2}
@@ -85,12 +76,7 @@ def both(request: pytest.FixtureRequest) -> Both:
     name, instructions = request.param
     loaded = load(CONFIGS[name])
     with compiled_for(instructions):
-        natives = [native(loaded, num_blocks=NUM_BLOCKS, num_threads=threads) for threads in (1, 2, 3)]
-    with torch.inference_mode():
-        for decoder in natives:
-            for cache in decoder.caches:
-                for blocks in cache:
-                    blocks.fill_(math.nan)
+        natives = [with_nan(native(loaded, num_blocks=NUM_BLOCKS, num_threads=threads)) for threads in (1, 2, 3)]
     return Both(EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), natives)
 
 
