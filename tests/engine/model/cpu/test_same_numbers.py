@@ -1,7 +1,7 @@
 """The native step computes the same bits for a token whatever else a step has, and however its prompt was cut."""
 
 import random
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from oaiserve.config import KVCacheDtype
-from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.library import Library
@@ -40,6 +40,7 @@ from tests.engine.model.cpu.small_models import (
 )
 from tests.engine.model.runners import greedy_answers, make_engine, states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
+from tests.models.decoders import SMALL
 from tests.models.gguf_files import random_blocks
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
@@ -71,29 +72,29 @@ BLOCKY = config("llama", **LONG | {"intermediate_size": 1120})
 NORMED = config("gpt2", n_embd=64, n_layer=2, n_head=4, max_position_embeddings=1024, initializer_range=0.2)
 
 CASES = {
-    "bfloat16": (GROUPED, torch.bfloat16, "none", "native"),
-    "float32": (WINDOW, torch.float32, "none", "native"),
-    "norms with biases": (NORMED, torch.float32, "none", "native"),
-    "soft caps": (CAPPED, torch.bfloat16, "none", "native"),
-    "experts": (MIXTURE, torch.bfloat16, "none", "native"),
-    "latent vectors": (LATENTS, torch.bfloat16, "none", "native"),
-    "latent vectors with AVX2": (LATENTS, torch.bfloat16, "none", "x86-64-v3"),
-    "experts with AVX2": (MIXTURE, torch.bfloat16, "none", "x86-64-v3"),
-    "bfloat16 with AVX-512 alone": (CAPPED, torch.bfloat16, "none", "x86-64-v4"),
-    "bfloat16 with AVX2": (WINDOW, torch.bfloat16, "none", "x86-64-v3"),
-    "float32 with AVX2": (GROUPED, torch.float32, "none", "x86-64-v3"),
-    "experts with AMX": (MIXTURE, torch.bfloat16, "none", EMULATED_AMX),
-    "bfloat16 with AMX": (GROUPED, torch.bfloat16, "none", EMULATED_AMX),
-    "gated delta nets": (RECURRENT, torch.bfloat16, "none", "native"),
-    "gated delta nets with AVX2": (RECURRENT, torch.bfloat16, "none", "x86-64-v3"),
-    "Mamba 2": (MAMBA, torch.bfloat16, "none", "native"),
-    "Mamba 2 with AVX2": (MAMBA, torch.float32, "none", "x86-64-v3"),
-    "short convolutions": (CONVOLUTION, torch.bfloat16, "none", "native"),
-    "blocks of GGUF files": (BLOCKY, torch.float32, "blocks", "native"),
-    "cache in eight bits": (GROUPED, torch.bfloat16, "none", "native"),
-    "cache in eight bits with AVX2": (CAPPED, torch.bfloat16, "none", "x86-64-v3"),
-    "experts in blocks": (CLAMPED, torch.bfloat16, "blocks", "native"),
-    "experts in blocks with AVX2": (CLAMPED, torch.float32, "blocks", "x86-64-v3"),
+    "bfloat16": (GROUPED, torch.bfloat16, "native"),
+    "float32": (WINDOW, torch.float32, "native"),
+    "norms with biases": (NORMED, torch.float32, "native"),
+    "soft caps": (CAPPED, torch.bfloat16, "native"),
+    "experts": (MIXTURE, torch.bfloat16, "native"),
+    "latent vectors": (LATENTS, torch.bfloat16, "native"),
+    "latent vectors with AVX2": (LATENTS, torch.bfloat16, "x86-64-v3"),
+    "experts with AVX2": (MIXTURE, torch.bfloat16, "x86-64-v3"),
+    "bfloat16 with AVX-512 alone": (CAPPED, torch.bfloat16, "x86-64-v4"),
+    "bfloat16 with AVX2": (WINDOW, torch.bfloat16, "x86-64-v3"),
+    "float32 with AVX2": (GROUPED, torch.float32, "x86-64-v3"),
+    "experts with AMX": (MIXTURE, torch.bfloat16, EMULATED_AMX),
+    "bfloat16 with AMX": (GROUPED, torch.bfloat16, EMULATED_AMX),
+    "gated delta nets": (RECURRENT, torch.bfloat16, "native"),
+    "gated delta nets with AVX2": (RECURRENT, torch.bfloat16, "x86-64-v3"),
+    "Mamba 2": (MAMBA, torch.bfloat16, "native"),
+    "Mamba 2 with AVX2": (MAMBA, torch.float32, "x86-64-v3"),
+    "short convolutions": (CONVOLUTION, torch.bfloat16, "native"),
+    "matrices in blocks": (BLOCKY, torch.float32, "native"),
+    "cache in eight bits": (GROUPED, torch.bfloat16, "native"),
+    "cache in eight bits with AVX2": (CAPPED, torch.bfloat16, "x86-64-v3"),
+    "experts in blocks": (CLAMPED, torch.bfloat16, "native"),
+    "experts in blocks with AVX2": (CLAMPED, torch.float32, "x86-64-v3"),
 }
 
 
@@ -106,38 +107,20 @@ class Native(NamedTuple):
     states: States | None
 
 
-class Decoders(NamedTuple):
-    vocab_size: int
-    by_threads: dict[int, Native]
-
-
 @pytest.fixture(scope="module", params=CASES)
-def decoders(request: pytest.FixtureRequest) -> Decoders:
-    asked, dtype, weights, instructions = CASES[request.param]
+def natives(request: pytest.FixtureRequest) -> dict[int, Native]:
+    """Return native steps by their numbers of threads."""
+    asked, dtype, instructions = CASES[request.param]
     loaded = load(asked, dtype=dtype).with_cache("int8" if request.param.startswith("cache in eight bits") else "auto")
+    make, found = blocks_decoder if "in blocks" in request.param else native_decoder, {}
     with compiled_for(instructions):
-        by_threads = {
-            threads: Native(decoder(loaded, threads, weights, block_size=block_size), block_size, states_of(loaded))
-            for threads, block_size in BLOCK_SIZES.items()
-        }
-    return Decoders(loaded.vocab_size, by_threads)
+        for threads, block_size in BLOCK_SIZES.items():
+            decoder = make(loaded, num_blocks=NUM_BLOCKS, block_size=block_size, num_threads=threads)
+            found[threads] = Native(decoder, block_size, states_of(loaded))
+    return found
 
 
-def decoder(
-    loaded: LoadedModel,
-    num_threads: int,
-    weights: Literal["none", "blocks"],
-    *,
-    num_blocks: int = NUM_BLOCKS,
-    block_size: int = BLOCK_SIZE,
-) -> NativeDecoder:
-    sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
-    if weights == "blocks":
-        return blocks_decoder(loaded, sizes)
-    return native_decoder(loaded, **sizes)
-
-
-def blocks_decoder(loaded: LoadedModel, sizes: dict[str, int]) -> NativeDecoder:
+def blocks_decoder(loaded: LoadedModel, **sizes: int) -> NativeDecoder:
     """Make the native step of a model with random blocks in place of its matrices, of another format for each kind."""
     rng, kinds = np.random.default_rng(0), (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.IQ4_NL)
     matrices = [
@@ -229,11 +212,13 @@ def in_company(native: Native, prompts: list[list[int]], rng: random.Random) -> 
 @settings(max_examples=3)
 @example(lengths=[600], seed=0)
 @example(lengths=[13, 300, 257, 25, 1, 600], seed=1)
-def test_logits_of_each_token_are_those_of_its_prompt_alone(decoders: Decoders, lengths: list[int], seed: int) -> None:
+def test_logits_of_each_token_are_those_of_its_prompt_alone(
+    natives: dict[int, Native], lengths: list[int], seed: int
+) -> None:
     rng = random.Random(seed)
-    prompts = [[rng.randrange(decoders.vocab_size) for _ in range(length)] for length in lengths]
-    expected = alone(decoders.by_threads[1], prompts)
-    for num_threads, native in decoders.by_threads.items():
+    prompts = [[rng.randrange(SMALL["vocab_size"]) for _ in range(length)] for length in lengths]
+    expected = alone(natives[1], prompts)
+    for num_threads, native in natives.items():
         found = in_company(native, prompts, rng)
         assert found.keys() == expected.keys()
         differing = [key for key in expected if not torch.equal(found[key], expected[key])]
@@ -244,11 +229,11 @@ def test_logits_of_each_token_are_those_of_its_prompt_alone(decoders: Decoders, 
 PIECES = [*[1] * 45, 195, *[1] * 50, 215, *[1] * 25]
 
 
-def test_decoding_token_by_token_gives_the_logits_of_the_prompt_as_a_whole(decoders: Decoders) -> None:
+def test_decoding_token_by_token_gives_the_logits_of_the_prompt_as_a_whole(natives: dict[int, Native]) -> None:
     rng = random.Random(3)
-    ids = [rng.randrange(decoders.vocab_size) for _ in range(sum(PIECES))]
-    expected = alone(decoders.by_threads[1], [ids])
-    for native in decoders.by_threads.values():
+    ids = [rng.randrange(SMALL["vocab_size"]) for _ in range(sum(PIECES))]
+    expected = alone(natives[1], [ids])
+    for native in natives.values():
         found: dict[tuple[str, int], Tensor] = {}
         sequence = new_sequence(0, ids, list(range(NUM_BLOCKS)))
         for num_tokens in PIECES:
@@ -261,45 +246,25 @@ SHORT = [[*range(20, 60), 4], [5, 9, 3, 17], list(range(20, 75)), [7] * 20, [90]
 LONG_ENOUGH = [(5 * i + 2) % 97 for i in range(81)]  # for its state to be kept
 
 
-class Recording:
-    """An executor that keeps the bytes of the logits after each text. The test sets the step that it is to run."""
-
-    def __init__(self, native: NativeDecoder) -> None:
-        self.logits: dict[tuple[int, ...], set[bytes]] = {}
-        self.step = Step()
-        self._native = native
-        self.is_exact = native.is_exact
-
-    def forward(self, batch: Batch) -> Tensor:
-        logits = self._native.forward(batch)
-        for row, index in enumerate(batch.sample_chunks):
-            chunk = self.step.chunks[index]
-            text = tuple(chunk.sequence.token_ids[: chunk.end])
-            self.logits.setdefault(text, set()).add(logits[row].numpy().tobytes())
-        return logits
-
-    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        self._native.copy_blocks(copies)
-
-
 class RecordingRunner(ModelRunner):
-    def __init__(self, recording: Recording, states: States | None) -> None:
-        super().__init__(recording, CPU, BLOCK_SIZE, states=states)
-        self._recording = recording
+    """A runner that keeps the bytes of the logits after each text."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.logits: dict[tuple[int, ...], set[bytes]] = {}
 
     def launch(self, step: Step) -> Launched:
-        self._recording.step = step
-        return super().launch(step)
+        launched = super().launch(step)
+        for index, logits in zip(launched.sample_chunks, launched.logits, strict=True):
+            chunk = step.chunks[index]
+            text = tuple(chunk.sequence.token_ids[: chunk.end])
+            self.logits.setdefault(text, set()).add(logits.numpy().tobytes())
+        return launched
 
 
 @pytest.mark.parametrize(
     ("asked", "cache"),
-    [
-        (GROUPED, "auto"),
-        (GROUPED, "int8"),
-        (LATENTS, "auto"),
-        (RECURRENT, "auto"),
-    ],
+    [(GROUPED, "auto"), (GROUPED, "int8"), (LATENTS, "auto"), (RECURRENT, "auto")],
     ids=["plain", "cache in eight bits", "latent vectors", "states"],
 )
 def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_preemption(
@@ -314,12 +279,11 @@ def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_pr
         (7, {"max_running": 7, "max_step_tokens": 7}),
     ):
         n = 1 if limits["max_running"] == 1 else 2
-        recording = Recording(decoder(loaded, 2, "none", num_blocks=num_blocks))
-        with make_engine(
-            loaded, RecordingRunner(recording, states_of(loaded)), num_blocks=num_blocks, **limits
-        ) as engine:
+        decoder = native_decoder(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=2)
+        runner = RecordingRunner(decoder, CPU, BLOCK_SIZE, states=states_of(loaded))
+        with make_engine(loaded, runner, num_blocks=num_blocks, **limits) as engine:
             answers = [ids for _ in range(2) for ids in greedy_answers(engine, prompts, 14, n=n)[::n]]
-            found.append((answers, recording.logits, engine.snapshot()))
+            found.append((answers, runner.logits, engine.snapshot()))
     (alone, logits, _), together, preempted = found
     assert together[2].num_prefix_hits > 0
     assert preempted[2].num_preemptions > 0
