@@ -8,7 +8,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from oaiserve.config import KVCacheDtype
 from oaiserve.engine.model.attention import LayerCache
@@ -128,10 +127,7 @@ def test_attention_is_that_of_the_keys_and_values_that_were_written(
             key, value = read(natives[0].caches[index], layer.shape, batch.slots)
             for found, wanted in ((key, given_.key), (value, given_.value)):
                 assert ((found.numbers - wanted).abs() <= 0.5001 * found.scales).all()
-            for found, wanted, group in (
-                (key, given_.key, KEY_GROUP),
-                (value, given_.value, layer.shape.value_dim),
-            ):
+            for found, wanted, group in ((key, given_.key, KEY_GROUP), (value, given_.value, layer.shape.value_dim)):
                 # A number in the middle between two integers may be rounded up by one of both only.
                 differences = (found.numbers - rounded(wanted, group)).abs()
                 assert (differences <= 1.0001 * found.scales).all()
@@ -220,16 +216,8 @@ def test_the_start_compares_with_rounded_keys_and_values(monkeypatch: pytest.Mon
         native_decoder(loaded, **sizes)
 
 
-@pytest.mark.parametrize(
-    ("asked", "block_size", "reason"),
-    [
-        (WITHOUT_STEP, BLOCK_SIZE, "its activation is XIELUActivation"),
-        (FAMILIES["llama"], 8, "the block size 8 is no multiple of 16"),
-    ],
-    ids=["a family", "a block size"],
-)
-def test_it_is_refused_without_the_native_step(asked: PreTrainedConfig, block_size: int, reason: str) -> None:
-    loaded = load(asked).with_cache("int8")
-    flag = "--kv-cache-dtype int8"
-    with pytest.raises(StartupError, match=f"^{flag} needs the native step, which cannot be used: {reason}"):
-        started_runner(loaded, num_blocks=8, block_size=block_size, kv_cache_dtype="int8")
+def test_it_is_refused_without_the_native_step() -> None:
+    loaded = load(WITHOUT_STEP).with_cache("int8")
+    reason = "needs the native step, which cannot be used: its activation is XIELUActivation"
+    with pytest.raises(StartupError, match=f"^--kv-cache-dtype int8 {reason}"):
+        started_runner(loaded, num_blocks=8, kv_cache_dtype="int8")

@@ -28,7 +28,7 @@ from oaiserve.engine.start.gpu.products import compute_experts_checked
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.load import load_model
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
-from tests.engine.model.gpu.packed_matrices import Gating, floats_in_blocks, integers, numbers, relative
+from tests.engine.model.gpu.packed_matrices import SIZES, Gating, floats_in_blocks, integers, numbers, relative
 from tests.engine.model.steps import BLOCK_SIZE, logits_of
 from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint
 
@@ -128,11 +128,10 @@ def test_a_way_to_combine_that_is_not_known_is_the_modules_own() -> None:
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 NUM_BLOCKS, LENGTHS = 8, [3, 17]
-WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_hidden_layers": 2}
 MIXTURES = {
-    "gpt_oss": {**WIDE, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": None},
-    "qwen3_moe": {**WIDE, **MOE, "moe_intermediate_size": 64, "norm_topk_prob": True},
-    "mixtral": {**WIDE, **EXPERTS},
+    "gpt_oss": {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": None},
+    "qwen3_moe": {**SIZES, **MOE, "moe_intermediate_size": 64, "norm_topk_prob": True},
+    "mixtral": {**SIZES, **EXPERTS},
 }
 
 
