@@ -18,14 +18,7 @@ from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.remembered import answer, save
-from tests.models.in_blocks import (
-    OPTIONS,
-    SIZES,
-    kept_logits,
-    own_logits,
-    round_inputs,
-    written,
-)
+from tests.models.in_blocks import OPTIONS, SIZES, kept_logits, own_logits, round_inputs, written
 from tests.models.packed import Packing
 
 INT4 = replace(OPTIONS, quantize="int4")

@@ -110,11 +110,7 @@ def test_a_block_size_that_the_native_layout_does_not_support_is_refused() -> No
 
 # One family of each structure: norms before, after or around, parallel layers, LayerNorm, softcaps, kinds of states.
 @pytest.mark.parametrize(
-    "family",
-    [
-        *("llama", "gemma2", "gpt2", "olmo2", "cohere", "gpt_neox", "glm4"),
-        *("qwen3_5_text", "lfm2", "mamba2"),
-    ],
+    "family", [*("llama", "gemma2", "gpt2", "olmo2", "cohere", "gpt_neox", "glm4"), *("qwen3_5_text", "lfm2", "mamba2")]
 )
 def test_bfloat16_is_as_close_to_float32_as_in_transformers(family: str) -> None:
     model = make_model(FAMILIES[family], dtype=torch.bfloat16)

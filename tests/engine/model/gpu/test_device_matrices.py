@@ -29,14 +29,7 @@ from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import config, make_model
-from tests.engine.model.gpu.packed_matrices import (
-    SIZES,
-    floats_in_blocks,
-    integers,
-    numbers,
-    relative,
-    weights_in,
-)
+from tests.engine.model.gpu.packed_matrices import SIZES, floats_in_blocks, integers, numbers, relative, weights_in
 from tests.models.decoders import byte_tokenizer
 from tests.models.packed import Fp8Layout, Packing, write_checkpoint, write_fp8
 

@@ -36,15 +36,8 @@ from tests.engine.model.steps import CPU, sequence_of
 
 # Whose instructions are looked at; others are not disassembled.
 ON_TENSOR_CORES = {
-    *(
-        "shrink_kernel",
-        "expand_kernel",
-        "matrix_kernel",
-        "expert_kernel",
-        "exact_product_kernel",
-        "prefill_kernel",
-        "decode_kernel",
-    ),
+    *("shrink_kernel", "expand_kernel", "matrix_kernel", "expert_kernel", "exact_product_kernel"),
+    *("prefill_kernel", "decode_kernel"),
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
