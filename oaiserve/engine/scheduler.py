@@ -261,7 +261,8 @@ class Scheduler:
 
     def _paces_ns(self, decodes: Step) -> list[float]:
         """Return the times of a step by which decodes keep their deadlines, where the policy is to keep these."""
-        if self.slack is None or not self._by_key:
+        has_prompts = bool(self._waiting) or len(decodes.chunks) < len(self.running)
+        if self.slack is None or not self._by_key or not has_prompts:
             return []
         return self.slack.paces_ns((chunk.sequence for chunk in decodes.chunks), self._now_ns)
 
