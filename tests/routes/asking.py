@@ -5,11 +5,17 @@ from typing import Any
 
 import httpx
 
-from oaiserve.engine.request import ChatPrompt, Request
+from oaiserve.engine.request import ChatPrompt, Grammar, Request
 from tests.routes.conftest import Served
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
+BODIES: dict[str, dict[str, Any]] = {  # of the routes that generate
+    "/v1/completions": {"prompt": "Hi"},
+    CHAT: {"messages": HI},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": HI, "max_tokens": 16},
+}
 
 CHATML = "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"  # it knows no tools
 OPEN = "{{ messages }}</think> add <think>"  # the double puts the mark behind the prompt
@@ -27,6 +33,16 @@ CALL = '<tool_call>\n{"name": "get_time", "arguments": ' + ZONE + "}\n</tool_cal
 PIECES = ("<tool", '_call>\n{"name": "get_time", ', '"arguments": {"zo', 'ne": "utc"}', "}\n</tool", "_call>")
 
 
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def answered(response: httpx.Response) -> Any:
+    """Return the body of an answer that is no refusal."""
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
 def refused(
     response: httpx.Response, param: str | None, says: str = "", *, status: int = 400, code: str | None = None
 ) -> None:
@@ -38,8 +54,7 @@ def refused(
 
 def stream_of(served: Served, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:
     """Return the chunks of a stream. Check that it ends with [DONE], and that no character of a text ends a line."""
-    default = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": HI}
-    response = served.post(path, **{**default, "stream": True, **body})
+    response = served.post(path, **{**BODIES[path], "stream": True, **body})
     assert response.status_code == 200, response.text
     assert len(response.text.splitlines()) == response.text.count("\n")
     events = response.text.split("\n\n")
@@ -57,6 +72,12 @@ def submitted(served: Served) -> tuple[Request, ChatPrompt]:
 
 def chatted(served: Served, **body: Any) -> tuple[Request, ChatPrompt]:
     """Chat, and return the request that reaches the engine, and its prompt."""
-    response = served.chat(**body)
-    assert response.status_code == 200, response.text
+    answered(served.chat(**body))
     return submitted(served)
+
+
+def grammar_of(served: Served, **body: Any) -> Grammar:
+    """Chat, and return the grammar that the answer has to follow."""
+    grammar = chatted(served, **body)[0].params.grammar
+    assert grammar is not None
+    return grammar

@@ -22,7 +22,7 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.http.connections import allowed_connections
 from oaiserve.http.server import Server
 from tests.published import checked
-from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate
+from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate, Script
 
 
 class RunningServer(Server):
@@ -165,11 +165,12 @@ def serve_session() -> Iterator[Serve]:
 
 @pytest.fixture
 def serve(serve_session: Serve) -> Serve:
-    """Return a function that gives the server with these ServerOptions, with its engine reset."""
+    """Return a function that gives the server with these ServerOptions, with its engine reset, or with a script."""
 
-    def fresh(**options: object) -> Served:
+    def fresh(script: Script | None = None, **options: object) -> Served:
         served = serve_session(**options)
         served.engine.reset()
+        served.engine.script = script or served.engine.script
         served.telemetry.records = queue.Queue()
         served.telemetry.sampled_traces.clear()
         return served

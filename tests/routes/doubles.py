@@ -317,8 +317,7 @@ def fails(error: APIError, *texts: str) -> Script:
     """Return a script in which the request fails after these texts."""
 
     def script(request: Request) -> Iterable[list[Event]]:
-        if texts:
-            yield [*prompts_done(request), *(TokenChunk(request.request_id, 0, text, [5], None) for text in texts)]
+        yield from starts(*texts)(request)
         yield [failed(request.request_id, error, Usage(3, 0, len(texts)))]
 
     return script

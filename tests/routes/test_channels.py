@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.request import Reasoning
-from tests.routes.asking import CHAT, HI, chatted, stream_of
+from tests.routes.asking import CHAT, HI, answered, chatted, stream_of
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
 
@@ -17,30 +17,28 @@ FINAL = ("<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "Yes",
 CALL = ("<|start|>", "assistant", "<|channel|>", "commentary to=functions.stop ", "<|constrain|>", "json<|message|>{}")
 
 
+@pytest.fixture
+def served(serve: Serve) -> Served:
+    return serve(template=GPT_OSS, script=says(*ANALYSIS, *FINAL))
+
+
 def message(served: Served, *texts: str, **body: Any) -> dict[str, Any]:
     served.engine.script = says(*texts)
-    response = served.chat(**body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    found: dict[str, Any] = answer["choices"][0]["message"]
-    return {**found, "reason": answer["choices"][0]["finish_reason"], "usage": answer["usage"]}
+    answer = answered(served.chat(**body))
+    (choice,) = answer["choices"]
+    return {**choice["message"], "reason": choice["finish_reason"], "usage": answer["usage"]}
 
 
-def test_channels_are_told_apart(serve: Serve) -> None:
-    answer = message(serve(template=GPT_OSS), *ANALYSIS, *FINAL)
+def test_channels_are_told_apart(served: Served) -> None:
+    answer = message(served, *ANALYSIS, *FINAL)
     assert (answer["reasoning"], answer["content"], answer["reason"]) == ("Hm.", "Yes.", "stop")
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6}
-
-
-def test_a_call_in_the_commentary_is_one(serve: Serve) -> None:
-    answer = message(serve(template=GPT_OSS), *ANALYSIS, *CALL, tools=TOOLS)
+    answer = message(served, *ANALYSIS, *CALL, tools=TOOLS)
     assert (answer["reasoning"], answer["content"], answer["reason"]) == ("Hm.", None, "tool_calls")
     assert answer["tool_calls"][0]["function"] == {"name": "stop", "arguments": "{}"}
 
 
-def test_channels_are_streamed(serve: Serve) -> None:
-    served = serve(template=GPT_OSS)
-    served.engine.script = says(*ANALYSIS, *FINAL)
+def test_channels_are_streamed(served: Served) -> None:
     deltas = [chunk["choices"][0]["delta"] for chunk in stream_of(served, CHAT)]
     assert "".join(delta.get("reasoning", "") for delta in deltas) == "Hm."
     assert "".join(delta.get("content") or "" for delta in deltas) == "Yes."
@@ -55,9 +53,9 @@ def test_channels_are_streamed(serve: Serve) -> None:
     ],
 )
 def test_what_a_client_does_not_want_is_left_out_or_left_as_it_is(
-    serve: Serve, body: dict[str, Any], texts: tuple[str, ...], found: str
+    served: Served, body: dict[str, Any], texts: tuple[str, ...], found: str
 ) -> None:
-    assert message(serve(template=GPT_OSS), *texts, **body)["content"] == found
+    assert message(served, *texts, **body)["content"] == found
 
 
 @pytest.mark.parametrize(
@@ -69,10 +67,9 @@ def test_what_a_client_does_not_want_is_left_out_or_left_as_it_is(
     ],
 )
 def test_a_constraint_begins_in_the_final_channel_and_a_forced_call_in_the_commentary(
-    serve: Serve, body: dict[str, Any], prefix: str
+    served: Served, body: dict[str, Any], prefix: str
 ) -> None:
-    request, prompt = chatted(serve(template=GPT_OSS), **body)
-    assert request.params.grammar is not None
+    request, prompt = chatted(served, **body)
     assert request.params.grammar.prefix == prefix
     assert prompt.opening == "<|channel|>analysis<|message|>"
     assert request.params.reasoning == Reasoning("<|end|>")
@@ -82,17 +79,15 @@ def test_a_constraint_begins_in_the_final_channel_and_a_forced_call_in_the_comme
     ("effort", "shown", "budget"),
     [("high", "high", None), ("minimal", "low", None), ("none", "low", 0), ("xhigh", "high", None)],
 )
-def test_efforts_are_those_that_the_model_knows(serve: Serve, effort: str, shown: str, budget: int | None) -> None:
-    request, prompt = chatted(serve(template=GPT_OSS), reasoning_effort=effort)
+def test_efforts_are_those_that_the_model_knows(served: Served, effort: str, shown: str, budget: int | None) -> None:
+    request, prompt = chatted(served, reasoning_effort=effort)
     assert prompt.template_kwargs == {"reasoning_effort": shown}
     assert request.params.reasoning == Reasoning("<|end|>", "<|channel|>analysis<|message|>", budget)
 
 
-def test_the_text_of_a_forced_custom_tool_is_its_input(serve: Serve) -> None:
-    served = serve(template=GPT_OSS)
+def test_the_text_of_a_forced_custom_tool_is_its_input(served: Served) -> None:
     served.engine.script = says("Hm.", *ANALYSIS[-1:], *CALL[:-1], "json<|message|>", 'say "a"')
-    body: dict[str, Any] = {"input": HI, "tools": [{"type": "custom", "name": "stop", "format": FREE}]}
-    response = served.post("/v1/responses", **body, tool_choice={"type": "custom", "name": "stop"})
-    assert response.status_code == 200, response.text
-    (call,) = [item for item in response.json()["output"] if item["type"] == "custom_tool_call"]
+    tool = {"type": "custom", "name": "stop"}
+    answer = answered(served.post("/v1/responses", input=HI, tools=[{**tool, "format": FREE}], tool_choice=tool))
+    (call,) = [item for item in answer["output"] if item["type"] == "custom_tool_call"]
     assert (call["name"], call["input"]) == ("stop", 'say "a"')

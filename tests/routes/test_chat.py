@@ -17,15 +17,9 @@ def test_the_answer_has_the_documented_shape(served: Served) -> None:
     answer = served.chat().json()
     assert answer["id"].startswith("chatcmpl-")
     assert answer["object"] == "chat.completion"
-    assert answer["choices"] == [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "Hello world", "refusal": None},
-            "logprobs": None,
-            "finish_reason": "stop",
-            "stop_reason": None,
-        }
-    ]
+    message = {"role": "assistant", "content": "Hello world", "refusal": None}
+    of_choice = {"index": 0, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    assert answer["choices"] == [{"message": message, **of_choice}]
     assert answer["usage"]["total_tokens"] == 5
 
 
@@ -71,20 +65,12 @@ def test_a_stream_begins_with_the_role_of_each_choice_in_order(served: Served) -
     assert all("role" not in choice["delta"] for choice in choices[3:])
 
 
-def test_a_stream_ends_each_choice_with_an_empty_delta(served: Served) -> None:
-    served.engine.script = says("a", "", "b")
-    choices = [chunk["choices"][0] for chunk in stream_of(served, CHAT)]
-    assert [(choice["delta"].get("content"), choice["finish_reason"]) for choice in choices] == [
-        ("", None),
-        ("ab", None),
-        (None, "stop"),
-    ]
-
-
-def test_a_token_without_text_makes_no_chunk(served: Served) -> None:
-    served.engine.script = says("")
-    choices = [chunk["choices"][0] for chunk in stream_of(served, CHAT)]
-    assert [choice["delta"].get("content") for choice in choices] == ["", None]
+def test_a_stream_ends_each_choice_with_an_empty_delta_and_has_no_chunk_without_text(served: Served) -> None:
+    for texts, contents in ((("a", "", "b"), ("", "ab", None)), (("",), ("", None))):
+        served.engine.script = says(*texts)
+        choices = [chunk["choices"][0] for chunk in stream_of(served, CHAT)]
+        assert tuple(choice["delta"].get("content") for choice in choices) == contents
+        assert [choice["finish_reason"] for choice in choices] == [None] * (len(contents) - 1) + ["stop"]
 
 
 def test_usage_can_be_in_every_chunk(served: Served) -> None:
@@ -110,28 +96,16 @@ def test_chunks_have_the_documented_shape(served: Served) -> None:
 def test_logprobs_show_the_true_bytes_and_the_best_alternatives(served: Served) -> None:
     served.engine.script = says("é")
     logprobs = served.chat(logprobs=True, top_logprobs=1).json()["choices"][0]["logprobs"]
-    assert logprobs == {
-        "refusal": None,
-        "content": [
-            {
-                "token": "é",
-                "logprob": -1.5,
-                "bytes": [195, 169],
-                "top_logprobs": [{"token": "é!", "logprob": -0.25, "bytes": [195, 169, 33]}],
-            }
-        ],
-    }
-
-
-def test_logprobs_alone_have_no_alternatives(served: Served) -> None:
-    content = served.chat(logprobs=True).json()["choices"][0]["logprobs"]["content"]
-    assert [entry["top_logprobs"] for entry in content] == [[], []]
+    best = [{"token": "é!", "logprob": -0.25, "bytes": [195, 169, 33]}]
+    entry = {"token": "é", "logprob": -1.5, "bytes": [195, 169]}
+    assert logprobs == {"refusal": None, "content": [{**entry, "top_logprobs": best}]}
+    logprobs = served.chat(logprobs=True).json()["choices"][0]["logprobs"]
+    assert logprobs["content"] == [{**entry, "top_logprobs": []}]
 
 
 @pytest.mark.parametrize("template", [None, "<think>"])
 def test_the_token_that_ends_an_answer_has_no_entry_in_its_logprobs(serve: Serve, template: str | None) -> None:
-    served = serve(template=template)
-    served.engine.script = says("Hello", "", has_end_token=True)
+    served = serve(template=template, script=says("Hello", "", has_end_token=True))
     body = {"logprobs": True, "return_token_ids": True}
     (choice,) = served.chat(**body).json()["choices"]
     assert [entry["token"] for entry in choice["logprobs"]["content"]] == ["Hello"]

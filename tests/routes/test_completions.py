@@ -16,6 +16,7 @@ def test_the_answer_has_the_documented_shape(served: Served) -> None:
     answer = served.complete().json()
     assert answer.pop("id").startswith("cmpl-")
     assert isinstance(answer.pop("created"), int)
+    tokens = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     assert answer == {
         "object": "text_completion",
         "model": "org/demo",
@@ -23,51 +24,24 @@ def test_the_answer_has_the_documented_shape(served: Served) -> None:
         "choices": [
             {"index": 0, "text": "Hello world", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
         ],
-        "usage": {
-            "prompt_tokens": 3,
-            "completion_tokens": 2,
-            "total_tokens": 5,
-            "prompt_tokens_details": {"cached_tokens": 2},
-        },
+        "usage": {**tokens, "prompt_tokens_details": {"cached_tokens": 2}},
     }
 
 
-def test_without_parameters_the_defaults_are_openais(served: Served) -> None:
-    served.complete()
-    assert served.engine.submitted.get().params == SamplingParams(max_tokens=16, ends_with_context=True)
-
-
-def test_a_parameter_that_is_null_counts_as_left_out(served: Served) -> None:
+def test_the_defaults_are_openais_for_parameters_that_are_left_out_or_null(served: Served) -> None:
     names = ("max_tokens", "n", "stop", "logprobs", "seed", "logit_bias", "stream", "stream_options", "echo", "suffix")
-    served.complete(**dict.fromkeys(names), tools=None)
-    assert served.engine.submitted.get().params == SamplingParams(max_tokens=16, ends_with_context=True)
+    for body in ({}, dict.fromkeys((*names, "tools"))):
+        served.complete(**body)
+        assert served.engine.submitted.get().params == SamplingParams(max_tokens=16, ends_with_context=True)
 
 
 def test_every_sampling_parameter_reaches_the_engine(served: Served) -> None:
-    body: dict[str, Any] = {
-        "n": 2,
-        "max_tokens": 30,
-        "min_tokens": 3,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 40,
-        "min_p": 0.1,
-        "presence_penalty": 1,
-        "frequency_penalty": -1,
-        "repetition_penalty": 1.2,
-        "seed": 7,
-        "include_stop_str_in_output": True,
-        "ignore_eos": True,
-        "skip_special_tokens": False,
-        "logprobs": 3,
-        "prompt_logprobs": 2,
-    }
-    lists: dict[str, Any] = {
-        "allowed_token_ids": [5, 6],
-        "bad_words": ["c", " d"],
-        "stop": ["a", "b"],
-        "stop_token_ids": [9],
-    }
+    body: dict[str, Any] = {"n": 2, "max_tokens": 30, "min_tokens": 3, "seed": 7, "logprobs": 3, "prompt_logprobs": 2}
+    body |= {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1}
+    body |= {"presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.2}
+    body |= {"include_stop_str_in_output": True, "ignore_eos": True, "skip_special_tokens": False}
+    lists: dict[str, Any] = {"stop": ["a", "b"], "stop_token_ids": [9], "bad_words": ["c", " d"]}
+    lists |= {"allowed_token_ids": [5, 6]}
     served.complete(**body, **lists, logit_bias={"5": -100})
     assert served.engine.submitted.get().params == SamplingParams(
         ends_with_context=True, **body, **{name: tuple(values) for name, values in lists.items()}, logit_bias={5: -100}
@@ -95,13 +69,8 @@ def test_max_completion_tokens_is_an_alias_that_wins(served: Served, ask: Callab
 @pytest.mark.parametrize(
     "options",
     [
-        {"best_of": 1},
-        {"n": 2, "best_of": 1},
-        {"n": 3, "best_of": 3},
-        {"bad_words": []},
-        {"suffix": ""},
-        {"tools": []},
-        {"x": 1},
+        *({"best_of": 1}, {"n": 2, "best_of": 1}, {"n": 3, "best_of": 3}),
+        *({"bad_words": []}, {"suffix": ""}, {"tools": []}, {"x": 1}),
     ],
 )
 def test_parameters_that_change_nothing_are_accepted(served: Served, options: dict[str, Any]) -> None:
@@ -109,22 +78,18 @@ def test_parameters_that_change_nothing_are_accepted(served: Served, options: di
 
 
 @pytest.mark.parametrize(
-    ("prompt", "prompts"),
+    ("body", "prompts"),
     [
-        ("Hi", (TextPrompt("Hi"),)),
-        (["Hi", "Ho"], (TextPrompt("Hi"), TextPrompt("Ho"))),
-        ([5, 6], (TokenPrompt([5, 6]),)),
-        ([[5], [6, 7]], (TokenPrompt([5]), TokenPrompt([6, 7]))),
+        ({"prompt": "Hi"}, (TextPrompt("Hi"),)),
+        ({"prompt": ["Hi", "Ho"]}, (TextPrompt("Hi"), TextPrompt("Ho"))),
+        ({"prompt": [5, 6]}, (TokenPrompt([5, 6]),)),
+        ({"prompt": [[5], [6, 7]]}, (TokenPrompt([5]), TokenPrompt([6, 7]))),
+        ({"add_special_tokens": False}, (TextPrompt("Hi", add_special_tokens=False),)),
     ],
 )
-def test_prompts_come_in_four_forms(served: Served, prompt: Any, prompts: Any) -> None:
-    served.complete(prompt=prompt)
+def test_prompts_come_in_four_forms_and_without_special_tokens(served: Served, body: Any, prompts: Any) -> None:
+    served.complete(**body)
     assert served.engine.submitted.get().prompts == prompts
-
-
-def test_special_tokens_can_be_left_out(served: Served) -> None:
-    served.complete(add_special_tokens=False)
-    assert served.engine.submitted.get().prompts == (TextPrompt("Hi", add_special_tokens=False),)
 
 
 def test_choices_are_ordered_by_prompt_and_then_n(served: Served) -> None:
@@ -152,19 +117,13 @@ def test_best_of_shows_logprobs_if_the_client_asked_for_them(served: Served) -> 
     (choice,) = served.complete(best_of=2, logprobs=1).json()["choices"]
     assert (choice["index"], choice["logprobs"]["token_logprobs"]) == (0, [-1.0])
     assert choice["logprobs"]["top_logprobs"] == [{"x": -0.1, "1": -1.0}]
+    assert served.telemetry.next_record().params == {"best_of": 2, "logprobs": 1}
 
 
 def test_best_of_without_tokens_returns_n_choices(served: Served) -> None:
     served.engine.script = candidates([], [], [])
     answer = served.complete(n=2, best_of=3, max_tokens=0).json()
     assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, ""), (1, "")]
-
-
-def test_best_of_is_in_the_record(served: Served) -> None:
-    served.engine.script = candidates([-2.0], [-1.0])
-    served.complete(best_of=2)
-    record = served.telemetry.next_record()
-    assert record.params == {"best_of": 2}
 
 
 def test_a_stream_ends_with_a_finish_chunk_of_its_own(served: Served) -> None:
@@ -175,8 +134,8 @@ def test_a_stream_ends_with_a_finish_chunk_of_its_own(served: Served) -> None:
 
 def test_the_chunks_of_a_stream_share_id_and_created(served: Served) -> None:
     chunks = stream_of(served)
-    assert len({(chunk["id"], chunk["created"], chunk["object"], chunk["model"]) for chunk in chunks}) == 1
-    assert chunks[0]["object"] == "text_completion"
+    ((_, _, kind, _),) = {(chunk["id"], chunk["created"], chunk["object"], chunk["model"]) for chunk in chunks}
+    assert kind == "text_completion"
     assert not any("usage" in chunk for chunk in chunks)
 
 
@@ -201,22 +160,17 @@ def test_usage_can_be_in_every_chunk(served: Served) -> None:
 
 
 def test_a_streamed_echo_comes_first(served: Served) -> None:
-    chunks = stream_of(served, prompt=["Hi", "Ho"], echo=True)
-    assert [(c["choices"][0]["index"], c["choices"][0]["text"]) for c in chunks[:3]] == [
-        (0, "In a"),
-        (1, "In a"),
-        (0, "Hello world"),
-    ]
+    choices = [chunk["choices"][0] for chunk in stream_of(served, prompt=["Hi", "Ho"], echo=True)[:3]]
+    found = [(choice["index"], choice["text"]) for choice in choices]
+    assert found == [(0, "In a"), (1, "In a"), (0, "Hello world")]
 
 
 def test_tokens_that_are_ready_together_leave_in_one_event(served: Served) -> None:
     served.engine.script = says("a", "b", "c")
     chunks = stream_of(served, n=2, logprobs=1, return_token_ids=True)
     choices = [c["choices"][0] for c in chunks if c["choices"][0]["text"]]
-    assert [(choice["index"], choice["text"], choice["token_ids"]) for choice in choices] == [
-        (0, "abc", [10, 11, 12]),
-        (1, "abc", [10, 11, 12]),
-    ]
+    found = [(choice["index"], choice["text"], choice["token_ids"]) for choice in choices]
+    assert found == [(index, "abc", [10, 11, 12]) for index in (0, 1)]
     assert choices[0]["logprobs"]["tokens"] == ["a", "b", "c"]
     assert choices[0]["logprobs"]["text_offset"] == [0, 1, 2]
 
@@ -231,19 +185,20 @@ def test_the_stream_interval_of_the_request_wins_over_the_servers(
     assert [served.engine.submitted.get().stream_interval for _ in range(2)] == [interval, 0]
 
 
-def test_logprobs_are_four_lists_with_the_sampled_token_among_the_best(served: Served) -> None:
+@pytest.mark.parametrize(
+    ("number", "top"), [(0, {"": -1.5}), (1, {"!": -0.25, "": -1.5}), (3, {"!": -0.25, "": -1.5, "?": -9999.0})]
+)
+def test_logprobs_are_four_lists_with_the_sampled_token_among_the_best(
+    served: Served, number: int, top: dict[str, float]
+) -> None:
+    """The double's alternatives have one character more, and of minus infinity comes -9999."""
     served.engine.script = says("a", "b")
-    assert served.complete(logprobs=1).json()["choices"][0]["logprobs"] == {
+    assert served.complete(logprobs=number).json()["choices"][0]["logprobs"] == {
         "tokens": ["a", "b"],
         "token_logprobs": [-1.5, -1.5],
         "text_offset": [0, 1],
-        "top_logprobs": [{"a!": -0.25, "a": -1.5}, {"b!": -0.25, "b": -1.5}],
+        "top_logprobs": [{text + end: value for end, value in top.items()} for text in "ab"],
     }
-
-
-def test_logprobs_0_returns_only_the_sampled_token(served: Served) -> None:
-    logprobs = served.complete(logprobs=0).json()["choices"][0]["logprobs"]
-    assert logprobs["top_logprobs"] == [{"Hello": -1.5}, {" world": -1.5}]
 
 
 def test_echoed_logprobs_begin_with_null(served: Served) -> None:
@@ -260,11 +215,6 @@ def test_streamed_logprobs_add_up_to_the_whole_ones(served: Served) -> None:
     whole = served.complete(**body).json()["choices"][0]["logprobs"]
     parts = [chunk["choices"][0]["logprobs"] for chunk in stream_of(served, **body)]
     assert {name: [value for part in parts if part for value in part[name]] for name in whole} == whole
-
-
-def test_minus_infinity_is_written_as_minus_9999(served: Served) -> None:
-    top = served.complete(logprobs=3).json()["choices"][0]["logprobs"]["top_logprobs"][0]
-    assert top["Hello?"] == -9999.0
 
 
 def test_token_ids_can_be_returned(served: Served) -> None:

@@ -11,7 +11,7 @@ from oaiserve.engine.request import ChatPrompt, FinishReason, Request
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, Overloaded, Unavailable
 from oaiserve.facts.record import Outcome, ToolCallOutcome
 from tests.routes import asking
-from tests.routes.asking import CALL, CHATML, HI, HYBRID, PARAMETERS, PIECES, THOUGHT, ZONE, chatted, refused
+from tests.routes.asking import CALL, CHATML, HI, HYBRID, PARAMETERS, PIECES, THOUGHT, ZONE, answered, chatted, refused
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import fails, says
 
@@ -39,10 +39,12 @@ def thought(text: str) -> dict[str, Any]:
     return {"type": "thinking", "thinking": text, "signature": ""}
 
 
+def tool(name: str) -> dict[str, str]:
+    return {"type": "tool", "name": name}
+
+
 def ask(served: Served, **body: Any) -> dict[str, Any]:
-    response = served.post(MESSAGES, **{"messages": HI, "max_tokens": 64, **body})
-    assert response.status_code == 200, response.text
-    return dict(response.json())
+    return answered(served.post(MESSAGES, **{"messages": HI, "max_tokens": 64, **body}))
 
 
 def streamed(served: Served, **body: Any) -> list[dict[str, Any]]:
@@ -112,8 +114,7 @@ def test_a_whole_answer_has_the_documented_shape(served: Served) -> None:
 
 
 def test_a_stream_has_exactly_these_events(serve: Serve) -> None:
-    served = serve(template=HYBRID)
-    served.engine.script = says("<think>", "Hm", "</think>", "Well. ", *PIECES)
+    served = serve(template=HYBRID, script=says("<think>", "Hm", "</think>", "Well. ", *PIECES))
     events = streamed(served, tools=TOOLS, stream_options={"include_timings": True})
     assert [events[0]["message"][name] for name in ("content", "stop_reason")] == [[], None]
     assert [events[0]["message"]["usage"][f"{name}input_tokens"] for name in ("", "cache_read_")] == [1, 2]
@@ -177,18 +178,16 @@ def test_a_stream_gathers_to_the_whole_answer_wherever_it_is_cut_in_pieces(
     ],
 )
 def test_the_reason_why_it_stops(serve: Serve, script: Any, max_tokens: int, expected: tuple[str, str | None]) -> None:
-    served = serve(template=HYBRID)
-    served.engine.script = script
+    served = serve(template=HYBRID, script=script)
     body = {"max_tokens": max_tokens, "tools": TOOLS}
     for answer in (ask(served, **body), gathered(streamed(served, **body))):
         assert (answer["stop_reason"], answer["stop_sequence"]) == expected
 
 
 def test_reasoning_is_left_out_where_it_is_not_to_be_shown(serve: Serve) -> None:
-    served = serve(template=HYBRID)
-    served.engine.script = says(*THOUGHT)
+    served = serve(template=HYBRID, script=says(*THOUGHT))
     answer = ask(served, thinking={"type": "adaptive", "display": "omitted"})
-    assert answer["content"] == [{"type": "text", "text": "Yes."}]
+    assert answer["content"] == [said("Yes.")]
     assert answer["usage"]["output_tokens_details"] == {"thinking_tokens": 7}
 
 
@@ -198,14 +197,12 @@ def test_reasoning_is_left_out_where_it_is_not_to_be_shown(serve: Serve) -> None
 def test_a_request_is_that_of_chat(serve: Serve) -> None:
     served = serve(template=HYBRID)
     common = {"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 3}
-    thought = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
     turns = [
-        {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]},
-        {"role": "assistant", "content": [thought, {"type": "text", "text": "Wait."}, {**USE, "id": "1"}]},
+        {"role": "user", "content": [{**said("Hi"), "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [{**thought("Hm."), "signature": "x"}, said("Wait."), {**USE, "id": "1"}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "12:00"}]},
     ]
-    function = {"name": "get_time", "arguments": '{"zone":"utc"}'}
-    call = {"id": "1", "type": "function", "function": function}
+    call = {"id": "1", "type": "function", "function": {"name": "get_time", "arguments": '{"zone":"utc"}'}}
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
@@ -216,9 +213,7 @@ def test_a_request_is_that_of_chat(serve: Serve) -> None:
         served, **common, system="Be brief.", messages=turns, tools=TOOLS, stop_sequences=["END"], service_tier="auto"
     )
     chats, prompt = chatted(served, **common, messages=messages, tools=CHAT_TOOLS, stop=["END"])
-    assert our_prompt == prompt
-    for name in ours.params.__slots__:
-        assert getattr(ours.params, name) == getattr(chats.params, name)
+    assert (our_prompt, ours.params) == (prompt, chats.params)
 
 
 def test_results_come_before_the_text_beside_them_and_turns_in_a_row_are_one(served: Served) -> None:
@@ -235,21 +230,22 @@ def test_results_come_before_the_text_beside_them_and_turns_in_a_row_are_one(ser
         {"role": "system", "content": "Now be brief."},
     ]
     _, prompt = submitted(served, messages=turns, tools=TOOLS)
-    *first, one, other, asked, system = prompt.messages
-    assert first[0]["content"] == [said("a"), said("b")]
-    assert [call["id"] for call in first[1]["tool_calls"]] == ["1", "2"]
-    assert (one, other) == (
+    one, other, *rest = prompt.messages
+    assert one["content"] == [said("a"), said("b")]
+    assert [call["id"] for call in other["tool_calls"]] == ["1", "2"]
+    assert rest == [
         {"role": "tool", "content": "Error: no", "tool_call_id": "1"},
         {"role": "tool", "content": "", "tool_call_id": "2"},
-    )
-    assert (asked, system) == ({"role": "user", "content": "And?"}, {"role": "system", "content": "Now be brief."})
+        {"role": "user", "content": "And?"},
+        {"role": "system", "content": "Now be brief."},
+    ]
     assert prompt.add_generation_prompt
 
 
 def test_a_last_turn_of_the_assistant_is_continued(served: Served) -> None:
     _, prompt = submitted(served, messages=[*HI, {"role": "assistant", "content": "It "}])
-    assert (prompt.messages[-1]["content"], prompt.continue_final_message) == ("It ", True)
-    assert not prompt.add_generation_prompt
+    assert prompt.messages[-1]["content"] == "It "
+    assert (prompt.continue_final_message, prompt.add_generation_prompt) == (True, False)
 
 
 def test_a_count_is_that_of_the_prompt_and_waits_its_turn(served: Served) -> None:
@@ -270,13 +266,12 @@ def test_a_count_is_that_of_the_prompt_and_waits_its_turn(served: Served) -> Non
         ({"type": "auto"}, {"tool_choice": "auto"}),
         ({"type": "auto", "disable_parallel_tool_use": True}, {"parallel_tool_calls": False}),
         ({"type": "any"}, {"tool_choice": "required"}),
-        ({"type": "tool", "name": "stop"}, {"tool_choice": {"type": "function", "function": {"name": "stop"}}}),
+        (tool("stop"), {"tool_choice": {"type": "function", "function": {"name": "stop"}}}),
         ({"type": "none"}, {"tool_choice": "none"}),
     ],
 )
 def test_a_choice_is_that_of_chat(serve: Serve, choice: dict[str, Any], chats: dict[str, Any]) -> None:
-    served = serve(template=HYBRID)
-    served.engine.script = says(CALL)
+    served = serve(template=HYBRID, script=says(CALL))
     ours, our_prompt = submitted(served, tools=[SEARCH, *TOOLS], tool_choice=choice)
     others, prompt = chatted(served, tools=CHAT_TOOLS, **chats)
     assert (ours.params.grammar, our_prompt.tools) == (others.params.grammar, prompt.tools)
@@ -284,13 +279,12 @@ def test_a_choice_is_that_of_chat(serve: Serve, choice: dict[str, Any], chats: d
 
 
 def test_a_forced_call_is_always_told_as_one(serve: Serve) -> None:
-    served = serve(template=CHATML)
-    served.engine.script = says(CALL)
-    answer = ask(served, tools=TOOLS, tool_choice={"type": "tool", "name": "get_time"})
+    served = serve(template=CHATML, script=says(CALL))
+    answer = ask(served, tools=TOOLS, tool_choice=tool("get_time"))
     assert (without_ids(answer)["content"], answer["stop_reason"]) == ([USE], "tool_use")
     served.engine.script = says(CUT, finish=FinishReason.LENGTH)
     answer = ask(served, tools=TOOLS, tool_choice={"type": "any"}, max_tokens=1)
-    assert (answer["content"], answer["stop_reason"]) == ([{"type": "text", "text": CUT}], "max_tokens")
+    assert (answer["content"], answer["stop_reason"]) == ([said(CUT)], "max_tokens")
 
 
 @pytest.mark.parametrize(
@@ -309,7 +303,6 @@ def test_thinking_is_the_switch_of_the_template(
     effort = {"output_config": {"effort": "low"}} if "reasoning_effort" in kwargs else {}
     request, prompt = submitted(serve(template=template), thinking=thinking, **effort)
     assert prompt.template_kwargs == kwargs
-    assert request.params.reasoning is not None
     assert request.params.reasoning.budget == budget
 
 
@@ -317,7 +310,6 @@ def test_thinking_is_the_switch_of_the_template(
 def test_a_format_is_a_grammar(served: Served, name: str) -> None:
     given = {"type": "json_schema", "schema": PARAMETERS}
     request, _ = submitted(served, **{name: given if name == "output_format" else {"format": given}})
-    assert request.params.grammar is not None
     assert (request.params.grammar.kind, json.loads(request.params.grammar.text)) == ("json_schema", PARAMETERS)
 
 
@@ -344,12 +336,8 @@ CALLS = {"role": "assistant", "content": [{**USE, "id": "1"}]}
         ({"tools": [{"name": "x"}]}, "tools", "'tools[0].input_schema': is required"),
         ({"tools": [SEARCH, {**TIME, "input_schema": {"type": "string"}}]}, "tools", "input_schema.type"),
         ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "tool_choice", "of the type 'web_search_20250305'"),
-        (
-            {"tools": [SEARCH, TIME], "tool_choice": {"type": "tool", "name": "web_search"}},
-            "tool_choice",
-            "only Anthropic",
-        ),
-        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice", "no tool with the name 'x'"),
+        ({"tools": [SEARCH, TIME], "tool_choice": tool("web_search")}, "tool_choice", "only Anthropic"),
+        ({"tools": TOOLS, "tool_choice": tool("x")}, "tool_choice", "no tool with the name 'x'"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "only allowed with 'tools'"),
     ],
 )

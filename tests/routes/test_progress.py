@@ -42,8 +42,7 @@ def tokens(request: Request) -> list[Any]:
 @pytest.fixture
 def soon(serve: Serve) -> Served:
     """Return a server whose streams begin at once when a prompt is long."""
-    served = serve(progress_after_seconds=1e-6)
-    served.engine.script = starts()
+    served = serve(progress_after_seconds=1e-6, script=starts())
     return served
 
 

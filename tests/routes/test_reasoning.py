@@ -5,25 +5,23 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.request import Reasoning
-from tests.routes.asking import CHAT, HYBRID, OPEN, THOUGHT, chatted, stream_of, submitted
+from tests.routes.asking import CHAT, HYBRID, OPEN, THOUGHT, answered, chatted, stream_of, submitted
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
 from tests.routes.responses.asking import ask
 
 TOOLS = [{"type": "function", "function": {"name": "stop"}}]
+NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
-def answered(served: Served, **body: Any) -> dict[str, Any]:
-    response = served.chat(**body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+@pytest.fixture
+def served(serve: Serve) -> Served:
+    """A server whose model thinks if it wants to."""
+    return serve(template=HYBRID, script=says(*THOUGHT))
 
 
-def test_reasoning_is_beside_the_content(serve: Serve) -> None:
-    served = serve(template=HYBRID)
-    served.engine.script = says(*THOUGHT)
-    answer = answered(served)
+def test_reasoning_is_beside_the_content(served: Served) -> None:
+    answer = answered(served.chat())
     assert answer["choices"][0]["message"] == {
         "role": "assistant",
         "content": "Yes.",
@@ -35,16 +33,13 @@ def test_reasoning_is_beside_the_content(serve: Serve) -> None:
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 7}
 
 
-def test_reasoning_is_streamed_before_the_content(serve: Serve) -> None:
-    served = serve(template=HYBRID)
-    served.engine.script = says(*THOUGHT)
+def test_reasoning_is_streamed_before_the_content(served: Served) -> None:
     chunks = stream_of(served, CHAT, stream_options={"include_usage": True})
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
     assert deltas[0] == {"role": "assistant", "content": None}
     assert all(delta.keys() in ({"reasoning", "reasoning_content"}, {"content"}) for delta in deltas[1:-1])
-    assert "".join(delta.get("reasoning", "") for delta in deltas) == "I think."
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I think."
-    assert "".join(delta.get("content") or "" for delta in deltas) == "Yes."
+    for name, text in (("reasoning", "I think."), ("reasoning_content", "I think."), ("content", "Yes.")):
+        assert "".join(delta.get(name) or "" for delta in deltas) == text
     assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 7}
 
 
@@ -58,14 +53,7 @@ def test_reasoning_is_streamed_before_the_content(serve: Serve) -> None:
         ({"template": HYBRID}, ("a</think>b",), {}, None, "a</think>b", 0),
         ({"template": "", "reasoning_parser": "deepseek_r1"}, ("a</think>b",), {}, "a", "b", 1),
         ({"template": "", "reasoning_parser": "qwen3"}, ("a</think>b",), {}, "a", "b", 1),
-        (
-            {"template": "", "reasoning_parser": "qwen3"},
-            ("a</think>b",),
-            {"chat_template_kwargs": {"enable_thinking": False}},
-            None,
-            "a</think>b",
-            0,
-        ),
+        ({"template": "", "reasoning_parser": "qwen3"}, ("a</think>b",), NO_THINKING, None, "a</think>b", 0),
         ({"template": HYBRID}, THOUGHT, {"include_reasoning": False}, None, "Yes.", 7),
     ],
 )
@@ -78,9 +66,7 @@ def test_where_reasoning_begins_and_ends(
     content: str | None,
     num_tokens: int,
 ) -> None:
-    served = serve(**options)
-    served.engine.script = says(*texts)
-    answer = answered(served, **body)
+    answer = answered(serve(**options, script=says(*texts)).chat(**body))
     message = answer["choices"][0]["message"]
     assert (message.get("reasoning"), message["content"]) == (reasoning, content)
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_tokens}
@@ -97,17 +83,14 @@ def test_where_reasoning_begins_and_ends(
 def test_the_text_stays_whole_where_reasoning_is_not_read(
     serve: Serve, options: dict[str, Any], body: dict[str, Any]
 ) -> None:
-    served = serve(**options)
-    served.engine.script = says(*THOUGHT)
-    answer = answered(served, **body)
+    answer = answered(serve(**options, script=says(*THOUGHT)).chat(**body))
     assert answer["choices"][0]["message"]["content"] == "".join(THOUGHT)
     assert "completion_tokens_details" not in answer["usage"]
 
 
-def test_calls_follow_the_reasoning(serve: Serve) -> None:
-    served = serve(template=HYBRID)
+def test_calls_follow_the_reasoning(served: Served) -> None:
     served.engine.script = says(*THOUGHT[:8], '<tool_call>{"name": "stop"}</tool_call>')
-    message = answered(served, tools=TOOLS)["choices"][0]["message"]
+    message = answered(served.chat(tools=TOOLS))["choices"][0]["message"]
     assert (message["reasoning"], message["content"]) == ("I think.", None)
     assert message["tool_calls"][0]["function"] == {"name": "stop", "arguments": "{}"}
 
@@ -117,7 +100,7 @@ def test_calls_follow_the_reasoning(serve: Serve) -> None:
     [
         (OPEN, {}, "</think>", ""),
         (HYBRID, {}, "</think>", "<think>\n"),
-        (HYBRID, {"chat_template_kwargs": {"enable_thinking": False}}, "", ""),
+        (HYBRID, NO_THINKING, "", ""),
         (HYBRID, {"chat_template_kwargs": {"enable_thinking": True}}, "</think>", "<think>\n"),
         (HYBRID, {"messages": [{"role": "assistant", "content": "So"}], "continue_final_message": True}, "", ""),
         ("{{ tools }}", {}, "", ""),
@@ -127,10 +110,9 @@ def test_a_grammar_begins_after_the_reasoning(
     serve: Serve, template: str, body: dict[str, Any], after: str, opening: str
 ) -> None:
     request, prompt = chatted(serve(template=template), tools=TOOLS, tool_choice="required", **body)
-    assert request.params.grammar is not None
     reasoning = request.params.reasoning
     begins_after = "" if reasoning is None or reasoning.opening else reasoning.closing
-    assert (begins_after, prompt.opening) == (after, opening)
+    assert (request.params.grammar is not None, begins_after, prompt.opening) == (True, after, opening)
 
 
 def test_every_grammar_begins_and_stop_strings_count_after_the_reasoning(serve: Serve) -> None:
@@ -143,10 +125,10 @@ def test_every_grammar_begins_and_stop_strings_count_after_the_reasoning(serve: 
     assert (request.params.grammar, prompt.opening) == (None, "")
 
 
-def test_reasoning_of_the_history_has_both_names(serve: Serve) -> None:
+def test_reasoning_of_the_history_has_both_names(served: Served) -> None:
     for name in ("reasoning", "reasoning_content"):
         message = {"role": "assistant", "content": "Yes.", name: "I think."}
-        _, prompt = chatted(serve(template=HYBRID), messages=[message])
+        _, prompt = chatted(served, messages=[message])
         assert prompt.messages == [{"role": "assistant", "content": "Yes.", "reasoning": "I think."}]
 
 
@@ -165,11 +147,9 @@ def test_reasoning_of_the_history_has_both_names(serve: Serve) -> None:
 def test_reasoning_has_the_budget_of_the_client_or_of_an_effort_that_the_template_does_not_know(
     serve: Serve, template: str, body: dict[str, Any], budget: int | None, kwargs: dict[str, Any]
 ) -> None:
-    request, prompt = chatted(serve(template=template), **body)
-    assert request.params.reasoning is not None
+    served = serve(template=template)
+    request, prompt = chatted(served, **body)
     assert (request.params.reasoning.budget, prompt.template_kwargs) == (budget, kwargs)
     effort = {"effort": body["reasoning_effort"]} if "reasoning_effort" in body else {}
-    served = serve(template=template)
-    asked = {name: value for name, value in body.items() if name != "reasoning_effort"}
-    ask(served, reasoning=effort, **asked)
+    ask(served, reasoning=effort, **{name: value for name, value in body.items() if name != "reasoning_effort"})
     assert submitted(served)[0].params.reasoning == request.params.reasoning

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from tests.routes.asking import CHATML, PARAMETERS
+from tests.routes.asking import CHATML, PARAMETERS, answered
 from tests.routes.conftest import Served
 
 RESPONSES = "/v1/responses"
@@ -17,10 +17,7 @@ LOGPROBS = ["message.output_text.logprobs"]
 
 
 def ask(served: Served, **body: Any) -> dict[str, Any]:
-    response = served.post(RESPONSES, **{"input": "Hi", **body})
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    return answered(served.post(RESPONSES, **{"input": "Hi", **body}))
 
 
 def events_of(response: httpx.Response) -> list[dict[str, Any]]:

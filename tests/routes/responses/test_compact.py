@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.request import FinishReason
-from tests.routes.asking import CALL, CHATML, OPEN, THOUGHT, refused
+from tests.routes.asking import CALL, CHATML, OPEN, THOUGHT, answered, refused
 from tests.routes.asking import submitted as last_request
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
@@ -18,13 +18,15 @@ USER = {"role": "user", "content": "Hi"}
 SYSTEM = {"role": "developer", "content": "Obey."}
 CALLED = {"type": "function_call", "call_id": "call_1", "name": "get_time", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "12:00"}
+TRIGGER = {"type": "compaction_trigger"}
 
 
 def compacted(served: Served, **body: Any) -> dict[str, Any]:
-    response = served.post(COMPACT, **body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    return answered(served.post(COMPACT, **body))
+
+
+def summary_in(item: dict[str, Any]) -> bytes:
+    return b64decode(item["encrypted_content"].removeprefix("oaiserve:"))
 
 
 def texts(messages: Any) -> list[tuple[str, str]]:
@@ -32,17 +34,14 @@ def texts(messages: Any) -> list[tuple[str, str]]:
 
 
 def test_a_summary_stands_for_all_but_the_messages_of_the_user_and_of_the_system(serve: Serve) -> None:
-    served = serve(template=CHATML)
-    served.engine.script = says(" It is", " noon.\n")
+    served = serve(template=CHATML, script=says(" It is", " noon.\n"))
     answer = compacted(served, input=[SYSTEM, USER, CALLED, RESULT, {"role": "assistant", "content": "Noon."}])
     *kept, item = answer["output"]
-    assert [(each["type"], each["role"], each["content"][0]["text"]) for each in kept] == [
-        ("message", "developer", "Obey."),
-        ("message", "user", "Hi"),
-    ]
+    found = [(each["type"], each["role"], each["content"][0]["text"]) for each in kept]
+    assert found == [("message", "developer", "Obey."), ("message", "user", "Hi")]
     assert item.pop("id") == f"cmp_{answer['id'].removeprefix('resp_')}_0"
-    assert b64decode(item.pop("encrypted_content").removeprefix("oaiserve:")) == b"It is noon."
-    assert item == {"type": "compaction"}
+    assert summary_in(item) == b"It is noon."
+    assert item == {"type": "compaction", "encrypted_content": item["encrypted_content"]}
     assert answer["object"] == "response.compaction"
     assert answer["usage"].keys() == USAGE.keys()
     assert answer["usage"]["output_tokens"] == 2
@@ -86,30 +85,25 @@ def test_a_stored_response_is_made_shorter_with_its_conversation(served: Served)
 
 
 def test_a_conversation_beyond_the_context_loses_its_first_items_for_the_summary_only(served: Served) -> None:
-    answer = compacted(served, input=[{"role": "user", "content": "a" * 3000}, {"role": "assistant", "content": "b"}])
-    assert texts(last_request(served)[1].messages)[:-1] == [("user", "a" * 3000), ("assistant", "b")]
-    answer = compacted(served, input=[{"role": "user", "content": "a" * 4000}, {"role": "assistant", "content": "b"}])
-    assert texts(last_request(served)[1].messages)[:-1] == [("assistant", "b")]
-    assert answer["output"][0]["content"][0]["text"] == "a" * 4000
+    for text, kept in (("a" * 3000, [("user", "a" * 3000)]), ("a" * 4000, [])):
+        answer = compacted(served, input=[{"role": "user", "content": text}, {"role": "assistant", "content": "b"}])
+        assert texts(last_request(served)[1].messages)[:-1] == [*kept, ("assistant", "b")]
+        assert answer["output"][0]["content"][0]["text"] == text
 
 
 def test_a_summary_has_neither_reasoning_nor_calls(serve: Serve) -> None:
-    served = serve(template=OPEN)
-    served.engine.script = says(*THOUGHT[2:])
+    served = serve(template=OPEN, script=says(*THOUGHT[2:]))
     (_, item) = compacted(served, input="Hi", tools=TOOLS)["output"]
-    assert b64decode(item["encrypted_content"].removeprefix("oaiserve:")) == b"Yes."
-    request, _ = last_request(served)
-    assert request.params.reasoning is not None
-    assert request.params.reasoning.budget == 0
+    assert summary_in(item) == b"Yes."
+    assert last_request(served)[0].params.reasoning.budget == 0
 
 
 def test_a_model_that_writes_no_summary_is_told(serve: Serve) -> None:
-    served = serve(template=CHATML)
-    served.engine.script = says(CALL)
+    served = serve(template=CHATML, script=says(CALL))
     refused(served.post(COMPACT, input="Hi", tools=TOOLS), "input", "no summary", code="no_summary")
-
-
-TRIGGER = {"type": "compaction_trigger"}
+    last = streamed(served, input=[USER, TRIGGER], tools=TOOLS)[-1]
+    assert last["type"] == "response.failed"
+    assert "no summary" in last["response"]["error"]["message"]
 
 
 def test_a_trigger_at_the_end_of_the_input_makes_the_response_a_compaction(serve: Serve) -> None:
@@ -122,13 +116,14 @@ def test_a_trigger_at_the_end_of_the_input_makes_the_response_a_compaction(serve
     assert (request.params, prompt) == (as_asked[0].params, as_asked[1])
     (item,) = answer["output"]
     assert item["id"] == f"cmp_{answer['id'].removeprefix('resp_')}_0"
-    assert b64decode(item["encrypted_content"].removeprefix("oaiserve:")) == b"Hello world"
+    assert summary_in(item) == b"Hello world"
     assert (answer["object"], answer["status"], answer["temperature"]) == ("response", "completed", 0)
-    *begun, added, done, last = streamed(served, **body)
-    assert [event["type"] for event in begun] == ["response.created", "response.in_progress"]
-    assert [event["type"] for event in (added, done)] == ["response.output_item.added", "response.output_item.done"]
+    events = streamed(served, **body)
+    kinds = ["created", "in_progress", "output_item.added", "output_item.done", "completed"]
+    assert [event["type"] for event in events] == [f"response.{kind}" for kind in kinds]
+    *_, added, done, last = events
     assert added["item"] == done["item"] == last["response"]["output"][0]
-    assert (last["type"], last["response"]["output"][0].keys()) == ("response.completed", item.keys())
+    assert added["item"].keys() == item.keys()
 
 
 def test_a_summary_that_is_cut_is_complete_for_whoever_waits_for_it(served: Served) -> None:
@@ -156,14 +151,6 @@ def test_a_conversation_goes_on_by_id_without_what_a_trigger_made_shorter(served
 )
 def test_a_trigger_behind_nothing_before_something_or_with_a_form_is_refused(serve: Serve, body: Any) -> None:
     refused(serve(template=CHATML).post(RESPONSES, **body), "input")
-
-
-def test_a_stream_without_a_summary_fails(serve: Serve) -> None:
-    served = serve(template=CHATML)
-    served.engine.script = says(CALL)
-    last = streamed(served, input=[USER, TRIGGER], tools=TOOLS)[-1]
-    assert last["type"] == "response.failed"
-    assert "no summary" in last["response"]["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [{}, {"input": []}, {"instructions": "Be brief."}])

@@ -6,7 +6,7 @@ import pytest
 
 from oaiserve.engine.request import ChatPrompt, Request
 from oaiserve.facts.record import Outcome
-from tests.routes.asking import CHATML, HYBRID, PARAMETERS, ZONE, refused
+from tests.routes.asking import CHATML, HYBRID, PARAMETERS, ZONE, chatted, refused
 from tests.routes.asking import submitted as last_request
 from tests.routes.conftest import Serve, Served
 from tests.routes.responses.asking import LOGPROBS, RESPONSES, STOP, TOOLS, ask
@@ -17,6 +17,10 @@ CHAT_TOOLS = [{"type": tool.pop("type"), "function": tool} for tool in map(dict,
 def submitted(served: Served, **body: Any) -> tuple[Request, ChatPrompt]:
     ask(served, **body)
     return last_request(served)
+
+
+def formatted(**format: Any) -> dict[str, Any]:
+    return {"text": {"format": format}}
 
 
 # The prompt.
@@ -35,15 +39,16 @@ def test_the_tokens_of_a_prompt_are_counted_before_it_is_sent(serve: Serve) -> N
     body = {"input": "And?", "instructions": "Be brief.", "tools": TOOLS, "previous_response_id": first["id"]}
     count = served.post(f"{RESPONSES}/input_tokens", **body)
     _, prompt = submitted(served, **body)
-    assert count.json() == {
-        "object": "response.input_tokens",
-        "input_tokens": len(served.engine.tokenizer.encode(prompt)),
-    }
+    num_tokens = len(served.engine.tokenizer.encode(prompt))
+    assert count.json() == {"object": "response.input_tokens", "input_tokens": num_tokens}
     refused(served.post(f"{RESPONSES}/input_tokens", input=[]), "input", "at least one item")
     gone = served.post(f"{RESPONSES}/input_tokens", input="Hi", previous_response_id="resp_x")
     refused(gone, "previous_response_id", code="previous_response_not_found")
 
 
+ANSWER = {"type": "output_text", "text": "Well.", "annotations": [], "logprobs": []}
+ONE_CALL = {"parallel_tool_calls": False}
+CALLED = {"type": "function", "function": {"name": "stop"}}
 ITEMS_AND_MESSAGES: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
     ([{"role": "user", "content": "Hi"}], [{"role": "user", "content": "Hi"}]),
     (
@@ -60,13 +65,7 @@ ITEMS_AND_MESSAGES: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
         [
             {"role": "user", "content": "Hi"},
             {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
-            {
-                "type": "message",
-                "id": "msg_1",
-                "status": "completed",
-                "role": "assistant",
-                "content": [{"type": "output_text", "text": "Well.", "annotations": [], "logprobs": []}],
-            },
+            {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [ANSWER]},
             {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "get_time", "arguments": ZONE},
             {"type": "function_call", "call_id": "c2", "name": "stop", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c1", "output": "12:00"},
@@ -123,11 +122,8 @@ def test_truncation_drops_the_first_items_that_the_context_has_no_room_for(
     answer = ask(served, input=items, truncation="auto", instructions="Be brief.")
     assert answer.get("truncated_items") == (None if dropped is None else len(dropped))
     _, truncated = last_request(served)
-    _, expected = submitted(
-        served,
-        input=[item for number, item in enumerate(items) if number not in (dropped or ())],
-        instructions="Be brief.",
-    )
+    kept = [item for number, item in enumerate(items) if number not in (dropped or ())]
+    _, expected = submitted(served, input=kept, instructions="Be brief.")
     assert truncated == expected
 
 
@@ -135,21 +131,15 @@ def test_truncation_drops_the_first_items_that_the_context_has_no_room_for(
 @pytest.mark.parametrize(("items", "messages"), ITEMS_AND_MESSAGES, ids=["text", "parts", "calls"])
 @pytest.mark.parametrize("tools", [[], TOOLS], ids=["no-tools", "tools"])
 def test_the_prompt_and_the_parameters_are_those_of_the_same_conversation_over_chat(
-    serve: Serve,
-    template: str | None,
-    items: list[dict[str, Any]],
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]],
+    serve: Serve, template: str | None, items: list[Any], messages: list[Any], tools: list[Any]
 ) -> None:
-    served = serve() if template is None else serve(template=template)
+    served = serve(template=template)
     request, prompt = submitted(served, input=items, tools=tools, temperature=0, max_output_tokens=9)
     chat_tools = {"tools": CHAT_TOOLS} if tools else {}
-    assert served.chat(messages=messages, temperature=0, max_tokens=9, **chat_tools).status_code == 200
-    of_chat, chat_prompt = last_request(served)
+    of_chat, chat_prompt = chatted(served, messages=messages, temperature=0, max_tokens=9, **chat_tools)
     assert (prompt.param, chat_prompt.param) == ("input", "messages")
-    assert {key: getattr(prompt, key) for key in ("messages", "tools", "template_kwargs", "opening")} == {
-        key: getattr(chat_prompt, key) for key in ("messages", "tools", "template_kwargs", "opening")
-    }
+    for name in ("messages", "tools", "template_kwargs", "opening"):
+        assert getattr(prompt, name) == getattr(chat_prompt, name)
     assert request.params == of_chat.params
 
 
@@ -157,30 +147,18 @@ def test_the_prompt_and_the_parameters_are_those_of_the_same_conversation_over_c
     ("body", "of_chat"),
     [
         (
-            {"text": {"format": {"type": "json_schema", "name": "n", "schema": PARAMETERS, "strict": True}}},
+            formatted(type="json_schema", name="n", schema=PARAMETERS, strict=True),
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": PARAMETERS}}},
         ),
-        ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+        (formatted(type="json_object"), {"response_format": {"type": "json_object"}}),
         ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, {"response_format": {"type": "text"}}),
-        ({"tools": TOOLS, "tool_choice": "required"}, {"tools": CHAT_TOOLS, "tool_choice": "required"}),
+        ({"tool_choice": STOP}, {"tool_choice": CALLED}),
         (
-            {"tools": TOOLS, "tool_choice": {"type": "function", "name": "stop"}},
-            {"tools": CHAT_TOOLS, "tool_choice": {"type": "function", "function": {"name": "stop"}}},
+            {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [STOP]}},
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CALLED]}}},
         ),
-        (
-            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [STOP]}},
-            {
-                "tools": CHAT_TOOLS,
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "allowed_tools": {"mode": "required", "tools": [{"function": {"name": "stop"}}]},
-                },
-            },
-        ),
-        (
-            {"tools": TOOLS, "parallel_tool_calls": False, "tool_choice": "required"},
-            {"tools": CHAT_TOOLS, "parallel_tool_calls": False, "tool_choice": "required"},
-        ),
+        ({"tool_choice": "required"}, {"tool_choice": "required"}),
+        ({"tool_choice": "required", **ONE_CALL}, {"tool_choice": "required", **ONE_CALL}),
         ({"structured_outputs": {"regex": "a+"}}, {"structured_outputs": {"regex": "a+"}}),
         ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
         ({"seed": 5, "top_k": 3, "stop": ["x"], "min_p": 0.1}, {"seed": 5, "top_k": 3, "stop": ["x"], "min_p": 0.1}),
@@ -191,12 +169,11 @@ def test_what_is_asked_in_other_words_than_in_chat_is_the_same(
     serve: Serve, body: dict[str, Any], of_chat: dict[str, Any]
 ) -> None:
     served = serve(template=HYBRID)
-    request, prompt = submitted(served, **body)
-    assert served.chat(**of_chat).status_code == 200
-    chat_request, chat_prompt = last_request(served)
+    tools, chat_tools = (TOOLS, CHAT_TOOLS) if "tool_choice" in body else ([], [])
+    request, prompt = submitted(served, tools=tools, **body)
+    chat_request, chat_prompt = chatted(served, tools=chat_tools, **of_chat)
     if request.params.grammar is not None and "text" in body:
         assert request.params.grammar.param == "text.format"
-        assert chat_request.params.grammar is not None
         assert request.params.grammar.text == chat_request.params.grammar.text
     else:
         assert request.params.grammar == chat_request.params.grammar
@@ -216,6 +193,10 @@ def items(*given: Any) -> dict[str, Any]:
     return {"input": list(given)}
 
 
+def said(part: Any) -> dict[str, Any]:
+    return items({"role": "user", "content": [part]})
+
+
 def chosen(choice: Any) -> dict[str, Any]:
     return {"tools": TOOLS, "tool_choice": choice}
 
@@ -230,13 +211,9 @@ def chosen(choice: Any) -> dict[str, Any]:
         (items({"role": "critic", "content": "x"}), "input", "'system' or 'user', got 'critic'"),
         (items({"role": "user"}), "input", "'input[0].content'"),
         (items({"type": "unheard_of", "id": "ws_1"}), "input", "'input[0].type'"),
-        (
-            items({"role": "user", "content": [{"type": "input_image"}]}),
-            "input",
-            "needs either 'image_url' or 'file_id'",
-        ),
-        (items({"role": "user", "content": [{"type": "input_text"}]}), "input", "'input[0].content[0].text'"),
-        (items({"role": "user", "content": ["x"]}), "input", "must be an object"),
+        (said({"type": "input_image"}), "input", "needs either 'image_url' or 'file_id'"),
+        (said({"type": "input_text"}), "input", "'input[0].content[0].text'"),
+        (said("x"), "input", "must be an object"),
         (items({"type": "function_call", "name": "f", "arguments": "{}"}), "input", "'input[0].call_id'"),
         (items({"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}), "input", "arguments"),
         (items({"type": "function_call_output", "call_id": "c", "output": "x"}), "input", "no call 'c'"),
@@ -264,17 +241,13 @@ def chosen(choice: Any) -> dict[str, Any]:
         ({"metadata": {"k": "x" * 513}}, "metadata", "512 characters"),
         ({"reasoning": {"effort": 1}}, "reasoning", "must be a string"),
         ({"text": {"format": "json"}}, "text", "an object"),
-        ({"text": {"format": {"type": "xml"}}}, "text", "'xml'"),
-        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text", "'text.format.schema'"),
-        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text", "'text.format.name'"),
-        (
-            {"text": {"format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}}},
-            "text",
-            "'text.format.json_schema'",
-        ),
+        (formatted(type="xml"), "text", "'xml'"),
+        (formatted(type="json_schema", name="n"), "text", "'text.format.schema'"),
+        (formatted(type="json_schema", schema={}), "text", "'text.format.name'"),
+        (formatted(type="json_schema", json_schema={"name": "n", "schema": {}}), "text", "'text.format.json_schema'"),
         ({"text": {"style": "x"}}, "text", "'text.style'"),
         (
-            {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
+            formatted(type="json_object") | {"structured_outputs": {"regex": "a"}},
             "structured_outputs",
             "only one constraint",
         ),

@@ -51,8 +51,7 @@ def test_a_conversation_goes_on_from_the_turns_before_it(served: Served, stream:
 
 
 def test_a_call_is_answered_in_the_next_turn(serve: Serve) -> None:
-    served = serve(template=HYBRID)
-    served.engine.script = says(CALL)
+    served = serve(template=HYBRID, script=says(CALL))
     first = ask(served, tools=TOOLS)
     (call,) = first["output"]
     served.engine.script = says("Noon.")
