@@ -12,6 +12,7 @@ import pytest
 from oaiserve.app import routes
 from oaiserve.config import Config
 from oaiserve.facts.report import ROUTER_HEADER
+from tests.routes.asking import bearer
 from tests.routes.conftest import Serve, Served
 from tests.waiting import wait_until
 
@@ -22,10 +23,6 @@ ALL_ROUTES = [
     for method in sorted(route.methods or ())
 ]
 EVIL = "http://evil.example:8000"
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 def check_refused(response: httpx.Response, status: int, code: str | None, *words: str) -> None:
@@ -157,8 +154,7 @@ def test_keys_share_prompts_in_the_prefix_cache_only_if_asked_to(
     for key in ("a", "b", "a"):
         for own in (None, "mine"):
             body = {"prompt": "Hello", "max_tokens": 2} | ({} if own is None else {"cache_salt": own})
-            headers = {"authorization": f"Bearer {key}"}
-            assert served.http.post("/v1/completions", json=body, headers=headers).status_code == 200
+            assert served.http.post("/v1/completions", json=body, headers=bearer(key)).status_code == 200
             salts.setdefault(own, []).append(served.engine.submitted.get_nowait().cache_salt)
     for first, second, again in salts.values():
         assert (first == again, len({first, second})) == (True, num_salts)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from oaiserve.facts.record import EngineAccount
-from tests.routes.asking import CHAT
+from tests.routes.asking import BODIES, CHAT
 from tests.routes.conftest import Served
 from tests.routes.doubles import says
 
@@ -20,16 +20,10 @@ COST = {
     "joules": None,
     "price": 0.125,
 }
-PROMPTS = {
-    CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/completions": {"prompt": "Hi"},
-    "/v1/responses": {"input": "Hi"},
-    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9},
-}
 
 
 def usage_of(served: Served, route: str, headers: dict[str, str], **more: Any) -> dict[str, Any]:
-    response = served.http.post(route, json={**PROMPTS[route], **more}, headers=headers)
+    response = served.http.post(route, json={**BODIES[route], **more}, headers=headers)
     assert response.status_code == 200, response.text
     if not more:
         return response.json()["usage"]
@@ -39,7 +33,7 @@ def usage_of(served: Served, route: str, headers: dict[str, str], **more: Any) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("route", PROMPTS)
+@pytest.mark.parametrize("route", BODIES)
 def test_the_usage_has_the_cost_for_whoever_asks_and_for_nobody_else(served: Served, route: str, stream: bool) -> None:
     served.engine.script = says("Hello", account=EngineAccount(**COST))
     more: dict[str, Any] = {"stream": True} if stream else {}

@@ -7,16 +7,9 @@ import pytest
 
 from oaiserve.errors import DeadlineMissed, DeadlineRefused, InternalError
 from oaiserve.facts.record import DeadlineOutcome, Outcome
-from tests.routes.asking import HI, refused
+from tests.routes.asking import BODIES, refused
 from tests.routes.conftest import Served
 from tests.routes.doubles import fails, says
-
-BODIES = {
-    "/v1/completions": {"prompt": "Hi"},
-    "/v1/chat/completions": {"messages": HI},
-    "/v1/responses": {"input": "Hi"},
-    "/v1/messages": {"messages": HI, "max_tokens": 5},
-}
 
 
 def ask(

@@ -9,7 +9,7 @@ import pytest
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Prompt, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.facts.record import Outcome
-from tests.routes.asking import refused
+from tests.routes.asking import answered, refused
 from tests.routes.conftest import Served
 from tests.routes.doubles import pools
 
@@ -26,9 +26,7 @@ def embedder(served: Served) -> Served:
 
 
 def embed(served: Served, given: object, **body: Any) -> Any:
-    response = served.post(EMBEDDINGS, input=given, **body)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return answered(served.post(EMBEDDINGS, input=given, **body))
 
 
 def vectors_of(answer: Any) -> list[list[float]]:

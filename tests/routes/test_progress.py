@@ -11,16 +11,10 @@ import pytest
 from oaiserve.engine.request import FinishReason, PromptDone, PromptProgress, Request, TokenChunk, Usage
 from oaiserve.errors import InternalError
 from oaiserve.facts.times import RequestTimes
-from tests.routes.asking import HI
+from tests.routes.asking import BODIES
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import failed, finished, says, starts
 
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "Hi"},
-    "/v1/chat/completions": {"messages": HI},
-    "/v1/responses": {"input": "Hi"},
-    "/v1/messages": {"messages": HI, "max_tokens": 16},
-}
 # What the routes send before the first token.
 SIGNS = {
     "/v1/completions": [": 20 of 100 prompt tokens"],

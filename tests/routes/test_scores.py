@@ -6,7 +6,7 @@ import pytest
 
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import PairPrompt, TextPrompt
-from tests.routes.asking import refused
+from tests.routes.asking import answered, refused
 from tests.routes.conftest import Served
 from tests.routes.doubles import pools
 
@@ -28,9 +28,7 @@ def embedder(served: Served) -> Served:
 
 
 def post(served: Served, path: str, **body: Any) -> Any:
-    response = served.post(path, **body)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return answered(served.post(path, **body))
 
 
 @pytest.mark.parametrize("path", [SCORE, "/score"])

@@ -21,9 +21,10 @@ from oaiserve.http.keys import Right
 from oaiserve.routes.access import is_open, right_for
 from oaiserve.routes.batches import runner
 from oaiserve.routes.operation import operation_of
+from tests.routes.asking import bearer
 from tests.routes.conftest import Served, serving
 from tests.routes.doubles import fails, prompts_done, says, starts
-from tests.routes.test_access import SPELLINGS, bearer, check_refused
+from tests.routes.test_access import SPELLINGS, check_refused
 from tests.routes.test_batches import begin, line
 from tests.waiting import wait_until
 

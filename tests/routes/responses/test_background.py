@@ -14,7 +14,7 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.request import FinishReason, TokenChunk, Usage
 from oaiserve.errors import Overloaded, Unavailable
 from oaiserve.facts.record import Outcome
-from tests.routes.asking import refused
+from tests.routes.asking import answered, refused
 from tests.routes.conftest import Serve, Served, running_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, finished, says, starts
 from tests.routes.responses.asking import LOGPROBS, RESPONSES, ask
@@ -32,10 +32,7 @@ def begin(served: Served, **body: Any) -> str:
 
 
 def read(served: Served, response_id: str) -> dict[str, Any]:
-    response = served.http.get(f"{RESPONSES}/{response_id}")
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    return answered(served.http.get(f"{RESPONSES}/{response_id}"))
 
 
 def data_of(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
