@@ -1,4 +1,4 @@
-"""The links, make targets, flags, routes and files that the documentation names exist."""
+"""The links, make targets, flags, routes and files that the documentation names exist, as do flags in panels."""
 
 import re
 from dataclasses import fields
@@ -12,14 +12,7 @@ from loadtest.engine_target import EngineRun
 from loadtest.http_target import HttpOptions
 from loadtest.prompts import Workload
 from oaiserve.app import routes
-from oaiserve.config import (
-    Config,
-    EngineOptions,
-    ModelsOptions,
-    RouteOptions,
-    ServerOptions,
-    TelemetryOptions,
-)
+from oaiserve.config import Config, EngineOptions, ModelsOptions, RouteOptions, ServerOptions, TelemetryOptions
 from tests.pages import anchors, links
 
 ROOT = Path(__file__).parent.parent
@@ -76,23 +69,15 @@ LOADTEST_FLAGS = {
 }
 
 
+WITH_FLAGS = (
+    *("architecture", "telemetry", "loadtest", "gateway", "runbook", "security", "start", "models", "slow-requests"),
+    *("tools-and-reasoning", "reference/api", "reference/flags"),
+)
+RULES_AND_PANELS = [*ROOT.glob("deploy/prometheus/*.yml"), *ROOT.glob("deploy/grafana/dashboards/*")]
+
+
 @pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "docs/architecture.md",
-        "docs/telemetry.md",
-        "docs/loadtest.md",
-        "docs/gateway.md",
-        "docs/runbook.md",
-        "docs/security.md",
-        "docs/start.md",
-        "docs/models.md",
-        "docs/slow-requests.md",
-        "docs/tools-and-reasoning.md",
-        "docs/reference/api.md",
-        "docs/reference/flags.md",
-    ],
+    "page", ["README.md", *(f"docs/{name}.md" for name in WITH_FLAGS), *map(str, sorted(RULES_AND_PANELS))]
 )
 def test_flags_exist(page: str) -> None:
     of_others = {"--max-num-seqs", "--max-num-batched-tokens", "--parallel"}  # vLLM's and llama.cpp's

@@ -14,7 +14,8 @@ from tests.routes.test_batches import jsonl, line, waits_for
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
+def served(tmp_path: Path) -> Iterator[Served]:
+    (tmp_path / "in.jsonl").write_bytes(jsonl(*map(line, range(1, 31))))
     with serving(Config("org/demo")) as served:
         yield served
 
@@ -36,7 +37,6 @@ def names(number: int) -> list[str]:
 def test_all_requests_of_a_file_are_answered_and_their_cost_is_told_before(
     served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "in.jsonl").write_bytes(jsonl(*map(line, range(1, 31))))
     assert run(served, tmp_path) == 0
     assert sorted(answered(tmp_path)) == names(30)
     told = capsys.readouterr().err
@@ -46,7 +46,6 @@ def test_all_requests_of_a_file_are_answered_and_their_cost_is_told_before(
 
 
 def test_what_has_its_answer_is_not_asked_again_and_half_a_line_is(served: Served, tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_bytes(jsonl(*map(line, range(1, 31))))
     assert run(served, tmp_path) == 0
     out = tmp_path / "out.jsonl"
     half = b"".join(out.read_bytes().splitlines(keepends=True)[:11])[:-9]
@@ -63,7 +62,6 @@ def test_what_has_its_answer_is_not_asked_again_and_half_a_line_is(served: Serve
 def test_a_command_that_is_stopped_cancels_its_batch_and_the_next_one_goes_on(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "in.jsonl").write_bytes(jsonl(*map(line, range(1, 31))))
     served.engine.script = waits_for(7)
 
     def stop(_: float) -> None:

@@ -8,7 +8,7 @@ import pytest
 from oaiserve import cli
 from oaiserve.files import demo, private, start_cache
 from tests.files.test_checkpoint import gguf, safetensors
-from tests.files.test_hub import GGUFS, MODEL, REPOSITORY, hub, put  # noqa: F401
+from tests.files.test_hub import GGUFS, MODEL, REPOSITORY, put
 
 HubFolder = tuple[Path, list[str]]
 
@@ -69,9 +69,7 @@ def test_only_what_is_remembered_of_the_users_own_model_is_removed(
 
 
 def test_a_model_of_the_hub_is_fetched_listed_and_removed(
-    hub: HubFolder,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    hub: HubFolder, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     put(hub[0], MODEL)
     put_model(hub[0])
@@ -84,9 +82,7 @@ def test_a_model_of_the_hub_is_fetched_listed_and_removed(
 
 
 def test_of_gguf_files_in_one_repository_each_is_a_model(
-    hub: HubFolder,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    hub: HubFolder, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     put(hub[0], GGUFS)
     (hub[0] / GGUFS[0]).write_bytes(gguf(file_type=15))

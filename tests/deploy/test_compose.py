@@ -23,7 +23,6 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.http.server import CUT_SECONDS
 from tests.deploy.paths import DEPLOY, ROOT
 from tests.routes.conftest import RunningServer
-from tools.server_process import free_port
 
 FOLDER = DEPLOY / "compose"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
@@ -168,11 +167,8 @@ def health_of(port: int) -> int:
 
 
 @pytest.mark.parametrize(("status", "exit_status"), [(200, 0), (503, 1)])
-def test_the_health_check_requests_ready(status: int, exit_status: int) -> None:
+def test_the_health_check_requests_ready_and_fails_if_nothing_listens(status: int, exit_status: int) -> None:
     app = Starlette(routes=[Route("/ready", lambda request: Response(status_code=status))])
     with RunningServer(app, ServerOptions(drain_timeout_seconds=0)) as server:
         assert health_of(server.port) == exit_status
-
-
-def test_the_health_check_fails_if_nothing_listens() -> None:
-    assert health_of(free_port()) == 1
+    assert health_of(server.port) == 1

@@ -13,12 +13,13 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.http.server import CUT_SECONDS
 from oaiserve.telemetry import names, vllm_names
 from tests.deploy import promql
-from tests.deploy.manifests import CONTAINER, CUSTOM, DEPLOYMENT, FOLDER, KUBERNETES, MANIFESTS, POD, manifest
+from tests.deploy.manifests import CONTAINER, DEPLOYMENT, FOLDER, KUBERNETES, MANIFESTS, POD, WITH_SCHEMA, manifest
 
 
-@pytest.mark.parametrize("name", sorted(set(MANIFESTS) - CUSTOM))
+@pytest.mark.parametrize("name", WITH_SCHEMA)
 def test_the_manifest_is_valid_by_the_schema_of_kubernetes(name: str) -> None:
-    kubernetes_validate.validate(MANIFESTS[name], KUBERNETES, strict=True)
+    """Those of the gateway are among them."""
+    kubernetes_validate.validate(manifest(name), KUBERNETES, strict=True)
 
 
 def test_the_kustomization_names_every_manifest_but_the_pool() -> None:
@@ -112,13 +113,8 @@ def test_the_autoscaler_follows_a_metric_of_the_server() -> None:
 def test_the_pods_have_the_labels_and_metrics_that_an_endpoint_picker_reads() -> None:
     labels = POD["metadata"]["labels"]
     assert labels["llm-d.ai/engine-type"] == labels["inference.networking.k8s.io/engine-type"] == "vllm"
-    read = {
-        "vllm:num_requests_waiting",
-        "vllm:num_requests_running",
-        "vllm:kv_cache_usage_perc",
-        "vllm:cache_config_info",
-    }
-    assert read <= {metric.name for metric in vllm_names.METRICS}
+    read = ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc", "cache_config_info")
+    assert {f"vllm:{name}" for name in read} <= {metric.name for metric in vllm_names.METRICS}
     assert "--no-vllm-metrics" not in CONTAINER["args"]
 
 

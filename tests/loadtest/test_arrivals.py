@@ -34,10 +34,6 @@ def test_arrivals_have_the_requested_rate_and_burstiness(arrival: Any, shape: fl
     assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(shape**-0.5, rel=0.05)
 
 
-def test_constant_arrivals_have_equal_gaps() -> None:
-    assert schedule(Arrivals(arrival="constant", rate=4), 5, seed=0) == [0, 0.25, 0.5, 0.75, 1.0]
-
-
 def test_a_ramp_reaches_its_rate_and_stays_there() -> None:
     offsets = schedule(Arrivals(arrival="ramp", rate=2, ramp_to=18, ramp_seconds=100), 4000, seed=0)
 
@@ -49,16 +45,14 @@ def test_a_ramp_reaches_its_rate_and_stays_there() -> None:
     assert rate(100, 200) == pytest.approx(18, rel=0.1)
 
 
-def test_at_once_times_and_trace_use_the_given_times() -> None:
+def test_schedules_without_chance_have_the_given_times_or_equal_gaps() -> None:
+    assert schedule(Arrivals(arrival="constant", rate=4), 5, seed=0) == [0, 0.25, 0.5, 0.75, 1.0]
+    assert schedule(Arrivals(arrival="constant", rate=2, duration_seconds=1), 9, seed=0) == [0, 0.5, 1.0]
     assert schedule(Arrivals(arrival="at-once"), 3, seed=0) == [0, 0, 0]
     assert schedule(Arrivals(arrival="times", times="0,0.5,2"), 9, seed=0) == [0, 0.5, 2]
     assert schedule(Arrivals(arrival="trace"), 2, seed=0, timestamps=[7.0, 5.0, 9.0]) == [0, 2]
     with pytest.raises(UsageError, match="timestamp"):
         schedule(Arrivals(arrival="trace"), 2, seed=0)
-
-
-def test_the_schedule_ends_at_the_duration() -> None:
-    assert schedule(Arrivals(arrival="constant", rate=2, duration_seconds=1), 9, seed=0) == [0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,10 +26,19 @@ def test_a_client_that_is_on_time_and_not_busy_is_valid() -> None:
     assert judge(GOOD, [i / 100 for i in range(20)]) == {"verdict": "valid", "reasons": []}
 
 
-@pytest.mark.parametrize(("num_late", "expected"), [(0, "valid"), (1, "suspect"), (3, "invalid")])
-def test_late_sends_make_the_client_suspect_and_then_invalid(num_late: int, expected: str) -> None:
-    samples = [sample([100], at=10 * i, lag=6 if i < num_late else 4) for i in range(20)]
-    assert judge(samples)["verdict"] == expected
+@pytest.mark.parametrize(
+    ("judged", "values"),
+    [
+        (lambda late: judge([sample([100], at=10 * i, lag=6 if i < late else 4) for i in range(20)]), (0, 1, 3)),
+        (lambda cpu: judge(GOOD, cpu_ns=int(cpu * 1e9)), (0.5, 0.8, 0.97)),
+        # It is judged in proportion to the measured times: TPOT is 20 ms.
+        (lambda lag_ms: judge(GOOD, loop_lag_ns=[int(lag_ms * 1e6)] * 9), (4, 6, 21)),
+        (lambda per_second: judge(GOOD, [i / per_second for i in range(20)]), (100, 110, 120)),
+    ],
+    ids=["late sends", "a busy process", "event loop lag", "a rate below the schedule"],
+)
+def test_a_client_is_suspect_and_then_invalid(judged: Callable[[float], dict[str, Any]], values: list[float]) -> None:
+    assert [judged(value)["verdict"] for value in values] == ["valid", "suspect", "invalid"]
 
 
 def test_late_sends_by_max_in_flight_do_not_make_the_client_invalid() -> None:
@@ -42,24 +52,8 @@ def test_a_send_lag_under_a_millisecond_never_counts_as_late() -> None:
     assert judge([sample([5], lag=0.9)])["verdict"] == "valid"
 
 
-@pytest.mark.parametrize(("cpu", "expected"), [(0.5, "valid"), (0.8, "suspect"), (0.97, "invalid")])
-def test_a_busy_client_process_is_suspect_and_then_invalid(cpu: float, expected: str) -> None:
-    assert judge(GOOD, cpu_ns=int(cpu * 1e9))["verdict"] == expected
-
-
 def test_the_cpu_use_of_an_engine_in_process_does_not_count() -> None:
     assert judge(GOOD, cpu_ns=2 * 10**9, loop_lag_ns=[])["verdict"] == "valid"
-
-
-@pytest.mark.parametrize(("lag_ms", "expected"), [(4, "valid"), (6, "suspect"), (21, "invalid")])
-def test_event_loop_lag_is_judged_in_proportion_to_the_measured_times(lag_ms: float, expected: str) -> None:
-    assert judge(GOOD, loop_lag_ns=[int(lag_ms * 1e6)] * 9)["verdict"] == expected  # TPOT is 20 ms
-
-
-@pytest.mark.parametrize(("per_second", "expected"), [(100, "valid"), (110, "suspect"), (120, "invalid")])
-def test_a_rate_below_the_schedule_is_suspect_and_then_invalid(per_second: float, expected: str) -> None:
-    judged = judge(GOOD, [i / per_second for i in range(20)])
-    assert judged["verdict"] == expected
 
 
 def test_a_load_near_the_ceiling_of_the_client_is_suspect_and_then_invalid() -> None:

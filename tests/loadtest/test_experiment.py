@@ -23,6 +23,7 @@ class SilentWorkers:
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
+        self.gauges_read = threading.Event()  # set when the thread of the gauges has read /metrics
         self.cached_tokens = 0
         self.until: Callable[[], object] = lambda: None
 
@@ -49,18 +50,12 @@ def workers() -> SilentWorkers:
 
 
 @pytest.fixture
-def gauges_read() -> threading.Event:
-    """An event that is set when the thread of the gauges has read /metrics."""
-    return threading.Event()
-
-
-@pytest.fixture
-def client(workers: SilentWorkers, gauges_read: threading.Event) -> Iterator[httpx.Client]:
+def client(workers: SilentWorkers) -> Iterator[httpx.Client]:
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "m"}]})
         if threading.current_thread() is not threading.main_thread():
-            gauges_read.set()
+            workers.gauges_read.set()
         return httpx.Response(200, text="oaiserve_requests_running 3\n")
 
     with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://test") as client:
@@ -110,10 +105,9 @@ def test_a_closed_loop_that_ran_out_of_requests_is_suspect(client: httpx.Client,
     assert "all 4 requests were sent before 60 s; raise --num-requests" in run["client"]["reasons"]
 
 
-def test_gauges_are_read_during_a_run(
-    client: httpx.Client, workers: SilentWorkers, gauges_read: threading.Event
-) -> None:
-    workers.until = lambda: (gauges_read.clear(), gauges_read.wait(60))  # reads before the start do not count
+def test_gauges_are_read_during_a_run(client: httpx.Client, workers: SilentWorkers) -> None:
+    read = workers.gauges_read
+    workers.until = lambda: (read.clear(), read.wait(60))  # reads before the start do not count
     http = HttpOptions(scrape_seconds=0.001)
     (run,) = experiment(client, workers, http).run_point(Arrivals(), 1, "x")["runs"]
     gauges = run["server"]["gauges"]

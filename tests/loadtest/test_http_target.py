@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import math
 from typing import Any
+from unittest.mock import Mock
 
 import httpcore
 import pytest
@@ -15,6 +17,7 @@ from loadtest.transport import StampedStream
 from tests.loadtest.samples import START_NS, ns
 
 Read = tuple[float, bytes]  # milliseconds after the start, and the bytes that arrive then
+NEVER: Read = (math.inf, b"")
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
 
 
@@ -80,18 +83,15 @@ class ScriptedStream(StampedStream):
                 self.connection_lost(None)
             else:
                 at_ms, data = self._script.pop(0)
+                if at_ms == math.inf:
+                    await asyncio.get_running_loop().create_future()
                 self._network.now_ns = ns(at_ms)
                 self.data_received(data)
         return await super().read(max_bytes, timeout)
 
 
 def ask(
-    network: Network,
-    call: Call | None = None,
-    *,
-    stop_on_eos: bool = True,
-    ask_timings: bool = False,
-    **options: Any,
+    network: Network, call: Call | None = None, *, stop_on_eos: bool = True, ask_timings: bool = False, **options: Any
 ) -> list[Sample]:
     async def run() -> list[Sample]:
         http = HttpOptions(**({"url": "http://test", "model": "m"} | options))
@@ -132,14 +132,8 @@ def test_an_event_has_the_stamp_of_the_read_that_completed_it() -> None:
 
 def test_the_request_has_the_body_and_headers_of_the_options() -> None:
     network = Network([(1, HEAD + b"\r\n" + chunk(event()) + END)])
-    (sample,) = ask(
-        network,
-        stop_on_eos=False,
-        ask_timings=True,
-        api_key="secret",
-        header=("X-Tenant: a",),
-        extra_body='{"top_k": 3}',
-    )
+    options: dict[str, Any] = {"api_key": "secret", "header": ("X-Tenant: a",), "extra_body": '{"top_k": 3}'}
+    (sample,) = ask(network, stop_on_eos=False, ask_timings=True, **options)
     assert body_of(network.requests[0]) == {
         "model": "m",
         "max_tokens": 5,
@@ -246,15 +240,7 @@ def test_a_refused_connection_is_a_connect_error() -> None:
 
 
 def test_a_request_that_takes_too_long_is_a_timeout() -> None:
-    class Silent(ScriptedStream):
-        async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
-            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
-
-    class SilentNetwork(Network):
-        async def connect_tcp(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
-            return Silent(self)
-
-    (sample,) = ask(SilentNetwork([]), timeout_seconds=0.01)
+    (sample,) = ask(Network([NEVER]), timeout_seconds=0.01)
     assert (sample.error, sample.failed_phase) == ("timeout", "before_first_token")
 
 
@@ -267,10 +253,8 @@ def test_a_client_that_leaves_on_purpose_is_not_an_error() -> None:
 
 
 def test_an_answer_without_streaming_has_its_ttft_at_the_end() -> None:
-    answer = {
-        "choices": [{"message": {"content": "hello"}, "finish_reason": "stop"}],
-        "usage": {"completion_tokens": 2},
-    }
+    choice = {"message": {"content": "hello"}, "finish_reason": "stop"}
+    answer = {"choices": [choice], "usage": {"completion_tokens": 2}}
     network = Network([(30, whole(200, answer))])
     (sample,) = ask(network, Call("hi", 5), stream=False, endpoint="chat")
     assert sample.is_ok
@@ -360,23 +344,13 @@ def test_wrong_options_are_refused(options: dict[str, Any], sentence: str) -> No
 
 
 async def test_a_stream_with_too_many_unread_reads_pauses_and_resumes() -> None:
-    class Transport(asyncio.Transport):
-        paused = 0
-        resumed = 0
-
-        def pause_reading(self) -> None:
-            self.paused += 1
-
-        def resume_reading(self) -> None:
-            self.resumed += 1
-
-    stream, transport = StampedStream(lambda: 0), Transport()
+    stream, transport = StampedStream(lambda: 0), Mock(asyncio.Transport)
     stream.connection_made(transport)
     for _ in range(100):
         stream.data_received(b"x")
-    assert transport.paused == 1
+    transport.pause_reading.assert_called_once()
     for _ in range(100):
         assert await stream.read(1) == b"x"
     asyncio.get_running_loop().call_soon(stream.data_received, b"y")
     assert await stream.read(1) == b"y"
-    assert transport.resumed == 1
+    transport.resume_reading.assert_called_once()

@@ -41,17 +41,17 @@ async def test_a_stamp_is_within_two_milliseconds_of_the_servers_write(url: str)
 
 
 def run_load(tmp_path: Path, url: str, *flags: str) -> Any:
-    """Run `loadtest run` without calibration, and return its report."""
+    """Run `loadtest run`, and return its report."""
     path = tmp_path / "report.json"
-    assert main(["run", "--url", url, "--no-calibrate", "--json", str(path), *flags]) == 0
+    assert main(["run", "--url", url, "--json", str(path), *flags]) == 0
     return json.loads(path.read_text())
 
 
 def test_several_processes_measure_the_delays_of_the_null_server(tmp_path: Path, url: str) -> None:
     html, samples = tmp_path / "report.html", tmp_path / "samples.jsonl"
     report = run_load(
-        tmp_path, f"{url}/v1/", "--processes", "2", "--concurrency", "4", "--num-requests", "12", "--repeats", "2",
-        "--max-new-tokens", "20", "--html", str(html), "--samples", str(samples),
+        tmp_path, f"{url}/v1/", "--no-calibrate", "--processes", "2", "--concurrency", "4", "--num-requests", "12",
+        "--repeats", "2", "--max-new-tokens", "20", "--html", str(html), "--samples", str(samples),
     )  # fmt: skip
     for run in report["points"][0]["runs"]:
         metrics = run["metrics"]
@@ -78,10 +78,8 @@ def test_messages_need_the_chat_endpoint(tmp_path: Path, url: str, capsys: pytes
 
 
 def test_an_open_loop_reaches_its_rate_and_the_ceiling_is_measured(tmp_path: Path, url: str) -> None:
-    path = tmp_path / "report.json"
     flags = ["--arrival", "constant", "--rate", "50", "--num-requests", "25", "--endpoint", "chat"]
-    assert main(["run", "--url", url, "--json", str(path), *flags]) == 0
-    run = json.loads(path.read_text())["points"][0]["runs"][0]
+    run = run_load(tmp_path, url, *flags)["points"][0]["runs"][0]
     client = run["client"]
     assert client["offered_requests_per_second"] == pytest.approx(50)
     # The schedule has 24 gaps of 20 ms. On a busy machine the first and the last request may leave late.

@@ -39,10 +39,8 @@ def test_gaps_between_tokens_are_measured_within_each_choice() -> None:
     assert values["tpot"] == [pytest.approx((0.020 + 0.060) / 4)]
     metrics = measure([both])
     assert (metrics["completion_tokens"], metrics["num_wrong_length"], metrics["events_per_read"]) == (6, 0, 1)
-    step = sample(
-        [100, 100, 110, 110], event_choices=[0, 1, 0, 1], num_choices=2
-    )  # each read has an event of both, which is no bunch
-    assert measure([step])["events_per_read"] == 1
+    step = sample([100, 100, 110, 110], event_choices=[0, 1, 0, 1], num_choices=2)
+    assert measure([step])["events_per_read"] == 1, "each read has an event of both, which is no bunch"
 
 
 def test_events_of_one_read_share_a_stamp_and_raise_events_per_read() -> None:
@@ -52,11 +50,8 @@ def test_events_of_one_read_share_a_stamp_and_raise_events_per_read() -> None:
     assert metrics["distributions"]["itl"]["p50"] == 0
 
 
-def test_an_answer_of_one_token_has_no_time_per_output_token() -> None:
+def test_one_token_has_no_time_per_output_token_and_without_streaming_the_first_token_is_the_whole_answer() -> None:
     assert measure([sample([100])])["distributions"]["tpot"] is None
-
-
-def test_without_streaming_the_first_token_is_the_whole_answer() -> None:
     values = series([sample([300], completion_tokens=5, is_stream=False)])
     assert (values["ttft"], values["tpot"], values["latency"]) == ([0.3], [], [0.3])
 
@@ -99,11 +94,7 @@ def test_failed_requests_count_as_slo_misses_but_not_in_the_times() -> None:
 def test_a_good_request_meets_all_slos() -> None:
     slow_start, slow_tokens, good = sample([300, 310]), sample([100, 200]), sample([100, 110])
     metrics = measure([slow_start, slow_tokens, good], parse_slos("ttft:200ms,tpot:50ms"))
-    assert metrics["slo_attainment"] == {
-        "ttft": pytest.approx(2 / 3),
-        "tpot": pytest.approx(2 / 3),
-        "all": pytest.approx(1 / 3),
-    }
+    assert metrics["slo_attainment"] == pytest.approx({"ttft": 2 / 3, "tpot": 2 / 3, "all": 1 / 3})
 
 
 def test_answers_of_the_wrong_length_are_counted_if_the_length_was_fixed() -> None:
@@ -113,11 +104,8 @@ def test_answers_of_the_wrong_length_are_counted_if_the_length_was_fixed() -> No
 
 
 def test_slos_are_parsed_with_their_units() -> None:
-    assert parse_slos("ttft:300ms,tpot:0.03s,latency:5000us") == {
-        "ttft": pytest.approx(0.3),
-        "tpot": pytest.approx(0.03),
-        "latency": pytest.approx(0.005),
-    }
+    parsed = parse_slos("ttft:300ms,tpot:0.03s,latency:5000us")
+    assert parsed == pytest.approx({"ttft": 0.3, "tpot": 0.03, "latency": 0.005})
     assert parse_slos(None) == {}
     for wrong in ("ttft", "ttft:3", "speed:3ms", "ttft:-1ms", "ttft:xms"):
         with pytest.raises(UsageError, match="--slo"):

@@ -14,11 +14,8 @@ def test_events_are_the_same_however_the_bytes_are_split_into_reads(
     stream = "".join(f": a comment{newline}data: {text}{newline}{newline}" for text in texts).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)))))
     splitter = EventSplitter()
-    events = [
-        event
-        for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)
-        for event in splitter.feed(stream[start:end])
-    ]
+    reads = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    events = [event for read in reads for event in splitter.feed(read)]
     assert events == [text.encode() for text in texts]
 
 

@@ -74,10 +74,8 @@ def test_all_turns_of_a_talk_have_its_key_and_no_other_talk_has_it() -> None:
     assert prompt_of(chat(LONG, "hello", "hi", "and then?")).conversation == first.conversation
     assert prompt_of(chat(LONG, "hello", tools=TOOLS)).conversation != first.conversation
     assert prompt_of(chat(LONG, "good morning")).conversation != first.conversation
-    assert (
-        prompt_of({"model": "m", "prompt": "hello"}).conversation
-        != prompt_of({"model": "m", "prompt": "hello you"}).conversation
-    )
+    hello, you = (prompt_of({"model": "m", "prompt": text}).conversation for text in ("hello", "hello you"))
+    assert hello != you
 
 
 def test_the_turns_of_claude_code_have_the_keys_of_those_before() -> None:
@@ -121,11 +119,10 @@ def test_every_kind_of_body_has_keys(body: dict[str, Any]) -> None:
     assert len(prompt_of(body).keys) >= 3
 
 
-def test_a_short_prompt_has_no_full_block() -> None:
-    assert prompt_of(chat("a")).keys == []
-
-
-def test_a_body_without_text_has_a_key_all_the_same() -> None:
+def test_a_short_prompt_no_text_and_anything_else_have_no_full_block() -> None:
+    anything: dict[str, Any] = {"messages": [{"content": [{"type": []}, {"type": {}, "content": [3]}, None]}, 7]}
+    for body in (chat("a"), {"model": "m"}, anything):
+        assert prompt_of(body).keys == []
     assert prompt_of({"model": "m"}).num_tokens == 0
 
 
@@ -182,7 +179,3 @@ def test_the_next_turn_over_large_images_goes_where_they_are(api: str) -> None:
         first = router.choose(prompt_of(of_images(api, image)), 0)
         second = router.choose(prompt_of(of_images(api, image, images[number - 1])), 0)
         assert (second.replica, second.reason) == (first.replica, Reason.PREFIX)
-
-
-def test_a_body_may_nest_and_name_anything() -> None:
-    assert prompt_of({"messages": [{"content": [{"type": []}, {"type": {}, "content": [3]}, None]}, 7]}).keys == []

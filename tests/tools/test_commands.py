@@ -1,5 +1,6 @@
 """The list of the laboratory's commands is the one that CONTRIBUTING.md has, and each of them is there."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -31,8 +32,6 @@ def test_a_command_runs_by_its_name_in_the_list() -> None:
 
 
 def test_results_are_written_with_what_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import json
-
     monkeypatch.setattr(sys, "argv", ["x", "--quick"])
     write_json(tmp_path / "a/results.json", {"rows": [1], "machine": "another"})
     found = json.loads((tmp_path / "a/results.json").read_text())

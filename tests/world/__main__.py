@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections import Counter
+from functools import partial
 
 
 def main() -> int:
@@ -25,28 +26,19 @@ def main() -> int:
         print(*found.lines, f"trace {found.trace}, {len(found.wrong)} wrong", *found.wrong, sep="\n")
         return bool(found.wrong)
     began, counts, failed = time.monotonic(), Counter[str](), 0
-    seeds = [(seed, given.seconds) for seed in range(given.first, given.first + given.seeds)]
+    seeds = range(given.first, given.first + given.seeds)
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        for found in pool.imap_unordered(_live, seeds):
+        for found in pool.imap_unordered(partial(live, seconds=given.seconds), seeds):
             counts.update(found.counts, seeds=1, hours=found.hours)
             if found.wrong:
                 failed += 1
-                print(
-                    f"seed {found.seed} (trace {found.trace}): {len(found.wrong)} wrong", *found.wrong[:3], sep="\n  "
-                )
+                told = f"seed {found.seed} (trace {found.trace}): {len(found.wrong)} wrong"
+                print(told, *found.wrong[:3], sep="\n  ")
     seconds = time.monotonic() - began
     print(f"{counts.pop('seeds')} seeds in {seconds:.0f} s, {given.seeds / seconds:.2f} a second, {failed} failed")
-    print(
-        f"{counts.pop('hours'):.0f} hours of simulated life: "
-        + ", ".join(f"{n} {of}" for of, n in counts.most_common())
-    )
+    hours = counts.pop("hours")
+    print(f"{hours:.0f} hours of simulated life: " + ", ".join(f"{n} {of}" for of, n in counts.most_common()))
     return bool(failed)
-
-
-def _live(given: tuple[int, float]) -> object:
-    from tests.world.hour import live
-
-    return live(*given)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 import httptools
 
 from oaiserve.engine.draws import draw_key
+from tests.answers import TIMES, by_choice, shown
 from tests.world.loop import UNIX_SECONDS, Process, World
 from tests.world.servers import GATEWAY_IP, NUM_KEYS, PORT
 
@@ -36,8 +37,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "whole chat": (CHAT, {"messages": [{"role": "user", "content": LONG}], "max_tokens": 30, "seed": 10}),
 }
 UNDONE = ("response", "unstored")  # without [DONE]
-_ids, _times = re.compile(rb"[0-9a-f]{32}"), re.compile(rb'("created(?:_at)?"):(\d+)(?=[,}])')
-_others = re.compile(rb'"(completed_at|cached_tokens)":\d+')
+_cached = re.compile(rb'"cached_tokens":\d+')
 _signs_of_life = re.compile(rb"^: (\d+ of \d+ prompt tokens|the answer is about to go on)\n\n", re.MULTILINE)
 _leaks = re.compile(rb"10\.0\.\d+\.\d+|^: ", re.MULTILINE)
 _hidden = (b"x-oaiserve-kind", b"x-oaiserve-sent", b"x-oaiserve-stream")
@@ -100,12 +100,8 @@ async def ask(case: str, ip: str = GATEWAY_IP, leaves: float = 0.0, dozes: float
     world: Any = asyncio.get_running_loop()
     path, body = CASES[case]
     content = json.dumps(body | more).encode()
-    lines = [
-        f"POST {path} HTTP/1.1",
-        f"host: {ip}",
-        "content-type: application/json",
-        f"content-length: {len(content)}",
-    ]
+    lines = [f"POST {path} HTTP/1.1", f"host: {ip}", "content-type: application/json"]
+    lines.append(f"content-length: {len(content)}")
     lines += ["x-oaiserve-stream: " + "ab" * 16 + " 5 7", "x-forwarded-for: 6.6.6.6", "", ""]  # what it must not choose
     async with asyncio.timeout(PATIENCE_SECONDS):
         _, client = await world.create_connection(Client, ip, PORT)
@@ -126,25 +122,8 @@ async def ask(case: str, ip: str = GATEWAY_IP, leaves: float = 0.0, dozes: float
     return client.answer
 
 
-def shown(content: bytes) -> bytes:
-    """Return an answer without what differs between two of the same request. An id that changes in it still shows."""
-    for pattern, name in ((_ids, b"ID%d"), (_times, rb'"created":T%d')):
-        found: dict[bytes, int] = {}
-        whole = pattern is _ids
-        content = pattern.sub(
-            lambda m, found=found, name=name, whole=whole: name % found.setdefault(m[0 if whole else 2], len(found)),
-            content,
-        )
-    return _others.sub(rb'"\1":0', content)
-
-
-def by_choice(content: bytes) -> dict[int, list[bytes]]:
-    """Return the whole events of a stream by choice, in their order, but errors. Choices may come in any order."""
-    found: dict[int, list[bytes]] = {}
-    for event in content.split(b"\n\n")[:-1]:
-        choice = re.search(rb'"choices":\[\{"index":(\d+)', event)
-        found.setdefault(-1 if choice is None else int(choice[1]), []).append(event)
-    return found
+def _shown(content: bytes) -> bytes:
+    return _cached.sub(b'"cached_tokens":0', shown(content))
 
 
 class Judge:
@@ -152,7 +131,7 @@ class Judge:
 
     def __init__(self, references: dict[str, list[Answer]]) -> None:
         self._references = {
-            case: [by_choice(shown(one.body)) if one.is_stream else shown(one.body) for one in answers]
+            case: [by_choice(_shown(one.body)) if one.is_stream else _shown(one.body) for one in answers]
             for case, answers in references.items()
         }
 
@@ -169,12 +148,12 @@ class Judge:
             if answer.status not in (429, 503) or not is_error:
                 return "" if has_left else f"{what} is no proper error: {answer.body[:300]!r}"
             return "" if may_break else f"{what}: an error without need: {answer.body[:300]!r}"
-        for created in _times.findall(answer.body):
+        for created in TIMES.findall(answer.body):
             if not -1 <= int(created[1]) - answer.asked_seconds <= 100:
                 return f"{what}: it was created at {created[1]!r}, and asked for at {answer.asked_seconds}"
         if b"ab" * 16 in answer.body:
             return f"{what}: its client has chosen the id"
-        body, references = shown(answer.body), self._references[case]
+        body, references = _shown(answer.body), self._references[case]
         if not answer.is_stream:
             if not answer.is_complete or body in references:
                 return ""  # no status can say it any more that its server has ended
@@ -206,11 +185,7 @@ async def references(world: World, ip: str) -> dict[str, list[Answer]]:
     for case, (_, body) in CASES.items():
         seeds = [{}] if "seed" in body else [{"seed": seed} for seed in SEEDS]
         found[case] = [await ask(case, ip, **seed) for seed in seeds]
-        assert all(answer.status == 200 and answer.is_complete for answer in found[case]), (
-            case,
-            found[case],
-            world.wrong,
-        )
+        assert all(answer.status == 200 and answer.is_complete for answer in found[case]), (found, world.wrong)
     return found
 
 

@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,7 +39,7 @@ class Result:
     seed: int
     trace: str
     wrong: list[str]
-    counts: dict[str, int]
+    counts: Counter[str]
     hours: float
     lines: list[str] = field(default_factory=list)
 
@@ -113,7 +115,7 @@ class Life:
         how = draw.random()
         leaves = draw.uniform(0.01, 4) if how < 0.15 else 0.0
         dozes = draw.uniform(1, 20) if 0.15 < how < 0.2 else 0.0
-        world.count("requests")
+        world.counts["requests"] += 1
         world.note("client", number, case)
         try:
             answer = await ask(case, leaves=leaves, dozes=dozes)
@@ -137,7 +139,7 @@ class Life:
     # -- faults -------------------------------------------------------------------------------------------------------
 
     async def _late(self) -> None:
-        self.world.count("late packets")
+        self.world.counts["late packets"] += 1
         self.network.late_seconds = self.world.random.uniform(0.1, 0.6)
         await asyncio.sleep(self.world.random.uniform(1, 20))
         self.network.late_seconds = 0.0
@@ -148,7 +150,7 @@ class Life:
         seconds = draw.choice([draw.uniform(0.1, 3), draw.uniform(3, 120)])
         if kind == "fails":
             seconds += 30  # until the gateway must have noticed
-        world.count(kind)
+        world.counts[kind] += 1
         world.note("fault", kind, host.name, f"{seconds:.3f}")
         match kind:
             case "gateway" if seconds < 2:
@@ -289,26 +291,22 @@ def _in(world: World) -> Iterator[None]:
             gc.enable()
 
 
-_judges: list[Judge] = []  # one for all seeds of a process
-
-
+@cache
 def judge() -> Judge:
-    if not _judges:
-        world = World(0)
-        with _in(world):
-            replica = Replica(world, Network(world), 1, None, False)
-            replica.start()
+    """Return the judge of all seeds of this process."""
+    world = World(0)
+    with _in(world):
+        replica = Replica(world, Network(world), 1, None, False)
+        replica.start()
 
-            async def found() -> Any:
-                await asyncio.sleep(5)
-                return await references(world, replica.ip)
+        async def found() -> Any:
+            await asyncio.sleep(5)
+            return await references(world, replica.ip)
 
-            client = Process(world, "client", "10.1.0.1")
-            task = client.run(found)
-            world.run_until_complete(task)
-            _judges.append(Judge(task.result()))
-            assert not world.wrong, world.wrong
-    return _judges[0]
+        task = Process(world, "client", "10.1.0.1").run(found)
+        world.run_until_complete(task)
+        assert not world.wrong, world.wrong
+    return Judge(task.result())
 
 
 def live(seed: int, seconds: float = 3600.0, *, keeps_trace: bool = False) -> Result:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -96,7 +96,7 @@ class World(asyncio.BaseEventLoop):
         self.ready: deque[asyncio.Handle] = deque()
         self.processes: dict[Process, None] = {}
         self.wrong: list[str] = []
-        self.counts: dict[str, int] = {}
+        self.counts = Counter[str]()
         self.lines: list[str] | None = [] if keeps_trace else None
         self._trace = blake2b(digest_size=8)
         self._timers: list[tuple[float, int, asyncio.Handle]] = []
@@ -116,9 +116,6 @@ class World(asyncio.BaseEventLoop):
         self._trace.update(text.encode())
         if self.lines is not None:
             self.lines.append(text)
-
-    def count(self, name: str) -> None:
-        self.counts[name] = self.counts.get(name, 0) + 1
 
     def blame(self, text: str) -> None:
         self.note("WRONG", text)

@@ -55,23 +55,14 @@ class ThreadChild:
         return f"with exit code {self.code}"
 
 
-class SilentChild:
+class SilentChild(ThreadChild):
     """A front end that has begun to serve, and then hangs."""
 
-    def __init__(self) -> None:
-        self.messages, self._its_messages = socket.socketpair()
-        self.connections, self._its_connections = socket.socketpair()
-        self.process = self
-        self.pid = os.getpid()
-        self._its_messages.sendall(framed(Call("FrontEnd.up", packed(()), 0)))
-
-    def kill(self) -> None:
-        self._its_messages.close()
-
-    def end(self, limit_seconds: float) -> str:
-        for sock in (self._its_messages, self._its_connections, self.messages, self.connections):
-            sock.close()
-        return "by SIGKILL"
+    def _serve(self) -> None:
+        with self._its_messages, self._its_connections:
+            self._its_messages.sendall(framed(Call("FrontEnd.up", packed(()), 0)))
+            while self._its_messages.recv(65536):
+                pass
 
 
 @dataclass
@@ -160,13 +151,8 @@ def serving(
     def start() -> Child:
         return cast(Child, starts.pop()() if starts else ThreadChild())
 
-    supervisor = Supervisor(
-        front_ends,
-        start,
-        config,
-        Shared(engine, telemetry, responses, connections, None, front_ends.tell),
-        most_silent,
-    )
+    shared = Shared(engine, telemetry, responses, connections, None, front_ends.tell)
+    supervisor = Supervisor(front_ends, start, config, shared, most_silent)
     has_ended = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 

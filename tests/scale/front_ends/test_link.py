@@ -33,8 +33,9 @@ class End:
         self.received: asyncio.Queue[bytes] = asyncio.Queue()
         self.lost = asyncio.Event()
 
-    def start(self) -> None:
+    def start(self) -> "End":
         self.link.start(self.received.put_nowait, self.lost.set)
+        return self
 
     async def take(self) -> bytes:
         return await asyncio.wait_for(self.received.get(), TIMEOUT_SECONDS)
@@ -55,9 +56,7 @@ async def test_frames_arrive_whole_and_in_order(pair: Pair) -> None:
 
 
 async def test_any_number_of_threads_may_send(pair: Pair) -> None:
-    one, other = End(pair[0]), End(pair[1])
-    one.start()
-    other.start()
+    one, other = (End(sock).start() for sock in pair)
 
     def send(name: int) -> None:
         for number in range(200):
@@ -75,8 +74,7 @@ async def test_any_number_of_threads_may_send(pair: Pair) -> None:
 
 
 async def test_a_frame_may_come_in_any_pieces(pair: Pair) -> None:
-    one = End(pair[0])
-    one.start()
+    one = End(pair[0]).start()
     for byte in frame(b"abc") + frame(b"") + frame(b"d"):
         pair[1].send(bytes([byte]))
         await asyncio.sleep(0)
@@ -84,8 +82,7 @@ async def test_a_frame_may_come_in_any_pieces(pair: Pair) -> None:
 
 
 async def test_the_end_of_the_other_side_is_noticed_once(pair: Pair) -> None:
-    one = End(pair[0])
-    one.start()
+    one = End(pair[0]).start()
     pair[1].close()
     await one.lost.wait()
     assert one.link.is_lost
@@ -94,8 +91,7 @@ async def test_the_end_of_the_other_side_is_noticed_once(pair: Pair) -> None:
 
 
 async def test_a_side_that_does_not_read_is_given_up(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    one = End(pair[0], most_unsent_bytes=1_000_000)
-    one.start()
+    one = End(pair[0], most_unsent_bytes=1_000_000).start()
     for _ in range(20):
         one.link.send(frame(b"x" * 100_000))
     await one.lost.wait()

@@ -132,6 +132,12 @@ class Fleet:
         """Wait until the gateway has heard of all replicas, and of no others."""
         wait_until(lambda: self.watch.joined - self.watch.silent == {address.name for address in self.named})
 
+    def begun(self) -> list[Replica]:
+        """Wait until a replica computes, and return all of them: this one first."""
+        replicas = [*self.replicas.values()]
+        wait_until(lambda: any(not replica.runner.started.empty() for replica in replicas))
+        return sorted(replicas, key=lambda replica: replica.runner.started.empty())
+
     def ask(self, prompt: str = "Hello", **more: Any) -> httpx.Response:
         body = {"prompt": prompt, "max_tokens": 4, **more.pop("body", {})}
         return self.http.post("/v1/completions", json=body, **more)

@@ -81,10 +81,6 @@ def two() -> Iterator[tuple[RawReplica, RawReplica]]:
         replica.close()
 
 
-def metric(made: Gateway, name: str, **labels: str) -> float:
-    return made._metrics._registry.get_sample_value(f"oaiserve_gateway_{name}", labels) or 0.0
-
-
 @pytest.fixture(scope="module")
 def raw() -> Iterator[tuple[RawReplica, httpx.Client]]:
     replica = RawReplica()
@@ -170,7 +166,8 @@ def test_a_replica_whose_requests_fail_is_left_out_for_longer_each_time(
             assert ask_some(http) == {200}
             lines = [line for line in caplog.messages if "as these keep failing" in line]
             assert (len(lines), f"gets no requests for {seconds} s" in lines[-1]) == (times, True)
-            assert metric(made, "ejected_total", replica=str(out.number)) == times
+            labels = {"replica": str(out.number)}
+            assert made._metrics._registry.get_sample_value("oaiserve_gateway_ejected_total", labels) == times
             assert broken.num_asked == watch.MOST_FAILURES + times - 1
             later_ns[0] += seconds * 10**9
             good.num_reports = 0

@@ -96,16 +96,20 @@ def test_an_answer_is_the_replicas_own(four: Fleet, method: str, path: str, body
     assert replica_of(got) in four.replicas
 
 
-def test_the_record_of_a_request_has_its_id_its_trace_and_why_it_came_here(four: Fleet) -> None:
+def test_the_record_of_a_request_has_its_id_its_trace_and_why_it_came_here_whatever_clients_say(
+    four: Fleet,
+) -> None:
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     headers = {"x-request-id": "known", "traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
-    answer = four.ask(headers=headers)
+    lies = {"x-forwarded-for": "6.6.6.6", "forwarded": "for=6.6.6.6", "x-oaiserve-route": "replica=a; reason=b"}
+    answer = four.ask(headers=headers | lies)
     records = four.replicas[replica_of(answer)].telemetry.records
     while (record := records.get(timeout=TIMEOUT_SECONDS)).request_id != "known":
         pass
     assert record.trace.trace_id_hex == trace_id
     name = replica_of(answer)
-    assert record.routing == of_text(f"replica={name}; " + answer.headers["x-oaiserve-route"])
+    assert record.routing == of_text(f"replica={name}; " + answer.headers["x-oaiserve-route"]) != {}
+    assert answer.headers[SEEN_CLIENT] == "127.0.0.1"
     assert name not in str([*answer.headers.items()][:-1]).replace(f"'{SIGNATURE}', '{name}'", "")
     assert answer.headers["traceresponse"].startswith(f"00-{trace_id}-")
 
@@ -155,11 +159,8 @@ def test_no_spelling_of_a_path_reaches_what_is_about_one_replica(four: Fleet) ->
     assert not [path for path in seen if path.startswith(("/debug", "/dashboard", "/v1/unload")) or "/../" in path]
     assert {status for status, _ in found} <= {200, 308, 400, 404, 405}  # of /: it leads to the page
     assert [status for status, _ in found[:4]] == [404] * 4
-
-
-def test_slashes_too_many_lead_to_the_gateways_own_routes(four: Fleet) -> None:
-    assert b"oaiserve_gateway_" in raw_answer(four, "//metrics")[1]
     assert raw_answer(four, "/v1//models/")[0] == 200
+    assert b"oaiserve_gateway_" in raw_answer(four, "//metrics")[1], "it is the gateway's own"
 
 
 def raw_answer(running: Fleet, path: str) -> tuple[int, bytes]:
@@ -171,20 +172,9 @@ def raw_answer(running: Fleet, path: str) -> tuple[int, bytes]:
         return answer.status, answer.read()
 
 
-def test_clients_choose_neither_their_address_nor_what_the_gateway_tells(four: Fleet) -> None:
-    given = {"x-forwarded-for": "6.6.6.6", "forwarded": "for=6.6.6.6", "x-oaiserve-route": "replica=a; reason=b"}
-    answer = four.ask(headers={**given, "x-request-id": "pretender"})
-    records = four.replicas[replica_of(answer)].telemetry.records
-    while (record := records.get(timeout=TIMEOUT_SECONDS)).request_id != "pretender":
-        pass
-    assert (answer.headers[SEEN_CLIENT], record.routing["reason"]) == ("127.0.0.1", reason_of(answer))
-
-
 def test_a_body_over_the_limit_is_refused(four: Fleet) -> None:
-    with httpx.Client(
-        base_url=four.http.base_url, timeout=TIMEOUT_SECONDS
-    ) as http:  # the connection is closed behind it
-        answer = http.post(COMPLETIONS, json={"prompt": "x" * 30_000})
+    # The connection is closed behind it.
+    answer = httpx.post(four.http.base_url.join(COMPLETIONS), json={"prompt": "x" * 30_000}, timeout=TIMEOUT_SECONDS)
     assert answer.status_code == 413
     assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
 
@@ -238,11 +228,8 @@ def test_a_full_replica_passes_requests_on_and_a_client_learns_when_all_are_full
         def is_waiting(replica: Replica) -> bool:
             return replica.engine.num_waiting == 1
 
-        replicas = [*running.replicas.values()]
         ask()
-        wait_until(lambda: any(not replica.runner.started.empty() for replica in replicas))
-        (first,) = (replica for replica in replicas if not replica.runner.started.empty())
-        (second,) = (replica for replica in replicas if replica is not first)
+        first, second = replicas = running.begun()
         ask()
         wait_until(lambda: is_waiting(first))
         ask()

@@ -50,10 +50,7 @@ def test_the_front_knows_stored_keys_and_refuses_a_model_before_it_is_loaded(tmp
         answer = client.post("/v1/completions", json={"model": "demo", "prompt": "Hello"}, headers=alice)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_found")
         assert not client.get("/v1/models", headers=alice).json()["data"][0]["is_loaded"]
-        assert [client.get(path, headers=alice).status_code for path in ("/admin/keys", "/debug/requests")] == [
-            403,
-            403,
-        ]
+        assert {client.get(path, headers=alice).status_code for path in ("/admin/keys", "/debug/requests")} == {403}
         assert [key["name"] for key in client.get("/admin/keys", headers=admin).json()["keys"]] == ["admin", "alice"]
 
 

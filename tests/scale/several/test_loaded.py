@@ -100,7 +100,6 @@ async def test_whoever_leaves_does_not_end_the_load_of_the_others() -> None:
     machine.gate.set()
     assert await second == 0
     assert machine.models.models["a"].num_users == 0
-    await machine.models.close()
 
 
 async def test_the_least_recently_used_model_makes_room_and_a_busy_one_when_its_requests_have_ended() -> None:
@@ -118,7 +117,6 @@ async def test_the_least_recently_used_model_makes_room_and_a_busy_one_when_its_
         assert not late.done()
     await asyncio.gather(waiting, late)
     assert machine.loads == "abcabc"
-    await machine.models.close()
 
 
 async def test_a_model_that_is_larger_than_the_budget_is_loaded_alone() -> None:
@@ -126,14 +124,12 @@ async def test_a_model_that_is_larger_than_the_budget_is_loaded_alone() -> None:
     await machine.use("a")
     await machine.use("b")
     assert machine.loaded == "b"
-    await machine.models.close()
 
 
 async def test_all_are_loaded_at_the_start_as_far_as_there_is_room() -> None:
     machine = Machine("abc", memory_budget=Bytes(2 * SIZE))
     await machine.models.load_all()
     assert machine.loaded == "ab"
-    await machine.models.close()
 
 
 async def test_idle_models_are_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +147,6 @@ async def test_idle_models_are_unloaded(monkeypatch: pytest.MonkeyPatch) -> None
     watching.cancel()
     assert await machine.use("a") == 0
     assert machine.loads == "aba"
-    await machine.models.close()
 
 
 async def test_a_model_that_cannot_be_loaded_is_tried_again_after_growing_pauses() -> None:
@@ -169,7 +164,6 @@ async def test_a_model_that_cannot_be_loaded_is_tried_again_after_growing_pauses
     assert machine.models.failure is None  # b may still be loaded
     machine.fails = set()
     assert await machine.use("a") == 0
-    await machine.models.close()
 
 
 async def test_it_is_a_failure_if_no_model_can_be_loaded() -> None:
@@ -190,7 +184,6 @@ async def test_a_process_that_ends_is_started_again_for_the_requests_under_way()
     await settle()
     assert machine.loaded == ""  # nobody asks for it
     assert await machine.use("a") == 0
-    await machine.models.close()
 
 
 async def test_a_name_that_no_model_has_is_refused_and_no_name_is_the_first_that_is_loaded() -> None:
@@ -200,4 +193,3 @@ async def test_a_name_that_no_model_has_is_refused_and_no_name_is_the_first_that
     assert machine.models.name_for("") == "a"
     await machine.use("b")
     assert machine.models.name_for("") == "b"
-    await machine.models.close()

@@ -22,10 +22,8 @@ def test_samples_get_the_name_of_their_model_and_families_stay_in_one_piece() ->
     models = [Model(name, Config("demo"), 5) for name in ("a", 'b"\\')]
     text = merged(OWN, {"a": TEXT, 'b"\\': TEXT}, models)
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert [sample.labels for sample in families["running"].samples] == [
-        {"served_model": "a"},
-        {"served_model": 'b"\\'},
-    ]
+    labels = [sample.labels for sample in families["running"].samples]
+    assert labels == [{"served_model": "a"}, {"served_model": 'b"\\'}]
     assert len(families["ttft_seconds"].samples) == 6
     assert families["ttft_seconds"].type == "histogram"
     assert families["ttft_seconds"].samples[0].labels == {"served_model": "a", "le": "+Inf", "model": "m{}"}

@@ -24,17 +24,13 @@ def test_models_have_the_settings_of_the_command_line_and_their_own() -> None:
     third = found["third"]
     assert (third.engine.kv_cache_memory, third.engine.prefix_cache) == (2**30, False)
     assert (third.model, third.model_name) == ("demo", "third")
+    assert third.telemetry.record_requests == Path("load-third.jsonl"), "each has a recording of its own"
 
 
 def test_a_process_listens_for_this_machine_alone_and_has_the_keys() -> None:
     server = models_of(["demo"], {}, BASE)["demo"].server
     assert (server.host, server.trusted_proxy, server.api_key) == ("127.0.0.1", ("127.0.0.1",), ("one", "two"))
     assert not server.shares_prefix_cache  # as without a further key
-
-
-def test_each_model_has_a_recording_of_its_own() -> None:
-    found = models_of(["a/b=demo", "c=demo"][1:], {}, BASE)
-    assert found["c"].telemetry.record_requests == Path("load-c.jsonl")
 
 
 def test_a_folder_stands_for_the_models_in_it(tmp_path: Path) -> None:
@@ -56,12 +52,9 @@ def test_one_model_that_is_unloaded_when_idle_has_the_name_that_it_is_given() ->
 
 
 def test_what_only_one_model_in_its_own_process_has_is_refused(tmp_path: Path) -> None:
-    for base in (
-        Config("models", ServerOptions(front_ends=1)),
-        Config("models", engine=EngineOptions(lora_dir=tmp_path)),
-    ):
+    for options in ({"server": ServerOptions(front_ends=1)}, {"engine": EngineOptions(lora_dir=tmp_path)}):
         with pytest.raises(OptionError, match="is not for several models"):
-            models_of(["demo", "b=demo"], {}, base)
+            models_of(["demo", "b=demo"], {}, Config("models", **options))
 
 
 @pytest.mark.parametrize(
