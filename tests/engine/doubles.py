@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import count
 from queue import SimpleQueue
@@ -41,7 +42,6 @@ from tests.engine.memory import NEVER
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
 
 TIMEOUT_SECONDS = 60  # of waits that end at once unless a test fails
-
 
 TOKENIZER = Tokenizer(
     PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<|im_end|>", chat_template=CHATML)
@@ -184,10 +184,8 @@ class BlockedTokenizer:
         self.backend, self.eos_token_id, self.vocab_size = TOKENIZER.backend, EOS, TOKENIZER.vocab_size
         self.chat_template, self.special_token_ids = None, TOKENIZER.special_token_ids
         self.entered, self.release = Gate(), Gate()
-        self.encoded: list[Prompt] = []
 
     def encode(self, prompt: Prompt) -> list[int]:
-        self.encoded.append(prompt)
         if prompt == TextPrompt("blocked"):
             self.entered.set()
             assert self.release.wait(TIMEOUT_SECONDS)
@@ -218,13 +216,15 @@ class Clock:
 
 
 class Inbox:
-    """A consumer that keeps the events of each hand-over in a list of its own."""
+    """A consumer that keeps the events of each hand-over in a list of its own. It calls `taking` with them before."""
 
-    def __init__(self) -> None:
+    def __init__(self, taking: Callable[[list[Event]], object] = lambda _: None) -> None:
+        self._taking = taking
         self._queue: SimpleQueue[list[Event]] = SimpleQueue()
         self.hand_overs: list[list[Event]] = []
 
     def __call__(self, events: list[Event]) -> None:
+        self._taking(events)
         self._queue.put(events)
 
     def wait(self) -> list[Event]:
@@ -295,6 +295,20 @@ def make_engine(
     return kind(ServedModel(**{**model, **of_model}), engine_options, **of_test)
 
 
+@contextmanager
+def stepping(
+    first: Request, *others: Request, runner: ScriptedRunner | None = None, **options: Any
+) -> Iterator[tuple[Any, ScriptedRunner, Inbox]]:
+    """Run an engine that gets the others while the step of the first waits, as later steps do, for `permit()`."""
+    runner, inbox = runner or ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, **options) as engine:
+        engine.submit(first, inbox)
+        runner.started.get(timeout=TIMEOUT_SECONDS)
+        for other in others:
+            engine.submit(other, inbox)
+        yield engine, runner, inbox
+
+
 def wait_until_idle(engine: Engine) -> None:
     """Wait until the snapshot shows that the engine thread waits for a command."""
     deadline_ns = monotonic_ns() + TIMEOUT_SECONDS * 1_000_000_000
@@ -320,9 +334,5 @@ def parts_entered(engine: Engine) -> list[str]:
 def request(request_id: str = "r", prompt_len: int = 5, *, stream_interval: int = 1, **params: object) -> Request:
     """Return a request of token ids, which passes the tokenize stage at once."""
     params = {"max_tokens": 3, "temperature": 0.0, **params}
-    return Request(
-        request_id,
-        (TokenPrompt([1] * prompt_len),),
-        SamplingParams(**params),
-        stream_interval=stream_interval,
-    )
+    prompts = (TokenPrompt([1] * prompt_len),)
+    return Request(request_id, prompts, SamplingParams(**params), stream_interval=stream_interval)

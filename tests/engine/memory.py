@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from oaiserve.engine.blocks import BlockPool, StatePool
+from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import fcfs
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduler import Limits, Scheduler
@@ -20,6 +21,7 @@ def make(
     policy: Any = fcfs,
     prefix_cache: bool = True,
     states: StatePool | None = None,
+    step_time: StepTime | None = None,
     **limits: Any,
 ) -> Scheduler:
     make_one = partial(
@@ -30,7 +32,10 @@ def make(
         prefix_cache=prefix_cache,
         states=states,
     )
-    return make_one(background=make_one())
+    made = make_one(background=make_one())
+    if step_time is not None:
+        made.step_time, made.background.step_time = step_time, step_time.copy()
+    return made
 
 
 def sequence(name: str, prompt: int | list[int] = 4, max_tokens: int = 8, **fields: Any) -> Sequence:
@@ -105,11 +110,9 @@ class Memory:
         self.num_computed = 0  # tokens, in all
         self.num_drafted = 0  # tokens of drafts among these
         self.num_accepted = 0  # tokens of drafts that came true
-        self.num_void = 0  # chunks whose last token was never drawn
-        self.num_superseded = 0  # chunks whose draw was forced meanwhile
         self._drawn: dict[Sequence, list[int]] = {}  # ids that the scheduler does not know yet
-        self._in_flight = Step()
-        self._drawn_in_flight: dict[Sequence, list[int]] = {}  # by its step, of sequences that are still there
+        # The step in flight, and the ids that it draws for sequences that are still there.
+        self._in_flight = Step(), dict[Sequence, list[int]]()
 
     def add(self, *sequences: Sequence) -> None:
         for one in sequences:
@@ -134,29 +137,27 @@ class Memory:
         drawn = {chunk.sequence: self._draw(chunk, next_token) for chunk in step.chunks}
         self.scheduler.advance(step)
         self.scheduler.check_integrity()
-        if not self.overlap:
+        if self.overlap:
+            before, self._in_flight = self._in_flight, (step, drawn)
+            self._commit(*before)
+            self.scheduler.settle(step)
+        else:
             self._commit(step, drawn)
-            return [(chunk.sequence.request_id, chunk.num_tokens) for chunk in step.chunks]
-        before, before_drawn = self._in_flight, self._drawn_in_flight
-        self._in_flight, self._drawn_in_flight = step, drawn
-        self._commit(before, before_drawn)
-        self.scheduler.settle(step)
         return [(chunk.sequence.request_id, chunk.num_tokens) for chunk in step.chunks]
 
     def settle(self) -> None:
         """Commit the step in flight."""
-        before, drawn = self._in_flight, self._drawn_in_flight
-        self._in_flight, self._drawn_in_flight = Step(), {}
-        self._commit(before, drawn)
+        before, self._in_flight = self._in_flight, (Step(), {})
+        self._commit(*before)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that ends. What steps in flight draw for it is lost."""
         self.scheduler.remove(sequence)
-        self._drawn_in_flight.pop(sequence, None)
+        self._in_flight[1].pop(sequence, None)
         self._drawn.pop(sequence, None)
 
     def is_in_flight(self, sequence: Sequence) -> bool:
-        return sequence in self._drawn_in_flight
+        return sequence in self._in_flight[1]
 
     def run_out(self) -> None:
         """Run steps until nothing is left to compute. Sequences leave at their max_len."""
@@ -203,12 +204,10 @@ class Memory:
             assert (chunk.draw in (Draw.AT_LAUNCH, Draw.LATE)) == (_standing(chunk) == 0), "it was settled, for good"
             if chunk.draw is Draw.VOID:
                 assert _standing(chunk) > 0
-                self.num_void += 1
                 continue
             if chunk.draw is Draw.SUPERSEDED:
                 assert _standing(chunk) < 0
                 before = (sequence.token_ids.copy(), sequence.num_tokens, sequence.num_computed, sequence.place)
-                self.num_superseded += 1
                 self.scheduler.commit(chunk, [])
                 assert before == (sequence.token_ids, sequence.num_tokens, sequence.num_computed, sequence.place)
                 continue

@@ -10,7 +10,7 @@ import pytest
 from oaiserve.engine.adapters import MOST_ADAPTERS, AdapterTable
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapted_modules import adaptable
-from oaiserve.engine.request import Event, Finished, Request, TokenPrompt
+from oaiserve.engine.request import Finished, Request, TokenPrompt
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.tokenize import TokenizeStage
 from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound
@@ -85,13 +85,9 @@ def test_an_adapter_is_freed_when_its_last_request_has_ended(
     monkeypatch.setattr(TokenizeStage, "give_back_later", lambda _: given_back.put(held.dropped.qsize()))
     number = engine.load_adapter("one", Path("one")).number
     assert given_back.get(timeout=60) == 0  # what its files were read into
-    inbox, counted = Inbox(), SimpleQueue[dict[str, tuple[int, int]]]()
-
-    def deliver(new: list[Event]) -> None:
-        counted.put(dict(engine.snapshot().adapters))
-        inbox(new)
-
-    engine.submit(request("open", number, num_tokens=50), deliver)
+    counted = SimpleQueue[dict[str, tuple[int, int]]]()
+    inbox = Inbox(lambda _: counted.put(dict(engine.snapshot().adapters)))
+    engine.submit(request("open", number, num_tokens=50), inbox)
     assert counted.get(timeout=60) == {"one": (1, 0)}  # running and waiting
     engine.unload_adapter("one")
     assert engine.adapters.get("one") is None

@@ -13,7 +13,7 @@ from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.facts.record import WaitReason
-from tests.engine.memory import Memory, make, sequence
+from tests.engine.memory import Memory, memory_of, sequence
 
 # Weights are read for 5 ms, and rows are cheap beside that; or each costs as much as the one before.
 CHEAP_ROWS = StepCost(tuple(5e6 + 2e4 * knot for knot in KNOTS), decode_context_ns=100.0, draw_ns=1_000.0)
@@ -21,12 +21,9 @@ FLAT_BY_CHANCE = StepCost(tuple(5e6 if knot < 8 else 1e6 * knot for knot in KNOT
 DEAR_ROWS = StepCost(tuple(1e6 * knot for knot in KNOTS), prompt_context_ns=1_000.0)
 
 
-def memory_with(cost: StepCost | None, **options: Any) -> Memory:
-    memory = Memory(make(**options))
-    assert memory.scheduler.background is not None
-    for one in (memory.scheduler, memory.scheduler.background):
-        one.step_time = StepTime(lambda: cost, None, one.limits.max_step_tokens)
-    return memory
+def memory_with(*sequences: Sequence, cost: StepCost | None = CHEAP_ROWS, **options: Any) -> Memory:
+    options = {"kv_blocks": 200, "max_step_tokens": 64, **options}
+    return memory_of(*sequences, step_time=StepTime(lambda: cost, None, options["max_step_tokens"]), **options)
 
 
 def of_others(step: Step | None) -> Step:
@@ -59,14 +56,10 @@ arrivals = st.lists(
     blocks=st.integers(16, 40),
 )
 def test_others_are_scheduled_as_if_there_were_no_background_work(
-    arrivals: list[tuple[int, int, int, str, int, bool]],
-    policy: str,
-    overlap: bool,
-    cost: StepCost | None,
-    blocks: int,
+    arrivals: list[tuple[int, int, int, str, int, bool]], policy: str, overlap: bool, cost: StepCost | None, blocks: int
 ) -> None:
     options = {"kv_blocks": blocks, "policy": POLICIES[policy], "prefix_cache": False, "max_step_tokens": 24}
-    alone, both = memory_with(cost, **options), memory_with(cost, **options)
+    alone, both = memory_with(cost=cost, **options), memory_with(cost=cost, **options)
     alone.overlap = both.overlap = overlap
     for place, (after, prompt, max_tokens, client, number, is_background) in enumerate(arrivals):
         for _ in range(after):
@@ -89,7 +82,6 @@ def test_others_are_scheduled_as_if_there_were_no_background_work(
             fields = {"priority": number, "client_name": client, "is_background": is_background}
             memory.add(sequence(f"{place}", prompt, max_tokens, **fields))
     both.run_out()
-    both.settle()
     assert both.scheduler.pool.num_used == 0
 
 
@@ -98,18 +90,19 @@ def background(number: int, **fields: Any) -> list[Sequence]:
 
 
 def test_alone_background_work_has_the_steps_that_others_would_have() -> None:
-    memories = [memory_with(DEAR_ROWS, kv_blocks=60, max_step_tokens=64) for _ in range(2)]
-    for memory, is_background in zip(memories, (True, False), strict=True):
-        memory.add(*(sequence(f"{n}", 5 + n, 12, is_background=is_background) for n in range(9)))
-    assert [memories[0].run() for _ in range(40)] == [memories[1].run() for _ in range(40)]
+    steps = []
+    for is_background in (True, False):
+        some = [sequence(f"{n}", 5 + n, 12, is_background=is_background) for n in range(9)]
+        memory = memory_with(*some, cost=DEAR_ROWS, kv_blocks=60)
+        steps.append([memory.run() for _ in range(40)])
+    assert steps[0] == steps[1]
 
 
 @pytest.mark.parametrize(("cost", "most"), [(CHEAP_ROWS, 4), (FLAT_BY_CHANCE, 0), (DEAR_ROWS, 0), (None, 0)])
 def test_beside_others_it_has_the_rows_that_the_learnt_cost_allows_and_they_take_turns(
     cost: StepCost | None, most: int
 ) -> None:
-    memory = memory_with(cost, kv_blocks=200, max_running=16, max_step_tokens=64)
-    memory.add(*(later := background(10)))
+    memory = memory_with(*(later := background(10)), cost=cost, max_running=16)
     memory.run()
     memory.run()
     memory.add(sequence("now", 4, 30))
@@ -122,18 +115,17 @@ def test_beside_others_it_has_the_rows_that_the_learnt_cost_allows_and_they_take
 
 
 def test_none_begins_while_others_wait_and_its_wait_has_a_reason() -> None:
-    memory = memory_with(CHEAP_ROWS, kv_blocks=200, max_running=1, max_step_tokens=64)
-    memory.add(sequence("a", 4, 3), sequence("b", 4, 3), *(later := background(1)))
+    (later,) = background(1)
+    memory = memory_with(sequence("a", 4, 3), sequence("b", 4, 3), later, max_running=1)
     for now_ns in range(1, 8):
         if (step := memory.scheduler.schedule(now_ns)) is not None:
             memory.execute(step)
-    assert later[0].place is Place.RUNNING
-    assert later[0].waits_ns == {WaitReason.STEP_UNDER_WAY: 1, WaitReason.FOREGROUND: 6}
+    assert later.place is Place.RUNNING
+    assert later.waits_ns == {WaitReason.STEP_UNDER_WAY: 1, WaitReason.FOREGROUND: 6}
 
 
 def test_it_gives_up_places_and_blocks_and_goes_on_later_with_the_same_tokens() -> None:
-    memory = memory_with(CHEAP_ROWS, kv_blocks=8, max_running=2, max_step_tokens=64)
-    memory.add(*(later := background(2)))
+    memory = memory_with(*(later := background(2)), kv_blocks=8, max_running=2)
     for _ in range(3):
         memory.run()
     memory.add(sequence("now", 20, 8))
@@ -145,8 +137,7 @@ def test_it_gives_up_places_and_blocks_and_goes_on_later_with_the_same_tokens() 
 
 
 def test_what_others_have_cached_stays_while_background_work_has_blocks_of_its_own_to_use_again() -> None:
-    memory = memory_with(CHEAP_ROWS, kv_blocks=12, max_running=1, max_step_tokens=64)
-    memory.add(sequence("now", 16, 1))
+    memory = memory_with(sequence("now", 16, 1), kv_blocks=12, max_running=1)
     memory.run_out()
     for one in background(6):
         memory.add(one)

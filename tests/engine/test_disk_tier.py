@@ -39,8 +39,8 @@ def start(model: Path, tmp_path: Path) -> Callable[..., Engine]:
     return lambda **options: started(model, **given | options)
 
 
-def finished(engine: Engine, prompt: list[int], name: str = "r") -> Finished:
-    ended = collect(engine, [Request(name, (TokenPrompt(prompt),), greedy(8))]).ended[name]
+def finished(engine: Engine, prompt: list[int], **fields: Any) -> Finished:
+    ended = collect(engine, [Request("r", (TokenPrompt(prompt),), greedy(8), **fields)]).ended["r"]
     assert isinstance(ended, Finished)
     return ended
 
@@ -69,10 +69,7 @@ def test_other_settings_and_other_salts_find_nothing(start: Callable[..., Engine
     with start(kv_cache_dtype="int8") as engine:
         assert finished(engine, PROMPT).usage.cached_tokens == 0
     with start() as engine:
-        salted = Request("r", (TokenPrompt(PROMPT),), greedy(8), cache_salt="another")
-        ended = collect(engine, [salted]).ended["r"]
-        assert isinstance(ended, Finished)
-        assert ended.usage.cached_tokens == 0
+        assert finished(engine, PROMPT, cache_salt="another").usage.cached_tokens == 0
 
 
 @pytest.mark.compiler
@@ -96,10 +93,7 @@ def test_beneath_a_small_cache_answers_stay_the_same_whatever_is_read_and_writte
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [
-        ({"compile": False}, "needs the native step"),
-        ({"prefix_cache": False}, "blocks of that cache"),
-    ],
+    [({"compile": False}, "needs the native step"), ({"prefix_cache": False}, "blocks of that cache")],
 )
 def test_it_is_refused_where_it_could_do_nothing(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=reason):
@@ -130,7 +124,7 @@ class Tier:
         self.tier = DiskTier(KeptBlocks(files, self.arrays), self.pool, self.read.append)
         self.tier._piece = 3
 
-    def fill(self, hashes: list[BlockHash]) -> list[int]:
+    def fill(self, hashes: list[BlockHash]) -> None:
         """Compute blocks with these hashes, publish and offer them."""
         blocks = self.pool.allocate(len(hashes))
         assert blocks is not None
@@ -140,7 +134,12 @@ class Tier:
             self.pool.publish(block, one)
             self.tier.offer(block, one, hashes[i - 1] if i else None)
         self.pool.release(blocks)
-        return blocks
+
+    def written(self, length: int) -> list[BlockHash]:
+        """Compute a chain of so many blocks, which are written. Return their hashes."""
+        self.fill(hashes := chain(length))
+        self.write_all()
+        return hashes
 
     def write_all(self) -> None:
         self.tier._to_write.put(None)
@@ -166,9 +165,7 @@ def chain(length: int, salt: str = "") -> list[BlockHash]:
 
 
 def test_what_was_written_gets_into_an_empty_cache_in_pieces(tmp_path: Path, tier: Tier) -> None:
-    hashes = chain(8)
-    tier.fill(hashes)
-    tier.write_all()
+    hashes = tier.written(8)
     again = Tier(tmp_path)
     one = sequence("a")
     assert again.tier.ask(one, hashes, 0) == hashes[-1]
@@ -197,9 +194,7 @@ def test_a_block_that_memory_has_lost_before_it_was_written_is_skipped(tier: Tie
 
 
 def test_what_is_read_does_not_take_the_place_of_what_comes_before_it(tier: Tier) -> None:
-    hashes = chain(9)
-    tier.fill(hashes)
-    tier.write_all()
+    hashes = tier.written(9)
     tier.fill(chain(NUM_BLOCKS, "other"))
     blocks = tier.pool.allocate(5)  # of the blocks, seven are left
     assert blocks is not None
@@ -216,9 +211,7 @@ def test_what_is_read_does_not_take_the_place_of_what_comes_before_it(tier: Tier
 
 
 def test_of_a_row_with_a_broken_block_the_blocks_before_it_are_taken(tier: Tier) -> None:
-    hashes = chain(8)
-    tier.fill(hashes)
-    tier.write_all()
+    hashes = tier.written(8)
     tier.fill(chain(NUM_BLOCKS, "other"))
     broken = next(path for path in tier.tier._files._folder.iterdir() if path.name.startswith(hashes[4].hex()))
     broken.write_bytes(b"")
@@ -230,15 +223,10 @@ def test_of_a_row_with_a_broken_block_the_blocks_before_it_are_taken(tier: Tier)
 
 
 def test_a_short_beginning_is_computed(tier: Tier) -> None:
-    hashes = chain(3)
-    tier.fill(hashes)
-    tier.write_all()
-    assert tier.tier.ask(sequence("a"), hashes, 0) is None
+    assert tier.tier.ask(sequence("a"), tier.written(3), 0) is None
 
 
 def test_a_chain_is_written_in_its_order(tier: Tier) -> None:
-    hashes = chain(5)
-    tier.fill(hashes)
-    tier.write_all()
+    hashes = tier.written(5)
     found = {path.name for path in tier.tier._files._folder.iterdir()}
     assert found == {f"{hashes[0].hex()}-", *(f"{b.hex()}-{a.hex()}" for a, b in pairwise(hashes))}

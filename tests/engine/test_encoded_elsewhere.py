@@ -5,13 +5,7 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import (
-    Grammar,
-    Request,
-    SamplingParams,
-    TextPrompt,
-    TokenPrompt,
-)
+from oaiserve.engine.request import Grammar, Request, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.engine.tokenize import Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.errors import InvalidRequest, Overloaded, Unavailable
 from tests.engine.doubles import TOKENIZER, Inbox, ScriptedRunner, make_engine
@@ -29,17 +23,13 @@ def opened(engine: Engine, asked: Request) -> Inbox:
     return inbox
 
 
-def ids(text: str) -> list[list[int]]:
-    return [TOKENIZER.encode(TextPrompt(text))]
-
-
 @pytest.mark.parametrize("is_encoded", [True, False])
 def test_what_cannot_be_encoded_or_obeyed_ends_its_request(is_encoded: bool) -> None:
     with make_engine() as engine:
         asked = request(grammar=Grammar("regex", "(", param="structured_outputs"))
         inbox = opened(engine, asked)
         if is_encoded:
-            engine.encoded(Tokenized(asked, ids("Hello"), [None], at_ns=12))
+            engine.encoded(Tokenized(asked, [TOKENIZER.encode(TextPrompt("Hello"))], [None], at_ns=12))
         else:
             engine.not_encoded(TokenizeFailed(asked, InvalidRequest("It has no tokens.", param="prompt")))
         end = inbox.wait_terminal("r")["r"]

@@ -17,7 +17,7 @@ from oaiserve.engine.request import (
     TextPrompt,
     TokenChunk,
 )
-from tests.engine.doubles import EOS, TIMEOUT_SECONDS, Inbox, ScriptedRunner, letter_id, make_engine, request
+from tests.engine.doubles import EOS, TIMEOUT_SECONDS, ScriptedRunner, letter_id, make_engine, request, stepping
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -36,8 +36,7 @@ def test_a_request_gets_its_prompt_then_chunks_then_one_terminal_event() -> None
     assert [type(event) for event in events] == [PromptDone, TokenChunk, TokenChunk, TokenChunk, Finished]
     assert texts(events) == ["a", "b", "c"]
     assert [event.finish_reason for event in events if isinstance(event, TokenChunk)] == [None, None, "length"]
-    assert events[-1].usage.prompt_tokens == 5
-    assert events[-1].usage.completion_tokens == 3
+    assert (events[-1].usage.prompt_tokens, events[-1].usage.completion_tokens) == (5, 3)
 
 
 def test_generate_returns_all_choices_of_all_prompts_in_order() -> None:
@@ -151,12 +150,8 @@ def test_stream_interval_is_the_number_of_tokens_in_a_chunk(interval: int, expec
 
 
 def test_echo_and_prompt_logprobs_come_before_the_first_chunk_also_when_the_prompt_is_chunked() -> None:
-    asked = Request(
-        "r",
-        (TextPrompt("abcdefghijklmnopqrstuvwxyz"),),
-        SamplingParams(max_tokens=1, prompt_logprobs=0, n=2),
-        echo=True,
-    )
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0, n=2)
+    asked = Request("r", (TextPrompt("abcdefghijklmnopqrstuvwxyz"),), params, echo=True)
     done, *_ = events_of(make_engine(max_step_tokens=8), asked)
     assert done.text == "abcdefghijklmnopqrstuvwxyz"
     _, texts, values = zip(*done.logprobs.tokens(), strict=True)
@@ -174,12 +169,8 @@ def test_every_sampled_token_has_logprobs_even_if_its_text_is_hidden() -> None:
 
 
 def test_one_step_is_one_hand_over_for_all_requests_of_a_consumer(overlap: bool) -> None:
-    runner, inbox = ScriptedRunner(gated=True), Inbox()
-    with make_engine(runner, tokenize_workers=0) as engine:
-        engine.submit(request("first"), inbox)
-        runner.started.get(timeout=TIMEOUT_SECONDS)  # so that the others enter the next step together
-        for name in ("a", "b", "c"):
-            engine.submit(request(name, prompt_len=2), inbox)
+    others = [request(name, prompt_len=2) for name in "abc"]
+    with stepping(request("first"), *others, tokenize_workers=0) as (_, runner, inbox):
         runner.permit(100)
         inbox.wait_terminal("first", "a", "b", "c")
     next_step = 2 if overlap else 1  # the first one to be scheduled after they came

@@ -1,6 +1,5 @@
 """All ways in which a request to the engine ends, and limits beyond which one is refused, with a scripted runner."""
 
-import dataclasses
 import threading
 from dataclasses import replace
 
@@ -10,15 +9,7 @@ from oaiserve.engine import engine as engine_module
 from oaiserve.engine.loop import Stop, Submitted
 from oaiserve.engine.request import Failed, Finished, Request, SamplingParams, TextPrompt
 from oaiserve.errors import Overloaded, Unavailable
-from tests.engine.doubles import (
-    TIMEOUT_SECONDS,
-    BlockedTokenizer,
-    Clock,
-    Inbox,
-    ScriptedRunner,
-    make_engine,
-    request,
-)
+from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Clock, Inbox, make_engine, request, stepping
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -59,17 +50,14 @@ def test_a_request_that_is_posted_after_the_end_of_the_thread_fails() -> None:
 
 
 def test_each_choice_of_a_request_waits_but_a_request_of_any_size_is_taken_if_nothing_waits() -> None:
-    runner, inbox = ScriptedRunner(gated=True), Inbox()
-    with make_engine(runner, max_running=1, max_waiting=3) as engine:
-        engine.submit(request("many", n=5), inbox)
-        runner.started.get(timeout=TIMEOUT_SECONDS)
+    with stepping(request("many", n=5), max_running=1, max_waiting=3) as (engine, runner, inbox):
         assert engine.num_waiting == 4
         with pytest.raises(Overloaded, match="4 sequences are waiting already, this request has 1, and the limit is 3"):
             engine.submit(request("one more"), inbox)
-        polite = dataclasses.replace(request("polite"), client="polite")
+        polite = replace(request("polite"), client="polite")
         engine.submit(polite, inbox)  # another client has its share
         with pytest.raises(Overloaded, match="5 sequences are waiting already"):
-            engine.submit(dataclasses.replace(polite, request_id="more"), inbox)
+            engine.submit(replace(polite, request_id="more"), inbox)
         runner.permit(100)
         inbox.wait_terminal("many", "polite")
         assert engine.num_waiting == 0
@@ -79,12 +67,8 @@ def test_each_choice_of_a_request_waits_but_a_request_of_any_size_is_taken_if_no
 
 
 def test_aborted_and_failed_choices_wait_no_longer() -> None:
-    runner, inbox = ScriptedRunner(gated=True), Inbox()
-    with make_engine(runner, max_running=1, max_waiting=100) as engine:
-        engine.submit(request("runs", n=3), inbox)
-        runner.started.get(timeout=TIMEOUT_SECONDS)
-        engine.submit(request("waits", n=4), inbox)
-        engine.submit(request("bad", n=2, logit_bias={10**6: 1.0}), inbox)
+    asked = [request("runs", n=3), request("waits", n=4), request("bad", n=2, logit_bias={10**6: 1.0})]
+    with stepping(*asked, max_running=1, max_waiting=100) as (engine, runner, inbox):
         engine.abort("waits")
         engine.abort("runs")
         runner.permit(100)
@@ -96,26 +80,23 @@ def test_bodies_in_the_tokenizer_are_bounded_but_never_the_first(monkeypatch: py
     monkeypatch.setattr(engine_module, "MAX_BODY_BYTES", 100)
     tokenizer, inbox = BlockedTokenizer(), Inbox()
     with make_engine(tokenizer=tokenizer, tokenize_workers=1) as engine:
-        engine.submit(dataclasses.replace(text_request("first", "blocked"), num_bytes=500), inbox)
+        engine.submit(replace(text_request("first", "blocked"), num_bytes=500), inbox)
         assert tokenizer.entered.wait(TIMEOUT_SECONDS)
         with pytest.raises(Overloaded, match="too many bytes") as caught:
-            engine.submit(dataclasses.replace(text_request("second", "hello"), num_bytes=1), inbox)
+            engine.submit(replace(text_request("second", "hello"), num_bytes=1), inbox)
         with pytest.raises(Overloaded, match="too many bytes"):
             engine.run_in_turns((_ for _ in ()), client="", num_bytes=1)
         tokenizer.release.set()
         inbox.wait_terminal("first")
-        engine.submit(dataclasses.replace(text_request("third", "hello"), num_bytes=100), inbox)
+        engine.submit(replace(text_request("third", "hello"), num_bytes=100), inbox)
         inbox.wait_terminal("third")
     assert caught.value.retry_after_seconds is not None
 
 
 def test_too_many_waiting_prompt_tokens_are_refused_but_never_the_first() -> None:
-    runner, inbox = ScriptedRunner(gated=True), Inbox()
-    with make_engine(runner, max_running=1, max_waiting_tokens=20, tokenize_workers=0) as engine:
-        engine.submit(request("runs"), inbox)
-        runner.started.get(timeout=TIMEOUT_SECONDS)
-        engine.submit(request("long", prompt_len=30), inbox)
-        engine.submit(request("one more", prompt_len=2), inbox)
+    asked = [request("runs"), request("long", prompt_len=30), request("one more", prompt_len=2)]
+    options = {"max_running": 1, "max_waiting_tokens": 20, "tokenize_workers": 0}
+    with stepping(*asked, **options) as (_, runner, inbox):
         runner.permit(100)
         ended = inbox.wait_terminal("runs", "long", "one more")
     assert ended["one more"].error.status == 429
@@ -124,12 +105,9 @@ def test_too_many_waiting_prompt_tokens_are_refused_but_never_the_first() -> Non
 
 
 def test_a_request_that_waits_too_long_gets_503_and_one_that_takes_too_long_408() -> None:
-    runner, inbox, clock = ScriptedRunner(gated=True), Inbox(), Clock()
-    limits = {"queue_timeout_seconds": 5, "request_timeout_seconds": 60}
-    with make_engine(runner, clock_ns=clock, max_running=1, tokenize_workers=0, **limits) as engine:
-        engine.submit(request("runs", max_tokens=50), inbox)
-        runner.started.get(timeout=TIMEOUT_SECONDS)
-        engine.submit(request("waits"), inbox)
+    asked, clock = [request("runs", max_tokens=50), request("waits")], Clock()
+    options = {"max_running": 1, "tokenize_workers": 0, "queue_timeout_seconds": 5, "request_timeout_seconds": 60}
+    with stepping(*asked, clock_ns=clock, **options) as (engine, runner, inbox):
         clock.move(6)
         runner.permit(1)
         waited = inbox.wait_terminal("waits")["waits"]
@@ -148,14 +126,13 @@ def test_a_request_that_waits_too_long_gets_503_and_one_that_takes_too_long_408(
     [("deadline_ns", "not ended within 6,000 ms"), ("first_token_deadline_ns", "not begun within 6,000 ms")],
 )
 def test_a_request_ends_at_a_deadline_of_its_own_whether_it_waits_or_runs(field: str, says: str) -> None:
-    runner, inbox, clock = ScriptedRunner(gated=True), Inbox(), Clock()
-    now_ns = clock()
-    with make_engine(runner, clock_ns=clock, max_running=1, tokenize_workers=0) as engine:
-        for name in ("runs", "waits", "last"):
-            one = replace(request(name, max_tokens=50), received_ns=now_ns)
-            engine.submit(one if name == "last" else replace(one, **{field: now_ns + 6 * 10**9}), inbox)
-            if name == "runs":
-                runner.started.get(timeout=TIMEOUT_SECONDS)
+    clock = Clock()
+    soon = {field: clock() + 6 * 10**9}
+    asked = [
+        replace(request(name, max_tokens=50), received_ns=clock(), **limit)
+        for name, limit in (("runs", soon), ("waits", soon), ("last", {}))
+    ]
+    with stepping(*asked, clock_ns=clock, max_running=1, tokenize_workers=0) as (_, runner, inbox):
         runner.permit(1)
         runner.started.get(timeout=TIMEOUT_SECONDS)
         clock.move(6)
@@ -170,34 +147,24 @@ def test_a_request_ends_at_a_deadline_of_its_own_whether_it_waits_or_runs(field:
 
 
 def test_stop_with_a_drain_timeout_refuses_new_requests_and_lets_open_ones_finish() -> None:
-    runner, inbox = ScriptedRunner(gated=True), Inbox()
-    engine = make_engine(runner)
-    engine.start()
-    engine.submit(request(), inbox)
-    runner.started.get(timeout=TIMEOUT_SECONDS)
-    engine.drain()
-    with pytest.raises(Unavailable, match="shutting down") as refused:
-        engine.submit(request("late"), inbox)
-    assert refused.value.retry_after_seconds == 5
-    stopper = threading.Thread(target=engine.stop, args=(TIMEOUT_SECONDS,))
-    stopper.start()
-    runner.permit(100)
-    assert isinstance(inbox.wait_terminal("r")["r"], Finished)
-    stopper.join(TIMEOUT_SECONDS)
-    assert not stopper.is_alive()
+    with stepping(request()) as (engine, runner, inbox):
+        engine.drain()
+        with pytest.raises(Unavailable, match="shutting down") as refused:
+            engine.submit(request("late"), inbox)
+        assert refused.value.retry_after_seconds == 5
+        stopper = threading.Thread(target=engine.stop, args=(TIMEOUT_SECONDS,))
+        stopper.start()
+        runner.permit(100)
+        assert isinstance(inbox.wait_terminal("r")["r"], Finished)
+        stopper.join(TIMEOUT_SECONDS)
+        assert not stopper.is_alive()
 
 
 def test_stop_without_a_drain_timeout_fails_them_and_frees_their_blocks() -> None:
-    runner, inbox = ScriptedRunner(gated=True), Inbox()
-    engine = make_engine(runner, tokenize_workers=0)
-    engine.start()
-    engine.submit(request(max_tokens=200), inbox)
-    runner.started.get(timeout=TIMEOUT_SECONDS)
-    engine._loop.post(Stop(drain=False))
-    runner.permit(1)
-    failed = inbox.wait_terminal("r")["r"]
-    assert failed.error.status == 503
-    engine.stop()
+    with stepping(request(max_tokens=200), tokenize_workers=0) as (engine, runner, inbox):
+        engine._loop.post(Stop(drain=False))
+        runner.permit(1)
+        assert inbox.wait_terminal("r")["r"].error.status == 503
     assert engine.snapshot().blocks_used == 0
 
 
@@ -206,19 +173,14 @@ def test_closing_the_event_iterator_early_aborts_the_request() -> None:
         events = engine.stream(request(max_tokens=200))
         next(events)
         events.close()
-        inbox = Inbox()
-        engine.submit(request("next"), inbox)
-        inbox.wait_terminal("next")
+        list(engine.stream(request("next")))
         assert engine.snapshot().blocks_used == 0
 
 
 def test_background_work_takes_no_room_of_others_and_has_its_own_limit_and_no_timeouts() -> None:
-    clock, runner, inbox = Clock(), ScriptedRunner(gated=True), Inbox()
-    with make_engine(runner, clock_ns=clock, max_waiting=2, max_running=1, queue_timeout_seconds=1) as engine:
-        engine.submit(request("first"), inbox)
-        runner.started.get(timeout=TIMEOUT_SECONDS)  # a step is under way
-        for number in range(2):
-            engine.submit(replace(request(f"later {number}"), is_background=True), inbox)
+    clock, later = Clock(), [replace(request(f"later {number}"), is_background=True) for number in range(2)]
+    options = {"max_waiting": 2, "max_running": 1, "queue_timeout_seconds": 1}
+    with stepping(request("first"), *later, clock_ns=clock, **options) as (engine, runner, inbox):
         assert engine.num_waiting == 0
         for number in range(2):
             engine.submit(request(f"now {number}"), inbox)
@@ -234,14 +196,12 @@ def test_background_work_takes_no_room_of_others_and_has_its_own_limit_and_no_ti
 
 
 def test_as_many_requests_in_the_background_are_open_as_others_may_wait() -> None:
-    runner, inbox = ScriptedRunner(gated=True), Inbox()
-    with make_engine(runner, max_waiting=2) as engine:
-        for number in range(2):
-            engine.submit(replace(request(f"{number}"), is_background=True), inbox)
-            runner.started.get(timeout=TIMEOUT_SECONDS) if number == 0 else runner.permit(1)
+    asked = [replace(request(f"{number}"), is_background=True) for number in range(3)]
+    with stepping(*asked[:2], max_waiting=2) as (engine, runner, inbox):
+        runner.permit(1)
         while engine._loop.requests.num_background < 2:
             runner.started.get(timeout=TIMEOUT_SECONDS)
         with pytest.raises(Overloaded, match="2 requests in the background are open already"):
-            engine.submit(replace(request("2"), is_background=True), inbox)
+            engine.submit(asked[2], inbox)
         runner.permit(100)
         inbox.wait_terminal("0", "1")

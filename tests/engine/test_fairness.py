@@ -16,7 +16,7 @@ from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.waiting import GENERATED_WEIGHT, MOST_ABSENT, WaitingQueue
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.facts.record import WaitReason
-from tests.engine.doubles import TIMEOUT_SECONDS, Inbox, ScriptedRunner, make_engine, request
+from tests.engine.doubles import request, stepping
 from tests.engine.memory import Memory, memory_of, sequence
 
 
@@ -81,12 +81,8 @@ def test_what_is_computed_again_after_a_preemption_is_not_charged_again() -> Non
 
 @pytest.mark.parametrize("policy", ["fair", "priority"])
 def test_the_engine_knows_whose_request_it_is_and_how_urgent(policy: str) -> None:
-    runner, inbox = ScriptedRunner(gated=True), Inbox()
-    with make_engine(runner, max_running=1, tokenize_workers=0, policy=policy) as engine:
-        for name in ("a0", "a1", "a2", "b0"):
-            engine.submit(replace(request(name), client=name[0], priority=-ord(name[0])), inbox)
-            if name == "a0":
-                runner.started.get(timeout=TIMEOUT_SECONDS)
+    asked = [replace(request(name), client=name[0], priority=-ord(name[0])) for name in ("a0", "a1", "a2", "b0")]
+    with stepping(*asked, max_running=1, tokenize_workers=0, policy=policy) as (_, runner, inbox):
         runner.permit(100)
         inbox.wait_terminal("a0", "a1", "a2", "b0")
     order = dict.fromkeys(request_id for step in runner.steps for request_id, _, _ in step)
@@ -180,8 +176,8 @@ def test_a_request_gets_a_place_from_one_of_its_client_that_has_several_and_keep
 
 
 def test_where_decodes_take_all_the_time_only_requests_without_a_place_get_one() -> None:
-    memory, cost = memory_of(kv_blocks=64, max_running=8, policy=fair), StepCost(tuple(1e6 * knot for knot in KNOTS))
-    memory.scheduler.step_time = StepTime(lambda: cost, 0.002, 8)
+    cost = StepCost(tuple(1e6 * knot for knot in KNOTS))
+    memory = memory_of(kv_blocks=64, max_running=8, policy=fair, step_time=StepTime(lambda: cost, 0.002, 8))
     memory.add(*(sequence("large", 2, 40, client_name="only") for _ in range(8)))
     for _ in range(6):
         memory.run()
@@ -192,11 +188,10 @@ def test_where_decodes_take_all_the_time_only_requests_without_a_place_get_one()
 
 def crowded(num_large: int, *others: int) -> Memory:
     """Return a memory in which so many sequences of a client decode, and some of others; a row takes 10 ms."""
-    memory = memory_of(kv_blocks=1024, max_running=64, max_step_tokens=512, policy=fair)
     cost = StepCost(tuple(1e7 * knot for knot in KNOTS))
-    memory.scheduler.step_time = StepTime(lambda: cost, 100.0, 512)
-    add(memory, "large", num_large, max_tokens=60)
-    for name, number in zip("abc", others, strict=False):
+    step_time = StepTime(lambda: cost, 100.0, 512)
+    memory = memory_of(kv_blocks=1024, max_running=64, max_step_tokens=512, policy=fair, step_time=step_time)
+    for name, number in zip(("large", *"abc"), (num_large, *others), strict=False):
         add(memory, name, number, max_tokens=60)
     memory.run()
     return memory
@@ -258,19 +253,19 @@ def test_a_single_place_is_never_taken_away() -> None:
 
 def test_a_client_that_is_ahead_is_not_forgotten_while_others_wait() -> None:
     queue = WaitingQueue(by_client=True)
-    waiting, ahead = sequence("w", client_name="waits"), sequence("a", client_name="ahead")
-    for one in (waiting, ahead):
+
+    def waiting(client: str) -> Sequence:
+        one = sequence("x", client_name=client)
         one.place = Place.WAITING
         queue.arrive(one, 4)
         queue.add(one)
+        return one
+
+    _, ahead = waiting("waits"), waiting("ahead")
     queue.discard(ahead)
     ahead.client.service = 100
     for number in range(3 * MOST_ABSENT):
-        one = sequence("x", client_name=str(number))
-        one.place = Place.WAITING
-        queue.arrive(one, 4)
-        queue.add(one)
-        queue.discard(one)
+        queue.discard(waiting(str(number)))
     queue.add(ahead)
     assert ahead.client.service == 100
     assert len(queue._clients) <= 2 * MOST_ABSENT + 2

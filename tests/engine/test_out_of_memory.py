@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from oaiserve.engine.request import TERMINAL, Aborted, Event, Failed, Finished, Request
+from oaiserve.engine.request import Aborted, Failed, Finished, Request
 from oaiserve.engine.step import Step
+from tests.engine.answers import collect
 from tests.engine.device import Device, answers, check_answers, some_requests
 from tests.engine.doubles import TIMEOUT_SECONDS, Clock, Inbox, device_is_gone, make_engine, request
 
@@ -36,14 +37,13 @@ def test_answers_are_those_of_a_device_with_memory(
 
 
 def test_tokens_that_were_not_computed_are_not_in_the_prefix_cache() -> None:
-    device, inbox = Device(), Inbox()
+    device = Device()
     with make_engine(device, tokenize_workers=0) as engine:
         device.has_room = lambda step: all(chunk.end <= 8 for chunk in step.chunks)
-        failed = list(engine.stream(request("a", prompt_len=13)))[-1]
+        *_, failed = engine.stream(request("a", prompt_len=13))
         device.has_room = lambda step: True
-        *_, finished = list(engine.stream(request("b", prompt_len=13)))
-        engine.submit(request("c", prompt_len=13), inbox)
-        cached = inbox.wait_terminal("c")["c"]
+        *_, finished = engine.stream(request("b", prompt_len=13))
+        *_, cached = engine.stream(request("c", prompt_len=13))
     assert str(failed.error) == "The device has no memory left to go on with this request; try again later."
     assert (finished.usage.cached_tokens, cached.usage.cached_tokens) == (0, 12)
 
@@ -51,13 +51,12 @@ def test_tokens_that_were_not_computed_are_not_in_the_prefix_cache() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_where_there_are_states_a_step_without_memory_ends_what_runs(seed: int) -> None:
     """It may have changed states. Whoever comes later is computed anew, without the prefixes that were kept."""
-    device, inbox = Device(seed=seed), Inbox()
+    device = Device(seed=seed)
     with make_engine(device, tokenize_workers=0, num_states=8, max_step_tokens=512, kv_blocks=100) as engine:
         *_, first = list(engine.stream(request("a", prompt_len=130)))
         *_, kept = list(engine.stream(request("b", prompt_len=130)))
         device.has_room = lambda step: not any(chunk.sequence.num_generated == 2 for chunk in step.chunks)
-        engine.submit(request("c", prompt_len=130, max_tokens=9, n=2, ignore_eos=True), inbox)
-        failed = inbox.wait_terminal("c")["c"]
+        *_, failed = engine.stream(request("c", prompt_len=130, max_tokens=9, n=2, ignore_eos=True))
         device.has_room = lambda step: True
         *_, finished = list(engine.stream(request("d", prompt_len=130)))
     assert (failed.error.status, failed.error.code) == (503, "service_unavailable")
@@ -65,20 +64,13 @@ def test_where_there_are_states_a_step_without_memory_ends_what_runs(seed: int) 
 
 
 def test_later_steps_are_smaller_for_a_while_and_no_request_starves(caplog: pytest.LogCaptureFixture) -> None:
-    clock, inbox = Clock(), Inbox()
-    device = Device(lambda step: step.num_tokens <= 40)
-
-    def deliver(events: list[Event]) -> None:
-        clock.move(1)
-        inbox(events)
-
+    clock, device = Clock(), Device(lambda step: step.num_tokens <= 40)
+    inbox = Inbox(lambda _: clock.move(1))
     caplog.set_level(logging.WARNING, "oaiserve")
-    names = [f"r{i}" for i in range(12)]
     options = {"max_running": 12, "max_step_tokens": 64, "kv_blocks": 400, "prefix_cache": False}
     with make_engine(device, clock_ns=clock, tokenize_workers=0, **options) as engine:
-        for name in names:
-            engine.submit(request(name, prompt_len=60, max_tokens=30, ignore_eos=True), deliver)
-        ended = inbox.wait_terminal(*names)
+        requests = [request(f"r{i}", prompt_len=60, max_tokens=30, ignore_eos=True) for i in range(12)]
+        ended = collect(engine, requests, inbox).ended
         snapshot = engine.snapshot()
         steps = engine.take_steps()
     assert all(event.usage.completion_tokens == 30 for event in ended.values())
@@ -110,17 +102,12 @@ def test_any_other_error_in_a_part_fails_the_engine() -> None:
             device_is_gone(step)
         return step.num_tokens <= 2
 
-    device, inbox = Device(has_room), Inbox()
-    engine = make_engine(device, tokenize_workers=0)
-    engine.start()
-    engine.submit(request("a"), inbox)
-    engine.submit(request("b"), inbox)
-    ended = inbox.wait_terminal("a", "b")
+    device = Device(has_room)
+    with make_engine(device, tokenize_workers=0) as engine:
+        ended = collect(engine, [request("a"), request("b")]).ended
+        assert engine._loop.join(TIMEOUT_SECONDS)
     assert [event.error.status for event in ended.values() if isinstance(event, Failed)] == [500, 500]
-    assert engine._loop.join(TIMEOUT_SECONDS)
     assert isinstance(engine.failure, RuntimeError)
-    engine.stop()
-    assert all(isinstance(event, TERMINAL) for event in ended.values())
 
 
 def test_a_step_in_parts_is_counted_as_one_step() -> None:
@@ -147,11 +134,10 @@ def test_blocks_are_copied_in_parts_where_there_is_little_memory() -> None:
 
 
 def test_a_block_that_cannot_be_copied_ends_the_requests_of_its_step_and_no_later_one() -> None:
-    device, inbox = Device(), Inbox()
+    device = Device()
     device.can_copy = lambda copies: False
     with make_engine(device, tokenize_workers=0) as engine:
-        engine.submit(copying_request(), inbox)
-        failed = inbox.wait_terminal("copies")["copies"]
+        *_, failed = engine.stream(copying_request())
         assert failed.error.status == 503
         assert engine.snapshot().num_out_of_memory == 1
         device.can_copy = lambda copies: True

@@ -14,6 +14,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Masks, Step, StepResult
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import StepRecord
+from tests.engine.answers import collect
 from tests.engine.doubles import (
     EOS,
     TIMEOUT_SECONDS,
@@ -26,6 +27,7 @@ from tests.engine.doubles import (
     next_letter,
     parts_entered,
     request,
+    stepping,
     third_step_fails,
 )
 from tests.engine.memory import launched, make, sequence
@@ -80,16 +82,6 @@ class TimedDevice(ScriptedRunner):
         return StepResult(results, self._step_ns, gap_ns) if self.has_clock else StepResult(results)
 
 
-def slow_consumer(clock: Clock, inbox: Inbox, seconds: float) -> Callable[[list[RequestEvent]], None]:
-    """Return a consumer that takes so many seconds for each hand-over."""
-
-    def deliver(events: list[RequestEvent]) -> None:
-        clock.move(seconds)
-        inbox(events)
-
-    return deliver
-
-
 def chunks_of(inbox: Inbox, request_id: str = "r") -> list[TokenChunk]:
     events = (event for events in inbox.hand_overs for event in events)
     return [event for event in events if isinstance(event, TokenChunk) and event.request_id == request_id]
@@ -99,30 +91,25 @@ def timed(
     host_seconds: float, max_tokens: int, *, has_clock: bool = False, overlap: bool = True
 ) -> tuple[TimedDevice, Terminal, list[StepRecord], EngineNumbers]:
     """Run a request on a device with steps of 10 ms, whose hand-overs take the host so many seconds."""
-    clock, inbox = Clock(), Inbox()
+    clock = Clock()
+    inbox = Inbox(lambda _: clock.move(host_seconds))
     device = TimedDevice(clock, step_seconds=0.010)
     device.has_clock = has_clock
     with make_engine(device, clock_ns=clock, tokenize_workers=0, overlap=overlap) as engine:
-        engine.submit(request(max_tokens=max_tokens), slow_consumer(clock, inbox, host_seconds))
-        ended = inbox.wait_terminal("r")["r"]
+        ended = collect(engine, [request(max_tokens=max_tokens)], inbox).ended["r"]
         return device, ended, engine.take_steps(), engine.snapshot()
 
 
-def test_the_host_works_while_the_device_does() -> None:
-    device, ended, steps, _ = timed(0.004, 5)
-    assert device.num_pending == [[0], [1], [1], [1], [1]]
-    assert [(step.duration_ns, step.idle_ns) for step in steps] == [(10_000_000, 0)] * 5
-    assert list(ended.account.inter_token_ns) == [10_000_000] * 4
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_host_works_while_the_device_does_which_waits_for_it_without_overlap(overlap: bool) -> None:
+    device, ended, steps, _ = timed(0.004, 5, overlap=overlap)
+    gap_ns = 0 if overlap else 4_000_000
+    assert device.num_pending == [[0], *[[int(overlap)]] * 4]
+    assert [(step.duration_ns, step.idle_ns) for step in steps] == [(10_000_000, 0), *[(10_000_000, gap_ns)] * 4]
+    assert list(ended.account.inter_token_ns) == [10_000_000 + gap_ns] * 4
     times = ended.times
-    assert (times.first_token, times.last_token) == (times.scheduled + 10_000_000, times.scheduled + 50_000_000)
-
-
-def test_without_overlap_the_device_waits_for_the_host() -> None:
-    device, ended, steps, _ = timed(0.004, 3, overlap=False)
-    assert device.num_pending == [[0], [0], [0]]
-    assert [step.duration_ns for step in steps] == [10_000_000] * 3
-    assert [step.idle_ns for step in steps] == [0, 4_000_000, 4_000_000]
-    assert list(ended.account.inter_token_ns) == [14_000_000] * 2
+    assert times.first_token == times.scheduled + 10_000_000
+    assert times.last_token == times.first_token + 4 * (10_000_000 + gap_ns)
 
 
 def test_a_device_with_a_clock_reports_how_long_it_waited_for_the_host() -> None:
@@ -202,8 +189,8 @@ def by_ids(sequence: Sequence) -> int:
 
 def batch_of_8(*, penalty: bool, overlap: bool = True) -> tuple[TimedDevice, list[StepRecord], list[str]]:
     """Run 8 requests that enter one step together. Each hand-over takes the host 4 ms, each step the device 10 ms."""
-    clock, inbox = Clock(), Inbox()
-    device, deliver = TimedDevice(clock, 0.010, by_ids), slow_consumer(clock, inbox, 0.004)
+    clock = Clock()
+    device, inbox = TimedDevice(clock, 0.010, by_ids), Inbox(lambda _: clock.move(0.004))
     with make_engine(device, clock_ns=clock, tokenize_workers=0, overlap=overlap) as engine:
 
         def submit_all(events: list[RequestEvent]) -> None:
@@ -211,7 +198,7 @@ def batch_of_8(*, penalty: bool, overlap: bool = True) -> tuple[TimedDevice, lis
                 for number in range(8):
                     edits = {"repetition_penalty": 1.1} if penalty and number == 5 else {}
                     asked = request(f"{number}", prompt_len=1 + number % 2, max_tokens=12, **edits)
-                    engine.submit(asked, deliver)
+                    engine.submit(asked, inbox)
 
         engine.submit(request("first", max_tokens=1), submit_all)
         inbox.wait_terminal(*(f"{number}" for number in range(8)))
@@ -259,12 +246,9 @@ def held(token_of: Callable[[Sequence], int] = next_letter) -> ScriptedRunner:
 
 
 def test_a_request_that_is_aborted_during_its_first_step_was_in_no_step() -> None:
-    runner, inbox = held(), Inbox()
     first, gone = request("first", max_tokens=9), request("gone", max_tokens=9)
-    with make_engine(runner, tokenize_workers=0) as engine:
-        engine.submit(first, inbox)
-        runner.started.get(timeout=TIMEOUT_SECONDS)  # of two steps under way, the host waits for the first
-        assert engine.snapshot().num_running == 1
+    with stepping(first, runner=held(), tokenize_workers=0) as (engine, runner, inbox):
+        assert engine.snapshot().num_running == 1  # of two steps under way, the host waits for the first
         engine.submit(gone, inbox)
         runner.permit(1)
         runner.started.get(timeout=TIMEOUT_SECONDS)  # the third has been launched
@@ -295,14 +279,10 @@ def test_a_request_gets_nothing_of_an_ended_one_with_its_id_whose_step_is_under_
 
 
 def test_a_launch_that_fails_with_a_step_under_way_ends_each_request_once() -> None:
-    runner, inbox = ScriptedRunner(is_asynchronous=True, gated=True, launching=third_step_fails()), Inbox()
-    engine = make_engine(runner, tokenize_workers=0)
-    engine.start()
-    engine.submit(request(max_tokens=9), inbox)
-    runner.permit(100)
-    failed = inbox.wait_terminal("r")["r"]
-    assert isinstance(failed, Failed)
-    assert failed.usage.completion_tokens == 1  # what had come back by then
-    assert engine._loop.join(TIMEOUT_SECONDS)
-    assert isinstance(engine.failure, RuntimeError)
-    engine.stop()
+    runner = ScriptedRunner(is_asynchronous=True, launching=third_step_fails())
+    with make_engine(runner, tokenize_workers=0) as engine:
+        failed = collect(engine, [request(max_tokens=9)]).ended["r"]
+        assert isinstance(failed, Failed)
+        assert failed.usage.completion_tokens == 1  # what had come back by then
+        assert engine._loop.join(TIMEOUT_SECONDS)
+        assert isinstance(engine.failure, RuntimeError)

@@ -8,21 +8,28 @@ from oaiserve.engine import scheduler
 from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.pacing import FIRST, LEAST_SECONDS, UNIT, StepTime
 from oaiserve.engine.policy import Policy, fair, fcfs
+from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import KNOTS, StepCost
-from tests.engine.memory import memory_of, sequence
+from tests.engine.memory import Memory, memory_of, sequence
 
 
 def cost(ns_per_row: float, least_ns: float = 0.0) -> StepCost:
     return StepCost(tuple(max(least_ns, ns_per_row * knot) for knot in KNOTS), prompt_context_ns=1_000.0)
 
 
+def paced(known: StepCost, seconds: float, *sequences: Sequence, itl_seconds: float | None = None) -> Memory:
+    step_time = StepTime(lambda: known, seconds, 512, itl_seconds)
+    return memory_of(*sequences, kv_blocks=900, max_step_tokens=512, policy=fair, step_time=step_time)
+
+
 @settings(max_examples=20, deadline=None)
 @given(lengths=st.lists(st.integers(1, 150), min_size=1, max_size=6), policy=st.sampled_from([fair, fcfs]))
 def test_no_step_takes_longer_than_its_target_and_prompts_go_on(lengths: list[int], policy: Policy) -> None:
-    memory, known = memory_of(kv_blocks=300, max_step_tokens=512, policy=policy), cost(1e6)
-    memory.scheduler.step_time = pace = StepTime(lambda: known, 0.04, 512)
-    memory.add(*(sequence(f"{number}", length, 20) for number, length in enumerate(lengths)))
+    known = cost(1e6)
+    pace = StepTime(lambda: known, 0.04, 512)
+    some = [sequence(f"{number}", length, 20) for number, length in enumerate(lengths)]
+    memory = memory_of(*some, kv_blocks=300, max_step_tokens=512, policy=policy, step_time=pace)
     while (step := memory.scheduler.schedule()) is not None:
         prompts = [chunk for chunk in step.chunks if chunk.num_tokens > 1]
         least_ns = known.expected_ns(load_of(Step([chunk for chunk in step.chunks if chunk.num_tokens == 1])))
@@ -36,9 +43,7 @@ def test_no_step_takes_longer_than_its_target_and_prompts_go_on(lengths: list[in
 def test_a_step_with_decodes_keeps_the_target_of_itl_and_prompts_go_on(
     itl_seconds: float | None, most_rows: int
 ) -> None:
-    memory, known = memory_of(kv_blocks=900, max_step_tokens=512, policy=fair), cost(1e6)
-    memory.scheduler.step_time = StepTime(lambda: known, 0.2, 512, itl_seconds)
-    memory.add(sequence("decodes", 2, 60))
+    memory = paced(cost(1e6), 0.2, sequence("decodes", 2, 60), itl_seconds=itl_seconds)
     memory.run()
     memory.add(sequence("long", 1400))
     steps = [dict(memory.run()) for _ in range(30)]
@@ -63,9 +68,8 @@ def test_the_target_is_the_time_of_the_smallest_efficient_step(known: StepCost, 
 
 def test_prompts_are_cut_small_while_nobody_knows_what_a_step_costs() -> None:
     learnt: list[StepCost] = []
-    memory = memory_of(kv_blocks=900, max_step_tokens=512, policy=fair)
-    memory.scheduler.step_time = StepTime(lambda: learnt[0] if learnt else None, 1.0, 512)
-    memory.add(sequence("a", 1300))
+    step_time = StepTime(lambda: learnt[0] if learnt else None, 1.0, 512)
+    memory = memory_of(sequence("a", 1300), kv_blocks=900, max_step_tokens=512, policy=fair, step_time=step_time)
     assert [memory.run() for _ in range(2)] == [[("a", FIRST)]] * 2
     learnt.append(cost(1e3))
     assert [memory.run()[0][1] for _ in range(4)] == [128, 256, 512, 148]
@@ -75,10 +79,7 @@ def test_steps_are_shorter_for_a_while_when_a_short_prompt_comes_beside_a_long_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scheduler, "SHORTER_STEPS", 8)
-    known = cost(1e6)
-    memory = memory_of(kv_blocks=900, max_step_tokens=512, policy=fair)
-    memory.scheduler.step_time = StepTime(lambda: known, 0.4, 512)
-    memory.add(sequence("long", 2000))
+    memory = paced(cost(1e6), 0.4, sequence("long", 2000))
     (before,) = [memory.run() for _ in range(3)][-1]
     memory.add(sequence("short", 37, 1))
     beside, *after = [dict(memory.run())["long"] for _ in range(10)]
@@ -87,10 +88,7 @@ def test_steps_are_shorter_for_a_while_when_a_short_prompt_comes_beside_a_long_o
 
 
 def test_a_prompt_about_as_long_as_the_one_beside_it_leaves_steps_as_they_are() -> None:
-    known = cost(1e6)
-    memory = memory_of(kv_blocks=900, max_step_tokens=512, policy=fair)
-    memory.scheduler.step_time = StepTime(lambda: known, 0.16, 512)
-    memory.add(sequence("long", 1400))
+    memory = paced(cost(1e6), 0.16, sequence("long", 1400))
     memory.run()
     memory.add(sequence("other", 400))
     assert sum(dict(memory.run()).values()) > 100

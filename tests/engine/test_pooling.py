@@ -18,11 +18,10 @@ from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import OutOfMemory, Step
 from oaiserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from oaiserve.facts.record import StepKind
-from tests.engine.doubles import Inbox, ScriptedRunner, make_engine
+from tests.engine.answers import collect
+from tests.engine.doubles import Inbox, ScriptedRunner, make_engine, stepping
 
 EMBEDS = Pooling("embed", 2)
-
-
 BAD = 13  # the token that makes a text one that comes to nothing
 
 
@@ -49,16 +48,21 @@ def vectors(events: list[Event]) -> dict[int, list[float]]:
     return {event.index: event.vector.tolist() for event in events if isinstance(event, Pooled)}
 
 
-def test_each_text_is_computed_once_and_whole() -> None:
-    runner = ScriptedRunner(vector_of)
+def vectors_of(*lengths: int) -> dict[int, list[float]]:
+    return {index: [float(length)] * 2 for index, length in enumerate(lengths)}
+
+
+@pytest.mark.parametrize("steps", [[[5], [40], [6, 9], [2]], [[1, 1, 3]]], ids=["long and short", "one token"])
+def test_each_text_is_computed_once_and_whole_in_prefills(steps: list[list[int]]) -> None:
+    runner, lengths = ScriptedRunner(vector_of), [length for step in steps for length in step]
     with pooling_engine(runner) as engine:  # 16 tokens a step
-        events = list(engine.stream(texts("r", 5, 40, 6, 9, 2)))
+        events = list(engine.stream(texts("r", *lengths)))
         kinds = {step.kind for step in engine.take_steps()}
-    assert vectors(events) == {0: [5.0, 5.0], 1: [40.0, 40.0], 2: [6.0, 6.0], 3: [9.0, 9.0], 4: [2.0, 2.0]}
-    assert [[tokens for _, _, tokens in step] for step in runner.steps] == [[5], [40], [6, 9], [2]]
+    assert vectors(events) == vectors_of(*lengths)
+    assert [[tokens for _, _, tokens in step] for step in runner.steps] == steps
     assert kinds == {StepKind.PREFILL}
     assert isinstance(events[-1], Finished)
-    assert (events[-1].usage.prompt_tokens, events[-1].usage.completion_tokens) == (62, 0)
+    assert (events[-1].usage.prompt_tokens, events[-1].usage.completion_tokens) == (sum(lengths), 0)
 
 
 def test_the_phase_prefill_ends_with_the_last_text_and_decode_is_empty() -> None:
@@ -73,19 +77,10 @@ def test_the_phase_prefill_ends_with_the_last_text_and_decode_is_empty() -> None
     assert end.account.inter_token_ns.tolist() == []
 
 
-def test_texts_of_one_token_are_prefills_like_others() -> None:
-    with pooling_engine() as engine:
-        events = list(engine.stream(texts("r", 1, 1, 3)))
-        assert [step.kind for step in engine.take_steps()] == [StepKind.PREFILL]
-    assert vectors(events) == {0: [1.0, 1.0], 1: [1.0, 1.0], 2: [3.0, 3.0]}
-
-
 def test_more_texts_than_may_wait_are_refused_unless_nothing_waits() -> None:
+    options = {"pooling": EMBEDS, "max_waiting": 4, "max_step_tokens": 8}
     runner = ScriptedRunner(vector_of, gated=True)
-    with pooling_engine(runner, max_waiting=4, max_step_tokens=8) as engine:
-        inbox = Inbox()
-        engine.submit(texts("r", *[8] * 6), inbox)
-        runner.started.get(timeout=60)
+    with stepping(texts("r", *[8] * 6), runner=runner, **options) as (engine, _, inbox):
         with pytest.raises(Overloaded):
             engine.submit(texts("s", *[8] * 6), inbox)
         runner.permit(6)
@@ -94,12 +89,8 @@ def test_more_texts_than_may_wait_are_refused_unless_nothing_waits() -> None:
 
 def test_a_text_that_comes_to_nothing_fails_its_request_and_no_other() -> None:
     with pooling_engine() as engine:
-        inbox = Inbox()
-        engine.submit(texts("bad", 3, token=BAD), inbox)
-        engine.submit(texts("good", 3), inbox)
-        ended = inbox.wait_terminal("bad", "good")
-    assert isinstance(ended["bad"], Failed)
-    assert isinstance(ended["good"], Finished)
+        ended = collect(engine, [texts("bad", 3, token=BAD), texts("good", 3)]).ended
+    assert {name: type(end) for name, end in ended.items()} == {"bad": Failed, "good": Finished}
 
 
 def test_a_model_that_pools_generates_no_text() -> None:
@@ -110,7 +101,7 @@ def test_a_model_that_pools_generates_no_text() -> None:
 def test_a_text_that_is_longer_than_the_context_is_refused_by_its_field() -> None:
     with pooling_engine(max_model_len=8) as engine:
         *_, end = engine.stream(texts("r", 9))
-        assert vectors(list(engine.stream(texts("s", 8)))) == {0: [8.0, 8.0]}
+        assert vectors(list(engine.stream(texts("s", 8)))) == vectors_of(8)
     assert isinstance(end.error, ContextLengthExceeded)
     assert end.error.param == "input"
 
@@ -118,12 +109,9 @@ def test_a_text_that_is_longer_than_the_context_is_refused_by_its_field() -> Non
 def test_without_memory_steps_are_halved_but_texts_are_not() -> None:
     runner = ScriptedRunner(vector_of, launching=ten_tokens_fit)
     with pooling_engine(runner) as engine:
-        inbox = Inbox()
-        engine.submit(texts("fits", 5, 5, 5), inbox)
-        engine.submit(texts("too long", 11), inbox)
-        ended = inbox.wait_terminal("fits", "too long")
+        ended = collect(engine, [texts("fits", 5, 5, 5), texts("too long", 11)], inbox := Inbox()).ended
         events = [event for events in inbox.hand_overs for event in events if event.request_id == "fits"]
-    assert vectors(events) == {0: [5.0, 5.0], 1: [5.0, 5.0], 2: [5.0, 5.0]}
+    assert vectors(events) == vectors_of(5, 5, 5)
     assert ended["too long"].error.status == 503
 
 

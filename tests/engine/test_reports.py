@@ -11,7 +11,7 @@ from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
 from oaiserve.facts.prefix_keys import BLOCK_BYTES, marked_depths, prefix_keys_of, prompt_of, prompt_of_body
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.scale.router import Reason, Router
-from tests.engine.doubles import TIMEOUT_SECONDS, Clock, Inbox, ScriptedRunner, make_engine, request
+from tests.engine.doubles import TIMEOUT_SECONDS, Clock, make_engine, request, stepping
 
 
 def body(text: str, **more: object) -> bytes:
@@ -95,9 +95,7 @@ def test_an_engine_reports_the_prompts_that_it_has_computed_and_forgets_those_wh
         assert not engine.report().keys
         assert engine.is_reporting
         for content, expected in ((first, keys[0]), (second, keys[1])):
-            inbox = Inbox()
-            engine.submit(asked(content), inbox)
-            inbox.wait_terminal("r")
+            list(engine.stream(asked(content)))
             clock.now_ns += LEAST_NS
             report = engine.report("it")
             assert expected <= {*report.keys}
@@ -111,15 +109,10 @@ def test_an_engine_reports_the_prompts_that_it_has_computed_and_forgets_those_wh
 
 
 def test_open_requests_and_uncomputed_prompt_tokens_are_counted_while_they_are_there() -> None:
-    runner = ScriptedRunner(gated=True)
-    with make_engine(runner) as engine:
-        inbox = Inbox()
-        engine.submit(request(prompt_len=100), inbox)
+    with stepping(request(prompt_len=100)) as (engine, runner, inbox):
         for _ in range(2):
-            step = runner.started.get(timeout=TIMEOUT_SECONDS)
-            assert step.num_tokens == 16
             runner.permit()
-        runner.started.get(timeout=TIMEOUT_SECONDS)
+            assert runner.started.get(timeout=TIMEOUT_SECONDS).num_tokens == 16
         load = engine.snapshot().load
         assert (load.num_open, load.uncomputed_tokens) == (1, 100 - 32)
         runner.permit(10)

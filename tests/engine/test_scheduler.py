@@ -104,11 +104,6 @@ def test_prefill_can_have_a_budget_of_its_own() -> None:
     assert memory.run() == [("a", 1), ("b", 1), ("c", 3)]
 
 
-def test_max_running_bounds_admission() -> None:
-    memory = memory_of(*(sequence(name, 2) for name in "abc"), max_running=2)
-    assert memory.run() == [("a", 2), ("b", 2)]
-
-
 def test_a_sequence_that_does_not_fit_is_overtaken_by_a_bounded_number() -> None:
     first, big = sequence("first", 66, 60), sequence("big", 190, 1)
     small = [sequence(f"small{i}", 2, 1) for i in range(MOST_OVERTAKEN + 5)]

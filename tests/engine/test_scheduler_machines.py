@@ -37,6 +37,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        cost = StepCost(tuple(1e6 * knot for knot in KNOTS))
         self.scheduler = make(
             kv_blocks=8,
             max_running=4,
@@ -44,11 +45,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=POLICIES[self.policy],
             prefix_cache=self.prefix_cache,
             states=None if self.num_states is None else StatePool(self.num_states, self.shortest_kept),
+            step_time=StepTime(lambda: cost, 0.003, 6) if self.has_time else None,
         )
-        if self.has_time:
-            cost = StepCost(tuple(1e6 * knot for knot in KNOTS))
-            self.scheduler.step_time = StepTime(lambda: cost, 0.003, 6)
-            self.scheduler.background.step_time = StepTime(lambda: cost, 0.003, 6)
         self.memory = Memory(self.scheduler, last_token=LAST_TOKEN)
         self.memory.overlap = self.overlap
         self.open: list[Sequence] = []
@@ -261,8 +259,6 @@ def test_1000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind(
             prompt = [*range(1, 1 + rng.randrange(3) * 6), *(rng.randrange(1, 50) for _ in range(rng.randint(1, 20)))]
             fields = {"priority": num_arrived // 50, "client_name": "aaab"[num_arrived % 4]}
             some = [sequence("", prompt, rng.randint(1, 24), **fields) for _ in range(rng.choice([1, 1, 3]))]
-            for one in some:
-                one.draft = [rng.randrange(50) for _ in range(rng.randrange(most_draws))]
             memory.add_choices(*some)
             alive |= dict.fromkeys(some, number)
             num_arrived += len(some)
@@ -270,6 +266,8 @@ def test_1000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind(
             gone = rng.choice(list(alive))
             memory.remove(gone)
             del alive[gone]
+        for one in scheduler.running:
+            one.draft = [rng.randrange(50) for _ in range(rng.randrange(most_draws))]
         if (step := scheduler.schedule()) is None:
             memory.settle()
         else:
@@ -283,3 +281,4 @@ def test_1000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind(
     assert (scheduler.pool.num_used, scheduler.num_waiting, scheduler.num_parked) == (0, 0, 0)
     assert scheduler.num_preemptions > 25
     assert num_arrived > 250
+    assert (10 < memory.num_accepted < memory.num_drafted) == (most_draws > 1)

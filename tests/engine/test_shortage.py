@@ -1,7 +1,9 @@
 """Steps that the device has no memory for: their parts, their joined results, and the size of later steps."""
 
 from array import array
+from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +33,21 @@ def results_of(step: Step) -> list[ChunkResult]:
     return results
 
 
+def in_parts(
+    step: Step, most_tokens: int, fits: Callable[[Step], bool]
+) -> tuple[list[ChunkResult | None], list[list[Chunk]]]:
+    """Return the results of a step that is computed in parts, and the chunks of each part that was tried."""
+    tried = []
+
+    def compute(part: Step) -> list[ChunkResult]:
+        tried.append(part.chunks)
+        if not fits(part):
+            raise OutOfMemory
+        return results_of(part)
+
+    return compute_in_parts(compute, step, most_tokens), tried
+
+
 @given(
     sizes=st.lists(st.integers(1, 20), min_size=1, max_size=12),
     room=st.integers(1, 120),
@@ -58,48 +75,29 @@ def test_the_results_of_parts_are_those_of_the_whole_step(sizes: list[int], room
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.data())
 def test_only_a_chunk_that_does_not_fit_alone_has_no_result(sizes: list[int], data: st.DataObject) -> None:
     step = step_of(*sorted(sizes))
-    stuck = data.draw(st.sets(st.sampled_from([chunk.sequence.request_id for chunk in step.chunks])))
-
-    def compute(part: Step) -> list[ChunkResult]:
-        if any(chunk.sequence.request_id in stuck for chunk in part.chunks):
-            raise OutOfMemory
-        return results_of(part)
-
-    expected = [
-        None if chunk.sequence.request_id in stuck else result
-        for chunk, result in zip(step.chunks, results_of(step), strict=True)
-    ]
-    assert compute_in_parts(compute, step, step.num_tokens) == expected
+    stuck = data.draw(st.sets(st.sampled_from([chunk.sequence for chunk in step.chunks])))
+    pairs = zip(step.chunks, results_of(step), strict=True)
+    expected = [None if chunk.sequence in stuck else result for chunk, result in pairs]
+    found, _ = in_parts(step, step.num_tokens, lambda part: stuck.isdisjoint(chunk.sequence for chunk in part.chunks))
+    assert found == expected
 
 
 def test_a_chunk_that_fits_only_in_part_has_no_result() -> None:
-    step, tried = step_of(4), []
-
-    def compute(part: Step) -> list[ChunkResult]:
-        (chunk,) = part.chunks
-        tried.append((chunk.start, chunk.num_tokens))
-        if chunk.end > 12:
-            raise OutOfMemory
-        return results_of(part)
-
-    assert compute_in_parts(compute, step, 4) == [None]
-    assert tried == [(10, 4), (10, 2), (12, 2), (12, 1)]
+    results, tried = in_parts(step_of(4), 4, lambda part: part.chunks[0].end <= 12)
+    assert results == [None]
+    assert [(chunk.start, chunk.num_tokens) for (chunk,) in tried] == [(10, 4), (10, 2), (12, 2), (12, 1)]
 
 
-def test_halves_have_about_as_many_tokens() -> None:
-    tried = []
-
-    def compute(part: Step) -> list[ChunkResult]:
-        tried.append([chunk.num_tokens for chunk in part.chunks])
-        if part.num_tokens > 16:
-            raise OutOfMemory
-        return results_of(part)
-
-    compute_in_parts(compute, step_of(1, 1, 1, 1, 20), 24)
-    assert tried == [[1, 1, 1, 1, 20], [1, 1, 1, 1], [20], [10], [10]]
-    tried.clear()
-    compute_in_parts(compute, step_of(1, 1, 20, 20), 20)  # nothing larger is tried
-    assert tried == [[1, 1], [20], [10], [10], [20], [10], [10]]
+@pytest.mark.parametrize(
+    ("sizes", "most_tokens", "expected"),
+    [
+        ((1, 1, 1, 1, 20), 24, [[1, 1, 1, 1, 20], [1, 1, 1, 1], [20], [10], [10]]),
+        ((1, 1, 20, 20), 20, [[1, 1], [20], [10], [10], [20], [10], [10]]),  # nothing larger is tried
+    ],
+)
+def test_halves_have_about_as_many_tokens(sizes: tuple[int, ...], most_tokens: int, expected: list[list[int]]) -> None:
+    _, tried = in_parts(step_of(*sizes), most_tokens, lambda part: part.num_tokens <= 16)
+    assert [[chunk.num_tokens for chunk in chunks] for chunks in tried] == expected
 
 
 def test_an_error_in_one_part_is_the_error_of_the_chunk() -> None:
@@ -162,16 +160,10 @@ def test_steps_are_never_limited_to_nothing(most_tokens: int, shortages: list[tu
 
 @given(st.integers(0, 12), st.integers(1, 12), st.integers(1, 25))
 def test_no_part_ends_inside_an_image_whose_tokens_see_each_other(first: int, length: int, room: int) -> None:
-    step, sizes = step_of(24), []
-    run = (10 + first, 10 + first + length)
+    step, run = step_of(24), (10 + first, 10 + first + length)
     step.chunks[0].sequence.media = PromptMedia((), array("i"), runs=(run,))
-
-    def compute(part: Step) -> list[ChunkResult]:
-        if part.num_tokens > room:
-            raise OutOfMemory
-        assert not run[0] < part.chunks[0].end < run[1]
-        sizes.append(part.num_tokens)
-        return results_of(part)
-
-    assert compute_in_parts(compute, step, 24) == (results_of(step) if room >= length else [None])
-    assert room < length or sum(sizes) == 24
+    results, tried = in_parts(step, 24, lambda part: part.num_tokens <= room)
+    computed = [chunk for (chunk,) in tried if chunk.num_tokens <= room]
+    assert not any(run[0] < chunk.end < run[1] for chunk in computed)
+    assert results == (results_of(step) if room >= length else [None])
+    assert room < length or sum(chunk.num_tokens for chunk in computed) == 24

@@ -52,7 +52,6 @@ def test_choices_of_a_prompt_compute_it_once_and_copy_its_state(prompt_len: int)
     choices = [sequence(f"a{i}", list(range(prompt_len)), 3) for i in range(3)]
     memory.add_choices(*choices)
     memory.run_out()
-    memory.settle()
     assert [choice.num_generated for choice in choices] == [3, 3, 3]
     # The prompt's last token is computed by each choice, and so are its own tokens but for the last one.
     assert memory.num_computed == prompt_len - 1 + 3 * 3
@@ -66,7 +65,6 @@ def test_a_choice_for_which_no_state_is_free_computes_its_prompt_itself() -> Non
     assert [choice.state for choice in choices] == [0, 1, None]
     assert choices[2].place is Place.WAITING
     memory.run_out()
-    memory.settle()
     assert [choice.num_generated for choice in choices] == [2, 2, 2]
     assert memory.num_computed == 5 + 2 * 2 + 7
 
@@ -82,7 +80,6 @@ def test_a_sequence_that_may_run_takes_the_state_of_a_choice_that_waits() -> Non
     memory.run()
     assert (urgent.state, choices[1].state) == (1, None)
     memory.run_out()
-    memory.settle()
     assert [one.num_generated for one in (*choices, urgent)] == [4, 4, 2]
 
 
@@ -100,7 +97,6 @@ def finish(memory: Memory, name: str, prompt: list[int], max_tokens: int = 1) ->
     memory.scheduler.add(one)
     while memory.run():
         num_steps += 1
-    memory.settle()
     return one.num_cached, num_steps
 
 

@@ -123,22 +123,20 @@ def request(request_id: str, text: str = "abc", client: str = "") -> Request:
 class Held:
     """Work that holds the only worker until it is let go, so that what is added meanwhile waits for sure."""
 
-    def __init__(self, stage: TokenizeStage) -> None:
-        self._stage, self._go = stage, threading.Event()
+    def __init__(self, stage: TokenizeStage, client: str = "holds") -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        stage.run(self._work(), client=client, num_bytes=0)
+
+    def _work(self) -> Generator[None, None, None]:
+        yield from ()
+        self.begun.set()
+        assert self.go.wait(60)
 
     def __enter__(self) -> None:
-        begun = threading.Event()
-
-        def hold() -> Generator[None, None, None]:
-            yield from ()
-            begun.set()
-            assert self._go.wait(60)
-
-        self._stage.run(hold(), client="holds", num_bytes=0)
-        assert begun.wait(60)
+        assert self.begun.wait(60)
 
     def __exit__(self, *_: object) -> None:
-        self._go.set()
+        self.go.set()
 
 
 def pieces(words: list[str], log: list[str]) -> Generator[None, None, str]:
@@ -275,19 +273,11 @@ def test_the_prompts_of_one_request_are_a_piece_each_and_posted_once() -> None:
 
 def test_a_request_that_is_aborted_between_two_pieces_is_encoded_no_further() -> None:
     with running() as stage:
-        reached, go = threading.Event(), threading.Event()
-
-        def between() -> Generator[None, None, None]:
-            yield from ()
-            reached.set()
-            assert go.wait(60)
-
         with Held(stage.stage):
             stage.stage.submit(request("long", "a|b|c", client="one"))
-            stage.stage.run(between(), client="two", num_bytes=0)
-        assert reached.wait(60)
-        stage.stage.abort("long")
-        go.set()
+            between = Held(stage.stage, client="two")
+        with between:
+            stage.stage.abort("long")
         assert stage.result() == Tokenized(stage.started[0].request, [])
     assert stage.encoder.words == ["a"]
 

@@ -54,8 +54,7 @@ def test_small_work_does_not_wait_for_large_work_nor_large_for_small() -> None:
 def test_only_the_thread_for_large_work_rests_after_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     rests: SimpleQueue[tuple[str, float]] = SimpleQueue()
     monkeypatch.setattr(
-        "oaiserve.engine.turn_workers.time.sleep",
-        lambda seconds: rests.put((threading.current_thread().name, seconds)),
+        "oaiserve.engine.turn_workers.time.sleep", lambda seconds: rests.put((threading.current_thread().name, seconds))
     )
     with running() as workers:
         add(workers, lambda: "small", rest=2.0).get(timeout=TIMEOUT_SECONDS)

@@ -8,7 +8,7 @@ from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.request import Request, Terminal
 from oaiserve.facts.record import MOST_EVENTS, EngineAccount, EventKind, StepKind
 from oaiserve.facts.times import RequestTimes
-from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request
+from tests.engine.doubles import Clock, ScriptedRunner, request, stepping
 
 pytestmark = pytest.mark.usefixtures("overlap")
 STEP_NS = 10_000_000
@@ -25,12 +25,8 @@ class Ran(NamedTuple):
 def run(*requests: Request, **options: int) -> Ran:
     """Run requests that are all submitted before the first step ends."""
     clock = Clock()
-    runner, inbox = ScriptedRunner(gated=True, computing=lambda _: clock.move(STEP_NS / 1e9)), Inbox()
-    with make_engine(runner, clock_ns=clock, tokenize_workers=0, **options) as engine:
-        engine.submit(requests[0], inbox)
-        runner.started.get(timeout=30)
-        for later in requests[1:]:
-            engine.submit(later, inbox)
+    runner = ScriptedRunner(gated=True, computing=lambda _: clock.move(STEP_NS / 1e9))
+    with stepping(*requests, runner=runner, clock_ns=clock, tokenize_workers=0, **options) as (engine, _, inbox):
         runner.permit(10_000)
         ended = inbox.wait_terminal(*(each.request_id for each in requests))
         snapshot = engine.snapshot()

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.accounts.host_time import HostTime, describe
-from oaiserve.engine.request import Event
 from oaiserve.engine.step import Chunk, Step, StepResult
 from oaiserve.facts.record import HostPart
 from tests.engine.doubles import (
@@ -38,14 +37,13 @@ def test_parts_add_up_to_all_of_the_time(moves: list[tuple[int, HostPart]]) -> N
 
 
 def test_a_step_is_described_by_its_kind_and_its_sizes() -> None:
-    assert describe(Step([Chunk(sequence("a", 4), 4, 1), Chunk(sequence("b", 9), 0, 9)])) == (
-        "mixed, 2 sequences, 10 tokens"
-    )
-    assert describe(Step([Chunk(sequence("a", 4), 4, 1)])) == "decode, 1 sequence, 1 token"
-    assert describe(Step([Chunk(sequence("a", 4), 0, 4)])) == "prefill, 1 sequence, 4 tokens"
-    verified = Chunk(sequence("a", 4), 4, 3, 3, (1, 2))
+    decode, verified = Chunk(sequence("a", 4), 4, 1), Chunk(sequence("a", 4), 4, 3, 3, (1, 2))
+    prefill = Chunk(sequence("b", 9), 0, 9)
+    assert describe(Step([decode])) == "decode, 1 sequence, 1 token"
     assert describe(Step([verified])) == "decode, 1 sequence, 3 tokens"
-    assert describe(Step([verified, Chunk(sequence("b", 9), 0, 9)])) == "mixed, 2 sequences, 12 tokens"
+    assert describe(Step([prefill])) == "prefill, 1 sequence, 9 tokens"
+    assert describe(Step([decode, prefill])) == "mixed, 2 sequences, 10 tokens"
+    assert describe(Step([verified, prefill])) == "mixed, 2 sequences, 12 tokens"
 
 
 # -- in the engine ----------------------------------------------------------------------------------------------------
@@ -58,12 +56,9 @@ def test_a_step_passes_through_all_parts_in_order(overlap: bool) -> None:
         list(engine.stream(request(prompt_len=4, max_tokens=2)))
     names = [name for name in shown if name not in ("idle", "commands", "hand_over", "schedule")]
     prefill, decode = "prefill, 1 sequence, 4 tokens", "decode, 1 sequence, 1 token"
-    of_prefill = [f"wait {prefill}", f"process {prefill}"]
-    of_decode = [f"wait {decode}", f"process {decode}"]
-    if overlap:
-        assert names == [f"launch {prefill}", f"launch {decode}", *of_prefill, *of_decode]
-    else:
-        assert names == [f"launch {prefill}", *of_prefill, f"launch {decode}", *of_decode]
+    of_prefill, launch_decode = [f"wait {prefill}", f"process {prefill}"], [f"launch {decode}"]
+    between = [*launch_decode, *of_prefill] if overlap else [*of_prefill, *launch_decode]
+    assert names == [f"launch {prefill}", *between, f"wait {decode}", f"process {decode}"]
     assert shown[:2] == ["commands", "idle"]
     assert shown.count("hand_over") >= 2
     assert shown[shown.index(f"launch {prefill}") - 1] == "schedule"
@@ -82,17 +77,13 @@ class Slow(ScriptedRunner):
 
 
 def test_the_parts_of_all_steps_add_up_to_the_time_of_the_engine_thread(overlap: bool) -> None:
-    clock, inbox = Clock(), Inbox()
+    clock = Clock()
+    inbox = Inbox(lambda _: clock.move(0.002))
     began_ns = clock.now_ns
-
-    def slow(events: list[Event]) -> None:
-        clock.move(0.002)
-        inbox(events)
-
     with make_engine(Slow(clock), clock_ns=clock, tokenize_workers=0) as engine:
         wait_until_idle(engine)
         clock.move(1)
-        engine.submit(request("r", max_tokens=4), slow)
+        engine.submit(request("r", max_tokens=4), inbox)
         inbox.wait_terminal("r")
         wait_until_idle(engine)
         snapshot, steps = engine.snapshot(), engine.take_steps()

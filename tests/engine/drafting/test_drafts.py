@@ -15,7 +15,7 @@ from oaiserve.engine.step import Chunk, ChunkResult, Step
 from tests.engine.device import Device, Guesses, answers, check_answers, some_requests
 from tests.engine.doubles import request
 from tests.engine.grammars.test_grammars_in_steps import constrained_requests
-from tests.engine.memory import NEVER, Memory, launched, make, sequence
+from tests.engine.memory import NEVER, launched, make, sequence
 
 in_both_ways = pytest.mark.usefixtures("overlap")
 
@@ -82,28 +82,6 @@ def test_accepted_tokens_are_computed_and_published_and_the_first_wrong_one_is_c
     assert scheduler.pool.num_cached == 1, "the block with the four first tokens, all of them confirmed"
     (chunk,) = scheduler.schedule().chunks
     assert (chunk.start, chunk.num_tokens) == (5, 1)
-
-
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
-def test_keys_and_values_are_those_of_the_tokens_however_drafts_turn_out(overlap: bool) -> None:
-    rng, scheduler = random.Random(7), make(kv_blocks=14, max_step_tokens=16)
-    memory = Memory(scheduler)
-    memory.overlap = overlap
-    for number in range(30):
-        prompt = [*range(rng.choice([0, 8])), *(rng.randrange(9) for _ in range(rng.randint(1, 6)))]
-        choices = [sequence(f"{number}.{choice}", prompt, rng.randint(1, 24)) for choice in range(rng.choice([1, 3]))]
-        for choice in choices:
-            scheduler.add(choice, None if choice is choices[0] else choices[0])
-    while scheduler.has_work:
-        for one in scheduler.running:
-            one.draft = [rng.randrange(3) for _ in range(rng.randrange(6))]
-        if (step := scheduler.schedule()) is None:
-            memory.settle()
-        else:
-            memory.execute(step, lambda _: [rng.randrange(3) for _ in range(6)])
-    assert scheduler.pool.num_used == 0
-    assert scheduler.num_preemptions > 10
-    assert 10 < memory.num_accepted < memory.num_drafted
 
 
 def test_a_draft_is_cut_to_the_length_of_the_answer_and_to_the_tokens_of_the_step() -> None:
