@@ -25,12 +25,15 @@ SECOND_NS = 1_000_000_000
 FORECAST = Forecast(True, *(number * SECOND_NS for number in (1, 2, 4, 4, 8, 16)))
 
 
-def due(name: str, start: float | None, at: float = 0, prompt: int = 4, **fields: Any) -> Sequence:
-    """Return a sequence that arrives at a second, with a latest start or without a deadline."""
+def due(name: str, start: float | None, at: float = 0, prompt: int = 4, share: float = 1.0, **fields: Any) -> Sequence:
+    """Return a sequence that arrives at a second, with a latest start or without a deadline.
+
+    Its turn comes after a share of its slack.
+    """
     start_ns, at_ns = None if start is None else int(start * SECOND_NS), int(at * SECOND_NS)
     late = start_ns is not None and start_ns < at_ns
     return sequence(
-        name, prompt, turn_ns=turn_ns(at_ns, start_ns), latest_start_ns=None if late else start_ns, **fields
+        name, prompt, turn_ns=turn_ns(at_ns, start_ns, share), latest_start_ns=None if late else start_ns, **fields
     )
 
 
@@ -77,10 +80,12 @@ def test_nobody_is_overtaken_by_what_arrives_after_its_own_turn(seed: int, load:
     rng, memory = random.Random(seed), memory_of(max_running=2, kv_blocks=64, policy=deadline, lookahead=0)
     arrived: dict[str, Arrived] = {}
     order: list[str] = []
-    for at in range(0, 120, 2):
+    for at in range(0, 480, 4):
         for number in range(rng.randint(0, load)):
             start = rng.choice([None, at - 1, at, at + rng.randrange(5), at + rng.randrange(100)])
-            one = due(f"{at}.{number}", start, at, prompt=rng.randint(1, 9), max_tokens=rng.randint(1, 6))
+            length = rng.randint(1, 9)
+            share = min(MOST_SHARE, 2 ** rng.uniform(-4, 4))
+            one = due(f"{at}.{number}", start, at, length, share, max_tokens=rng.randint(1, 6))
             arrived[one.request_id] = Arrived(one, at)
             memory.add(one)
         step = memory.scheduler.schedule(at * SECOND_NS)
@@ -92,7 +97,7 @@ def test_nobody_is_overtaken_by_what_arrives_after_its_own_turn(seed: int, load:
     patience = PATIENCE_NS / SECOND_NS
     for place, name in enumerate(order):
         before = max((arrived[other].at for other in order[:place]), default=0)
-        assert before <= arrived[name].at + 2 * patience
+        assert before <= arrived[name].at + (MOST_SHARE + 1) * patience
         if arrived[name].sequence.turn_ns == arrived[name].sequence.key[0]:  # it was not late
             assert before * SECOND_NS <= arrived[name].sequence.turn_ns
 
