@@ -182,14 +182,10 @@ def test_the_example_of_each_route_is_answered(served: Served) -> None:
                 assert served.http.request(method, path, json=example).status_code == 200, path
 
 
-def test_an_answer_that_is_not_published_would_fail() -> None:
-    with pytest.raises(AssertionError, match="surprise"):
-        check({"version": "1", "surprise": 1}, "Version")
-    with pytest.raises(AssertionError, match="required"):
-        check({}, "Version")
-
-
-def test_an_event_of_a_stream_that_is_not_published_would_fail() -> None:
+def test_an_answer_or_an_event_that_is_not_published_would_fail() -> None:
+    for answer, problem in (({"version": "1", "surprise": 1}, "surprise"), ({}, "required")):
+        with pytest.raises(AssertionError, match=problem):
+            check(answer, "Version")
     for event, is_published in ((b"data: [DONE]\n\n", True), (b'data: {"surprise": 1}\n\n', False)):
         stream = CheckedStream(httpx.ByteStream(event), "ChatCompletionChunk")
         assert b"".join(stream) == event

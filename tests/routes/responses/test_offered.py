@@ -118,7 +118,6 @@ def test_a_forced_custom_call_with_a_grammar_is_held_to_it(served: Served, choic
     tool = {**PATCH, "format": {"type": "grammar", "syntax": syntax, "definition": LARK}}
     events = streamed(served, tools=[STOP, tool], tool_choice=choice)
     grammar = last_request(served)[0].params.grammar
-    assert grammar is not None
     assert (grammar.kind, grammar.text) == (syntax, LARK)
     _, call = events[-1]["response"]["output"]
     assert (call["type"], call["input"], call["status"]) == ("custom_tool_call", '*** Begin "ab"\n', "completed")
@@ -127,9 +126,7 @@ def test_a_forced_custom_call_with_a_grammar_is_held_to_it(served: Served, choic
 def test_a_custom_tool_of_any_text_is_forced_like_a_function(serve: Serve) -> None:
     served = serve(**WITH_CALLS)
     ask(served, tools=[PATCH], tool_choice="required")
-    grammar = last_request(served)[0].params.grammar
-    assert grammar is not None
-    assert grammar.kind == "lark_with_schemas"
+    assert last_request(served)[0].params.grammar.kind == "lark_with_schemas"
 
 
 def test_items_of_tools_that_run_elsewhere_are_in_no_prompt(served: Served) -> None:

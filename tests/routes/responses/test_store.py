@@ -328,14 +328,6 @@ def writer(path: Path, name: str, number: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
-def talk_in(path: Path, last: str) -> list[str]:
-    store = ResponseDatabase(path, StoreLimits(100_000, 2**30, 1000))
-    try:
-        return [stored.id for stored in run(store.conversation("", last, 2**30))]
-    finally:
-        run(store.close())
-
-
 OPENS_A_NEW_FILE = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
@@ -374,5 +366,7 @@ def test_two_processes_share_a_file(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert len(process.stdout.readlines()) == 30
     assert (one.returncode, other.returncode) == (0, 0)
-    for name in "ab":
-        assert talk_in(path, f"{name}-29") == [f"{name}-{k}" for k in range(30)]
+    with opened(path) as store:
+        for name in "ab":
+            turns = run(store.conversation("", f"{name}-29", 2**20))
+            assert [stored.id for stored in turns] == [f"{name}-{k}" for k in range(30)]
