@@ -31,7 +31,9 @@ class Terminal:
     def interrupts(self, pattern: str) -> None:
         """Type Ctrl-C until the pattern is shown: one that comes while readline looks for signals waits for a key."""
         self.types(interrupt := "\x03")
-        while not select.select([self._master], [], [], 1.0)[0]:
+        for _ in range(int(LIMIT_SECONDS)):
+            if select.select([self._master], [], [], 1.0)[0]:
+                break
             os.write(self._master, interrupt.encode())
         self.shows(pattern)
 
@@ -52,9 +54,11 @@ def terminal(*arguments: str, **env: str) -> Iterator[Terminal]:
     """Run `oaiserve` with the arguments, and kill it where it outlasts the `with` block."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    # The first program makes the terminal the one that Ctrl-C comes from.
+    # The first program makes the terminal the one that Ctrl-C comes from. It is not ignored, as it is by what a shell
+    # has begun in the background.
     take = (
-        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
+        "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+        "signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
     )
     command = [sys.executable, "-c", take, sys.executable, "-m", "oaiserve", *arguments]
     environment = {**os.environ, "TERM": "xterm", **env}
