@@ -13,7 +13,10 @@ import pytest
 from oaiserve import cli
 from tests.e2e.browser import OpenPage
 from tests.e2e.conftest import API_KEY, LiveServer, serve_process
-from tests.models.poolers import FAMILIES, random_pooler, save
+from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
+from tests.models.poolers import FAMILIES as POOLERS
+from tests.models.poolers import random_pooler
+from tests.models.poolers import save as save_pooler
 
 CONFIG = """
 api-key = ["{key}"]
@@ -26,12 +29,19 @@ max-running = 4
 
 
 @pytest.fixture(scope="module")
-def two_models(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def two_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("several")
-    save(folder, "modernbert", random_pooler(FAMILIES["modernbert"]), pooling="cls")
+    for name in ("chat", "embed"):
+        (folder / name).mkdir()
+    random_model(FAMILIES["llama"]).save_pretrained(folder / "chat")
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer.save_pretrained(folder / "chat")
+    save_pooler(folder / "embed", "modernbert", random_pooler(POOLERS["modernbert"]), pooling="cls")
     config = folder / "models.toml"
-    config.write_text(CONFIG.format(key=API_KEY, chat=small_model))
-    with serve_process(f"embed={folder}", folder / "log", "--config", str(config), "--load-on-demand") as server:
+    config.write_text(CONFIG.format(key=API_KEY, chat=folder / "chat"))
+    embed = f"embed={folder / 'embed'}"
+    with serve_process(embed, folder / "log", "--config", str(config), "--load-on-demand") as server:
         yield server
         assert server.terminate() == 0
 

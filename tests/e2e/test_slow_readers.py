@@ -3,6 +3,7 @@
 Server and engine are real. The socket buffers are small, so that a short answer fills them.
 """
 
+import queue
 import socket
 import time
 from collections.abc import Iterator
@@ -14,11 +15,12 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from starlette.applications import Starlette
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.streams import LoopStreams
+from oaiserve.engine.request import TERMINAL, Deliver, Event, Request
 from oaiserve.facts.record import Outcome
 from oaiserve.routes.respond import PIECE_BYTES
 from tests.e2e.raw_client import SMALL_BUFFER_BYTES, send_request
@@ -31,22 +33,34 @@ NUM_TOKENS = 8000  # with logprobs far more than the buffers hold, although read
 WRITE_TIMEOUT_SECONDS = 0.05
 
 
+class WatchedEngine(Engine):
+    """An engine that reports in `done` when it has delivered the terminal event of a request."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.done: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def submit(self, request: Request, deliver: Deliver) -> None:
+        def watched(events: list[Event]) -> None:
+            deliver(events)
+            if isinstance(events[-1], TERMINAL):
+                self.done.put(request.request_id)
+
+        super().submit(request, watched)
+
+
 @dataclass
 class Served:
     url: str
     server: RunningServer
-    streams: LoopStreams
-    engine: Engine
+    app: Starlette
+    engine: WatchedEngine
     telemetry: FakeTelemetry
 
     def send(self, **fields: Any) -> socket.socket:
         """Send a request and return its socket, from which nothing is read."""
         default = {"prompt": "Hi", "max_tokens": NUM_TOKENS, "temperature": 0, "logprobs": 1}
         return send_request(self.url, **default | fields)
-
-    def wait_until_computed(self) -> None:
-        """Wait until the engine, which has begun with a request, has ended it."""
-        wait_until(lambda: (now := self.engine.snapshot()).num_steps and not now.num_running)
 
     def wait_until_writing_pauses(self) -> None:
         """Wait for a pause that lasts: on a busy machine, writing may also pause for a moment."""
@@ -59,11 +73,14 @@ class Served:
 
 @contextmanager
 def serve(**options: Any) -> Iterator[Served]:
-    engine, telemetry = make_engine(ScriptedRunner(), kv_blocks=5000), FakeTelemetry()
+    engine: WatchedEngine = make_engine(ScriptedRunner(), kind=WatchedEngine, kv_blocks=5000)
+    telemetry = FakeTelemetry()
     app = create_app(Config("demo"), engine, telemetry)
-    settings = ServerOptions(**{"drain_timeout_seconds": 5, **options})
-    with running_server(app, settings, SMALL_BUFFER_BYTES) as (url, server):
-        yield Served(url, server, app.state.serving.streams, engine, telemetry)
+    with running_server(app, ServerOptions(**{"drain_timeout_seconds": 5, **options}), SMALL_BUFFER_BYTES) as (
+        url,
+        server,
+    ):
+        yield Served(url, server, app, engine, telemetry)
 
 
 def body_of(client: socket.socket) -> bytes:
@@ -93,14 +110,14 @@ def test_a_client_that_reads_nothing_is_disconnected(stream: bool, max_tokens: i
         assert (record.outcome, record.error_type, record.http_status) == (Outcome.CANCELLED, "WriteTimeout", 200)
         assert record.completion_tokens < max_tokens or not stream  # the engine has stopped computing for it
         assert not served.server.server_state.connections
-        assert len(served.streams) == 0
+        assert len(served.app.state.serving.streams) == 0
         with pytest.raises(CUT):
             body_of(client)
 
 
 def test_a_client_that_reads_late_gets_all_tokens_in_few_events() -> None:
     with serve(write_timeout_seconds=0) as served, served.send(stream=True) as client:
-        served.wait_until_computed()
+        served.engine.done.get(timeout=TIMEOUT_SECONDS)
         served.wait_until_writing_pauses()
         (connection,) = served.server.server_state.connections
         assert 0 < connection.transport.get_write_buffer_size() <= PIECE_BYTES + 100
@@ -112,20 +129,20 @@ def test_a_client_that_reads_late_gets_all_tokens_in_few_events() -> None:
 
 def test_a_client_that_falls_too_far_behind_gets_an_error() -> None:
     with serve(write_timeout_seconds=0) as served:
-        served.streams._max_unread_tokens = 100
+        served.app.state.serving.streams._max_unread_tokens = 100
         with served.send(stream=True) as client:
-            served.wait_until_computed()
+            served.engine.done.get(timeout=TIMEOUT_SECONDS)
             assert b"fallen too far behind" in body_of(client)
         record = served.telemetry.next_record()
         assert (record.outcome, record.error_type) == (Outcome.CANCELLED, "SlowReader")
-        assert 100 < record.completion_tokens < NUM_TOKENS
+        assert 0 < record.completion_tokens < NUM_TOKENS  # those that were handed to the stream
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_reads_nothing_is_cut_when_all_answers_take_too_much(stream: bool) -> None:
     with serve(write_timeout_seconds=0) as served, served.send(stream=stream) as client:
-        held = served.streams.held
-        served.wait_until_computed()
+        held = served.app.state.serving.streams.held
+        served.engine.done.get(timeout=TIMEOUT_SECONDS)
         served.wait_until_writing_pauses()
         assert held.number > 0
         held.limit, held.stalled_ns = held.number, 0
@@ -143,7 +160,7 @@ def test_a_client_that_reads_nothing_is_cut_when_all_answers_take_too_much(strea
 
 def test_an_answer_that_is_too_large_to_wait_for_its_end_is_refused() -> None:
     with serve(write_timeout_seconds=0) as served:
-        held = served.streams.held
+        held = served.app.state.serving.streams.held
         held.limit = 100
         body = {"prompt": "Hi", "max_tokens": 200, "n": 2, "logprobs": 1}
         answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=TIMEOUT_SECONDS)
