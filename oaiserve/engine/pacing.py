@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable
 from copy import copy
-from math import inf
 
 from oaiserve.engine.accounts.step_causes import chunk_load, load_of, sum_of
 from oaiserve.engine.sequence import Sequence
@@ -179,16 +178,12 @@ class StepTime:
         return self._load
 
     def _bound(self, decodes: Load) -> None:
-        self._is_paced = self._itl_ns is not None and decodes.decodes > 0
         decodes_ns = 0.0 if self._cost is None else self._cost.expected_ns(decodes)
-        if self._is_paced:
-            assert self._itl_ns is not None
-            self._most_ns = self._itl_ns
-        elif self._cost is not None:
-            self._most_ns = decodes_ns + self.target_ns
-        pace_ns = min((pace_ns for pace_ns in self._paces_ns if pace_ns > decodes_ns), default=inf)
-        if pace_ns < self._most_ns:
-            self._most_ns, self._is_paced = pace_ns, True
+        most_ns, self._is_paced = decodes_ns + self.target_ns, False
+        if self._itl_ns is not None and decodes.decodes:
+            most_ns, self._is_paced = self._itl_ns, True
+        self._most_ns = min([most_ns, *(pace_ns for pace_ns in self._paces_ns if pace_ns > decodes_ns)])
+        self._is_paced |= self._most_ns < most_ns
 
     def _with(self, load: Load, start: int, num_tokens: int) -> tuple[Load, float]:
         """Return the load with a further chunk of a prompt, and its expected time."""

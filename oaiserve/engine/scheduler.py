@@ -125,7 +125,7 @@ class Scheduler:
         self._state_copies: list[tuple[int, int]] = []  # states to copy before the next step (from, to)
         self.waits = QueueWaits()
         self.step_time: StepTime | None = None  # set by the engine loop: the time of steps, where it is to be expected
-        self.slack: Slack | None = None  # set by whoever learns it: what answers of late took
+        self.slack: Slack | None = None  # set by the open requests: what answers of late took
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
         self.num_prefix_hits = 0  # prompt tokens that were found there

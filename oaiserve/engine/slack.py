@@ -1,6 +1,7 @@
 """`Slack` says when a request with deadlines has to begin at the latest, by how long requests have taken of late.
 
-The engine thread notes, any thread may ask: that reads three numbers. No torch, no clock.
+The engine thread notes, and asks for paces; any thread may ask for the rest, which reads three numbers. No torch, no
+clock.
 """
 
 from __future__ import annotations
