@@ -1,3 +1,4 @@
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ def test_a_size_can_be_parsed_from_its_text(size: int) -> None:
     assert Bytes(str(Bytes(size))) == size
 
 
+def test_a_config_needs_only_a_model() -> None:
+    config = Config("demo")
+    assert (config.server.port, config.engine.block_size, config.telemetry.recent_requests) == (8000, 16, 256)
+
+
+def test_options_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        ServerOptions().port = 1  # type: ignore[misc]
+
+
 def test_api_keys_stay_out_of_the_repr() -> None:
     assert "secret" not in repr(Config("demo", ServerOptions(api_key=("secret",))))
 
@@ -47,7 +58,10 @@ WRONG_OF_SERVER: list[tuple[dict[str, Any], str]] = [
     ({"cors_origin": ("app.example.com",)}, "--cors-origin is 'app.example.com'"),
     ({"cors_origin": ("https://app.example.com/",)}, "without a path"),
     ({"allowed_host": ("",)}, "--allowed-host is ''"),
-    ({"allowed_host": ("llm.example.com:8000",)}, "--allowed-host is 'llm.example.com:8000', but must be a host name"),
+    (
+        {"allowed_host": ("llm.example.com:8000",)},
+        "--allowed-host is 'llm.example.com:8000', but must be a host name",
+    ),
     ({"allowed_host": ("a", "http://llm.example.com")}, "--allowed-host is 'http://llm.example.com'"),
     ({"allowed_host": ("*",)}, "--allowed-host is '*'"),
     ({"trusted_proxy": ("10.0.0.0/8", "*")}, "--trusted-proxy is '*', but must be an IP address"),
@@ -79,7 +93,10 @@ WRONG_OF_ENGINE: list[tuple[dict[str, Any], str]] = [
         "--kv-cache-dtype int8 and --device cuda do not go together: only the native step of a CPU has such a",
     ),
     ({"kv_cache_dtype": "int8", "compile": False}, "--kv-cache-dtype int8 and --no-compile do not go together"),
-    ({"quantize": "int4", "device": "cuda"}, "--quantize int4 and --device cuda do not go together: it is for a CPU"),
+    (
+        {"quantize": "int4", "device": "cuda"},
+        "--quantize int4 and --device cuda do not go together: it is for a CPU",
+    ),
     ({"quantize": "int4", "dtype": "float16"}, "--quantize int4 and --dtype float16 do not go together"),
     ({"quantize": "int4", "compile": False}, "--quantize int4 needs --compile"),
     ({"max_model_len": 0}, "--max-model-len is 0, but must be at least 1."),
@@ -98,6 +115,9 @@ WRONG_OF_ENGINE: list[tuple[dict[str, Any], str]] = [
     ({"max_waiting": -1}, "--max-waiting is -1, but must be at least 0."),
     ({"tokenize_workers": -1}, "--tokenize-workers is -1"),
 ]
+WRONG_OF_TELEMETRY: list[tuple[dict[str, Any], str]] = [
+    ({"recent_requests": -1}, "--recent-requests is -1, but must be at least 0."),
+]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +125,7 @@ WRONG_OF_ENGINE: list[tuple[dict[str, Any], str]] = [
     [
         *((ServerOptions, *row) for row in WRONG_OF_SERVER),
         *((EngineOptions, *row) for row in WRONG_OF_ENGINE),
-        (TelemetryOptions, {"recent_requests": -1}, "--recent-requests is -1, but must be at least 0."),
+        *((TelemetryOptions, *row) for row in WRONG_OF_TELEMETRY),
     ],
 )
 def test_a_wrong_option_is_named_with_its_value(options: type, wrong: dict[str, Any], message: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, BertConfig, LlamaConfig, PreTrainedConfig, T5Config
 
-from oaiserve.config import EngineOptions
+from oaiserve.config import EngineOptions, OptionError
 from oaiserve.engine.model.pooling.files import PoolingFiles, find_task, read_files
 from oaiserve.engine.start.ways.pooling import find_model_task
 from oaiserve.errors import StartupError
@@ -62,6 +62,11 @@ def test_a_gguf_file_generates(tmp_path: Path) -> None:
     assert find_model_task(path, EngineOptions()) == "generate"
     with pytest.raises(StartupError, match="is a GGUF file"):
         find_model_task(path, EngineOptions(task="embed"))
+
+
+def test_only_known_tasks_are_options() -> None:
+    with pytest.raises(OptionError, match="--task is 'chat', but must be one of auto, generate, embed, score"):
+        EngineOptions(task="chat")
 
 
 @pytest.mark.parametrize(
