@@ -77,12 +77,16 @@ def made_of(path: Path, *, compiled: bool = False, **options: Any) -> Engine:
 
 @pytest.fixture
 def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, SeeingModel, Engine]]:
-    seeing = save_seeing(request.param, tmp_path)
-    with made_of(tmp_path) as made:
-        yield request.param, seeing, made
+    name, _, native = request.param.partition(" ")
+    seeing = save_seeing(name, tmp_path)
+    with made_of(tmp_path, compiled=bool(native)) as made:
+        yield name, seeing, made
 
 
-@pytest.mark.parametrize("engine", KINDS, indirect=True)
+IN_NATIVE_STEP = [pytest.param(f"{name} native", marks=pytest.mark.compiler) for name in ("qwen3_vl", "gemma4")]
+
+
+@pytest.mark.parametrize("engine", [*KINDS, *IN_NATIVE_STEP], indirect=True)
 def test_answers_to_images_are_those_of_transformers(engine: tuple[str, SeeingModel, Engine]) -> None:
     name, seeing, made = engine
     answer = ask(made, [FIRST, SECOND], "first")
