@@ -1,7 +1,10 @@
 """With `--exact`, the logits of a token are the same bits in any step on a GPU: in the interpreter of Triton."""
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,6 +23,8 @@ from tests.models.decoders import FAMILIES, random_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
+from triton.runtime import interpreter
+
 from oaiserve.engine.model.attention.triton import ExactAttention, TritonAttention
 from oaiserve.engine.model.gpu import triton_layers
 from oaiserve.engine.model.gpu.triton_exact import TILE_ROWS, exact_product
@@ -29,6 +34,19 @@ pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:overflow e
 CPU = torch.device("cpu")
 BLOCK_SIZE, NUM_BLOCKS, WIDTH = 8, 60, 12
 SIZES = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def each_row_alike() -> Iterator[None]:
+    """Let the interpreter multiply each row of a tile alike, as devices do: BLAS on AVX2 rounds it by its place."""
+
+    def create_dot(_: object, a: Any, b: Any, acc: Any, *options: object) -> Any:
+        product = np.einsum("...ij,...jk->...ik", a.data, b.data, dtype=acc.data.dtype)
+        return interpreter.TensorHandle(product + acc.data, acc.dtype.scalar)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+        yield
 
 
 def executor(loaded: LoadedModel) -> FusedExecutor:
