@@ -1,4 +1,4 @@
-"""What two answers to the same request have in common: their bytes without ids and times, and events by choice."""
+"""The bytes of an answer without ids and times, and its events by choice: two answers to one request share these."""
 
 import re
 

@@ -32,7 +32,7 @@ _VISION = ["<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
 
 
 class Kind(NamedTuple):
-    """What a family's small model has beside the common sizes."""
+    """The tokens and sizes of a family's small model beside the common ones."""
 
     image: str  # the placeholder in the template
     vector: str  # the token in whose place a vector comes

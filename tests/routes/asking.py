@@ -1,4 +1,4 @@
-"""What tests of the generation routes ask, and the templates, tools and answers that they share."""
+"""Requests of the tests of generation routes, and the templates, tools and answers that these share."""
 
 import json
 from typing import Any

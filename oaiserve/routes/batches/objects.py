@@ -62,7 +62,7 @@ class LineErrors(msgspec.Struct):
 
 
 class Counts(msgspec.Struct):
-    """How many requests there are, and how they have ended."""
+    """The numbers of a batch's requests: of all, and of those that have ended in each way."""
 
     total: int = 0
     completed: int = 0
