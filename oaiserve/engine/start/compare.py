@@ -19,9 +19,8 @@ QUANTIZED_TOLERANCE = 0.3
 INT8_CACHE_TOLERANCE = 0.02
 # A layer's output may differ by less than logits: it rounds its weights and its results once.
 _LAYER_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.03}
-# What rounding to 16 bits may change in a module: several times what it does in all families that were tried.
-HALF_LIMIT = 0.05
-_ROUNDINGS = 8  # how many times as far apart two ways to attend may be as attention with queries that round otherwise
+_LEAST_ROW = 1e-3  # the size of a row, relative to the largest one, below which its own errors are not looked at
+_HALVES = (torch.bfloat16, torch.float16)
 _NUMBERS = ("layer_idx", "layer_id")  # of their layers, which modules that attend have
 
 T = TypeVar("T")
@@ -64,6 +63,17 @@ def difference(logits: Tensor, expected: Tensor) -> float:
     return float((logits.float() - expected.float()).norm() / expected.float().norm())
 
 
+def difference_by_row(found: Tensor, expected: Tensor) -> float:
+    """Compute the largest `difference` of the rows [..., width] of two tensors.
+
+    Rows of next to nothing, such as those of a layer that was added to a trained model, are compared with the largest
+    row.
+    """
+    apart, sizes = (found.float() - expected.float()).norm(dim=-1), expected.float().norm(dim=-1)
+    least = max(float(sizes.max()) * _LEAST_ROW, torch.finfo(torch.float32).tiny)
+    return float((apart / sizes.clamp(min=least)).max())
+
+
 def tolerance(dtype: torch.dtype, *, is_quantized: bool = False) -> float:
     """Choose the largest `difference` that rounding explains in logits of a model computed in `dtype`."""
     if is_quantized:
@@ -77,35 +87,39 @@ def layer_tolerance(dtype: torch.dtype) -> float:
 
 
 class ModuleOutputs:
-    """Records what modules of a model give in a run, and compares another run with that, in another way to compute.
+    """Records the outputs of a model's modules in one run, and compares those of another way to compute with them.
 
-    In the second run, each module that differs between the two gives what it gave in the first one, once that has been
-    compared. So rounding in a layer does not grow in those behind it, and a wrong layer is not hidden by many others.
+    The compared modules are those that attend or keep a state. Both runs compute them in float32, whatever the dtype of
+    the model, from the same inputs: so correct modules agree to the last digits, however large their scores are, and a
+    small mistake is not taken for rounding. After its comparison, a module returns its recorded output, so that each
+    module is compared by itself.
     """
 
-    def __init__(self, model: Module, dtype: torch.dtype, mixer: str | None) -> None:
-        """Compare modules of the class `mixer`, and those that are running when `attends` is called."""
-        self._limit = FLOAT32_TOLERANCE if dtype == torch.float32 else HALF_LIMIT
-        self._names = {
+    def __init__(self, model: Module, mixer: str | None) -> None:
+        """Prepare to compare modules of the class `mixer`, and those that are running when `attends` is called."""
+        numbered = {
             module: name for name, module in model.named_modules() if any(hasattr(module, own) for own in _NUMBERS)
         }
-        self._limits = {module: self._limit for module in self._names if type(module).__name__ == mixer}
-        self._running: list[Module] = []
-        self._recorded: dict[Module, list[Tensor]] = {}  # [T, width] of each call
+        # The innermost ones: a decoder layer may have a number, too.
+        self._names = {
+            module: name
+            for module, name in numbered.items()
+            if not any(part in numbered for part in module.modules() if part is not module)
+        }
+        self._compared = {module for module in self._names if type(module).__name__ == mixer}
+        self._running: list[_InFloat32] = []
+        self._recorded: dict[Module, list[Tensor]] = {}  # float32 [T, width] of each call
         self.found: list[Difference] = []  # since the last `recorded`
 
-    def attends(self, rounding: float) -> None:
-        """Compare the innermost module that is running, of those that know their layer.
-
-        `rounding` says how far its attention is from that with queries that are rounded otherwise. That is far where
-        scores are large, as scores are rounded, too.
-        """
+    def attends(self) -> bool:
+        """Compare the module that is running, and return whether there is one."""
         if self._running:
-            self._limits[self._running[-1]] = max(self._limit, _ROUNDINGS * rounding)
+            self._compared.add(self._running[-1].module)
+        return bool(self._running)
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record what the modules give in the forward within."""
+        """Record the modules' outputs in the forward within."""
         self._recorded, self.found = {}, []
 
         def record(module: Module, output: Tensor) -> None:
@@ -120,13 +134,12 @@ class ModuleOutputs:
         num_calls: dict[Module, int] = {}  # of modules that several layers share
 
         def compare(module: Module, output: Tensor) -> Tensor | None:
-            if module not in self._limits:
+            if module not in self._compared:
                 return None
             call = num_calls[module] = num_calls.get(module, -1) + 1
             expected = self._recorded[module][call][start:][: output[..., 0].numel()].view_as(output)
-            # Layers that were added to a trained model may give nothing but zeros.
-            apart = 0.0 if output.equal(expected) else difference(output, expected)
-            self.found.append(Difference(self._names[module], apart, self._limits[module]))
+            apart = difference_by_row(output, expected)
+            self.found.append(Difference(self._names[module], apart, FLOAT32_TOLERANCE))
             return expected
 
         with self._hooked(compare):
@@ -142,25 +155,57 @@ class ModuleOutputs:
 
     @contextmanager
     def _hooked(self, handle: Callable[[Module, Tensor], Tensor | None]) -> Iterator[None]:
-        """Call `handle` with what each module gives, and have it give what that returns, unless it is None."""
+        """Compute the modules in float32, and call `handle` with each output, which what it returns replaces."""
 
-        def before(module: Module, _: Any) -> None:
-            self._running.append(module)
+        def before(module: Module, args: Any, kwargs: Any) -> Any:
+            self._running.append(_InFloat32(module))
+            return _cast(args, torch.float32), _cast(kwargs, torch.float32)
 
-        def behind(module: Module, _: Any, output: Any) -> Any:
-            self._running.pop()
+        def after(module: Module, _: Any, output: Any) -> Any:
+            dtype = self._running.pop().restore()
             first, *rest = output if isinstance(output, tuple) else (output,)
-            replaced = handle(module, first) if isinstance(first, Tensor) else None
-            if replaced is None:
-                return None
-            return (replaced, *rest) if isinstance(output, tuple) else replaced
+            replaced = handle(module, first)
+            first, *rest = _cast([first if replaced is None else replaced, *rest], dtype)
+            return (first, *rest) if isinstance(output, tuple) else first
 
         handles = []
         for module in self._names:
-            handles += [module.register_forward_pre_hook(before), module.register_forward_hook(behind)]
+            handles += [
+                module.register_forward_pre_hook(before, with_kwargs=True),
+                module.register_forward_hook(after),
+            ]
         try:
             yield
         finally:
-            self._running.clear()
+            while self._running:
+                self._running.pop().restore()
             for handle_ in handles:
                 handle_.remove()
+
+
+class _InFloat32:
+    """A module whose parameters and buffers are in float32 until `restore`."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        tensors = (*module.parameters(), *module.buffers())
+        self._originals = [(tensor, tensor.data) for tensor in tensors if tensor.dtype in _HALVES]
+        for tensor, original in self._originals:
+            tensor.data = original.float()
+
+    def restore(self) -> torch.dtype:
+        """Restore the parameters, and return the dtype that the module had."""
+        for tensor, original in self._originals:
+            tensor.data = original
+        return self._originals[0][1].dtype if self._originals else torch.float32
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Return the floating-point tensors of a module's arguments, or of its outputs, in a dtype."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if type(value) in (tuple, list):
+        return type(value)(_cast(one, dtype) for one in value)
+    if type(value) is dict:
+        return {name: _cast(one, dtype) for name, one in value.items()}
+    return value

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +32,7 @@ from oaiserve.errors import StartupError
 # The parameters whose defaults come from a model's generation_config.json, if it has them.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 LENGTH_DEFAULTS = ("max_new_tokens", "max_length")
+SHORT_WINDOW = 4  # tokens
 _PROBE_TOKENS = 8
 _PROBE_PARTS = (3, 4, 8)  # the end of a chunk that begins, of a decode, and of a chunk that goes on from a state
 
@@ -39,8 +43,9 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
     refuse_unless_decoder_only(model.config, name)
     _fix_rotary_frequencies(model)
     config = model.config
-    outputs = ModuleOutputs(model, model.dtype, family_of(config.model_type).mixer)
-    kv_shapes, states = _probe_attention(model, name, _rows(model.get_input_embeddings()), outputs)
+    outputs = ModuleOutputs(model, family_of(config.model_type).mixer)
+    with short_windows(model):
+        kv_shapes, states = _probe_attention(model, name, _rows(model.get_input_embeddings()), outputs)
     given = model.generation_config.to_diff_dict() if model.generation_config else {}
     lengths = {key: given[key] for key in LENGTH_DEFAULTS if isinstance(given.get(key), int) and given[key] > 0}
     loaded = LoadedModel(
@@ -58,6 +63,30 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
     if states:
         _refuse_unless_equal_in_parts(loaded, name, outputs)
     return loaded
+
+
+@contextmanager
+def short_windows(model: PreTrainedModel) -> Iterator[None]:
+    """Let sliding windows be so short, in the forwards within, that a few tokens are more than a window.
+
+    The model's own masks take the window from its configuration, and paged attention from the modules. The difference
+    between the two stays as it is, so that a window that is off by one is found.
+    """
+    configured = getattr(model.config, "sliding_window", None)
+    if not isinstance(configured, int) or configured <= SHORT_WINDOW:
+        yield
+        return
+    holders: list[Any] = [
+        one for one in (model.config, *model.modules()) if isinstance(vars(one).get("sliding_window"), int)
+    ]
+    windows = [one.sliding_window for one in holders]
+    try:
+        for one, window in zip(holders, windows, strict=True):
+            one.sliding_window = window - configured + SHORT_WINDOW
+        yield
+    finally:
+        for one, window in zip(holders, windows, strict=True):
+            one.sliding_window = window
 
 
 def _fix_rotary_frequencies(model: PreTrainedModel) -> None:
@@ -92,12 +121,13 @@ def _probe_attention(
     batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
     probe = _Probe(ReferenceAttention(batch), outputs)
     with torch.inference_mode():
+        if keeps_states:  # in the model's dtype
+            kept = state_shapes(model(input_ids=batch.input_ids[None], use_cache=True))
         with outputs.recorded():
             # Of all tokens: for the last one's logits alone, layers of Gemma 4 would compute nothing else.
             output = model(input_ids=batch.input_ids[None], use_cache=keeps_states)
         expected = output.logits[0, -1:]
         if keeps_states:
-            kept = state_shapes(output)
             bring_states(model)
             batch.states = States(kept, 1, model.device).of_step([StateChunk(0, 0, _PROBE_TOKENS)])
         num_sharing = share_caches(model)
@@ -140,8 +170,11 @@ def _refuse_unless_equal_in_parts(loaded: LoadedModel, name: str, outputs: Modul
     """Raise StartupError unless the modules, and the model, give the same for a prompt at once and in parts."""
     logits: list[torch.Tensor] = []
     for ends in ((_PROBE_TOKENS,), _PROBE_PARTS):
-        eager = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=_PROBE_TOKENS)
-        states = States(loaded.state_shapes, 1, loaded.device)
+        # What is kept between the parts is as precise as the modules that are compared.
+        precise = replace(loaded, dtype=torch.float32)
+        eager = EagerExecutor.with_cache(precise, num_blocks=1, block_size=_PROBE_TOKENS)
+        shapes = {layer: _in_float32(of_layer) for layer, of_layer in loaded.state_shapes.items()}
+        states = States(shapes, 1, loaded.device)
         start = 0
         for end in ends:
             step = prompt(end, loaded.vocab_size, _PROBE_TOKENS, start=start)
@@ -157,6 +190,11 @@ def _refuse_unless_equal_in_parts(loaded: LoadedModel, name: str, outputs: Modul
             f"'{name}' cannot be served: computed in parts, its outputs differ {differing}, so a layer of it needs "
             "more of the tokens before than its keys and values, or its state."
         )
+
+
+def _in_float32(shapes: LayerStateShapes) -> LayerStateShapes:
+    parts = (shapes.conv, shapes.recurrent)
+    return LayerStateShapes(*(None if part is None else replace(part, dtype=torch.float32) for part in parts))
 
 
 class _Probe(dict[int, LayerCache]):
@@ -184,13 +222,8 @@ class _Probe(dict[int, LayerCache]):
             key.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.key_dim),
             value.new_zeros(1, _PROBE_TOKENS, shape.kv_heads, shape.value_dim),
         )
-        found = self._attention(query, key, value, cache, scoring)
-        # Queries that may be the neighbours of those that are given.
-        generator = torch.Generator().manual_seed(0)
-        half_a_step = torch.finfo(query.dtype).eps * (torch.rand(query.shape, generator=generator) - 0.5)
-        rounded = (query.double() * (1 + half_a_step.to(query.device))).to(query.dtype)
-        self._outputs.attends(difference(self._attention(rounded, key, value, cache, scoring), found))
-        return found
+        self._outputs.attends()
+        return self._attention(query, key, value, cache, scoring)
 
 
 def _rows(embedding: torch.nn.Module) -> int:

@@ -154,7 +154,8 @@ class PackedLinear(Linear):
         return torch.zeros(1, dtype=self._dtype, device=codes.device).expand(self.matrix.shape)
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.multiply(input, self.matrix, self.bias)
+        product = self.multiply(input.to(self._dtype), self.matrix, self.bias)
+        return product.to(input.dtype)  # float32 where a start compares modules
 
     def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
         """Move the matrix with the layer, as torch does it with parameters; its numbers stay of their types."""
