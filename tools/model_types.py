@@ -29,8 +29,9 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.native import native_attention, native_step, with_native_cache
+from oaiserve.engine.start.native import native_attention, native_step
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.adapters import probe_adapter
 from oaiserve.engine.model.checkpoints.weights import PlaceInFile
 from oaiserve.engine.model.cpu import blocks, build
 from oaiserve.engine.model.cpu.build import BuildError
@@ -30,7 +29,7 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.quantized_file import FileIdentity, QuantizedFile, find
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.spec import LoadedModel, ModelSpec
-from oaiserve.engine.start.check import Part, may_round_more, refuse_unless_equal
+from oaiserve.engine.start.check import Checked, refuse_unless_as_checked
 from oaiserve.engine.start.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.files import gguf
 from oaiserve.files.private import NotPrivate
@@ -55,9 +54,7 @@ class CheckedModel(NamedTuple):
 
     spec: ModelSpec
     decoder: Decoder
-    expected: list[torch.Tensor]  # the logits of transformers' code for the batches of the check
-    part: Part | None  # of the decoder, which these are the logits of; None: of all of it
-    is_quantized: bool
+    checked: Checked
     files: StoredFiles
     day: str  # of the check
 
@@ -123,13 +120,12 @@ def recall_model(key: Subject, options: EngineOptions) -> CheckedModel:
         if blocks_file is None:
             raise NotRemembered("the weights that were quantized are not in the cache any more")
         files = StoredFiles(key.folder, record.content, record.start, str(blocks_file))
-        spec, decoder, expected, part = from_json(record.data["model"], files)
+        spec, decoder, checked = from_json(record.data["model"], files)
     except (BuildError, NotPrivate, OSError) as error:
         raise NotRemembered(str(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise NotRemembered(f"{record.path} has another form") from error
-    is_quantized = key.model.is_file() or options.quantize != "none"
-    return CheckedModel(spec, decoder, expected, part, is_quantized, files, record.day)
+    return CheckedModel(spec, decoder, checked, files, record.day)
 
 
 def start_checked(
@@ -146,24 +142,18 @@ def start_checked(
     """
     num_torch_threads = torch.get_num_threads()
     torch.set_num_threads(NativeDecoder.torch_threads)  # before torch computes anything and starts more
-    whole, part = checked.decoder, checked.part
     try:
         library = Library(checked.spec.dtype)
-        sizes: Any = {"num_threads": num_threads, "block_size": options.block_size, "reserved": reserved}
-        make: Callable[..., NativeDecoder] = partial(NativeDecoder, library, has_adapters=options.has_adapters, **sizes)
-        compared = whole if part is None else part.decoder(whole)
-        native = make(compared, num_blocks=num_blocks if part is None else 1, is_passing=part is not None)
-        refuse_unless_equal(
-            native,
-            checked.spec if part is None else part.spec(checked.spec),
-            checked.expected,
+        sizes: Any = {"num_threads": num_threads, "reserved": reserved}
+        refuse_unless_as_checked(library, checked.decoder, checked.spec, checked.checked, options, **sizes)
+        native = NativeDecoder(
+            library,
+            checked.decoder,
+            num_blocks=num_blocks,
             block_size=options.block_size,
-            is_quantized=may_round_more(whole, checked.spec.dtype, is_quantized=checked.is_quantized),
-            probe=probe_adapter(compared.adaptable(), checked.spec.dtype) if options.has_adapters else None,
+            has_adapters=options.has_adapters,
+            **sizes,
         )
-        if part is not None:
-            del native  # whose weights are where those of the whole decoder are packed
-            native = make(whole, num_blocks=num_blocks)
     except (BuildError, MemoryError, NotKnown) as error:
         torch.set_num_threads(num_torch_threads)
         raise NotRemembered(str(error)) from error
@@ -175,16 +165,15 @@ def remember_checked(
     key: Subject,
     loaded: LoadedModel,
     decoder: Decoder,
-    expected: list[torch.Tensor],
-    part: Part | None = None,
+    checked: Checked,
     in_files: Mapping[str, PlaceInFile] | None = None,
     quantized: QuantizedFile | None = None,
     after_seconds: float = 0.0,
 ) -> Thread:
     """Record a model that has just been checked, in a thread, which is returned: no request waits for it.
 
-    It begins `after_seconds`, or when the process ends. `part` was compared, and `in_files` has the places of the
-    model's parameters, if they are not in safetensors files. `quantized` has the blocks that this start made.
+    It begins `after_seconds`, or when the process ends. `in_files` has the places of the model's parameters, if they
+    are not in safetensors files. `quantized` has the blocks that this start made.
     """
     # The source of each module that this process has imported from the rooms whose code makes a record.
     sources = [module.__file__ for name, module in sys.modules.copy().items() if name.startswith(_ROOMS)]
@@ -200,7 +189,7 @@ def remember_checked(
                 "code": code,
                 "dtype": str(loaded.dtype).removeprefix("torch."),
                 "library": build.library_path(loaded.dtype).name,
-                "model": to_json([spec, decoder, expected, part], tensors),
+                "model": to_json([spec, decoder, checked], tensors),
                 "quantized": None if quantized is None else asdict(quantized.finish(name_of(key))),
             }
             path = remember(key, data, bytes(tensors.content))

@@ -12,18 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.adapters import Adapter
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model.adapters import Adapter, probe_adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.description import Decoder, Layer, NotKnown
+from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.states import StateChunk, States
-from oaiserve.engine.start.compare import INT8_CACHE_TOLERANCE, compare, tolerance
+from oaiserve.engine.start.compare import compare
 
 NUM_TOKENS = 9
-_LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
+_LAYER = re.compile(r"(?<=\.)(layers|h)\.(\d+)(?=\.)")
 
 
 def batches(spec: ModelSpec, block_size: int, adapter: Adapter | None = None) -> list[Batch]:
@@ -45,35 +48,61 @@ def batches(spec: ModelSpec, block_size: int, adapter: Adapter | None = None) ->
     return found if adapter is None else [replace(batch, adapters=[adapter]) for batch in found]
 
 
-def may_round_more(decoder: Decoder, dtype: torch.dtype, *, is_quantized: bool) -> bool:
-    """Decide whether logits may differ by more than the rounding of `dtype` explains.
-
-    Where weights are quantized they do. And where numbers are rounded to 16 bits, a router chooses another expert for a
-    token that likes two nearly as much.
-    """
-    return is_quantized or (dtype != torch.float32 and decoder.has_experts)
-
-
 @torch.inference_mode()
 def refuse_unless_equal(
     native: NativeDecoder,
     spec: ModelSpec,
     expected: list[Tensor],
+    limit: float,
     *,
     block_size: int,
-    is_quantized: bool,
     probe: Adapter | None = None,
 ) -> None:
     """Raise NotKnown unless the native step computes `expected`: transformers' logits of the batches, first without an
     adapter, and then with the `probe`, if there is one."""
-    limit = tolerance(spec.dtype, is_quantized=is_quantized)
-    if any(shape.is_int8 for shape in spec.kv_shapes.values()):
-        limit = max(limit, INT8_CACHE_TOLERANCE)
-    asked = batches(spec, block_size) + ([] if probe is None else batches(spec, block_size, probe))
-    named = (("logits", pair) for pair in zip(asked, expected, strict=True))
+    computed = batches(spec, block_size) + ([] if probe is None else batches(spec, block_size, probe))
+    named = (("logits", pair) for pair in zip(computed, expected, strict=True))
     found = compare(lambda pair: native.forward(pair[0]), lambda pair: pair[1], named, limit)
     if found is not None:
         raise NotKnown(f"its outputs differ by {found.apart:.1%} from those of transformers' code")
+
+
+@torch.inference_mode()
+def refuse_unless_finite(native: NativeDecoder, spec: ModelSpec, block_size: int) -> None:
+    """Raise NotKnown if the logits of the whole model are no numbers: a part has been compared."""
+    for batch in batches(spec, block_size):
+        if not native.forward(batch).isfinite().all():
+            raise NotKnown("its outputs are no finite numbers")
+
+
+def refuse_unless_as_checked(
+    library: Library,
+    decoder: Decoder,
+    spec: ModelSpec,
+    checked: Checked,
+    options: EngineOptions,
+    *,
+    num_threads: int,
+    reserved: ReservedMemory | None = None,
+) -> None:
+    """Raise NotKnown unless the native step of a part of the decoder computes what transformers' code did.
+
+    Its weights are packed in `reserved`, where those of the whole decoder will be.
+    """
+    small = checked.part.decoder(decoder)
+    native = NativeDecoder(
+        library,
+        small,
+        num_blocks=1,
+        block_size=options.block_size,
+        num_threads=num_threads,
+        has_adapters=options.has_adapters,
+        reserved=reserved,
+        is_passing=True,
+    )
+    probe = probe_adapter(small.adaptable(), spec.dtype) if options.has_adapters else None
+    of_part = checked.part.spec(spec)
+    refuse_unless_equal(native, of_part, checked.expected, checked.limit, block_size=options.block_size, probe=probe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +148,7 @@ class Part:
 
     def name_in_whole(self, name: str) -> str:
         """Return the name that a module or a parameter of the part has in the whole model."""
-        return _LAYER.sub(lambda found: str(self.layers[int(found[0])]), name)
+        return _LAYER.sub(lambda found: f"{found[1]}.{self.layers[int(found[2])]}", name)
 
     def spec(self, whole: ModelSpec) -> ModelSpec:
         places = list(enumerate(self.layers))
@@ -129,3 +158,12 @@ class Part:
             kv_shapes={place: whole.kv_shapes[layer] for place, layer in places if layer in whole.kv_shapes},
             state_shapes={place: whole.state_shapes[layer] for place, layer in places if layer in whole.state_shapes},
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a start has compared with transformers' code, and what later ones compare again."""
+
+    part: Part
+    expected: list[Tensor]  # float32, transformers' logits of the batches, without an adapter and then with one
+    limit: float  # by which the native step's logits may differ

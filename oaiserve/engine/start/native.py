@@ -6,29 +6,36 @@ A model that the native step has no operations for gets an eager executor with n
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from oaiserve.config import EngineOptions
+from oaiserve.config import EngineOptions, KVCacheDtype
 from oaiserve.engine.model.adapted_modules import adaptable
-from oaiserve.engine.model.adapters import Adapter, probe_adapter, refuse_unless_they_fit
-from oaiserve.engine.model.attention import Scoring
-from oaiserve.engine.model.attention.reference import watched
+from oaiserve.engine.model.adapters import refuse_unless_they_fit
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
-from oaiserve.engine.model.cpu.kv_layout import latent_dim, refuse_unless_it_fits, rounded
+from oaiserve.engine.model.cpu.description import Decoder, NotKnown
+from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.spec import KEY_GROUP, LoadedModel
+from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.cache import remember_checked
-from oaiserve.engine.start.check import NUM_TOKENS, batches, may_round_more, refuse_unless_equal
+from oaiserve.engine.start.check import Part, refuse_unless_as_checked, refuse_unless_finite
+from oaiserve.engine.start.small_model import (
+    Reference,
+    kinds_of,
+    outline,
+    part_of,
+    reference_of,
+    small_model,
+    transformers_logits,
+)
 from oaiserve.errors import StartupError
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.files.start_cache import Subject
@@ -49,25 +56,6 @@ def refuse_unless_possible(loaded: LoadedModel, options: EngineOptions) -> None:
         raise StartupError(f"{flag} is not for '{loaded.name}', which has layers that keep a state.")
     if options.adapters:
         refuse_unless_they_fit(options.adapters, adaptable(loaded.model))
-
-
-def with_native_cache(loaded: LoadedModel, options: EngineOptions) -> LoadedModel:
-    """Return the model with the form of KV cache that the options have its native step keep.
-
-    Raises StartupError if they ask for eight bits where there is another form, or for a form of another device.
-    """
-    if options.kv_cache_dtype == "fp8" and loaded.device.type == "cpu":
-        raise StartupError(f"--kv-cache-dtype fp8 is for --device cuda; '{loaded.name}' is on the CPU. Take int8.")
-    is_native = loaded.device.type == "cpu" and options.compile
-    numbers = latent_dim(loaded) if is_native else 0
-    if numbers == 0:
-        return loaded.with_cache(options.kv_cache_dtype)
-    if options.kv_cache_dtype != "auto":
-        raise StartupError(
-            f"--kv-cache-dtype {options.kv_cache_dtype} is for keys and values, in place of which the KV cache of "
-            f"'{loaded.name}' has latent vectors, of {numbers} numbers for a token and layer."
-        )
-    return loaded.with_latent_cache(numbers)
 
 
 def native_or_none(
@@ -139,48 +127,47 @@ def native_step(
     block_size = options.block_size
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
     library = Library(loaded.dtype)
-    expected, parameters = transformers_logits(loaded, block_size)
-    decoder, probe = describe(loaded, parameters), None
+    decoder = describe(loaded, transformers_logits(loaded, block_size)[1])
     if options.has_adapters:
         refuse_unless_adaptable(loaded.model, decoder)
-        probe = probe_adapter(decoder.adaptable(), loaded.dtype)
-        expected += transformers_logits(loaded, block_size, probe)[0]
-    sizes: Any = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
-    native = NativeDecoder(library, decoder, **sizes, has_adapters=options.has_adapters)
-    rounds_more = may_round_more(decoder, loaded.dtype, is_quantized=False)
-    refuse_unless_equal(native, loaded, expected, block_size=block_size, is_quantized=rounds_more, probe=probe)
+    reference = _reference(loaded, decoder, options)
+    sizes: Any = {"block_size": block_size, "num_threads": num_threads, "has_adapters": options.has_adapters}
+    refuse_unless_as_checked(library, decoder, loaded, reference.checked, options, num_threads=num_threads)
+    native = NativeDecoder(library, decoder, num_blocks=num_blocks, **sizes)
+    refuse_unless_finite(native, loaded, block_size)
     if key is not None:
-        remember_checked(key, loaded, decoder, expected)
+        remember_checked(key, loaded, decoder, reference.checked)
     return native
+
+
+def _reference(loaded: LoadedModel, decoder: Decoder, options: EngineOptions) -> Reference:
+    """Let transformers' code compute a part of a loaded model: a layer of each kind, or else all layers up to these.
+
+    The latter is for families whose configuration says by other settings than those we know what a layer is.
+    """
+    config, whole = loaded.model.config, dict(loaded.model.named_buffers()) | loaded.model.state_dict()
+    kinds = kinds_of(config)
+    by_outline = [outline(layer) for layer in decoder.layers]
+    kinds = [(*kind, by_outline.index(of_layer)) for kind, of_layer in zip(kinds, by_outline, strict=True)]
+    part = part_of(kinds, loaded.vocab_size)
+    first_ones = Part(list(range(max(map(kinds.index, kinds)) + 1)), part.rows)
+    for tried in (part, first_ones):
+        model = small_model(config, tried, whole.__getitem__)
+        for name, buffer in model.named_buffers():
+            if (own := whole[tried.name_in_whole(name)]).shape == buffer.shape:
+                buffer.copy_(own)  # rotary frequencies may be of a file
+        cache: KVCacheDtype = "int8" if any(shape.is_int8 for shape in loaded.kv_shapes.values()) else "auto"
+        sized = replace(options, max_model_len=loaded.max_model_len, kv_cache_dtype=cache)
+        found = reference_of(model, tried, loaded.name, sized, loaded.dtype, is_quantized=decoder.has_experts)
+        if [outline(layer) for layer in found.layers] == [by_outline[layer] for layer in tried.layers]:
+            return found
+    raise NotKnown("a part of its layers is not described as they are in the whole model")
 
 
 def refuse_unless_adaptable(model: PreTrainedModel, decoder: Decoder) -> None:
     """Raise NotKnown if adapters may name a layer of the model to which its description has no place to add one."""
     if left_out := adaptable(model).keys() - decoder.adaptable().keys():
         raise NotKnown(f"adapters may name '{min(left_out)}', to which it cannot add one")
-
-
-@torch.inference_mode()
-def transformers_logits(
-    loaded: LoadedModel, block_size: int, adapter: Adapter | None = None
-) -> tuple[list[Tensor], dict[int, AttentionParameters]]:
-    """Return transformers' logits of the batches of the check, and what its layers call attention with, by layer.
-
-    Where the native cache has eight bits, keys and values are rounded to these here, too.
-    """
-    num_blocks = -(-NUM_TOKENS // block_size)
-    caches = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size).caches
-    parameters: dict[int, AttentionParameters] = {}
-
-    def record(layer: int, key: Tensor, value: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
-        scaling, sliding_window, softcap, sinks, looks_ahead = scoring
-        parameters[layer] = AttentionParameters(scaling, sliding_window, softcap, sinks is not None, looks_ahead)
-        if (shape := loaded.kv_shapes[layer]).is_int8:
-            return rounded(key, KEY_GROUP), rounded(value, shape.value_dim)
-        return key, value
-
-    recording = EagerExecutor(loaded, caches, watched(caches, record))
-    return [recording.forward(batch) for batch in batches(loaded, block_size, adapter)], parameters
 
 
 def native_attention(loaded: LoadedModel, *, num_blocks: int, block_size: int, num_threads: int) -> NativeAttention:

@@ -121,8 +121,8 @@ def _probe_attention(
     batch = build_batch(prompt(_PROBE_TOKENS, vocab_size, _PROBE_TOKENS), _PROBE_TOKENS, model.device)
     probe = _Probe(ReferenceAttention(batch), outputs)
     with torch.inference_mode():
-        if keeps_states:  # in the model's dtype
-            kept = state_shapes(model(input_ids=batch.input_ids[None], use_cache=True))
+        if keeps_states:
+            kept = kept_states(model)
         with outputs.recorded():
             # Of all tokens: for the last one's logits alone, layers of Gemma 4 would compute nothing else.
             output = model(input_ids=batch.input_ids[None], use_cache=keeps_states)
@@ -195,6 +195,14 @@ def _refuse_unless_equal_in_parts(loaded: LoadedModel, name: str, outputs: Modul
 def _in_float32(shapes: LayerStateShapes) -> LayerStateShapes:
     parts = (shapes.conv, shapes.recurrent)
     return LayerStateShapes(*(None if part is None else replace(part, dtype=torch.float32) for part in parts))
+
+
+@torch.inference_mode()
+def kept_states(model: PreTrainedModel) -> dict[int, LayerStateShapes]:
+    """Return the shapes of the states that the layers of a model keep in its own code, in their dtypes."""
+    if family_of(model.config.model_type).mixer is None:
+        return {}
+    return state_shapes(model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True))
 
 
 class _Probe(dict[int, LayerCache]):

@@ -24,7 +24,7 @@ from oaiserve.engine.model.cpu import description
 from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.description import Matrix
 from oaiserve.engine.model.spec import KVShape, LayerStateShapes, ModelSpec, StateShape
-from oaiserve.engine.start.check import Part
+from oaiserve.engine.start.check import Checked, Part
 from oaiserve.files.safetensors_header import read_header
 
 # Values that JSON does not have, by the names of their types.
@@ -39,7 +39,7 @@ _SIMPLE: dict[str, Callable[[Any], Any]] = {
 MOST_BYTES = 2**28
 _ALIGNMENT = 64
 _BEGINNING_BYTES = 64  # by which tensors of a file are told apart, before all of their bytes are compared
-_OF_SPECS = (KVShape, LayerStateShapes, ModelSpec, Part, StateShape)
+_OF_SPECS = (Checked, KVShape, LayerStateShapes, ModelSpec, Part, StateShape)
 _CLASSES: dict[str, type] = {
     kind.__name__: kind for kind in (*vars(description).values(), *_OF_SPECS) if isinstance(kind, type)
 }

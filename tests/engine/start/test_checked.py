@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,7 +83,7 @@ def test_a_model_with_adapters_starts_again_after_a_check_that_had_one(
 
     expected = both_answers()
     assert expected[0] != expected[1]
-    assert len(recall_model(cache_key(folder, options), options).expected) == 6  # three of them with an adapter
+    assert len(recall_model(cache_key(folder, options), options).checked.expected) == 6  # three of them with an adapter
     with pytest.raises(NotRemembered):  # what was found without adapters says nothing about them, and the reverse
         recall_model(cache_key(folder, without := EngineOptions(**OPTIONS)), without)
     monkeypatch.setattr(load, "load_model", None)
@@ -147,7 +147,9 @@ def test_a_native_step_with_other_logits_than_remembered_is_not_used(folder: Pat
     options = EngineOptions(**OPTIONS)
     checked = recall_model(cache_key(folder, options), options)
     start_checked(checked, options, num_blocks=4, num_threads=1)
-    other = checked._replace(expected=[logits * 1.01 for logits in checked.expected])
+    other = checked._replace(
+        checked=replace(checked.checked, expected=[logits * 1.01 for logits in checked.checked.expected])
+    )
     with pytest.raises(NotRemembered, match=r"its outputs differ by 1\.0% from those of transformers' code"):
         start_checked(other, options, num_blocks=4, num_threads=1)
 

@@ -22,8 +22,6 @@ from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
-from oaiserve.engine.model.cpu.blocks import Blocks
-from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.families import FAMILIES as FAMILIES_OF_FILES
 from oaiserve.engine.model.families import gpt_oss
 from oaiserve.engine.model.rehearsal import prompt
@@ -259,26 +257,6 @@ def test_a_file_whose_tensors_are_not_those_of_the_model_is_not_kept(tmp_path: P
             kept_logits(path, 20)
 
 
-def test_the_weights_of_the_check_are_in_memory_that_is_reserved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = file_of(FAMILIES["llama"], tmp_path)
-    expected = load_quantized(find_model(path), OPTIONS)
-    reserved, expand, places = ReservedMemory(2**22), Blocks.expand, []
-
-    def expand_to(matrix: Blocks, dtype: torch.dtype, found: torch.Tensor) -> torch.Tensor:
-        places.append(found.data_ptr())
-        return expand(matrix, dtype, found)
-
-    monkeypatch.setattr(Blocks, "expand", expand_to)
-    kept = load_quantized(find_model(path), OPTIONS, reserved=reserved)
-    assert places
-    assert all(reserved.address <= place < reserved.address + reserved.num_bytes for place in places)
-    assert all(torch.equal(*both) for both in zip(kept.expected, expected.expected, strict=True))
-    batch = batch_of(20, kept.loaded.vocab_size)
-    assert torch.equal(kept.native.forward(batch), expected.native.forward(batch))
-
-
 # -- what a start remembers of a file
 
 
@@ -364,7 +342,7 @@ def test_a_file_with_adapters_starts_again_after_a_check_that_had_one(tmp_path: 
     start_quantized(StartRequest(find_model(path), options, key=asked))
     wait_until_remembered()
     checked = recall_model(asked, options)
-    assert len(checked.expected) == 6  # three of them with an adapter
+    assert len(checked.checked.expected) == 6  # three of them with an adapter
     native = start_checked(checked, options, num_blocks=8, num_threads=2)
     adapter = random_adapter(checked.decoder.adaptable(), 1)
     batch = batch_of(20, checked.spec.vocab_size, adapter)

@@ -30,10 +30,9 @@ from oaiserve.files.private import NotPrivate, cache_folder
 
 log = logging.getLogger(__name__)
 
-_building = Lock()
-
 SOURCES = variants.SOURCES
 ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "float"}
+_building = {dtype: Lock() for dtype in ELEMENTS}
 FLAGS = [*variants.FLAGS, "-march=native"]
 _FORMAT = "with digest"  # of the file, since older versions wrote none
 
@@ -91,7 +90,7 @@ def build(dtype: torch.dtype) -> Path:
     try:
         private.make_folder(path.parent)
         path = private.verified(path.parent) / path.name
-        with _building:
+        with _building[dtype]:
             if not _is_sound(path):
                 with tempfile.TemporaryDirectory(dir=path.parent) as folder:
                     _compile(Path(folder) / path.name, dtype).replace(path)
@@ -103,17 +102,21 @@ def build(dtype: torch.dtype) -> Path:
 def build_beside(dtype: torch.dtype) -> Thread:
     """Build the library in a thread, which is returned, unless it is there. `load` will report errors.
 
-    A failing start does not wait for the thread.
+    The library for float32 is built in another thread, since a first start compares in it. A failing start waits for
+    neither.
     """
 
-    def run() -> None:
+    def run(dtype: torch.dtype) -> None:
         with suppress(BuildError, NotPrivate):
             if not is_built(dtype):
                 build(dtype)
 
-    thread = Thread(target=run, name="compile", daemon=True)
-    thread.start()
-    return thread
+    threads = [
+        Thread(target=run, args=(each,), name="compile", daemon=True) for each in dict.fromkeys((dtype, torch.float32))
+    ]
+    for thread in threads:
+        thread.start()
+    return threads[0]
 
 
 def _compile(path: Path, dtype: torch.dtype) -> Path:

@@ -5,8 +5,6 @@ then, too, which can take longer than to pack weights into it. On systems other 
 
 The thread writes zeros. To ask Linux for all pages of a piece at once (MADV_POPULATE_WRITE) would keep the imports
 waiting, which map files and memory: the map of the process is locked until the piece is there.
-
-Until weights are packed, the reserved memory can be borrowed, by the layers that a start checks.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import ctypes
 import mmap
 import os
 import sys
-from threading import Condition, Event, Thread
+from threading import Event, Thread
 
 from oaiserve.engine.system_memory import available_bytes
 
@@ -39,26 +37,12 @@ class ReservedMemory:
         self._advise(self.address, self.num_bytes, mmap.MADV_HUGEPAGE)  # without huge pages, reading is only slower
         self._is_enough = Event()
         self.taken_bytes = 0  # from the first one on
-        self._has_taken = Condition()
         self._thread = Thread(target=self._take, name="reserve", daemon=True)
         self._thread.start()
-
-    def borrow(self, num_bytes: int) -> memoryview | None:
-        """Return the first bytes when the system has given them, or None if there are not so many.
-
-        Their values are lost when weights are packed.
-        """
-        if num_bytes > self.num_bytes:
-            return None
-        with self._has_taken:
-            self._has_taken.wait_for(lambda: self.taken_bytes >= num_bytes or self._is_enough.is_set())
-        return memoryview(self._map)[self._offset : self._offset + num_bytes]
 
     def stop(self) -> None:
         """Stop reserving, so that the memory can be written. The rest comes from the system as usual."""
         self._is_enough.set()
-        with self._has_taken:
-            self._has_taken.notify_all()
         self._thread.join()
 
     def keep(self, num_bytes: int) -> None:
@@ -74,9 +58,7 @@ class ReservedMemory:
                 return
             piece_bytes = min(_PIECE_BYTES, self.num_bytes - begin)
             ctypes.memset(self.address + begin, 0, piece_bytes)
-            with self._has_taken:
-                self.taken_bytes = begin + piece_bytes
-                self._has_taken.notify_all()
+            self.taken_bytes = begin + piece_bytes
 
 
 def reserve(num_bytes: int) -> ReservedMemory | None:

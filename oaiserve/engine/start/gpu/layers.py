@@ -22,7 +22,7 @@ from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference, compare, tolerance
 from oaiserve.engine.start.gpu.trials import Trials
-from oaiserve.engine.start.native import transformers_logits
+from oaiserve.engine.start.small_model import transformers_logits
 from oaiserve.engine.step import Chunk, Step
 
 log = logging.getLogger(__name__)

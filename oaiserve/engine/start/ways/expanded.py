@@ -12,8 +12,9 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.load import load_with
-from oaiserve.engine.start.native import eager_on_cpu, native_or_none, refuse_unless_possible, with_native_cache
+from oaiserve.engine.start.native import eager_on_cpu, native_or_none, refuse_unless_possible
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.files.start_cache import Subject

@@ -32,8 +32,9 @@ from oaiserve.engine.start.gpu.kv_cache import gpu_sizes, with_measured_scales
 from oaiserve.engine.start.gpu.layers import exactness_problem, fuse_layers_checked
 from oaiserve.engine.start.gpu.trial_marker import TrialMarker, marker_path
 from oaiserve.engine.start.gpu.trials import Trials
+from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.load import load_with
-from oaiserve.engine.start.native import refuse_unless_possible, with_native_cache
+from oaiserve.engine.start.native import refuse_unless_possible
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started, assemble
 from oaiserve.errors import StartupError

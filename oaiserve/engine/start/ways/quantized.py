@@ -3,18 +3,16 @@
 They are the blocks of a GGUF file, or of experts in MXFP4, or the integers of a checkpoint that was quantized before
 (AWQ, GPTQ and others), or are made here of a checkpoint's weights (--quantize).
 
-transformers' code needs weights that are expanded. So a small model is: a layer of each kind and the last one, with the
-first rows of the embedding. The native step of the same layers, in their blocks, must give the same logits. This holds
-for all layers of a kind, since they are described and packed alike. Later starts compare with these logits, too.
+transformers' code needs weights that are expanded, so it computes a part of the model (`small_model.py`). The native
+step of the same layers, in their blocks, must give the same logits, in later starts, too.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -27,7 +25,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
-from oaiserve.engine.model.adapters import Adapter, probe_adapter, refuse_unless_they_fit
+from oaiserve.engine.model.adapters import refuse_unless_they_fit
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.checkpoints.encoded_weights import EncodedWeights
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, scale_frequencies
@@ -39,23 +37,29 @@ from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
-from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
+from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.device import limit_compiled_shapes, select_device
 from oaiserve.engine.model.foreign_layers import share_caches
 from oaiserve.engine.model.memory import cpu_sizes
-from oaiserve.engine.model.model_config import context_length, is_mxfp4, quantization_of, refuse_longer
+from oaiserve.engine.model.model_config import is_mxfp4, quantization_of, refuse_longer
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.cache import BLOCK_DTYPES, keeps_blocks, remember_checked
-from oaiserve.engine.start.check import Part, refuse_unless_equal
+from oaiserve.engine.start.check import Checked, refuse_unless_as_checked, refuse_unless_finite
 from oaiserve.engine.start.load import config_of, generation_defaults, read_checkpoint
-from oaiserve.engine.start.native import refuse_unless_adaptable, transformers_logits, with_native_cache
-from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.native import refuse_unless_adaptable
 from oaiserve.engine.start.request import Declined, StartRequest
+from oaiserve.engine.start.small_model import (
+    fill,
+    kinds_of,
+    part_of,
+    reference_of,
+    refuse_unless_alike,
+    small_model,
+)
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.errors import StartupError
 from oaiserve.files.load_errors import reported
@@ -68,15 +72,7 @@ T = TypeVar("T")
 
 # The record takes a while, and new memory. The next start needs it.
 REMEMBER_AFTER_SECONDS = 3.0
-_CHECKED_ROWS = 1024  # of the embedding
 _EMBEDDINGS = ("model.embed_tokens.weight", "model.embeddings.weight", "backbone.embeddings.weight")
-_HEAD = "lm_head.weight"
-_LAYER_INPUTS, _INPUT_PROJECTION = "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight"
-# What a configuration may have for each layer by itself.
-_OF_LAYERS = ("layer_types", "mlp_layer_types", "no_rope_layers", "intermediate_size", "activation_sparsity_pattern")
-# The number of first layers without experts.
-_FIRST_LAYERS = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
-Kind = tuple[object, ...]  # of a layer: what these have for it, and what it does with the keys and values of others
 
 
 class Quantized:
@@ -137,8 +133,7 @@ class QuantizedModel(NamedTuple):
     loaded: LoadedModel  # whose matrices have no data
     weights: Weights
     decoder: Decoder
-    compared: Part  # with transformers' code
-    expected: list[Tensor]  # its logits
+    checked: Checked
     native: NativeDecoder
     num_blocks: int  # of its KV cache
     num_states: int  # of sequences; 0 if no layer keeps one
@@ -161,7 +156,7 @@ def start_quantized(request: StartRequest) -> Started:
     if key is not None:
         remember = partial(
             remember_checked,
-            *(key, loaded, decoder, kept.expected, kept.compared),
+            *(key, loaded, decoder, kept.checked),
             after_seconds=REMEMBER_AFTER_SECONDS,
         )
         if isinstance(weights, GgufWeights):
@@ -247,14 +242,24 @@ def load_quantized(
     refuse_unless_whole(weights, named_parameters(model))
     refuse_unless_they_fit(options.adapters, adaptable(model))
     share_caches(model)
-    kinds = _kinds(config)
+    kinds = kinds_of(config)
     embedding = next((name for name in _EMBEDDINGS if name in weights.names()), None)
     if embedding is None:
         raise NotKept("it has no embedding with a name that is known")
     vocab_size = weights.shape(embedding)[0]
-    part = Part(sorted({*map(kinds.index, kinds), len(kinds) - 1}), min(_CHECKED_ROWS, vocab_size))
+    part = part_of(kinds, vocab_size)
     blocks_of = cache(weights.blocks)  # which may make them, and that takes a while
-    known, known_parameters, expected = _ask_transformers(source, config, weights, blocks_of, part, options, reserved)
+
+    def read(name: str) -> Tensor | Blocks:
+        found = blocks_of(name)
+        return found if isinstance(found, Blocks) else weights.tensor(name)
+
+    small = small_model(config, part, read)
+    scale_frequencies(small, weights.rope_factors)
+    if source.gguf_file is None and (defaults := generation_defaults(Path(source.location))) is not None:
+        small.generation_config = defaults
+    name = source.gguf_file or source.location
+    checked, known, known_parameters, _ = reference_of(small, part, name, options, dtype, is_quantized=True)
     # In the part, of the layer that shows what holds for all of its kind.
     places = [part.layers.index(kinds.index(kind)) for kind in kinds]
 
@@ -265,7 +270,7 @@ def load_quantized(
     blocks = {parameter: found for parameter in names if (found := blocks_of(parameter)) is not None}
     others = {parameter: weights.tensor(parameter) for parameter in weights.names() if parameter not in blocks}
     # The native step has norms and biases in float32.
-    _fill(model, {parameter: t.to(dtype) if t.dim() > 1 else t.float() for parameter, t in others.items()})
+    fill(model, {parameter: t.to(dtype) if t.dim() > 1 else t.float() for parameter, t in others.items()})
     if isinstance(weights, PackedWeights):
         weights.give_back()  # whose embedding is mostly in float16, and has been copied
     loaded = replace(
@@ -276,126 +281,16 @@ def load_quantized(
         state_shapes=of_all(known.state_shapes),
     )
     decoder = describe(loaded, of_all(known_parameters), blocks)
+    refuse_unless_alike(decoder.layers, kinds)
     if has_adapters:
         refuse_unless_adaptable(model, decoder)
     num_blocks, most_states = cpu_sizes(loaded, options)
     torch.set_num_threads(NativeDecoder.torch_threads)
-    small = part.decoder(decoder)
-    probe = probe_adapter(small.adaptable(), dtype) if has_adapters else None
-    refuse_unless_equal(
-        NativeDecoder(library, small, num_blocks=1, reserved=reserved, is_passing=True, **sizes),
-        part.spec(loaded),
-        expected,
-        block_size=options.block_size,
-        is_quantized=True,
-        probe=probe,
-    )
+    refuse_unless_as_checked(library, decoder, loaded, checked, options, num_threads=num_threads, reserved=reserved)
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, reserved=reserved, **sizes)
+    refuse_unless_finite(native, loaded, options.block_size)
     log.info("The native step is ready, with weights in blocks: %s", _counts(blocks, others))
-    return QuantizedModel(loaded, weights, decoder, part, expected, native, num_blocks, most_states)
-
-
-def _ask_transformers(
-    source: ModelSource,
-    config: PreTrainedConfig,
-    weights: Weights,
-    blocks_of: Callable[[str], Blocks | ExpertBlocks | None],
-    part: Part,
-    options: EngineOptions,
-    reserved: ReservedMemory | None,
-) -> tuple[LoadedModel, dict[int, AttentionParameters], list[Tensor]]:
-    """Expand a part of the model in reserved memory, and let transformers' code compute it.
-
-    Return the part as it is loaded, what its layers call attention with, and its logits, without an adapter and then
-    with one if there may be any.
-    """
-    layers, rows, dtype = part.layers, part.rows, BLOCK_DTYPES[options.dtype]
-    small = copy.deepcopy(config)
-    small.num_hidden_layers = len(layers)
-    for name, values in _lists(config).items():
-        chosen = [values[layer] for layer in layers]
-        if list(getattr(small, name)) != chosen:  # some make their list of the number of layers
-            setattr(small, name, chosen)
-    for name in _leading(config):
-        setattr(small, name, sum(layer < getattr(config, name) for layer in layers))
-    if sharing := getattr(config, "num_kv_shared_layers", 0):
-        small.num_kv_shared_layers = sum(layer >= config.num_hidden_layers - sharing for layer in layers)
-    if getattr(config, "vocab_size_per_layer_input", None):
-        small.vocab_size_per_layer_input = min(rows, config.vocab_size_per_layer_input)
-    if (differing := getattr(config, "_heterogeneity_spec", None)) is not None:  # as the sizes of heads may
-        of_layers = differing.per_layer_overrides
-        small.per_layer_config = {place: of_layers[layer] for place, layer in enumerate(layers) if layer in of_layers}
-    small.vocab_size = rows
-    small.pad_token_id = None
-    model = _empty_model(small, dtype, weights)
-    if source.gguf_file is None and (defaults := generation_defaults(Path(source.location))) is not None:
-        model.generation_config = defaults
-
-    tensors: dict[str, Tensor | Blocks] = {}
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several would wait for each other, beside the thread that makes the tokenizer
-    for name, _ in named_parameters(model):
-        name_in_file = part.name_in_whole(name)
-        whole: Tensor | Blocks | ExpertBlocks | None = blocks_of(name_in_file)
-        whole = whole if isinstance(whole, Blocks) else weights.tensor(name_in_file)
-        if name in (*_EMBEDDINGS, _HEAD):
-            whole = whole[:rows]
-        elif name == _LAYER_INPUTS:
-            whole = part.of_layers(whole[:rows], config.num_hidden_layers, dim=1)
-        elif name == _INPUT_PROJECTION:
-            whole = part.of_layers(whole, config.num_hidden_layers, dim=0)
-        tensors[name] = whole
-    _fill(model, _expanded(tensors, dtype, reserved))
-    torch.set_num_threads(num_threads)
-
-    max_model_len = options.max_model_len or context_length(config)
-    loaded = with_native_cache(replace(prepare(model), max_model_len=max_model_len), options)
-    refuse_unless_it_fits(loaded.kv_shapes.values(), options.block_size)
-    expected, parameters = transformers_logits(loaded, options.block_size)
-    if options.has_adapters:
-        shapes = adaptable(model)  # the probe is made by the names in the whole model
-        of_whole = probe_adapter({part.name_in_whole(name): shape for name, shape in shapes.items()}, dtype)
-        probe = Adapter(of_whole.name, {name: of_whole.parts[part.name_in_whole(name)] for name in shapes})
-        expected += transformers_logits(loaded, options.block_size, probe)[0]
-    return loaded, parameters, expected
-
-
-def _expanded(
-    tensors: Mapping[str, Tensor | Blocks], dtype: torch.dtype, reserved: ReservedMemory | None
-) -> dict[str, Tensor]:
-    """Return tensors in a dtype. Blocks are expanded into reserved memory if it has room for all of them."""
-    blocks = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Blocks)}
-    sizes = [math.prod(matrix.shape) for matrix in blocks.values()]
-    borrowed = None if reserved is None else reserved.borrow(dtype.itemsize * sum(sizes))
-    found = {name: tensor.to(dtype) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
-    if borrowed is None or not blocks:
-        return found | {name: matrix.expand(dtype) for name, matrix in blocks.items()}
-    rooms = torch.frombuffer(borrowed, dtype=dtype).split(sizes)
-    return found | {
-        name: matrix.expand(dtype, room.view(matrix.shape))
-        for (name, matrix), room in zip(blocks.items(), rooms, strict=True)
-    }
-
-
-def _kinds(config: PreTrainedConfig) -> list[Kind]:
-    """Return the kind of each layer. Layers of one kind have the same code and the same parameters of attention.
-
-    A layer whose keys and values others take is of a kind of its own, so that it is among those that are compared.
-    """
-    sharing = getattr(config, "kv_sharing_modes", None) or [None] * config.num_hidden_layers
-    leading = [[layer < getattr(config, name) for layer in range(len(sharing))] for name in _leading(config)]
-    return list(zip(*_lists(config).values(), *leading, sharing, strict=True))
-
-
-def _leading(config: PreTrainedConfig) -> list[str]:
-    """Find the settings that are a number of first layers, which differ from those behind them."""
-    return [name for name in _FIRST_LAYERS if isinstance(getattr(config, name, None), int)]
-
-
-def _lists(config: PreTrainedConfig) -> dict[str, list[object]]:
-    """Find the settings that have a value for each layer."""
-    lists = {name: getattr(config, name, None) for name in _OF_LAYERS}
-    return {name: list(values) for name, values in lists.items() if isinstance(values, list | tuple)}
+    return QuantizedModel(loaded, weights, decoder, checked, native, num_blocks, most_states)
 
 
 def _counts(blocks: Mapping[str, Blocks | ExpertBlocks], others: Mapping[str, Tensor]) -> str:
@@ -415,8 +310,3 @@ def _empty_model(config: PreTrainedConfig, dtype: torch.dtype, weights: Weights)
     model.tie_weights()
     model.eval()
     return model
-
-
-def _fill(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
-    model.load_state_dict(tensors, strict=False, assign=True)
-    model.tie_weights()

@@ -19,14 +19,10 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.families import small_sizes
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.native import (
-    eager_on_cpu,
-    native_or_none,
-    native_step,
-    transformers_logits,
-    with_native_cache,
-)
+from oaiserve.engine.start.kv_form import with_native_cache
+from oaiserve.engine.start.native import eager_on_cpu, native_or_none, native_step
 from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.small_model import transformers_logits
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE
 from tests.models.decoders import SMALL, random_model

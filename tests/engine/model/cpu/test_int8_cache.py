@@ -211,7 +211,7 @@ def test_the_start_compares_with_rounded_keys_and_values(monkeypatch: pytest.Mon
     loaded = load(FAMILIES["qwen3"]).with_cache("int8")
     sizes = {"num_blocks": 4, "block_size": BLOCK_SIZE, "num_threads": 1}
     native_decoder(loaded, **sizes)
-    monkeypatch.setattr("oaiserve.engine.start.native.rounded", lambda numbers, group: 1.1 * numbers)
+    monkeypatch.setattr("oaiserve.engine.start.small_model.rounded", lambda numbers, group: 1.1 * numbers)
     with pytest.raises(NotKnown, match="its outputs differ by"):
         native_decoder(loaded, **sizes)
 

@@ -16,7 +16,7 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import difference
-from oaiserve.engine.start.native import with_native_cache
+from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import FAMILIES, compiled_for, config, load, make_model, native_decoder

@@ -9,7 +9,7 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.states import StateChunk
-from oaiserve.engine.start.native import with_native_cache
+from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import (
     DELTA,

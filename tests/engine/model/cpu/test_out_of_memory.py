@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from oaiserve.config import EngineOptions
 from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu import attention, build
@@ -22,7 +23,7 @@ from oaiserve.engine.model.spec import KVShape
 from oaiserve.engine.start import native as start
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.attention_layers import Layer, native_attention
-from tests.engine.model.cpu.small_models import config, load, native
+from tests.engine.model.cpu.small_models import config, described, load, native
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
 
 pytestmark = pytest.mark.compiler
@@ -99,7 +100,9 @@ def test_building_a_decoder_can_be_repeated(fail_allocation: FailAllocation, mon
     loaded = load(MODEL)
     # What they are compared with does not change.
     found = start.transformers_logits(loaded, BLOCK_SIZE)
+    reference = start._reference(loaded, described(loaded), EngineOptions(block_size=BLOCK_SIZE))
     monkeypatch.setattr(start, "transformers_logits", lambda *_: found)
+    monkeypatch.setattr(start, "_reference", lambda *_: reference)
     built = list(results_with_failures(fail_allocation, lambda: [lambda: native(loaded, num_threads=2)]))
     assert len(built) > 60, "`native` has compared each decoder with transformers' code"
 

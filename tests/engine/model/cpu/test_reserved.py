@@ -88,21 +88,3 @@ def test_what_is_reserved_is_taken_and_what_is_not_wanted_is_given_back() -> Non
 def test_more_than_half_of_what_is_there_is_not_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reserved, "available_bytes", lambda: 2**24 - 1)
     assert reserve(2**23) is None
-
-
-def test_what_is_taken_can_be_borrowed_until_weights_are_packed() -> None:
-    memory = ReservedMemory(3 * 2**25)
-    borrowed = memory.borrow(2**25 + 8)
-    borrowed[:] = b"\7" * len(borrowed)
-    memory._thread.join()  # what it takes lies behind
-    assert borrowed[0] == borrowed[-1] == 7
-    assert ctypes.addressof(ctypes.c_char.from_buffer(borrowed)) == memory.address
-    assert memory.borrow(memory.num_bytes + 1) is None
-
-
-def test_nobody_waits_for_memory_that_is_not_taken_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReservedMemory, "_take", lambda memory: memory._is_enough.wait())
-    memory = ReservedMemory(2**22)
-    memory.stop()
-    borrowed = memory.borrow(2**20)
-    assert len(borrowed) == 2**20

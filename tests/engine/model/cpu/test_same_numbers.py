@@ -22,7 +22,7 @@ from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.start.native import transformers_logits
+from oaiserve.engine.start.small_model import transformers_logits
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.facts.engine_numbers import EngineNumbers
 from tests.engine.model.cpu.small_models import (

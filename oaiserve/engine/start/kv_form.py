@@ -1,0 +1,27 @@
+"""Chooses the form of the KV cache that a model's native step keeps."""
+
+from __future__ import annotations
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model.cpu.kv_layout import latent_dim
+from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.errors import StartupError
+
+
+def with_native_cache(loaded: LoadedModel, options: EngineOptions) -> LoadedModel:
+    """Return the model with the form of KV cache that the options have its native step keep.
+
+    Raises StartupError if they ask for eight bits where there is another form, or for a form of another device.
+    """
+    if options.kv_cache_dtype == "fp8" and loaded.device.type == "cpu":
+        raise StartupError(f"--kv-cache-dtype fp8 is for --device cuda; '{loaded.name}' is on the CPU. Take int8.")
+    is_native = loaded.device.type == "cpu" and options.compile
+    numbers = latent_dim(loaded) if is_native else 0
+    if numbers == 0:
+        return loaded.with_cache(options.kv_cache_dtype)
+    if options.kv_cache_dtype != "auto":
+        raise StartupError(
+            f"--kv-cache-dtype {options.kv_cache_dtype} is for keys and values, in place of which the KV cache of "
+            f"'{loaded.name}' has latent vectors, of {numbers} numbers for a token and layer."
+        )
+    return loaded.with_latent_cache(numbers)

@@ -1,0 +1,238 @@
+"""A small model with a layer of each kind of a model, which transformers' code computes in float32.
+
+It shows whether the description of the model is right: in float32, two ways to compute the same agree to the last
+digits, so a wrong base of rotary embeddings or another epsilon is not taken for rounding. What holds for a layer holds
+for all of its kind, since they have the same code and are described alike.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.model.adapters import Adapter, probe_adapter
+from oaiserve.engine.model.attention import Scoring
+from oaiserve.engine.model.attention.reference import watched
+from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
+from oaiserve.engine.model.cpu.blocks import Blocks
+from oaiserve.engine.model.cpu.describe import describe
+from oaiserve.engine.model.cpu.description import AttentionParameters, Layer, NotKnown
+from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits, rounded
+from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.model_config import context_length
+from oaiserve.engine.model.spec import KEY_GROUP, LoadedModel
+from oaiserve.engine.start.check import NUM_TOKENS, Checked, Part, batches, refuse_unless_equal
+from oaiserve.engine.start.compare import FLOAT32_TOLERANCE, INT8_CACHE_TOLERANCE, difference, tolerance
+from oaiserve.engine.start.kv_form import with_native_cache
+from oaiserve.engine.start.prepare import kept_states, prepare, short_windows
+
+MOST_ROWS = 1024  # of the embedding
+_LAYER_INPUTS, _INPUT_PROJECTION = "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight"
+# What a configuration may have for each layer by itself.
+_OF_LAYERS = ("layer_types", "mlp_layer_types", "no_rope_layers", "intermediate_size", "activation_sparsity_pattern")
+# The number of first layers without experts.
+_FIRST_LAYERS = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+# What differs between layers of one kind.
+_OWN_OF_LAYERS = ("cache_of", "factor", "first_row", "module")
+_MOST = 0.5  # the largest difference that rounding may explain
+_ROUNDINGS = 3  # how much farther than transformers' code in the same dtype the native step may be from float32
+
+Kind = tuple[object, ...]  # of a layer: its settings, and whether it takes the keys and values of others
+ReadTensor = Callable[[str], Tensor | Blocks]  # of a parameter, by its name in the whole model
+
+
+class Reference(NamedTuple):
+    """What transformers' code computes of a part of a model."""
+
+    checked: Checked
+    loaded: LoadedModel  # the part, switched to paged attention
+    parameters: dict[int, AttentionParameters]  # by layer of the part
+    layers: list[Layer]  # their description
+
+
+def kinds_of(config: PreTrainedConfig) -> list[Kind]:
+    """Return the kind of each layer. Layers of one kind have the same code and the same parameters of attention.
+
+    A layer whose keys and values others take is of a kind of its own, so that it is among those that are compared.
+    """
+    sharing = getattr(config, "kv_sharing_modes", None) or [None] * config.num_hidden_layers
+    leading = [[layer < getattr(config, name) for layer in range(len(sharing))] for name in _leading(config)]
+    return list(zip(*_lists(config).values(), *leading, sharing, strict=True))
+
+
+def _leading(config: PreTrainedConfig) -> list[str]:
+    """Find the settings that are a number of first layers, which differ from the later ones."""
+    return [name for name in _FIRST_LAYERS if isinstance(getattr(config, name, None), int)]
+
+
+def _lists(config: PreTrainedConfig) -> dict[str, list[object]]:
+    """Find the settings that have a value for each layer."""
+    lists = {name: getattr(config, name, None) for name in _OF_LAYERS}
+    return {name: list(values) for name, values in lists.items() if isinstance(values, list | tuple)}
+
+
+def part_of(kinds: list[Kind], vocab_size: int) -> Part:
+    """Choose the first layer of each kind, and the last one."""
+    return Part(sorted({*map(kinds.index, kinds), len(kinds) - 1}), min(MOST_ROWS, vocab_size))
+
+
+def outline(layer: Any) -> Any:
+    """Return what layers of one kind have in common: everything in a description but the numbers of weights."""
+    if isinstance(layer, Tensor | Blocks):
+        return tuple(layer.shape)
+    if isinstance(layer, list):
+        return [outline(one) for one in layer]
+    if is_dataclass(layer):
+        names = [field.name for field in fields(layer) if field.name not in _OWN_OF_LAYERS]
+        return type(layer).__name__, [outline(getattr(layer, name)) for name in names]
+    return layer
+
+
+def refuse_unless_alike(layers: list[Layer], kinds: list[Kind]) -> None:
+    """Raise NotKnown if the description of a layer differs from that of the first layer of its kind."""
+    outlines: dict[Kind, Any] = {}
+    for index, (layer, kind) in enumerate(zip(layers, kinds, strict=True)):
+        if outlines.setdefault(kind, found := outline(layer)) != found:
+            raise NotKnown(f"its layer {index} is unlike layer {kinds.index(kind)}, though their settings are the same")
+
+
+def small_config(config: PreTrainedConfig, part: Part) -> PreTrainedConfig:
+    """Return the configuration of a part."""
+    layers, rows = part.layers, part.rows
+    small = copy.deepcopy(config)
+    small.num_hidden_layers = len(layers)
+    for name, values in _lists(config).items():
+        chosen = [values[layer] for layer in layers]
+        if list(getattr(small, name)) != chosen:  # some make their list of the number of layers
+            setattr(small, name, chosen)
+    for name in _leading(config):
+        setattr(small, name, sum(layer < getattr(config, name) for layer in layers))
+    if sharing := getattr(config, "num_kv_shared_layers", 0):
+        small.num_kv_shared_layers = sum(layer >= config.num_hidden_layers - sharing for layer in layers)
+    if getattr(config, "vocab_size_per_layer_input", None):
+        small.vocab_size_per_layer_input = min(rows, config.vocab_size_per_layer_input)
+    if (differing := getattr(config, "_heterogeneity_spec", None)) is not None:  # as the sizes of heads may
+        of_layers = differing.per_layer_overrides
+        small.per_layer_config = {place: of_layers[layer] for place, layer in enumerate(layers) if layer in of_layers}
+    small.vocab_size = rows
+    small.pad_token_id = None
+    return small
+
+
+def small_model(config: PreTrainedConfig, part: Part, read: ReadTensor) -> PreTrainedModel:
+    """Make the model of a part, in float32, with the weights that `read` returns, which it expands."""
+    model = empty_model(small_config(config, part), torch.float32)
+    model.eval()
+    tensors: dict[str, Tensor] = {}
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several would wait for each other, beside the thread that makes the tokenizer
+    for name, parameter in named_parameters(model):
+        whole = read(part.name_in_whole(name))
+        if name == _INPUT_PROJECTION:
+            whole = part.of_layers(whole, config.num_hidden_layers, dim=0)
+        elif name == _LAYER_INPUTS:
+            whole = part.of_layers(whole, config.num_hidden_layers, dim=1)
+        if parameter.dim() and len(parameter) < whole.shape[0]:  # by row of the embedding
+            whole = whole[: len(parameter)]
+        tensors[name] = whole.expand(torch.float32) if isinstance(whole, Blocks) else whole.float()
+    torch.set_num_threads(num_threads)
+    fill(model, tensors)
+    return model
+
+
+def fill(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
+    """Give a model without data these parameters."""
+    model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
+
+
+@torch.inference_mode()
+def reference_of(
+    model: PreTrainedModel, part: Part, name: str, options: EngineOptions, dtype: torch.dtype, *, is_quantized: bool
+) -> Reference:
+    """Let transformers' code compute the model of a part, whose description is compared with it in float32.
+
+    `options` have the length and the KV cache of the whole model, and `dtype` is that of its native step. Raises
+    NotKnown for a model that is described in another way than its code computes it, and StartupError for one that paged
+    attention is not for.
+    """
+    states = kept_states(_in_dtype(copy.deepcopy(model), dtype))
+    length = options.max_model_len or context_length(model.config)
+    prepared = replace(prepare(model, name), max_model_len=length)
+    plain = with_native_cache(prepared, replace(options, kv_cache_dtype="auto"))
+    refuse_unless_it_fits(plain.kv_shapes.values(), options.block_size)
+    _refuse_unless_described(plain, options)
+    loaded = with_native_cache(prepared, options)
+    expected, parameters = transformers_logits(loaded, options.block_size)
+    layers = describe(loaded, parameters).layers
+    if options.has_adapters:
+        probe = _probe(model, part, dtype)
+        expected += transformers_logits(loaded, options.block_size, probe)[0]
+    loaded = replace(loaded, model=_in_dtype(model, dtype), dtype=dtype, state_shapes=states)
+    limit = tolerance(dtype, is_quantized=is_quantized)
+    if options.kv_cache_dtype == "int8":
+        limit = max(limit, INT8_CACHE_TOLERANCE)
+    if dtype != torch.float32:
+        rounded_logits, _ = transformers_logits(loaded, options.block_size)
+        pairs = zip(rounded_logits, expected, strict=False)  # those without an adapter
+        rounding = max(difference(logits, wanted) for logits, wanted in pairs)
+        limit = max(limit, min(_ROUNDINGS * rounding, _MOST))
+    return Reference(Checked(part, expected, limit), loaded, parameters, layers)
+
+
+def _refuse_unless_described(loaded: LoadedModel, options: EngineOptions) -> None:
+    """Raise NotKnown unless the native step computes what transformers' code does, both in float32."""
+    with short_windows(loaded.model):
+        expected, parameters = transformers_logits(loaded, options.block_size)
+    decoder = describe(loaded, parameters)
+    sizes: Any = {"num_blocks": 1, "block_size": options.block_size, "num_threads": 1}
+    native = NativeDecoder(Library(torch.float32), decoder, **sizes)
+    refuse_unless_equal(native, loaded, expected, FLOAT32_TOLERANCE, block_size=options.block_size)
+
+
+def _in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Round the parameters of a model; rotary frequencies stay as they are."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def _probe(model: PreTrainedModel, part: Part, dtype: torch.dtype) -> Adapter:
+    """Return the adapter of the check as float32 computes with it: made by the names that modules have in the whole."""
+    shapes = adaptable(model)
+    of_whole = probe_adapter({part.name_in_whole(name): shape for name, shape in shapes.items()}, dtype)
+    parts = {name: of_whole.parts[part.name_in_whole(name)] for name in shapes}
+    return Adapter(of_whole.name, {name: replace(one, a=one.a.float(), b=one.b.float()) for name, one in parts.items()})
+
+
+@torch.inference_mode()
+def transformers_logits(
+    loaded: LoadedModel, block_size: int, adapter: Adapter | None = None
+) -> tuple[list[Tensor], dict[int, AttentionParameters]]:
+    """Return transformers' logits of the batches of the check, and what its layers call attention with, by layer.
+
+    Where the native cache has eight bits, keys and values are rounded to these here, too.
+    """
+    num_blocks = -(-NUM_TOKENS // block_size)
+    caches = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size).caches
+    parameters: dict[int, AttentionParameters] = {}
+
+    def record(layer: int, key: Tensor, value: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
+        scaling, sliding_window, softcap, sinks, looks_ahead = scoring
+        parameters[layer] = AttentionParameters(scaling, sliding_window, softcap, sinks is not None, looks_ahead)
+        if (shape := loaded.kv_shapes[layer]).is_int8:
+            return rounded(key, KEY_GROUP), rounded(value, shape.value_dim)
+        return key, value
+
+    recording = EagerExecutor(loaded, caches, watched(caches, record))
+    return [recording.forward(batch) for batch in batches(loaded, block_size, adapter)], parameters
