@@ -10,7 +10,8 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,47 +70,51 @@ class _Gguf:
         except UnicodeDecodeError as error:
             raise BadFile("it has a name that is no UTF-8") from error
 
-    def value(self) -> Any:
-        """Return a number, a short text or a short list of numbers, or None for any other value."""
+    def value(self, *, is_whole: bool = False) -> Any:
+        """Return a number, a short text or a short list of numbers, or None for any other value. With `is_whole`,
+        return every value."""
         kind = self.number("I")
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
         if kind == _STRING:
             length = self.number("Q")
             begin = self._advance(length)
-            return self._data[begin : self._at].decode(errors="replace") if length <= _MOST_KEPT_BYTES else None
+            is_kept = is_whole or length <= _MOST_KEPT_BYTES
+            return self._data[begin : self._at].decode(errors="replace") if is_kept else None
         if kind == _ARRAY:
-            return self._array()
+            return self._array(is_whole)
         raise BadFile(f"it has a value of the unknown type {kind}")
 
-    def _array(self) -> list[Any] | None:
+    def _array(self, is_whole: bool) -> list[Any] | None:
         kind, count = self.number("I"), self.number("Q")
         if count > _MOST_ELEMENTS:
             raise BadFile(f"it has an array of {count} values, but can have at most {_MOST_ELEMENTS}")
-        if kind in _SCALARS and count <= _MOST_KEPT_NUMBERS:
+        if kind in _SCALARS and (is_whole or count <= _MOST_KEPT_NUMBERS):
             return list(self._numbers(count, _SCALARS[kind]))
         if kind in _SCALARS:
             self._advance(count * struct.calcsize(_SCALARS[kind]))
         elif kind == _STRING:
-            self._skip_texts(self.at_most(count, 8))
+            ends = self._text_ends(self.at_most(count, 8))
+            begin = self._advance(ends[-1] - self._at if ends else 0) + _LENGTH.size
+            if is_whole:
+                begins = (begin, *(end + _LENGTH.size for end in ends))
+                return [self._data[at:end].decode(errors="replace") for at, end in zip(begins, ends, strict=False)]
         else:
             raise BadFile(f"it has an array of the unknown type {kind}")
         return None
 
-    def _skip_texts(self, count: int) -> None:
-        """Skip so many texts. A vocabulary has hundreds of thousands."""
-        at = self._at
+    def _text_ends(self, count: int) -> list[int]:
+        """Return where each of the next texts ends. A vocabulary has hundreds of thousands."""
+        at, ends = self._at, []
         for _ in range(count):
             if at + 8 > self.size:
-                break
+                raise BadFile("it is cut, or lies about its counts")
             (length,) = _LENGTH.unpack_from(self._data, at)
             if length > _MOST_TEXT_BYTES:
                 raise BadFile(f"it has a text of {length} bytes, but can have at most {_MOST_TEXT_BYTES}")
             at += 8 + length
-        else:
-            self._advance(at - self._at)
-            return
-        raise BadFile("it is cut, or lies about its counts")
+            ends.append(at)
+        return ends
 
     def at_most(self, count: int, bytes_each: int) -> int:
         """Return the count, unless the rest of the file is too short for so many."""
@@ -171,6 +176,21 @@ def read_values(path: Path) -> dict[str, Any]:
     return dict(_read(path)[0])
 
 
+def read_tokenizer(path: Path) -> dict[str, Any]:
+    """Return all metadata of a model's tokenizer by name, long ones too, and its architecture.
+
+    Raises BadFile if the head of the file cannot be true.
+    """
+    with _opened(path) as (gguf, _, num_values):
+        values: dict[str, Any] = {}
+        for _ in range(num_values):
+            key = gguf.name()
+            value = gguf.value(is_whole=key.startswith("tokenizer."))
+            if key.startswith(("tokenizer.", "general.architecture")):
+                values[key] = value
+    return values
+
+
 def architecture(values: Mapping[str, Any]) -> str | None:
     """Return the model's family: the prefix of its sizes' names."""
     count = ".block_count"
@@ -205,8 +225,9 @@ def _read_file(path: Path) -> tuple[dict[str, Any], list[GgufTensor]]:
     return _read_version(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
 
 
-@lru_cache(16)  # a start asks ten times, and passing over a vocabulary takes 50 ms
-def _read_version(path: Path, version_of_file: tuple[int, ...]) -> tuple[dict[str, Any], list[GgufTensor]]:
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[_Gguf, int, int]]:
+    """Open a file, and yield a reader of its metadata and the numbers of its tensors and metadata."""
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             refuse_pointer(path)
@@ -222,6 +243,12 @@ def _read_version(path: Path, version_of_file: tuple[int, ...]) -> tuple[dict[st
         gguf.at_most(num_values, 13)
         if num_tensors > _MOST_TENSORS or num_values > _MOST_VALUES:
             raise BadFile(f"it has {num_tensors} tensors and {num_values} values, more than any model")
+        yield gguf, num_tensors, num_values
+
+
+@lru_cache(16)  # a start asks ten times, and passing over a vocabulary takes 50 ms
+def _read_version(path: Path, version_of_file: tuple[int, ...]) -> tuple[dict[str, Any], list[GgufTensor]]:
+    with _opened(path) as (gguf, num_tensors, num_values):
         values: dict[str, Any] = {}
         for _ in range(num_values):
             key = gguf.name()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from oaiserve.errors import StartupError
+from oaiserve.files.bad_file import BadFile
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def reported(failure: str) -> Iterator[None]:
         text = " ".join(str(error).split())
         if "trust_remote_code" in text:
             reason = "it needs code that comes with the model (auto_map), and oaiserve never runs such code"
-        elif isinstance(error, OSError | ValueError | RuntimeError | ImportError) and text:
+        elif isinstance(error, OSError | ValueError | RuntimeError | ImportError | BadFile) and text:
             reason = text if len(text) <= 300 else text[:300] + "…"
         else:  # the text of other errors says nothing without their name
             reason = named(error)

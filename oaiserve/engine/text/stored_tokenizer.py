@@ -1,6 +1,6 @@
-"""Stores transformers' tokenizer in the start cache, so that a later start reads it without transformers.
+"""Stores a tokenizer in the start cache, so that a later start need not make it again.
 
-It has the whole definition of the Rust tokenizer, as transformers has set it up, so ids and texts are the same.
+The whole definition of the Rust tokenizer is stored, so ids and texts are the same.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as RustTokenizer
 
+from oaiserve.errors import StartupError
 from oaiserve.files import gguf
 from oaiserve.files.private import NotPrivate
 from oaiserve.files.start_cache import NotRemembered, Subject, recall, remember, subject
@@ -26,7 +27,7 @@ _PACKAGES = ("oaiserve", "transformers", "tokenizers")
 
 @dataclass(slots=True)
 class StoredTokenizer:
-    """The data of a tokenizer, in the start cache or of transformers, whose names the attributes have."""
+    """The data of a tokenizer. The attributes have the names that transformers gives them."""
 
     backend_tokenizer: RustTokenizer
     length: int
@@ -41,7 +42,7 @@ def tokenizer_subject(model: Path) -> Subject | None:
     """Return the subject of a tokenizer: its folder or GGUF file, or None if it depends on more."""
     if model.suffix == ".gguf" and model.is_file():
         head = partial(gguf.digest, counts=lambda _: False)
-        return subject("tokenizer", model, (), options={}, packages=(*_PACKAGES, "gguf"), digest=head)
+        return subject("tokenizer", model, (), options={}, packages=("oaiserve", "tokenizers"), digest=head)
     if not model.is_dir() or (model / "additional_chat_templates").exists():
         return None
     return subject("tokenizer", model, _FILES, options={}, packages=_PACKAGES)
@@ -59,6 +60,10 @@ def recall_tokenizer(subject: Subject) -> StoredTokenizer:
 
 
 def stored(tokenizer: Any) -> StoredTokenizer:
+    """Return the data of a tokenizer of transformers. Raises StartupError if it is no Rust one."""
+    if not getattr(tokenizer, "is_fast", False):
+        name = type(tokenizer).__name__
+        raise StartupError(f"The tokenizer {name} has no Rust form (tokenizer.json), which this server needs.")
     template = getattr(tokenizer, "response_template", None)
     return StoredTokenizer(
         backend_tokenizer=tokenizer.backend_tokenizer,
@@ -71,15 +76,12 @@ def stored(tokenizer: Any) -> StoredTokenizer:
     )
 
 
-def remember_tokenizer(subject: Subject, tokenizer: Any) -> None:
-    """Write a tokenizer of transformers to the start cache, if it is a Rust one and the cache can be written."""
-    if not getattr(tokenizer, "is_fast", False):
-        return
+def remember_tokenizer(subject: Subject, tokenizer: StoredTokenizer) -> None:
+    """Write a tokenizer to the start cache, if the cache can be written."""
     definition = tokenizer.backend_tokenizer.to_str().encode()
-    attributes = stored(tokenizer)
-    names = (field.name for field in fields(attributes) if field.name != "backend_tokenizer")
-    parts = {name: getattr(attributes, name) for name in names}
+    names = (field.name for field in fields(tokenizer) if field.name != "backend_tokenizer")
+    parts = {name: getattr(tokenizer, name) for name in names}
     try:
         remember(subject, {"parts": parts, "bytes": len(definition)}, definition)
     except (NotPrivate, OSError, TypeError) as error:
-        log.info("The next start will load the tokenizer by transformers again: %s", error)
+        log.info("The next start will make the tokenizer again: %s", error)

@@ -18,6 +18,7 @@ from oaiserve.engine.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, 
 from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.text.encoding_rules import PIECE_CHARACTERS, EncodingRules
+from oaiserve.engine.text.gguf.tokenizer import load_gguf_tokenizer
 from oaiserve.engine.text.special_tokens import MARK, SpecialTexts
 from oaiserve.engine.text.stored_tokenizer import (
     StoredTokenizer,
@@ -28,7 +29,6 @@ from oaiserve.engine.text.stored_tokenizer import (
 )
 from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest, StartupError, invalid
-from oaiserve.files.gguf import READ_BY_TRANSFORMERS, architecture, read_values
 from oaiserve.files.load_errors import reported
 from oaiserve.files.start_cache import NotRemembered
 
@@ -53,9 +53,6 @@ class Tokenizer:
         one, or if the template is not valid.
         """
         if not isinstance(tokenizer, StoredTokenizer):
-            if not getattr(tokenizer, "is_fast", False):
-                name = type(tokenizer).__name__
-                raise StartupError(f"The tokenizer {name} has no Rust form (tokenizer.json), which this server needs.")
             tokenizer = stored(tokenizer)
         if chat_template is not None:
             tokenizer = replace(tokenizer, chat_template=chat_template)
@@ -84,21 +81,19 @@ class Tokenizer:
         A tokenizer of local files is stored in the start cache for the next start, which `recheck` ignores. Raises
         StartupError if there is no usable tokenizer.
         """
-        source, gguf_file = str(path), None
-        if not Path(path).exists():
+        model = Path(path)
+        if not model.exists():
             raise StartupError(f"There is no model at '{path}': it must be a folder or a GGUF file.")
-        if source.endswith(".gguf"):
-            source, gguf_file = str(Path(path).parent), Path(path).name
         with reported(f"Could not load a tokenizer from '{path}'"):
-            asked = tokenizer_subject(Path(path))
-            tokenizer: Any = None
+            asked = tokenizer_subject(model)
+            tokenizer: StoredTokenizer | None = None
             if asked is not None and not recheck:
                 try:
                     tokenizer = recall_tokenizer(asked)
                 except NotRemembered as reason:
-                    log.debug("The tokenizer is loaded by transformers: %s", reason)
+                    log.debug("The tokenizer is made again: %s", reason)
             if tokenizer is None:
-                tokenizer = _load(source, gguf_file)
+                tokenizer = load_gguf_tokenizer(model) if model.suffix == ".gguf" else _load(model)
                 if asked is not None:
                     remember_tokenizer(asked, tokenizer)
             return cls(tokenizer, chat_template)
@@ -289,28 +284,16 @@ class Tokenizer:
         return text_of(self._table.bytes_alone(token_id))
 
 
-def _load(source: str, gguf_file: str | None) -> Any:
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # takes seconds to import
+def _load(folder: Path) -> StoredTokenizer:
+    from transformers import AutoTokenizer  # takes seconds to import
 
     kind: Any = AutoTokenizer
-    if gguf_file is None:
-        tokenizer = kind.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-        path = Path(source) / "chat_template.json"  # of older multimodal checkpoints
-        if getattr(tokenizer, "chat_template", None) is None and path.is_file():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            tokenizer.chat_template = found.get("chat_template") if isinstance(found, dict) else None
-        return tokenizer
-    from oaiserve.engine.text.gguf_head import without_vocabulary
-    from oaiserve.engine.text.gguf_splits import split_as_named
-
-    values = read_values(Path(source) / gguf_file)
-    if architecture(values) not in READ_BY_TRANSFORMERS:
-        kind = PreTrainedTokenizerFast  # the other one reads the configuration, too, and cannot in such a file
-    with without_vocabulary():
-        tokenizer = kind.from_pretrained(source, gguf_file=gguf_file, local_files_only=True, trust_remote_code=False)
-    if values.get("tokenizer.ggml.model") == "gpt2":
-        split_as_named(tokenizer, values.get("tokenizer.ggml.pre"))
-    return tokenizer
+    tokenizer = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    path = folder / "chat_template.json"  # of older multimodal checkpoints
+    if getattr(tokenizer, "chat_template", None) is None and path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        tokenizer.chat_template = found.get("chat_template") if isinstance(found, dict) else None
+    return stored(tokenizer)
 
 
 def _check_characters(text: str, param: str) -> None:

@@ -1,0 +1,133 @@
+"""The vocabulary of a GGUF file and the settings of its tokenizer, as the metadata have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from oaiserve.files.bad_file import BadFile
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
+SPACE = "▁"  # in tokens
+CONTINUES = "##"
+
+_PREFIX = "tokenizer.ggml."
+# Ids that the metadata leave out, by the kind of tokenizer and the token's role.
+_DEFAULT_IDS: dict[str, dict[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "bert": {"cls": 101, "seperator": 102, "unknown": 100, "padding": 0, "mask": 103},
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
+}
+_ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "cls", "mask")  # sic, in the files
+
+
+def _in_word_pieces(token: str, kind: int) -> str:
+    """Spell a token as BERT does: files mark the start of a word, and BERT marks what continues one."""
+    if kind == CONTROL:
+        return token
+    return token[1:] if token.startswith(SPACE) else f"{CONTINUES}{token}"
+
+
+class Vocabulary:
+    """The tokens of a file, in the order of their ids, and its settings."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        """Take the metadata of a file. Raises BadFile if some are missing or do not fit together."""
+        self._values = values
+        self.kind = str(self.get("model", ""))
+        self.architecture = str(values.get("general.architecture", ""))
+        tokens = self._list("tokens", str)
+        if not tokens:
+            raise BadFile("it has no tokenizer")
+        self.types = self._list("token_type", int) or [NORMAL] * len(tokens)
+        if len(self.types) < len(tokens):
+            raise BadFile(f"it has {len(tokens)} tokens, and types of {len(self.types)}")
+        # A token without text would match everywhere.
+        self.tokens = [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)]
+        if self.kind == "bert":
+            self.tokens = list(map(_in_word_pieces, self.tokens, self.types))
+        self.ids: dict[str, int] = {}
+        for token_id, token in enumerate(self.tokens):
+            self.ids.setdefault(token, token_id)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a setting of the tokenizer."""
+        found = self._values.get(f"{_PREFIX}{name}")
+        return default if found is None else found
+
+    @property
+    def chat_template(self) -> str | dict[str, str] | None:
+        """The model's chat template; several by name, if it has one of its own for requests with tools."""
+        name = "tokenizer.chat_template"
+        template, for_tools = self._values.get(name), self._values.get(f"{name}.tool_use")
+        return {"default": template, "tool_use": for_tools} if template and for_tools else template or None
+
+    def token_id(self, role: str) -> int | None:
+        """Return the id of the token with a role, or None if the vocabulary has no such token."""
+        found = self.get(f"{role}_token_id", _DEFAULT_IDS.get(self.kind, {}).get(role))
+        return found if type(found) is int and 0 <= found < len(self.tokens) else None
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of the tokens that are no text: they are found in a text as they are written, and hidden in answers.
+
+        Some files have no types. There the tokens with roles are special, but no single character, such as the "!" that
+        an unset id of 0 makes an end of text.
+        """
+        with_roles = {self.token_id(role) for role in _ROLES} - {None}
+        special = {token_id for token_id, kind in self._numbered_types() if kind in (UNKNOWN, CONTROL)}
+        special |= {
+            token_id
+            for token_id in with_roles
+            if token_id is not None and self.types[token_id] != BYTE and len(self.tokens[token_id]) > 1
+        }
+        return frozenset(special)
+
+    @cached_property
+    def user_defined_ids(self) -> frozenset[int]:
+        """The ids of the other tokens that are found in a text as they are written."""
+        return frozenset(i for i, kind in self._numbered_types() if kind == USER_DEFINED) - self.special_ids
+
+    @property
+    def has_bytes(self) -> bool:
+        return BYTE in self.types or "<0x00>" in self.ids
+
+    @property
+    def merges(self) -> list[tuple[str, str]]:
+        """The pairs of tokens that are merged, first ones first. Raises BadFile if there are none."""
+        merges = []
+        for merge in self._list("merges", str):
+            left, space, right = merge.partition(" ") if not merge.startswith(" ") else (" ", " ", merge[2:])
+            if not space or not right:
+                raise BadFile(f"its merge {merge[:100]!r} is no pair")
+            merges.append((left, right))
+        if not merges:
+            raise BadFile("its tokenizer has no merges")
+        return merges
+
+    @property
+    def scores(self) -> list[float]:
+        """The scores of the tokens. Raises BadFile if there are none."""
+        scores = [float(score) for score in self._list("scores", int, float)]
+        if len(scores) < len(self.tokens):
+            raise BadFile(f"it has {len(self.tokens)} tokens, and scores of {len(scores)}")
+        return scores
+
+    @property
+    def splits(self) -> str | None:
+        """The name of the way to split texts before bytes are merged."""
+        found = self.get("pre")
+        return found if isinstance(found, str) else None
+
+    def is_normal(self, token_id: int) -> bool:
+        return self.types[token_id] not in (UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE)
+
+    def _numbered_types(self) -> Iterator[tuple[int, int]]:
+        return zip(range(len(self.tokens)), self.types, strict=False)
+
+    def _list(self, name: str, *kinds: type) -> list[Any]:
+        found = self.get(name, [])
+        if not isinstance(found, list) or (found and not isinstance(found[0], kinds)):
+            raise BadFile(f"its {_PREFIX}{name} is no list of {' or '.join(kind.__name__ for kind in kinds)}")
+        return found
