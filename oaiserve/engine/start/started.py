@@ -22,6 +22,7 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.text.end_tokens import end_token_ids
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.adapters import BadAdapter, read_adapter
@@ -109,8 +110,7 @@ def assemble(started: Started, tokenizer: Tokenizer, options: EngineOptions) -> 
     )
     if default_params:
         log.info("Defaults from the model's generation_config.json: %s", default_params)
-    eos_token_id = tokenizer.eos_token_id
-    eos_token_ids = spec.eos_token_ids | (frozenset() if eos_token_id is None else {eos_token_id})
+    eos_token_ids = end_token_ids(tokenizer, spec.eos_token_ids | tokenizer.eos_token_ids)
     grammars = Grammars(tokenizer.backend, vocab_size=spec.vocab_size, eos_token_ids=eos_token_ids)
     grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
     of_engine = started._asdict()

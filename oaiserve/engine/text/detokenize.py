@@ -10,6 +10,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ class TokenTable:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self.backend = backend
-        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._added = {token_id: token.content for token_id, token in added.items()}
         self.has_bytes = True
         self.strip_start = 0  # leading spaces that decoding removes at the start of a text
         self.drop_first_spaces = False  # Metaspace: the first token of a text has no spaces at all
@@ -57,6 +60,14 @@ class TokenTable:
         self._cache: dict[int, bytes] = {}
         # The pickled state of a decoder is its JSON; asking the whole tokenizer would write out its vocabulary too.
         self._recognise(json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {"type": None})
+        # Added tokens that the tokenizer's own decoder takes for bytes: DeepSeek has one for "ö".
+        self._like_bytes = {
+            token_id: text
+            for token_id, text in self._added.items()
+            if self.is_byte_level
+            and not text.isascii()
+            and backend.decode([token_id], skip_special_tokens=False) != text
+        }
 
     def _recognise(self, decoder: dict[str, Any]) -> None:
         steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -96,7 +107,8 @@ class TokenTable:
         if token is None:
             return b""
         if self.is_byte_level:
-            # The decoder takes a token with any other character, mostly an added one, as it is.
+            if token_id in self._added:
+                return self._added[token_id].encode()
             try:
                 return token.translate(_BYTE_LEVEL).encode("latin-1")
             except UnicodeEncodeError:
@@ -117,7 +129,15 @@ class TokenTable:
         return data
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return self.backend.decode(token_ids, skip_special_tokens=False)
+        """Return the text of token ids, with its special tokens."""
+        runs = [(False, list(token_ids))]
+        if self._like_bytes:
+            runs = [(is_text, list(run)) for is_text, run in groupby(token_ids, self._like_bytes.__contains__)]
+        others = [run for is_text, run in runs if not is_text]
+        decoded = iter(self.backend.decode_batch(others, skip_special_tokens=False))  # releases the GIL
+        return "".join(
+            "".join(map(self._like_bytes.__getitem__, run)) if is_text else next(decoded) for is_text, run in runs
+        )
 
     def detokenizer(
         self, prompt_ids: Sequence[int], *, skip_special_tokens: bool, visible_ids: frozenset[int] = frozenset()

@@ -32,7 +32,7 @@ class StoredTokenizer:
     backend_tokenizer: RustTokenizer
     length: int
     split_special_tokens: bool
-    eos_token_id: int | None
+    eos_token_ids: list[int]  # that its files name, the first one first
     special_tokens_map: dict[str, str]
     chat_template: str | dict[str, str] | None
     response_template: Mapping[str, Any] | None
@@ -69,7 +69,7 @@ def stored(tokenizer: Any) -> StoredTokenizer:
         backend_tokenizer=tokenizer.backend_tokenizer,
         length=len(tokenizer),
         split_special_tokens=tokenizer.split_special_tokens,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_ids=[] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id],
         special_tokens_map=tokenizer.special_tokens_map,
         chat_template=tokenizer.chat_template,
         response_template=dict(template) if isinstance(template, Mapping) and template else None,

@@ -63,7 +63,8 @@ class Tokenizer:
         self.backend.no_padding()
         self.backend.encode_special_tokens = tokenizer.split_special_tokens
         self.vocab_size = tokenizer.length
-        self.eos_token_id: int | None = tokenizer.eos_token_id
+        self.eos_token_ids = frozenset(tokenizer.eos_token_ids)
+        self.eos_token_id: int | None = next(iter(tokenizer.eos_token_ids), None)
         self._table = TokenTable(self.backend)
         self.special_ids = self._table.special_ids
         added = self.backend.get_added_tokens_decoder()
@@ -277,7 +278,7 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, with its special tokens."""
-        return self.backend.decode_batch([list(token_ids)], skip_special_tokens=False)[0]  # releases the GIL
+        return self._table.decode(token_ids)
 
     def token_text(self, token_id: int) -> str:
         """Return the text of a token on its own: with its leading space, and U+FFFD for part of a character."""

@@ -72,7 +72,6 @@ def config_of(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> P
     own = family.architectures[metadata.architecture](metadata)
     kind: Any = CONFIG_MAPPING[own.pop("model_type", family.type)]
     fields = {field: metadata.get(name) for field, name in _FIELDS.items()}
-    ends = {end for name in ("eos", "eot", "eom") if (end := metadata.token(name)) is not None}
     fields |= {
         "vocab_size": metadata.vocab_size,
         "num_hidden_layers": metadata.num_layers,
@@ -83,7 +82,7 @@ def config_of(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> P
         "use_bias": metadata.has(r"ffn_up\.bias$"),
         "tie_word_embeddings": "output.weight" not in tensors,
         "bos_token_id": metadata.token("bos"),
-        "eos_token_id": sorted(ends) if len(ends) > 1 else next(iter(ends), None),
+        "eos_token_id": metadata.token("eos"),
         "pad_token_id": metadata.token("padding"),
     }
     if (downs := metadata.shape(r"ffn_down_exps\.weight$")) is not None:

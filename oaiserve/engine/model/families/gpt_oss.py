@@ -13,10 +13,6 @@ from oaiserve.engine.model.families.gguf_changes import Change
 from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata
 from oaiserve.engine.model.families.small_sizes import EXPERTS
 
-# Its tokens <|endoftext|>, <|return|> and <|call|> end an answer, or the call of a tool. A file names one of them.
-_ENDS = {199999, 200002, 200012}
-VOCABULARY = 201088
-
 
 def _fields(metadata: Metadata) -> Fields:
     rope: Fields = {"rope_type": "default", "rope_theta": metadata["rope.freq_base"]}
@@ -29,8 +25,6 @@ def _fields(metadata: Metadata) -> Fields:
             "beta_slow": metadata.get("rope.scaling.yarn_beta_slow", 1.0),
             "truncate": False,
         }
-    end = metadata.token("eos")
-    ends = (set() if end is None else {end}) | (_ENDS if metadata.vocab_size == VOCABULARY else set())
     return {
         "architectures": ["GptOssForCausalLM"],
         "head_dim": metadata["attention.key_length"],
@@ -38,7 +32,6 @@ def _fields(metadata: Metadata) -> Fields:
         "sliding_window": metadata["attention.sliding_window"],
         "intermediate_size": metadata.get("expert_feed_forward_length") or metadata["feed_forward_length"],
         "rope_parameters": rope,
-        "eos_token_id": sorted(ends) or None,
     }
 
 

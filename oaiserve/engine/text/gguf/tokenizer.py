@@ -36,7 +36,7 @@ def load_gguf_tokenizer(path: Path) -> StoredTokenizer:
         backend_tokenizer=tokenizer,
         length=len(vocabulary.tokens),
         split_special_tokens=False,
-        eos_token_id=vocabulary.token_id("eos"),
+        eos_token_ids=vocabulary.end_ids,
         special_tokens_map={name: vocabulary.tokens[i] for name, i in with_names.items() if i is not None},
         chat_template=vocabulary.chat_template,
         response_template=None,

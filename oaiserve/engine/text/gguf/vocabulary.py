@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+from oaiserve.engine.text.end_tokens import END_TEXTS
 from oaiserve.files.bad_file import BadFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
@@ -19,6 +20,7 @@ _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "bert": {"cls": 101, "seperator": 102, "unknown": 100, "padding": 0, "mask": 103},
     "t5": {"eos": 1, "unknown": 2, "padding": 0},
 }
+_END_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "cls", "mask")  # sic, in the files
 
 
@@ -68,20 +70,24 @@ class Vocabulary:
         found = self.get(f"{role}_token_id", _DEFAULT_IDS.get(self.kind, {}).get(role))
         return found if type(found) is int and 0 <= found < len(self.tokens) else None
 
+    @property
+    def end_ids(self) -> list[int]:
+        """The ids of the tokens that end a text, by their roles: the main one first."""
+        found = [self.token_id(role) for role in _END_ROLES]
+        more = self.get("eos_token_ids", [])
+        found += [one for one in more if type(one) is int] if isinstance(more, list) else []
+        return list(dict.fromkeys(i for i in found if i is not None and 0 <= i < len(self.tokens)))
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """The ids of the tokens that are no text: they are found in a text as they are written, and hidden in answers.
 
-        Some files have no types. There the tokens with roles are special, but no single character, such as the "!" that
-        an unset id of 0 makes an end of text.
+        Some files have wrong types, or none. A token with a role is special in any case, but no single character, such
+        as the "!" that an unset id of 0 makes the end of texts.
         """
-        with_roles = {self.token_id(role) for role in _ROLES} - {None}
         special = {token_id for token_id, kind in self._numbered_types() if kind in (UNKNOWN, CONTROL)}
-        special |= {
-            token_id
-            for token_id in with_roles
-            if token_id is not None and self.types[token_id] != BYTE and len(self.tokens[token_id]) > 1
-        }
+        others = {self.token_id(role) for role in _ROLES} | {self.ids.get(text) for text in END_TEXTS}
+        special |= {i for i in others if i is not None and self.types[i] == NORMAL and len(self.tokens[i]) > 1}
         return frozenset(special)
 
     @cached_property
