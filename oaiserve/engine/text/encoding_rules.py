@@ -45,8 +45,10 @@ _PUNCTUATION = {
     r" ?[^\s\p{L}\p{N}]+[\r\n]*",
     r" ?[^\s\p{L}\p{N}]++[\r\n]*",
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+    r" ?[\p{P}\p{S}]+[\r\n]*",
 }
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _ALTERNATIVES = {
     *_PUNCTUATION,
@@ -65,10 +67,15 @@ _ALTERNATIVES = {
     r"[^\r\n\p{L}\p{N}]?\p{L}+",
     r"[^\r\n\p{L}\p{N}]?+\p{L}+",
     *(
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}{upper}{_LOWER}{lower}{contraction}"
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}{but}]{upper}[{_LOWER}{but}]{lower}{contraction}"
         for upper, lower in (("*", "+"), ("+", "*"))
         for contraction in ("", f"{_CONTRACTION}?")
+        for but in ("", r"&&[^\p{Han}]")
     ),
+    r"\p{Han}+",
+    r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
+    r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
     "[一-龥\u3040-ゟ\u30a0-ヿ]+",
 }
 
@@ -211,7 +218,9 @@ def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """Yield the alternatives of a regular expression, as they are written."""
+    """Yield the alternatives of a regular expression, as `_ALTERNATIVES` has them."""
+    pattern = re.sub(r"\\x\{([0-9a-f]+)\}", lambda match: chr(int(match[1], 16)), pattern)
+    pattern = pattern.replace("\r", r"\r").replace("\n", r"\n")
     depth, start, i = 0, 0, 0
     while i < len(pattern):
         if pattern[i] == "\\":

@@ -13,6 +13,7 @@ from tokenizers.trainers import BpeTrainer
 
 from oaiserve.engine.text import encoding_rules
 from oaiserve.engine.text.encoding_rules import EncodingRules, _alternatives
+from oaiserve.engine.text.gguf.splits import expressions
 from oaiserve.files import demo
 from tests.engine.text.tokenizers_for_tests import byte_level, metaspace, sentencepiece, wordpiece
 
@@ -67,9 +68,9 @@ def trained(
     return tokenizer
 
 
-def split(pattern: str) -> pre_tokenizers.PreTokenizer:
+def split(*patterns: str) -> pre_tokenizers.PreTokenizer:
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), last])
+    return pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(one), "isolated") for one in patterns), last])
 
 
 def with_dropout(backend: Backend) -> Backend:
@@ -89,6 +90,9 @@ FAMILIES: dict[str, Callable[[], Backend]] = {
     ),
     "llama3": lambda: trained(split(LLAMA3)),
     "o200k": lambda: trained(split(O200K)),
+    "qwen35": lambda: trained(split(*expressions("qwen35"))),
+    "deepseek-v3": lambda: trained(split(*expressions("deepseek-v3"))),
+    "kimi-k2": lambda: trained(split(*expressions("kimi-k2"))),
     "qwen": lambda: trained(split(LLAMA3.replace("{1,3}", "")), normalizers.NFC(), added=RAW_ADDED),
     "sentencepiece": sentencepiece,
     "llama2": lambda: trained(None, LLAMA_SPACES, spaces=True),
