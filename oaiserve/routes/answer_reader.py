@@ -5,7 +5,7 @@ from __future__ import annotations
 from oaiserve.engine.request import FinishReason, TokenChunk
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes.dialects.calls import CallParser
-from oaiserve.routes.dialects.harmony import HarmonyCalls
+from oaiserve.routes.dialects.channels import ChannelCalls
 from oaiserve.routes.dialects.reasoning import ThinkingParser
 from oaiserve.routes.dialects.segments import Content, Reasoning, Segment, joined
 
@@ -21,7 +21,7 @@ class AnswerReader:
         self.num_reasoning_tokens = 0
         self.thinking = thinking
         self.calls = calls
-        self._reasoning = calls if isinstance(calls, HarmonyCalls) else thinking  # which knows where it ends
+        self._reasoning = calls if isinstance(calls, ChannelCalls) else thinking  # which knows where it ends
         self._thinks = thinking is not None
         self._skips_space = False  # between the reasoning and the answer proper
         self._text_length = 0  # of the tokens so far

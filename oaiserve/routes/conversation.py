@@ -14,8 +14,9 @@ import msgspec
 from oaiserve.engine.request import ChatPrompt, Grammar, Reasoning, SamplingParams
 from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.constraints import TEXT_FORMATS
+from oaiserve.routes.dialects.calls import CallParser
+from oaiserve.routes.dialects.channels import ChannelCalls
 from oaiserve.routes.dialects.dialect import Dialect
-from oaiserve.routes.dialects.harmony import HarmonyCalls
 from oaiserve.routes.dialects.lark import lark_of
 from oaiserve.routes.dialects.raw_call import RawCall
 from oaiserve.routes.dialects.reasoning import ThinkingParser
@@ -67,6 +68,7 @@ class Conversation:
                 template_kwargs, has_generation_prompt=asks_for_answer, must_end=must_end
             )
         self.reads_reasoning = self._mode is not None and not shows_tags
+        self._shows_tags = shows_tags
         self.reads_calls = tools is not None and dialect.calls is not None
 
     def own_params(
@@ -129,17 +131,18 @@ class Conversation:
         return replace(prompt, template_kwargs=self._template_kwargs, opening=opening)
 
     def reader(self, *, breaks_cut_calls: bool = False) -> AnswerReader:
-        calls, tools, family = None, self.tools, self._dialect.calls
-        if family is not None and family.by_channels and (self.reads_reasoning or tools is not None):
-            channels = HarmonyCalls(
-                {} if tools is None else tools.schemas,
-                only_one=tools is not None and tools.only_one,
-                in_reasoning=self._mode is not None and self._mode.is_open,
-                is_raw=tools is not None and tools.raw is not None,
-            )
-            return AnswerReader(None, channels, breaks_cut_calls=breaks_cut_calls)
-        thinking = ThinkingParser(self._mode) if self.reads_reasoning and self._mode is not None else None
-        if tools is not None and family is not None:
-            parser = family.parser if tools.raw is None else RawCall
-            calls = parser(tools.schemas, only_one=tools.only_one)
+        tools, family = self.tools, self._dialect.calls
+        schemas = {} if tools is None else tools.schemas
+        only_one, is_raw = (False, False) if tools is None else (tools.only_one, tools.raw is not None)
+        calls: CallParser | None = None
+        thinking = None
+        if family is not None and issubclass(family.parser, ChannelCalls):
+            if self.reads_reasoning or tools is not None:
+                in_reasoning = self._mode is not None and self._mode.is_open
+                calls = family.parser(schemas, only_one=only_one, in_reasoning=in_reasoning, is_raw=is_raw)
+            return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls)
+        if family is not None and (tools is not None or (family.parser.hidden_tags and not self._shows_tags)):
+            calls = (RawCall if is_raw else family.parser)(schemas, only_one=only_one)
+        if self.reads_reasoning and self._mode is not None:
+            thinking = ThinkingParser(self._mode)
         return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls)

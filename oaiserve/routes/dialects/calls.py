@@ -29,6 +29,7 @@ class CallParser(ABC):
 
     opening_tags: ClassVar[tuple[str, ...]]  # with each of these, a call may begin
     closing_tags: ClassVar[tuple[str, ...]] = ()  # that may follow a call, in this order
+    hidden_tags: ClassVar[tuple[str, ...]] = ()  # around texts that are no calls: dropped, with or without tools
     tags: ClassVar[tuple[str, ...]]  # all tags of the family
     form: ClassVar[TaggedForm | None] = None  # of calls that are not in JSON
 
@@ -80,13 +81,15 @@ class CallParser(ABC):
                 segments.append(Content(before))
                 before = ""
         self._text = self._text[at:]
-        if tag:
+        if tag in self.hidden_tags:
+            self._text = self._text[len(tag) :]
+        elif tag:
             self._begin_head(tag, before)
         return bool(tag)
 
     def _find(self, text: str) -> tuple[int, str]:
         """Return the place and the opening tag of the next call, as `find_tag` does."""
-        return find_tag(text, self.opening_tags)
+        return find_tag(text, (*self.opening_tags, *self.hidden_tags))
 
     def _begin_head(self, tag: str, before: str = "") -> None:
         self._tag, self._raw, self._step = tag, [before], self._in_head

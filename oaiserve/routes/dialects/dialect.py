@@ -16,7 +16,7 @@ from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.routes.dialects.deepseek import DEEPSEEK_V3, DEEPSEEK_V4, DEEPSEEK_V31, DEEPSEEK_V32
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.gemma import FUNCTION_GEMMA, GEMMA4
-from oaiserve.routes.dialects.harmony import HARMONY, REASONING_TAGS
+from oaiserve.routes.dialects.harmony import HARMONY
 from oaiserve.routes.dialects.hermes import HERMES, HermesCalls
 from oaiserve.routes.dialects.kimi import KIMI
 from oaiserve.routes.dialects.listed import GRANITE, PHI4
@@ -82,9 +82,9 @@ def dialect_of(
     tags = next(filter(None, (_tags(_declared(declared, name)) for name in fields)), None)
     calls = calls or family_of(tool_call_parser, source)
     by_channels = calls is not None and calls.by_channels
-    if by_channels:
-        tags = REASONING_TAGS
-    elif tags is None:
+    if calls is not None:
+        tags = calls.reasoning_tags or tags
+    if tags is None:
         known = (each for each in _REASONING_TAGS if each[1] in source)
         tags = next(known, None if reasoning_parser == "auto" else THINK)
     reasoning = None

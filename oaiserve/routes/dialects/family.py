@@ -30,7 +30,8 @@ class CallFamily:
     name_end: str = ""
     signs: tuple[str, ...] = ()  # a chat template with all of these is one of this family
     history: Callable[[Sequence[Message]], list[Message]] | None = None  # makes messages as its templates take them
-    by_channels: bool = False  # the parser reads reasoning, too, and an answer ends with its first call
+    reasoning_tags: tuple[str, str] | None = None  # where they differ from those that the template shows
+    by_channels: bool = False  # the parser, a ChannelCalls, reads reasoning; an answer ends with its first call
     answer_opening: str = ""  # before an answer that is no call, where it follows reasoning
 
     def written(self, calls: Iterable[tuple[str, str]]) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 import regex
 
 from oaiserve.routes.dialects.calls import NotACall
+from oaiserve.routes.dialects.channels import ChannelCalls
 from oaiserve.routes.dialects.family import CallFamily, Message
-from oaiserve.routes.dialects.json_calls import NamedCalls, in_quotes
+from oaiserve.routes.dialects.json_calls import in_quotes
 from oaiserve.routes.dialects.raw_call import RAW_BEGIN, RAW_END
 from oaiserve.routes.dialects.segments import Arguments, Content, Reasoning, Segment, find_tag
 
@@ -24,7 +25,7 @@ _HEADER = regex.compile(
 )
 
 
-class HarmonyCalls(NamedCalls):
+class HarmonyCalls(ChannelCalls):
     """Reads whole answers. A message with a broken header, or to a tool that is not the request's, is content."""
 
     opening_tags = (_CHANNEL, _START)
@@ -32,25 +33,9 @@ class HarmonyCalls(NamedCalls):
     tags = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS)
     named = _HEADER
 
-    def __init__(
-        self,
-        tools: Mapping[str, Mapping[str, Any]],
-        *,
-        only_one: bool = False,
-        in_reasoning: bool = False,
-        is_raw: bool = False,
-    ) -> None:
-        """`in_reasoning`: the prompt ends within the analysis. With `is_raw`, a call's text is its only argument."""
-        super().__init__(tools, only_one=only_one)
-        self._is_raw = is_raw
-        self.is_over = False
-        self.end = 0  # characters of the text up to the end of the last reasoning, as far as it has come
-        self._num_pushed = 0
-        self._step = self._in_analysis if in_reasoning else self._at_start
-
-    def push(self, text: str) -> list[Segment]:
-        self._num_pushed += len(text)
-        return super().push(text)
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]], **options: bool) -> None:
+        super().__init__(tools, **options)
+        self._step = self._in_analysis if self._in_reasoning else self._at_start
 
     def finish(self, *, is_cut: bool) -> list[Segment]:
         self.is_over = True
@@ -157,6 +142,7 @@ HARMONY = CallFamily(
     name_end=f" {_CONSTRAIN}json{_MESSAGE}",
     signs=(REASONING_TAGS[0],),
     history=one_call_each,
+    reasoning_tags=REASONING_TAGS,
     by_channels=True,
     answer_opening=f"{_START}assistant{_CHANNEL}final{_MESSAGE}",
 )
