@@ -71,7 +71,7 @@ class AnswerReader:
         """Return the last segments at the end of the text, which may be cut."""
         segments: list[Segment] = []
         if self._thinks and self.thinking is not None:
-            reasoning, text = self.thinking.finish()
+            reasoning, text = self.thinking.finish(is_cut=is_cut)
             segments += [Reasoning(reasoning)] if reasoning else self._answer(text)
         return segments if self.calls is None else segments + self.calls.finish(is_cut=is_cut)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -144,5 +145,6 @@ class Conversation:
         if family is not None and (tools is not None or (family.parser.hidden_tags and not self._shows_tags)):
             calls = (RawCall if is_raw else family.parser)(schemas, only_one=only_one)
         if self.reads_reasoning and self._mode is not None:
-            thinking = ThinkingParser(self._mode)
+            parser = partial(family.parser, schemas) if family is not None and tools is not None else None
+            thinking = ThinkingParser(self._mode, parser)
         return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls)

@@ -3,8 +3,9 @@
 The entries of /v1/responses, which have the function's fields beside the type, are translated. Every refusal is an
 `InvalidRequest` that names the parameter.
 
-A chat template with tools gets them as they are. For any other, they become text: a system message with the tools,
-calls in the dialect of the answer's parser, and results as a turn of the user. This file knows nothing of answers.
+A chat template gets the parts that it shows: tools, calls and results. The others become text: a system message with
+the tools, calls in the dialect of the answer's parser, and results as a turn of the user. This file knows nothing of
+answers.
 """
 
 from __future__ import annotations
@@ -172,14 +173,12 @@ def prompt_with_tools(
 def _with_tools(
     messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect, **more: Any
 ) -> ChatPrompt:
-    family = dialect.calls or HERMES
+    family, abilities = dialect.calls or HERMES, dialect.abilities
     given = list(messages) if family.history is None else family.history(list(messages))
-    if dialect.template_takes_tools:
-        return ChatPrompt(given, tools=shown, **more)
     result: list[Message] = []
     results_so_far = False  # the last message has results of calls, and takes further ones
     for message in given:
-        if message["role"] == "tool":
+        if message["role"] == "tool" and not abilities.results:
             content = _joined("<tool_response>\n", message["content"], "\n</tool_response>")
             if results_so_far:
                 result[-1]["content"] = _joined(result[-1]["content"], "\n", content)
@@ -188,29 +187,27 @@ def _with_tools(
             results_so_far = True
             continue
         results_so_far = False
-        if calls := message.pop("tool_calls", None):
+        if not abilities.calls and (calls := message.pop("tool_calls", None)):
             functions = (call["function"] for call in calls)
             written = family.written((function["name"], function["arguments"] or "{}") for function in functions)
             message["content"] = "\n".join(filter(None, (_text(message["content"]), written)))
         result.append(message)
-    return ChatPrompt(_introduced(result, shown, family, dialect) if shown else result, tools=(), **more)
+    if abilities.tools:
+        return ChatPrompt(result, tools=shown, **more)
+    return ChatPrompt(_introduced(result, shown, family) if shown else result, **more)
 
 
-def _introduced(
-    messages: list[Message], shown: Sequence[Mapping[str, Any]], family: CallFamily, dialect: Dialect
-) -> list[Message]:
-    """Return the messages with the tools in front, in a system message if the template has one."""
+def _introduced(messages: list[Message], shown: Sequence[Mapping[str, Any]], family: CallFamily) -> list[Message]:
+    """Return the messages with the tools in front, in a system message."""
     tools = "\n".join(msgspec.json.encode(tool["function"]).decode() for tool in shown)
     introduction = (
         f"You may call functions. Each of these lines describes one:\n{tools}\n\n"
         f"To call a function, write this, with a JSON object of its arguments:\n{family.written([_EXAMPLE])}"
     )
-    host = "system" if dialect.template_takes_system else "user"
-    roles = ("system", "developer") if host == "system" else (host,)
-    if messages and messages[0]["role"] in roles:
+    if messages and messages[0]["role"] in ("system", "developer"):
         first = {**messages[0], "content": _joined(f"{introduction}\n\n", messages[0]["content"])}
         return [first, *messages[1:]]
-    return [{"role": host, "content": introduction}, *messages]
+    return [{"role": "system", "content": introduction}, *messages]
 
 
 def _text(content: str | Sequence[Mapping[str, str]]) -> str:

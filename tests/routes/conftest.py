@@ -150,8 +150,8 @@ def serve_session() -> Iterator[Serve]:
     with ExitStack() as running:
 
         @cache
-        def start(template: str | None = None, takes_system: bool = True, **options: object) -> Served:
-            chat_template = None if template is None else FakeTemplate(template, takes_system=takes_system)
+        def start(template: str | None = None, **options: object) -> Served:
+            chat_template = None if template is None else FakeTemplate(template)
             engine, telemetry = FakeEngine(chat_template), FakeTelemetry()
             server_options = ServerOptions(**{"drain_timeout_seconds": 5, **options})
             app = create_app(Config("org/demo", server_options), engine, telemetry)

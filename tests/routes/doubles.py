@@ -34,6 +34,7 @@ from oaiserve.engine.request import (
     TooManyTokens,
     Usage,
 )
+from oaiserve.engine.text.chat_template import Abilities
 from oaiserve.errors import APIError, InvalidRequest
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.record import EngineAccount, RequestRecord
@@ -56,9 +57,10 @@ class FakeTemplate:
 
     response_template: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, source: str, *, takes_system: bool = True) -> None:
+    def __init__(self, source: str) -> None:
         self.source = source
-        self.takes_system = takes_system
+        takes = "tools" in source
+        self.abilities = Abilities(tools=takes, calls=takes, results=takes)
 
     def generation_prompt(self, template_kwargs: Mapping[str, Any]) -> str:
         if "enable_thinking" in self.source and template_kwargs.get("enable_thinking") is False:

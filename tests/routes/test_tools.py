@@ -184,9 +184,6 @@ def test_the_tools_stand_in_front_of_the_clients_own_system_message(serve: Serve
     assert [message["role"] for message in prompt.messages] == ["system", "user"]
     assert prompt.messages[0]["content"].startswith("You may call functions.")
     assert prompt.messages[0]["content"].endswith("\n\nBe brief.")
-    _, prompt = chatted(serve(template=CHATML, takes_system=False), tools=TOOLS)
-    assert [message["role"] for message in prompt.messages] == ["user"]
-    assert prompt.messages[0]["content"].endswith("\n\nHi")
 
 
 def test_ids_of_calls_have_nine_characters_for_mistral(serve: Serve) -> None:

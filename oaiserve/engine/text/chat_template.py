@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
@@ -16,13 +18,30 @@ from oaiserve.engine.text.special_tokens import SpecialTexts
 from oaiserve.errors import InvalidRequest, StartupError, invalid
 
 NO_SPECIAL_TEXTS = SpecialTexts(())
-# A template that joins the arguments of calls to other texts takes them as a text; others take an object.
-_JOINED_ARGUMENTS = re.compile(r"\+[^+{}%|]*\bfunction\b[^+{}%|]*\barguments\b[^+{}%|]*\+")
 # The names beside a template's variables, here or in transformers: no client may set them.
 RESERVED = {
     *("self", "messages", "conversation", "conversations", "chat_template", "tokenize"),
     *("add_generation_prompt", "continue_final_message"),
 }
+
+
+_TEXT, _VALUE, _RESULT = "A text beside calls.", "A sampled value.", "A sampled result of "
+_SAMPLE_TOOL = {
+    "name": "sample_tool",
+    "description": "It samples.",
+    "parameters": {"type": "object", "properties": {}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """Which parts of a conversation a chat template shows."""
+
+    system: bool = True
+    tools: bool = True
+    tools_in_message: bool = False  # as a text in the system message, instead of in the variable
+    calls: bool = True
+    results: bool = True
 
 
 class ChatTemplate:
@@ -41,26 +60,86 @@ class ChatTemplate:
         self._compiled = cache(JinjaTemplate)
         self.source = "\n".join(self._sources.values())
         self.response_template: Mapping[str, Any] = response_template if isinstance(response_template, Mapping) else {}
+        self._needs_tools = False
+        self._try_contents()
+        self._try_tools()
+
+    def _try_contents(self) -> None:
         text, more = "A sample text.", "One more of them."
-        as_string = self._sample([{"role": "user", "content": text}])
+        # Templates that never ask whether there are tools render nothing without a list.
+        asks = [{"role": "user", "content": text}]
+        self._needs_tools = not self._sample(asks) and text in self._sample(asks, tools=[])
+        as_string = self._sample(asks)
         as_parts = self._sample([{"role": "user", "content": [{"type": "text", "text": text}]}])
         takes_strings = text in as_string
         self._needs_parts = not takes_strings and text in as_parts
         self._takes_parts = self._needs_parts or (takes_strings and as_parts == as_string)
-        systems = [{"role": "system", "content": self._content(content)} for content in (text, more)]
-        hello = {"role": "user", "content": self._content("Hello.")}
-        self.takes_system = text in self._sample([systems[0], hello])
-        two_systems = self._sample([*systems, hello])
+        systems: list[Message] = [{"role": "system", "content": self._content(content)} for content in (text, more)]
+        self._hello: Message = {"role": "user", "content": self._content("Hello.")}
+        self._takes_system = text in self._sample([systems[0], self._hello])
+        two_systems = self._sample([*systems, self._hello])
         self._takes_systems = text in two_systems and more in two_systems
-        self._joins_arguments = _JOINED_ARGUMENTS.search(self.source) is not None
-        self._knows_developer = re.search(r"""['"]developer['"]""", self.source) is not None
+        developer = {**systems[0], "role": "developer"}
+        named = re.search(r"""['"]developer['"]""", self.source) is not None
+        self._knows_developer = named and text in self._sample([developer, self._hello])
+
+    def _try_tools(self) -> None:
+        def sample(messages: list[Message], *tools: Message) -> str:
+            return self._sample(messages, tools=[{"type": "function", "function": tool} for tool in tools])
+
+        name = str(_SAMPLE_TOOL["name"])
+        bare = {key: value for key, value in _SAMPLE_TOOL.items() if key != "description"}
+        takes_tools = name in sample([self._hello], _SAMPLE_TOOL)
+        self._needs_descriptions = takes_tools and name not in sample([self._hello], bare)
+        in_message = {"role": "system", "content": self._content("Be brief."), "tools": name}
+        takes_message = not takes_tools and name in self._sample([in_message, self._hello])
+
+        def turn(arguments: Sequence[object], text: str = "", **more: object) -> list[Message]:
+            ids = [f"sample12{number}" for number in range(len(arguments))]
+            calls = [
+                {"id": one, "type": "function", "function": {"name": name, "arguments": given}}
+                for one, given in zip(ids, arguments, strict=True)
+            ]
+            said = {"role": "assistant", "content": self._content(text), "tool_calls": calls, **more}
+            results = [
+                {"role": "tool", "tool_call_id": one, "name": name, "content": self._content(_RESULT + one)}
+                for one in ids
+            ]
+            return [self._hello, said, *results]
+
+        as_object, as_text = (
+            sample(turn([given]), _SAMPLE_TOOL) for given in ({"sample": _VALUE}, json.dumps({"sample": _VALUE}))
+        )
+        shows_object = _VALUE in as_object and "{'sample" not in as_object
+        self._joins_arguments = not shows_object and _VALUE in as_text
+        takes_calls = shows_object or self._joins_arguments
+        takes_results = _RESULT in (as_text if self._joins_arguments else as_object)
+        responses = [{"name": name, "response": f"{_RESULT}sample120"}]
+        embedded = sample(turn([{"sample": _VALUE}], tool_responses=responses)[:2], _SAMPLE_TOOL)
+        self._embeds_results = "tool_responses" in self.source and embedded != as_object and _RESULT in embedded
+
+        def loses(num_calls: int, text: str = "") -> bool:
+            """Return whether calls are lost, if not each has a message of its own."""
+            values = [f"{_VALUE} {number}" for number in range(num_calls)]
+            arguments = [{"sample": value} for value in values]
+            messages = turn([json.dumps(one) for one in arguments] if self._joins_arguments else arguments, text)
+            whole, apart = (sample(each, _SAMPLE_TOOL) for each in (messages, one_call_each(messages)))
+            return not all(value in whole for value in values) and all(value in apart for value in values)
+
+        self._takes_one_call = takes_calls and (loses(2) or loses(1, _TEXT))
+        self.abilities = Abilities(
+            system=self._takes_system,
+            tools=takes_tools or takes_message,
+            tools_in_message=takes_message,
+            calls=takes_calls,
+            results=takes_results and (takes_tools or takes_message or takes_calls),
+        )
 
     def generation_prompt(self, template_kwargs: Mapping[str, Any]) -> str:
         """Return the template's text behind the last message, which asks for an answer; "" if it is unknown."""
-        hello: list[Message] = [{"role": "user", "content": self._content("Hello.")}]
         try:
             bare, asking = (
-                self._apply(hello, {**template_kwargs, "add_generation_prompt": adds}) for adds in (False, True)
+                self._apply([self._hello], {**template_kwargs, "add_generation_prompt": adds}) for adds in (False, True)
             )
         except InvalidRequest:
             return ""
@@ -95,9 +174,9 @@ class ChatTemplate:
             return ""
         return rendered.rpartition(text)[2] if text in rendered else ""
 
-    def _sample(self, messages: list[Message]) -> str:
+    def _sample(self, messages: list[Message], **variables: object) -> str:
         try:
-            return self._apply(messages, {"add_generation_prompt": True})
+            return self._apply(messages, {"add_generation_prompt": True, **variables})
         except InvalidRequest as error:
             if isinstance(cause := error.__cause__, TemplateSyntaxError):
                 raise StartupError(
@@ -119,10 +198,13 @@ class ChatTemplate:
             "continue_final_message": prompt.continue_final_message,
             **prompt.template_kwargs,
         }
-        if prompt.tools:
-            arguments["tools"] = prompt.tools
+        messages = self._prepare(prompt.messages)
+        if prompt.tools and self.abilities.tools_in_message:
+            _put_tools(messages, prompt.tools)
+        elif prompt.tools:
+            arguments["tools"] = [self._described(tool) for tool in prompt.tools]
         try:
-            return self._apply(self._prepare(prompt.messages), arguments, special) + prompt.opening
+            return self._apply(messages, arguments, special) + prompt.opening
         except InvalidRequest as error:
             if error.param == "messages":
                 error.param = prompt.param
@@ -133,6 +215,8 @@ class ChatTemplate:
     ) -> str:
         try:
             variables = {**self._special_tokens, **special.marked(arguments)}
+            if self._needs_tools and variables.get("tools") is None:
+                variables["tools"] = []
             adds, continues = (variables.pop(one, False) for one in ("add_generation_prompt", "continue_final_message"))
             return self._template(variables.get("tools")).render(
                 special.marked(messages), variables, add_generation_prompt=adds, continue_final_message=continues
@@ -156,7 +240,31 @@ class ChatTemplate:
             text = "\n\n".join(_text(message.get("content") or "") for message in systems)
             others = [message for message in prepared if message.get("role") != "system"]
             prepared = [{"role": "system", "content": self._content(text)}, *others]
-        return prepared
+        if not self._takes_system and prepared and prepared[0].get("role") == "system":
+            prepared = self._without_system(prepared)
+        if self._takes_one_call:
+            prepared = one_call_each(prepared)
+        return _with_embedded_results(prepared) if self._embeds_results else prepared
+
+    def _without_system(self, messages: list[Message]) -> list[Message]:
+        """Return messages with the text of the system message, the first one, in front of the user's."""
+        system, *others = messages
+        text = _text(system.get("content") or "")
+        if not others or others[0].get("role") != "user":
+            return [{"role": "user", "content": self._content(text)}, *others]
+        content = others[0].get("content") or ""
+        if isinstance(content, str):
+            joined: str | list[Message] = f"{text}\n\n{content}"
+        else:
+            joined = [{"type": "text", "text": f"{text}\n\n"}, *content]
+        return [{**others[0], "content": joined}, *others[1:]]
+
+    def _described(self, tool: Mapping[str, Any]) -> Message:
+        """Return a tool with a description, be it empty, for a template that renders no tool without."""
+        function = tool.get("function")
+        if not self._needs_descriptions or not isinstance(function, Mapping):
+            return dict(tool)
+        return {**tool, "function": {"name": function.get("name"), "description": "", **function}}
 
     def _prepare_message(self, message: Mapping[str, Any]) -> Message:
         prepared = dict(message)
@@ -196,6 +304,54 @@ def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
             reason = f"a content part of type '{part.get('type')}'. This model takes parts of type 'text' only"
             raise invalid("messages", reason)
     return "\n".join(part["text"] for part in content)
+
+
+def _put_tools(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+    """Put the tools, as a text in JSON, into the system message."""
+    if not messages or messages[0].get("role") != "system":
+        messages.insert(0, {"role": "system", "content": ""})
+    text = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    messages[0] = {**messages[0], "tools": text}
+
+
+def one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with one call each and its result behind it. Text beside calls becomes a message of its own."""
+    result: list[Message] = []
+    placed: set[int] = set()
+    for at, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        if not calls:
+            if at not in placed:
+                result.append(message)
+            continue
+        rest = {key: value for key, value in message.items() if key not in ("tool_calls", "content")}
+        if message.get("content"):
+            result.append({"role": message["role"], "content": message["content"]})
+        results = list(takewhile(lambda one: messages[one]["role"] == "tool", range(at + 1, len(messages))))
+        for call in calls:
+            result.append({**rest, "tool_calls": [call]})
+            rest = {"role": message["role"]}  # the reasoning comes once
+            own = [one for one in results if messages[one].get("tool_call_id") == call.get("id") and one not in placed]
+            result += (messages[one] for one in own)
+            placed.update(own)
+    return result
+
+
+def _with_embedded_results(messages: Sequence[Message]) -> list[Message]:
+    """Return messages in which the results of calls are in the message with the calls."""
+    result: list[Message] = []
+    names: dict[object, str] = {}
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        names |= {call.get("id"): call["function"]["name"] for call in calls}
+        last = result[-1] if result else {}
+        if message.get("role") != "tool" or not last.get("tool_calls"):
+            result.append(message)
+            continue
+        text = _text(message.get("content") or "")
+        response = {"name": names.get(message.get("tool_call_id"), "unknown"), "response": text}
+        result[-1] = {**last, "tool_responses": [*last.get("tool_responses", ()), response]}
+    return result
 
 
 def _with_parsed_arguments(call: Mapping[str, Any]) -> Message:

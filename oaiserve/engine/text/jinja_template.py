@@ -19,7 +19,7 @@ from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Namespace
 
 Message = dict[str, Any]
@@ -95,7 +95,9 @@ def _raise_exception(message: str) -> NoReturn:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Jinja's own filter escapes text for HTML."""
+    """Jinja's own filter escapes text for HTML. What other filters yield one by one becomes a list."""
+    if isinstance(value, Iterator):
+        value = list(value)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     # Where values are deep, indents make thousands of characters of each.
     return encoder.encode(value) if indent is None else "".join(_counted_text(encoder.iterencode(value)))
@@ -117,8 +119,11 @@ def _counted_text(parts: Iterable[str]) -> Iterator[str]:
         yield part
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which loops and calls count: messages make more of these, not longer expressions."""
+class _Environment(SandboxedEnvironment):
+    """Jinja's sandbox, in which loops and calls count: messages make more of these, not longer expressions.
+
+    Templates may change lists and objects, as some do: what they get are copies.
+    """
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols])

@@ -7,12 +7,11 @@ supported. A pattern, or a format that can be read only as a whole, cannot be st
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from oaiserve.engine.text.chat_template import ChatTemplate
+from oaiserve.engine.text.chat_template import Abilities, ChatTemplate
 from oaiserve.routes.dialects.deepseek import DEEPSEEK_V3, DEEPSEEK_V4, DEEPSEEK_V31, DEEPSEEK_V32
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.gemma import FUNCTION_GEMMA, GEMMA4
@@ -56,8 +55,7 @@ def family_of(name: str, template: str) -> CallFamily | None:
 class Dialect:
     calls: CallFamily | None = None  # None: calls are not looked for
     reasoning: ReasoningDialect | None = None
-    template_takes_tools: bool = True
-    template_takes_system: bool = True
+    abilities: Abilities = field(default_factory=Abilities)  # of the chat template
     special_ids: Mapping[str, int] = field(default_factory=dict)  # of the tokens that the tokenizer skips in answers
 
     def visible_ids(self, *, calls: bool, reasoning: bool) -> frozenset[int]:
@@ -93,8 +91,7 @@ def dialect_of(
     return Dialect(
         calls,
         reasoning,
-        template_takes_tools=re.search(r"\btools\b", source) is not None,
-        template_takes_system=template.takes_system,
+        abilities=template.abilities,
         special_ids=special_ids,
     )
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Mapping
 from typing import Any
 
 import regex
 
 from oaiserve.routes.dialects.calls import NotACall
 from oaiserve.routes.dialects.channels import ChannelCalls
-from oaiserve.routes.dialects.family import CallFamily, Message
+from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import in_quotes
 from oaiserve.routes.dialects.raw_call import RAW_BEGIN, RAW_END
 from oaiserve.routes.dialects.segments import Arguments, Content, Reasoning, Segment, find_tag
@@ -108,32 +107,6 @@ class HarmonyCalls(ChannelCalls):
         return bool(tag)
 
 
-def one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with one call each and its result behind it, as the template takes them.
-
-    Text beside calls becomes a message of its own: the template has no place for it and for reasoning.
-    """
-    result: list[Message] = []
-    placed: set[int] = set()
-    for at, message in enumerate(messages):
-        calls = message.get("tool_calls")
-        if not calls:
-            if at not in placed:
-                result.append(message)
-            continue
-        rest = {key: value for key, value in message.items() if key not in ("tool_calls", "content")}
-        if message.get("content"):
-            result.append({"role": message["role"], "content": message["content"]})
-        results = list(takewhile(lambda one: messages[one]["role"] == "tool", range(at + 1, len(messages))))
-        for call in calls:
-            result.append({**rest, "tool_calls": [call]})
-            rest = {"role": message["role"]}  # the reasoning comes once
-            own = [one for one in results if messages[one].get("tool_call_id") == call.get("id") and one not in placed]
-            result += (messages[one] for one in own)
-            placed.update(own)
-    return result
-
-
 HARMONY = CallFamily(
     "openai",
     HarmonyCalls,
@@ -141,7 +114,6 @@ HARMONY = CallFamily(
     arguments_key="",
     name_end=f" {_CONSTRAIN}json{_MESSAGE}",
     signs=(REASONING_TAGS[0],),
-    history=one_call_each,
     reasoning_tags=REASONING_TAGS,
     by_channels=True,
     answer_opening=f"{_START}assistant{_CHANNEL}final{_MESSAGE}",

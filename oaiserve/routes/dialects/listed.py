@@ -14,7 +14,14 @@ class TaggedLists(ListedCalls):
     tags = ("<|tool_call|>", "<|/tool_call|>")
 
 
-PHI4 = CallFamily("phi4_mini_json", TaggedLists, "<|tool_call|>", "<|/tool_call|>", signs=("<|/tool_call|>",))
+PHI4 = CallFamily(
+    "phi4_mini_json",
+    TaggedLists,
+    separator=", ",
+    before="<|tool_call|>[",
+    after="]<|/tool_call|>",
+    signs=("<|/tool|>",),
+)
 GRANITE = CallFamily(
     "granite", TaggedLists, separator=", ", before="<|tool_call|>[", after="]", signs=("<|tool_call|>",)
 )

@@ -45,7 +45,13 @@ class Llama4Calls(PythonicCalls, LlamaCalls):
         return (in_text, bracket[:1]) if in_text < at else (at, tag)
 
 
-LLAMA = CallFamily("llama3_json", LlamaCalls, separator="; ", arguments_key="parameters", signs=("<|python_tag|>",))
+LLAMA = CallFamily(
+    "llama3_json",
+    LlamaCalls,
+    separator="; ",
+    arguments_key="parameters",
+    signs=('"parameters": ', "<|start_header_id|>"),  # Llama 3.2's template has no <|python_tag|>
+)
 LLAMA4 = CallFamily(
     "llama4_pythonic",
     Llama4Calls,

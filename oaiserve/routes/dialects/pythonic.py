@@ -102,5 +102,5 @@ LFM2 = CallFamily(
     separator=", ",
     before="<|tool_call_start|>[",
     after="]<|tool_call_end|>",
-    signs=("<|tool_call_start|>",),
+    signs=("List of tools: ", "<|im_start|>"),
 )

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from oaiserve.routes.dialects.segments import find_tag
+from oaiserve.routes.dialects.calls import CallParser
+from oaiserve.routes.dialects.segments import CallBroken, Content, find_tag
 
 THINK = ("<think>", "</think>")
 _SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn reasoning on and off
@@ -91,10 +92,11 @@ class ThinkingParser:
     """Takes the text of one answer in pieces. Whitespace next to the tags belongs to them, except before the last.
 
     The opening tag may be missing if the prompt ends with it: then the mode `is_open`. Otherwise an answer without it
-    has no reasoning.
+    has no reasoning. An answer may end with calls within reasoning that was never closed: these are no reasoning.
     """
 
-    def __init__(self, mode: ReasoningMode) -> None:
+    def __init__(self, mode: ReasoningMode, calls: Callable[[], CallParser] | None = None) -> None:
+        """`calls` returns a parser of the calls that the answer may end with."""
         self.is_over = False
         self.end = 0  # characters of the text up to the end of the reasoning, with its tags, as far as it has come
         self._opening, self._closing = mode.tags
@@ -102,6 +104,11 @@ class ThinkingParser:
         self._has_begun = False
         self._held = ""
         self._skips_space = True
+        self._calls = calls
+        self._call_tags = () if calls is None else calls().opening_tags
+        self._trial: CallParser | None = None  # of the held text, which has nothing but calls so far
+        self._tag = ""  # that the held text begins with
+        self._num_tried = 0  # characters of the held text
 
     def push(self, text: str) -> tuple[str, str]:
         """Take the next piece of the text. Return the reasoning in it, and the text behind the reasoning."""
@@ -123,18 +130,37 @@ class ThinkingParser:
             self.end += len(self._held) - len(rest)
             self._held = rest
             self._skips_space = not rest
-        at, tag = find_tag(self._held, (self._closing,))
-        reasoning = self._take(at)
-        self.end += at
-        if not tag:
-            return reasoning, ""
-        self.end += len(tag)
-        self.is_over = True
-        return reasoning, self._take(len(self._held))[len(tag) :]
+        reasoning = ""
+        while not self._holds_calls():
+            if self._trial is not None:
+                self._trial = None
+                reasoning += self._take(len(self._tag))
+            at, tag = find_tag(self._held, (self._closing, *self._call_tags))
+            reasoning += self._take(at)
+            if tag in ("", self._closing):
+                self.end += len(reasoning) + len(tag)
+                self.is_over = tag != ""
+                return reasoning, self._take(len(self._held))[len(tag) :] if tag else ""
+            if self._calls is not None:
+                self._trial, self._tag, self._num_tried = self._calls(), tag, 0
+        self.end += len(reasoning)
+        return reasoning, ""
 
-    def finish(self) -> tuple[str, str]:
-        """Return the rest at the end of the text: reasoning, and content."""
+    def _holds_calls(self) -> bool:
+        """Return whether the held text is calls as far as it has come, and the reasoning does not end behind them."""
+        if self._trial is None or self._closing in self._held:
+            return False
+        segments = self._trial.push(self._held[self._num_tried :])
+        self._num_tried = len(self._held)
+        return not any(isinstance(segment, Content | CallBroken) for segment in segments)
+
+    def finish(self, *, is_cut: bool = False) -> tuple[str, str]:
+        """Return the rest at the end of the text: reasoning, or content. Calls that are cut stay reasoning."""
         text, self.is_over = self._take(len(self._held)), True
+        if self._trial is not None and not is_cut:
+            rest = self._trial.finish(is_cut=False)
+            if self._trial.num_called and not any(isinstance(each, Content | CallBroken) for each in rest):
+                return "", text
         if self._has_begun or self._is_open:
             self.end += len(text)
             return text, ""

@@ -1,5 +1,6 @@
 import inspect
 import json
+from dataclasses import asdict
 from functools import reduce
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from oaiserve.engine.request import ChatPrompt
-from oaiserve.engine.text.chat_template import ChatTemplate
+from oaiserve.engine.text.chat_template import ChatTemplate, one_call_each
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, StartupError
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
@@ -118,7 +119,7 @@ def test_tool_arguments_are_parsed_where_they_are_an_object(arguments: str, expe
 
 
 def test_tool_arguments_stay_a_text_for_a_template_that_joins_them() -> None:
-    template = "{{ '<' + messages[0].tool_calls[0]['function']['arguments'] + '>' }}"
+    template = "{% for m in messages if m.tool_calls %}{{ '<' + m.tool_calls[0].function.arguments + '>' }}{% endfor %}"
     call = {"function": {"name": "weather", "arguments": '{"a":1}'}}
     assert render(template, {"role": "assistant", "content": None, "tool_calls": [call]}) == '<{"a":1}>'
 
@@ -159,10 +160,107 @@ def test_what_a_template_asks_for_an_answer_with(template: str, variables: dict[
     assert template_of(template).generation_prompt(variables) == expected
 
 
-def test_a_template_shows_whether_it_takes_a_system_message() -> None:
-    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('No system.') }}{% endif %}" + CHATML
-    for template, takes in ((CHATML, True), (ALTERNATING, True), (PARTS, True), (refusing, False)):
-        assert template_of(template).takes_system == takes
+WITH_TOOLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}:{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}>{% endfor %}"
+)
+WITHOUT_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('No system.') }}{% endif %}" + CHATML
+IN_MESSAGE = "{% for m in messages %}<{{ m.role }}:{{ m.content }}{{ m.tools }}>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "missing"),
+    [
+        (WITH_TOOLS, set()),
+        (CHATML, {"tools", "calls", "results"}),
+        ("{# tools #}" + CHATML, {"tools", "calls", "results"}),
+        (IN_MESSAGE, {"calls"}),
+        (WITHOUT_SYSTEM, {"system", "tools", "calls", "results"}),
+    ],
+)
+def test_samples_show_which_parts_a_template_takes(template: str, missing: set[str]) -> None:
+    abilities = asdict(template_of(template).abilities)
+    assert {name for name in ("system", "tools", "calls", "results") if not abilities[name]} == missing
+
+
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {}}}
+
+
+def test_tools_go_into_the_system_message_where_the_template_reads_them() -> None:
+    assert render(IN_MESSAGE, HELLO, tools=[TOOL]) == '<system:[{"name": "now", "parameters": {}}]><user:hello>'
+    system = {"role": "system", "content": "Be brief."}
+    assert render(IN_MESSAGE, system, tools=[TOOL]) == '<system:Be brief.[{"name": "now", "parameters": {}}]>'
+
+
+def test_a_missing_description_is_empty_only_for_a_template_that_needs_one() -> None:
+    joining = "{% for t in tools or [] %}{{ t.function.name + ':' + t.function.description }}{% endfor %}" + CHATML
+    assert render(joining, HELLO, tools=[TOOL]).startswith("now:<|im_start|>")
+    assert "description" not in render(WITH_TOOLS, HELLO, tools=[TOOL])
+
+
+def test_a_template_that_always_lists_tools_gets_an_empty_list_without_any() -> None:
+    always = "{% for t in tools %}{{ t.function.name }}{% endfor %}<{{ messages[0].content }}>"
+    assert render(always, HELLO) == "<hello>"
+    assert template_of(always).generation_prompt({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([HELLO], "user\nBe brief.\n\nhello"),
+        ([{"role": "user", "content": TWO}], "user\nBe brief.\n\none\ntwo"),
+        ([{"role": "assistant", "content": "hi"}], "user\nBe brief.<|im_end|>\n<|im_start|>assistant\nhi"),
+    ],
+)
+def test_a_system_message_goes_to_the_user_where_the_template_takes_none(messages: list[Any], expected: str) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    assert render(WITHOUT_SYSTEM, system, *messages).startswith(f"<|im_start|>{expected}<|im_end|>")
+
+
+CALLS = [{"id": name, "function": {"name": name, "arguments": "{}"}} for name in ("a", "b")]
+RESULTS: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": name, "content": f"of {name}"} for name in ("b", "a")]
+CALLING = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": CALLS}
+
+
+def test_calls_get_a_message_each_with_its_result_where_the_template_takes_one() -> None:
+    single = WITH_TOOLS.replace(
+        "{% for c in", "{% if m.tool_calls | length > 1 %}{{ raise_exception('One!') }}{% endif %}{% for c in"
+    )
+    expected = "<user:hello><assistant:I look.><assistant:a{}><tool:of a><assistant:b{}><tool:of b>"
+    assert render(single, HELLO, CALLING, *RESULTS) == expected
+    together = "<user:hello><assistant:I look.a{}b{}><tool:of b><tool:of a>"
+    assert render(WITH_TOOLS, HELLO, CALLING, *RESULTS) == together
+    dropping = WITH_TOOLS.replace("m.tool_calls or []", "('' if m.content else m.tool_calls) or []")
+    assert render(dropping, HELLO, CALLING, *RESULTS) == expected
+
+
+def test_one_call_each_keeps_reasoning_with_the_first_call() -> None:
+    assert one_call_each([HELLO, CALLING, *RESULTS, HELLO]) == [
+        HELLO,
+        {"role": "assistant", "content": "I look."},
+        {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": CALLS[:1]},
+        RESULTS[1],
+        {"role": "assistant", "tool_calls": CALLS[1:]},
+        RESULTS[0],
+        HELLO,
+    ]
+
+
+def test_results_go_into_the_message_with_the_calls_where_the_template_reads_them() -> None:
+    embedding = WITH_TOOLS.replace(
+        "{{ m.content }}", "{{ m.content }}{{ m.tool_responses | tojson if m.tool_responses }}"
+    )
+    rendered = render(embedding, HELLO, CALLING, *RESULTS)
+    assert '[{"name": "b", "response": "of b"}, {"name": "a", "response": "of a"}]' in rendered
+    assert "<tool:" not in rendered
+
+
+def test_a_template_changes_its_own_copies_only() -> None:
+    messages = [{"role": "user", "content": TWO}]
+    changing = "{{ messages.append(messages[0]) }}{{ messages[0].update(role='x') }}" + STRING_OR_PARTS
+    assert render(changing, *messages) == "NoneNone<x:onetwo><x:onetwo>"
+    assert messages == [{"role": "user", "content": TWO}]
+    assert len(TWO) == 2
 
 
 @pytest.mark.parametrize(

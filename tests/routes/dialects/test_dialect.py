@@ -67,7 +67,7 @@ def test_declared_marks_are_read_as_transformers_reads_them() -> None:
 )
 def test_what_cannot_be_passed_on_as_it_comes_is_left_to_the_chat_template(change: dict[str, Any]) -> None:
     field = {**DECLARED["fields"]["tool_calls"], **change}
-    assert dialect("<|python_tag|>", {"fields": {"tool_calls": field}}).calls is LLAMA
+    assert dialect('<|start_header_id|>{"parameters": ', {"fields": {"tool_calls": field}}).calls is LLAMA
     assert dialect("", {"fields": []}).calls is HERMES
 
 
@@ -78,8 +78,3 @@ def test_flags_come_before_what_is_declared() -> None:
     assert chosen.calls is None
     assert chosen.reasoning is not None
     assert chosen.reasoning.tags == ("<think>", "</think>")
-
-
-def test_a_template_shows_whether_it_takes_tools() -> None:
-    assert dialect("{% if tools %}").template_takes_tools
-    assert not dialect("{{ messages }} {# toolset #}").template_takes_tools

@@ -19,8 +19,10 @@ from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.dialects.dialect import FAMILIES, family_of
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.hermes import HERMES
+from oaiserve.routes.dialects.listed import PHI4
 from oaiserve.routes.dialects.llama import LLAMA
 from oaiserve.routes.dialects.mistral import MISTRAL, MISTRAL_NAMED
+from oaiserve.routes.dialects.pythonic import LFM2
 from oaiserve.routes.dialects.xml import QWEN_CODER
 from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes.dialects.reading import Read, own_form, read, segments_of
@@ -209,7 +211,9 @@ def test_a_schema_that_cannot_be_obeyed_is_refused_by_the_name_of_its_tool(keywo
         ("auto", "<tool_call>\n<function=example>", QWEN_CODER),
         ("auto", "[TOOL_CALLS] [", MISTRAL),
         ("auto", "[TOOL_CALLS]{{ name }}[ARGS]", MISTRAL_NAMED),
-        ("auto", "<|python_tag|>", LLAMA),
+        ("auto", """<|start_header_id|>{{ '"parameters": ' }}""", LLAMA),
+        ("auto", "<|im_start|>system\nList of tools: {{ tools }}", LFM2),
+        ("auto", "<|tool|>{{ message['tools'] }}<|/tool|>", PHI4),
         ("none", "<tool_call>", None),
         ("llama3_json", "<tool_call>", LLAMA),
         ("mistral", "", MISTRAL),

@@ -8,7 +8,7 @@ import pytest
 from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.dialects.dialect import FAMILIES, family_of
 from oaiserve.routes.dialects.family import CallFamily
-from oaiserve.routes.dialects.harmony import HARMONY, HarmonyCalls, one_call_each
+from oaiserve.routes.dialects.harmony import HARMONY, HarmonyCalls
 from oaiserve.routes.dialects.kimi import with_counted_ids
 from oaiserve.routes.dialects.llama import LLAMA, LLAMA4
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningMode, ThinkingParser
@@ -242,26 +242,12 @@ def test_reasoning_may_begin_in_the_prompt_and_a_call_may_be_plain_text() -> Non
     assert parser.num_called == 1
 
 
-def test_history_has_one_call_a_message_with_its_result_for_harmony() -> None:
+def test_history_has_counted_ids_for_kimi() -> None:
     calls = [{"id": name, "function": {"name": name, "arguments": "{}"}} for name in ("a", "b")]
     results: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": name, "content": name} for name in ("b", "a")]
-    asked = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls}
-    user = {"role": "user", "content": "?"}
-    assert one_call_each([user, asked, *results, user]) == [
-        user,
-        {"role": "assistant", "content": "I look."},
-        {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": calls[:1]},
-        results[1],
-        {"role": "assistant", "tool_calls": calls[1:]},
-        results[0],
-        user,
-    ]
-    first, second = with_counted_ids([asked, *results])[0]["tool_calls"]
-    assert (first["id"], second["id"]) == ("functions.a:0", "functions.b:1")
-    assert [message["tool_call_id"] for message in with_counted_ids([asked, *results])[1:]] == [
-        "functions.b:1",
-        "functions.a:0",
-    ]
+    asking, *answered = with_counted_ids([{"role": "assistant", "content": "", "tool_calls": calls}, *results])
+    assert [call["id"] for call in asking["tool_calls"]] == ["functions.a:0", "functions.b:1"]
+    assert [message["tool_call_id"] for message in answered] == ["functions.b:1", "functions.a:0"]
 
 
 def test_an_answer_in_the_final_channel_may_come_in_place_of_calls() -> None:

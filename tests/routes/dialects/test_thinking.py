@@ -1,5 +1,7 @@
 """Tests how reasoning is split from the answer proper."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,10 @@ from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, read, segments
 
 
 def parser(*, is_open: bool, with_calls: bool = False) -> AnswerReader:
-    return AnswerReader(ThinkingParser(ReasoningMode(THINK, is_open)), HermesCalls(TOOLS) if with_calls else None)
+    mode = ReasoningMode(THINK, is_open)
+    if not with_calls:
+        return AnswerReader(ThinkingParser(mode), None)
+    return AnswerReader(ThinkingParser(mode, partial(HermesCalls, TOOLS)), HermesCalls(TOOLS))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,37 @@ def test_calls_are_found_behind_the_reasoning_only() -> None:
     assert result == Read("", f"So {call}?", [("add", "{}")])
 
 
-SNIPPETS = st.sampled_from(["<think>", "</think>", "<thi", "</", "nk>", " ", "\n", "text", "<", "é"])
+CALL = '<tool_call>{"name": "add"}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"I add.\n{CALL}", Read("", "I add.\n", [("add", "{}")])),
+        (f"{CALL}\n{CALL}\n", Read("", "", [("add", "{}"), ("add", "{}")])),
+        (f"Not {CALL} yet. {CALL}", Read("", f"Not {CALL} yet. ", [("add", "{}")])),
+        (f"Or <tool_call>? {CALL}", Read("", "Or <tool_call>? ", [("add", "{}")])),
+        (f"{CALL} No.", Read("", f"{CALL} No.")),
+        (f"{CALL}</think>Yes.", Read("Yes.", CALL)),
+        (CALL[:-15], Read("", CALL[:-15])),
+    ],
+)
+def test_calls_at_the_end_of_unclosed_reasoning_are_calls(text: str, expected: Read) -> None:
+    reader = parser(is_open=True, with_calls=True)
+    assert read(segments_of(reader, [text])) == expected
+    assert reader.thinking is not None
+    assert text[: reader.thinking.end].removesuffix("</think>") == expected.reasoning
+    for at in range(1, len(text)):
+        assert read(segments_of(parser(is_open=True, with_calls=True), [text[:at], text[at:]])) == expected
+    assert read(segments_of(parser(is_open=True, with_calls=True), text)) == expected
+
+
+def test_a_cut_call_in_unclosed_reasoning_stays_reasoning() -> None:
+    for text in (CALL, CALL[:-15]):
+        assert read(segments_of(parser(is_open=True, with_calls=True), [text], is_cut=True)) == Read("", text)
+
+
+SNIPPETS = st.sampled_from(["<think>", "</think>", "<thi", "</", "nk>", " ", "\n", "text", "<", "é", CALL, CALL[:20]])
 
 
 @given(
@@ -73,5 +108,7 @@ def test_the_parts_do_not_depend_on_the_pieces(text: str, places: list[int], is_
     assert len(ends) == 1
     (end,) = ends
     result = read(segments)
+    if result.calls:
+        return
     assert text[end:].lstrip() == result.content.lstrip()
     assert text[:end].endswith("</think>") or not result.content or not end
