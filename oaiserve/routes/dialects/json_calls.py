@@ -113,18 +113,23 @@ class JsonCallParser(CallParser):
 
     def _head_of_object(self, segments: list[Segment], at: int) -> bool:
         """Take the text up to the arguments of the object at this place, or behind whitespace there."""
-        text = self._text
-        while text[at : at + 1].isspace():
-            at += 1
-        if at == len(text):
+        at = self._place_of_object(at)
+        if at == len(self._text):
             return False
-        if text[at] != "{" or not _may_be_a_call(text[at + 1 : at + _KEY_CHARACTERS]):
-            raise NotACall
-        if match := _HEAD.match(text, at):
+        if match := _HEAD.match(self._text, at):
             self._begin(segments, match["name"])
             self._begin_arguments(at, match.end(), depth=1)
             return True
         return self._whole_object(segments, at)
+
+    def _place_of_object(self, at: int) -> int:
+        """Return the place of the object behind whitespace, or else the end of the text. Raises NotACall."""
+        text = self._text
+        while text[at : at + 1].isspace():
+            at += 1
+        if at < len(text) and (text[at] != "{" or not _may_be_a_call(text[at + 1 : at + _KEY_CHARACTERS])):
+            raise NotACall
+        return at
 
     def _begin_arguments(self, object_at: int, arguments_at: int, *, depth: int) -> None:
         self._take(object_at)
@@ -136,18 +141,25 @@ class JsonCallParser(CallParser):
 
     def _whole_object(self, segments: list[Segment], at: int) -> bool:
         """Wait for the end of an object in another order, and take it as a whole."""
+        end = self._end_of_json(at)
+        return end is not None and self._take_whole(segments, at, end)
+
+    def _end_of_json(self, at: int) -> int | None:
+        """Return the place behind the object at this place, or None if it has not come. Raises NotACall."""
         try:
             end = self._scanner.scan(self._text, max(at, self._num_scanned), 0)
         except BrokenJson:
             raise NotACall from None
         self._num_scanned = len(self._text)
-        if end is None:
-            return False
+        return end
+
+    def _take_whole(self, segments: list[Segment], at: int, end: int, tag: str = "") -> bool:
+        """Take the text up to the end of the object between these places, and the whitespace and the tag behind it."""
         call = _call(self._text[at:end])
         if call is None or call[0] not in self._tools:
             raise NotACall
         segments += [CallBegin(call[0]), Arguments(call[1])]
-        self._take(end)
+        self._take(self._text.index(tag, end) + len(tag))
         return self._end(segments)
 
     def _in_arguments(self, segments: list[Segment]) -> bool:

@@ -96,6 +96,33 @@ def test_text_is_held_back_only_while_it_may_be_a_mark() -> None:
     assert reader.push("box>") == [Content("<tool_box>")]
 
 
+FENCED = '```json\n{"name": "add", "arguments": {"a": 1}}\n```'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (FENCED, Read("", "", [("add", '{"a": 1}')])),
+        (f"I add.\n{FENCED}\n{FENCED}\nDone.", Read("I add.\n\nDone.", "", [("add", '{"a": 1}')] * 2)),
+        (FENCED.replace("add", "unknown"), Read(FENCED.replace("add", "unknown"))),
+        (FENCED.replace('"arguments"', '"parameters"'), Read(FENCED.replace('"arguments"', '"parameters"'))),
+        (
+            FENCED.replace('"name"', '"type": "function", "name"'),
+            Read(FENCED.replace('"name"', '"type": "function", "name"')),
+        ),
+        (FENCED.replace("\n```", "\n[]\n```"), Read(FENCED.replace("\n```", "\n[]\n```"))),
+        (FENCED.removesuffix("```"), Read(FENCED.removesuffix("```"))),
+        ('```json\n{"a": 1}\n```', Read('```json\n{"a": 1}\n```')),
+        ("```json\n[1]\n```", Read("```json\n[1]\n```")),
+    ],
+)
+def test_a_fenced_block_that_is_exactly_one_call_of_a_known_tool_is_one(text: str, expected: Read) -> None:
+    assert whole(HermesCalls, text) == expected
+    for at in range(1, len(text)):
+        assert read(segments_of(parser(HermesCalls), [text[:at], text[at:]])) == expected
+    assert read(segments_of(parser(HermesCalls), text)) == expected
+
+
 def test_a_broken_call_tells_all_that_was_written_of_it() -> None:
     assert segments_of(parser(HermesCalls), ['\n<tool_call>{"name": "add", "arguments": {"a": x}}']) == [
         CallBegin("add"),
@@ -108,6 +135,7 @@ def test_a_broken_call_tells_all_that_was_written_of_it() -> None:
 SNIPPETS = st.sampled_from(
     [
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<function=add>"),
+        *("```json\n", "\n```", FENCED),
         *("</function>", "<parameter=a>", "<parameter=text>", "</parameter>", "<function=", "<tool_", "[TOOL"),
         *('{"name": "add", "arguments": ', '{"name": "get_time", "parameters": {}}', '{"name": "x", "arguments": {}}'),
         *('{"arguments": {}, "name": "add"}', '{"a": 1}', '{"text": "', '"}', '"', "\\", "{", "}", "[", "]", ","),
