@@ -62,7 +62,8 @@ class CallParser(ABC):
                 segments.append(Content(self._text))
         elif self._step == self._in_head:
             self.num_unparsed += not is_cut
-            segments.append(Content("".join(self._raw) + self._text))
+            name = self._name_in_head() if is_cut else None
+            segments.append(Content("".join(self._raw) + self._text) if name is None else CallBegin(name))
         elif self._step not in (self._after_call, self._after_last_call) and not is_cut:
             self._take(len(self._text))
             self._break(segments)
@@ -107,6 +108,10 @@ class CallParser(ABC):
     @abstractmethod
     def _head(self, segments: list[Segment]) -> bool:
         """Take the text from the tag up to the arguments. Raises NotACall, and then takes nothing."""
+
+    def _name_in_head(self) -> str | None:
+        """Return the tool's name if the text ends in arguments that are read as a whole."""
+        return None
 
     def _begin(self, segments: list[Segment], name: str) -> None:
         if name not in self._tools:

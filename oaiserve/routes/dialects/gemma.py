@@ -18,6 +18,7 @@ class GemmaCalls(NamedCalls):
 
     opening_tags: ClassVar[tuple[str, ...]] = ("<|tool_call>",)
     closing_tags: ClassVar[tuple[str, ...]] = ("<tool_call|>",)
+    hidden_tags: ClassVar[tuple[str, ...]] = ("<|channel>thought\n", "<channel|>")  # of an empty thought behind a text
     quote = '<|"|>'
     _depth: int  # of brackets, in the characters of `_text` that are scanned
     tags: ClassVar[tuple[str, ...]] = (*opening_tags, *closing_tags, quote)
@@ -69,6 +70,7 @@ class GemmaCalls(NamedCalls):
 class FunctionGemmaCalls(GemmaCalls):
     opening_tags = ("<start_function_call>",)
     closing_tags = ("<end_function_call>",)
+    hidden_tags = ()
     quote = "<escape>"
     tags = (*opening_tags, *closing_tags, quote)
     named = regex.compile(r"<start_function_call>\s*call:(?P<name>[^\s<>{}]++)\s*(?=\{)")

@@ -20,12 +20,12 @@ REASONING_TAGS = (f"{_CHANNEL}analysis{_MESSAGE}", "<|end|>")
 # The name of a tool stands before the channel or behind it.
 _HEADER = regex.compile(
     r"(?:(?:<\|start\|>)?assistant)?\s*(?:to=(?P<to>[^\s<>]++))?\s*(?:<\|channel\|>\s*(?P<channel>[a-z]++)"
-    r"(?:\s+to=(?P<to>[^\s<>]++))?)?\s*(?:<\|constrain\|>)?\s*(?:json|code)?\s*<\|message\|>"
+    r"(?:\s+to=(?P<to>[^\s<>]++))?\s*){0,2}(?:<\|constrain\|>)?\s*(?:json|code)?\s*<\|message\|>"
 )
 
 
 class HarmonyCalls(ChannelCalls):
-    """Reads whole answers. A message with a broken header, or to a tool that is not the request's, is content."""
+    """Reads whole answers. A message with a broken header is content, one to a tool that is not the request's none."""
 
     opening_tags = (_CHANNEL, _START)
     closing_tags = _ENDS
@@ -43,6 +43,8 @@ class HarmonyCalls(ChannelCalls):
         if self._step == self._in_raw and not is_cut:
             self._text += _ENDS[0]  # of a sequence's end, which is not shown
             return self.push("")
+        if self._step == self._in_dropped:
+            return []
         in_message = self._step in (self._in_analysis, self._in_message)
         kind = Reasoning if self._step == self._in_analysis else Content
         if not in_message:
@@ -64,8 +66,12 @@ class HarmonyCalls(ChannelCalls):
         match = self._match(_HEADER)
         if match is None:
             return False
-        if match["to"] is not None:
+        if match["to"] not in (None, "assistant"):
             name = match["to"].removeprefix("functions.")
+            if name not in self._tools:
+                self.num_unparsed += 1
+                self._text, self._step = self._text[match.end() :], self._in_dropped
+                return True
             self._begin(segments, name)
             if self._is_raw:
                 self._take(match.end())
@@ -85,6 +91,13 @@ class HarmonyCalls(ChannelCalls):
 
     def _in_message(self, segments: list[Segment]) -> bool:
         return self._in_body(segments, Content)
+
+    def _in_dropped(self, _segments: list[Segment]) -> bool:
+        at, tag = find_tag(self._text, _ENDS)
+        self._text = self._text[at + len(tag) :]
+        if tag:
+            self._is_blank, self._step = True, self._after_call
+        return bool(tag)
 
     def _in_raw(self, segments: list[Segment]) -> bool:
         at, tag = find_tag(self._text, _ENDS)

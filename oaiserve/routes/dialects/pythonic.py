@@ -25,6 +25,7 @@ class PythonicCalls(ListedCalls):
 
     _depth: int  # of brackets, in the characters of `_text` that are scanned
     _quote: str  # of the string in which they end
+    _name: str | None = None  # of the tool whose arguments have begun
 
     def _head_of_object(self, segments: list[Segment], at: int) -> bool:
         if self._text[at:].lstrip()[:1] in ("", "{"):
@@ -34,6 +35,7 @@ class PythonicCalls(ListedCalls):
             return False
         if match["name"] not in self._tools:
             raise NotACall
+        self._name = match["name"]
         end = self._end_of_brackets(match.end())
         if end is None:
             return False
@@ -43,6 +45,13 @@ class PythonicCalls(ListedCalls):
         segments += [CallBegin(match["name"]), Arguments(arguments)]
         self._take(end)
         return self._end(segments)
+
+    def _begin_head(self, tag: str, before: str = "") -> None:
+        super()._begin_head(tag, before)
+        self._name = None
+
+    def _name_in_head(self) -> str | None:
+        return self._name
 
     def _end_of_brackets(self, at: int) -> int | None:
         """Return the place behind the bracket that closes the one at this place, or None if it has not come."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oaiserve.routes.dialects.calls import CallParser
-from oaiserve.routes.dialects.segments import CallBroken, Content, find_tag
+from oaiserve.routes.dialects.segments import CallBroken, CallEnd, Content, find_tag
 
 THINK = ("<think>", "</think>")
 _SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn reasoning on and off
@@ -92,11 +92,12 @@ class ThinkingParser:
     """Takes the text of one answer in pieces. Whitespace next to the tags belongs to them, except before the last.
 
     The opening tag may be missing if the prompt ends with it: then the mode `is_open`. Otherwise an answer without it
-    has no reasoning. An answer may end with calls within reasoning that was never closed: these are no reasoning.
+    has no reasoning. Models also call within reasoning that they never close: from the first call on, the text waits
+    for the closing tag, and without one is no reasoning.
     """
 
     def __init__(self, mode: ReasoningMode, calls: Callable[[], CallParser] | None = None) -> None:
-        """`calls` returns a parser of the calls that the answer may end with."""
+        """`calls` returns a parser of the calls that may come before the reasoning is closed."""
         self.is_over = False
         self.end = 0  # characters of the text up to the end of the reasoning, with its tags, as far as it has come
         self._opening, self._closing = mode.tags
@@ -106,9 +107,10 @@ class ThinkingParser:
         self._skips_space = True
         self._calls = calls
         self._call_tags = () if calls is None else calls().opening_tags
-        self._trial: CallParser | None = None  # of the held text, which has nothing but calls so far
+        self._trial: CallParser | None = None  # of the held text, which begins with a call
         self._tag = ""  # that the held text begins with
         self._num_tried = 0  # characters of the held text
+        self._has_call = False  # a whole one, with which the held text begins
 
     def push(self, text: str) -> tuple[str, str]:
         """Take the next piece of the text. Return the reasoning in it, and the text behind the reasoning."""
@@ -133,7 +135,7 @@ class ThinkingParser:
         reasoning = ""
         while not self._holds_calls():
             if self._trial is not None:
-                self._trial = None
+                self._trial, self._has_call = None, False
                 reasoning += self._take(len(self._tag))
             at, tag = find_tag(self._held, (self._closing, *self._call_tags))
             reasoning += self._take(at)
@@ -147,20 +149,22 @@ class ThinkingParser:
         return reasoning, ""
 
     def _holds_calls(self) -> bool:
-        """Return whether the held text is calls as far as it has come, and the reasoning does not end behind them."""
+        """Return whether the held text begins with a call, as far as it has come, and the reasoning is not closed."""
         if self._trial is None or self._closing in self._held:
             return False
-        segments = self._trial.push(self._held[self._num_tried :])
-        self._num_tried = len(self._held)
-        return not any(isinstance(segment, Content | CallBroken) for segment in segments)
+        if not self._has_call:
+            segments = self._trial.push(self._held[self._num_tried :])
+            self._num_tried = len(self._held)
+            decisive = next((one for one in segments if isinstance(one, Content | CallBroken | CallEnd)), None)
+            self._has_call = isinstance(decisive, CallEnd)
+            return decisive is None or self._has_call
+        return True
 
     def finish(self, *, is_cut: bool = False) -> tuple[str, str]:
         """Return the rest at the end of the text: reasoning, or content. Calls that are cut stay reasoning."""
         text, self.is_over = self._take(len(self._held)), True
-        if self._trial is not None and not is_cut:
-            rest = self._trial.finish(is_cut=False)
-            if self._trial.num_called and not any(isinstance(each, Content | CallBroken) for each in rest):
-                return "", text
+        if self._has_call and not is_cut:
+            return "", text
         if self._has_begun or self._is_open:
             self.end += len(text)
             return text, ""

@@ -126,6 +126,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, Given]]]] = [
     ("gemma4", """<|tool_call>call:book{city:<|"|>a, b:c<|"|>,guests:["A","B"],note:'it, so',more:{"in": 'x'}}""", "",
      [("book", {"city": "a, b:c", "guests": ["A", "B"], "note": "it, so", "more": {"in": "x"}})]),
     ("gemma4", '<|tool_call>call:book{city:<|"|>Rome', '<|tool_call>call:book{city:<|"|>Rome', []),
+    ("gemma4", "Hi.<|channel>thought\n<channel|><channel|>", "Hi.", []),
     ("functiongemma", "<start_function_call>call:book{city:<escape>Rome<escape>}<end_function_call>", "",
      [("book", ROME)]),
 ]  # fmt: skip
@@ -191,7 +192,7 @@ def test_each_dialect_does_the_same_in_each_case(family: CallFamily) -> None:
     assert outcome(f"Sure. {call}") == ("", "Sure. " if has_tags else f"Sure. {call}", called if has_tags else [])
     assert outcome(f"{call}\nDone.") == ("", "\nDone.", called)
     unknown = family.written([("unknown", "{}")])
-    assert outcome(unknown) == ("", unknown, [])
+    assert outcome(unknown) == ("", "" if family.by_channels else unknown, [])
     for end in range(1, call.index("Rome") + 2):  # nothing is lost
         assert outcome(call[:end]) == ("", call[:end], [])
     assert outcome(call[:end], is_cut=True) == ("", "", [("book", '{"city": "R')])
@@ -211,8 +212,11 @@ HARMONIES: list[tuple[str, Read]] = [
     (f"<|channel|>commentary<|message|>I look.<|end|>{START}<|channel|>analysis<|message|>a < b",
      Read("I look.", "a < b")),
     ("No channels at all.", Read("No channels at all.")),
-    ("<|channel|>commentary to=python<|message|>1 + 1<|call|>",
-     Read("<|channel|>commentary to=python<|message|>1 + 1<|call|>")),
+    ("<|channel|>commentary to=python<|message|>1 + 1<|call|>", Read()),
+    (f"{ANALYSIS}{START} to=browser.open<|channel|>commentary<|message|>a<|call|>{START}<|channel|>final<|message|>Yes.",
+     Read("Yes.", "Hm.")),
+    (f"<|channel|>commentary to=assistant{ANALYSIS}{START}<|channel|>commentary to=assistant<|channel|>final"
+     "<|message|>Yes.", Read("Yes.", "Hm.")),
     ("<|channel|>commentary to=functions.book<|message|>no JSON<|call|>",
      Read("<|channel|>commentary to=functions.book<|message|>no JSON<|call|>")),
     ("<|channel|>", Read("<|channel|>")),

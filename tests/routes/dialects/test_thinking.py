@@ -68,14 +68,15 @@ CALL = '<tool_call>{"name": "add"}</tool_call>'
     [
         (f"I add.\n{CALL}", Read("", "I add.\n", [("add", "{}")])),
         (f"{CALL}\n{CALL}\n", Read("", "", [("add", "{}"), ("add", "{}")])),
-        (f"Not {CALL} yet. {CALL}", Read("", f"Not {CALL} yet. ", [("add", "{}")])),
+        (f"I {CALL} and. {CALL}", Read(" and. ", "I ", [("add", "{}"), ("add", "{}")])),
         (f"Or <tool_call>? {CALL}", Read("", "Or <tool_call>? ", [("add", "{}")])),
-        (f"{CALL} No.", Read("", f"{CALL} No.")),
+        (f"{CALL} Done.", Read(" Done.", "", [("add", "{}")])),
+        (f"So {CALL} or {CALL}?</think>{CALL}", Read("", f"So {CALL} or {CALL}?", [("add", "{}")])),
         (f"{CALL}</think>Yes.", Read("Yes.", CALL)),
         (CALL[:-15], Read("", CALL[:-15])),
     ],
 )
-def test_calls_at_the_end_of_unclosed_reasoning_are_calls(text: str, expected: Read) -> None:
+def test_calls_in_unclosed_reasoning_end_it(text: str, expected: Read) -> None:
     reader = parser(is_open=True, with_calls=True)
     assert read(segments_of(reader, [text])) == expected
     assert reader.thinking is not None
