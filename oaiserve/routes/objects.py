@@ -12,7 +12,7 @@ import msgspec
 
 from oaiserve.engine.grammars.structural_tag import Format
 
-NAME = "^[A-Za-z0-9_-]{1,64}$"  # of tools and schemas
+NAME = "^[A-Za-z0-9_.-]{1,64}$"  # of tools and schemas
 
 
 def described(text: str, low: float | None = None, high: float | None = None, **keywords: object) -> msgspec.Meta:
@@ -26,7 +26,7 @@ def described(text: str, low: float | None = None, high: float | None = None, **
 Integer = int | float  # JSON libraries of some languages write every number as a float
 NonEmpty = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
 TokenId = Annotated[Integer, msgspec.Meta(extra_json_schema={"minimum": 0})]
-Name = Annotated[str, described("1 to 64 letters, digits, '_' or '-'.", pattern=NAME)]
+Name = Annotated[str, described("1 to 64 letters, digits, '_', '.' or '-'.", pattern=NAME)]
 # A text, several of them, one as token ids, or several as token ids. Lists are not mixed.
 Prompts = (
     str

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from itertools import takewhile
 from typing import Any
@@ -29,7 +30,21 @@ _TEXT, _VALUE, _RESULT = "A text beside calls.", "A sampled value.", "A sampled 
 _SAMPLE_TOOL = {
     "name": "sample_tool",
     "description": "It samples.",
-    "parameters": {"type": "object", "properties": {}},
+    "parameters": {
+        "type": "object",
+        "properties": {"sample": {"type": "string", "description": "It is sampled."}},
+        "required": ["sample"],
+    },
+}
+_EFFORT = "reasoning_effort"
+# Each effort's stand-ins, for a template that refuses it.
+_EFFORTS = {
+    "none": ("no_think", "minimal", "low"),
+    "minimal": ("low",),
+    "low": ("medium", "high"),
+    "medium": ("high", "low"),
+    "high": ("max", "medium"),
+    "xhigh": ("max", "high"),
 }
 
 
@@ -63,6 +78,7 @@ class ChatTemplate:
         self._needs_tools = False
         self._try_contents()
         self._try_tools()
+        self._efforts = self._tried_efforts() if _EFFORT in self.source else {}
 
     def _try_contents(self) -> None:
         text, more = "A sample text.", "One more of them."
@@ -83,14 +99,24 @@ class ChatTemplate:
         named = re.search(r"""['"]developer['"]""", self.source) is not None
         self._knows_developer = named and text in self._sample([developer, self._hello])
 
+    def _tried_efforts(self) -> dict[str, str]:
+        """Return the stand-ins of those efforts that the template refuses."""
+        efforts = {*_EFFORTS, *(one for some in _EFFORTS.values() for one in some)}
+        taken = {one for one in efforts if self._sample([self._hello], reasoning_effort=one)}
+        nearest = {effort: next((one for one in others if one in taken), None) for effort, others in _EFFORTS.items()}
+        return {effort: one for effort, one in nearest.items() if effort not in taken and one is not None}
+
     def _try_tools(self) -> None:
         def sample(messages: list[Message], *tools: Message) -> str:
             return self._sample(messages, tools=[{"type": "function", "function": tool} for tool in tools])
 
         name = str(_SAMPLE_TOOL["name"])
-        bare = {key: value for key, value in _SAMPLE_TOOL.items() if key != "description"}
         takes_tools = name in sample([self._hello], _SAMPLE_TOOL)
+        bare = {key: value for key, value in _SAMPLE_TOOL.items() if key != "description"}
         self._needs_descriptions = takes_tools and name not in sample([self._hello], bare)
+        parameters = {"type": "object", "properties": {"sample": {"type": "string"}}, "required": ["sample"]}
+        bare = {**_SAMPLE_TOOL, "parameters": parameters}
+        self._needs_described_parameters = takes_tools and name not in sample([self._hello], bare)
         in_message = {"role": "system", "content": self._content("Be brief."), "tools": name}
         takes_message = not takes_tools and name in self._sample([in_message, self._hello])
 
@@ -110,7 +136,7 @@ class ChatTemplate:
         as_object, as_text = (
             sample(turn([given]), _SAMPLE_TOOL) for given in ({"sample": _VALUE}, json.dumps({"sample": _VALUE}))
         )
-        shows_object = _VALUE in as_object and "{'sample" not in as_object
+        shows_object = _VALUE in as_object and f"{{'sample': '{_VALUE}" not in as_object
         self._joins_arguments = not shows_object and _VALUE in as_text
         takes_calls = shows_object or self._joins_arguments
         takes_results = _RESULT in (as_text if self._joins_arguments else as_object)
@@ -198,6 +224,8 @@ class ChatTemplate:
             "continue_final_message": prompt.continue_final_message,
             **prompt.template_kwargs,
         }
+        if (effort := arguments.get(_EFFORT)) in self._efforts:
+            arguments[_EFFORT] = self._efforts[effort]
         messages = self._prepare(prompt.messages)
         if prompt.tools and self.abilities.tools_in_message:
             _put_tools(messages, prompt.tools)
@@ -217,8 +245,12 @@ class ChatTemplate:
             variables = {**self._special_tokens, **special.marked(arguments)}
             if self._needs_tools and variables.get("tools") is None:
                 variables["tools"] = []
+            template = self._template(tools := variables.get("tools"))
+            if "functions" in template.variables:  # of FireFunction, in place of the tools
+                text = json.dumps([tool["function"] for tool in tools or ()], ensure_ascii=False, indent=4)
+                variables = {"functions": text, "datetime": f"{datetime.now():%b %d %Y}", **variables}
             adds, continues = (variables.pop(one, False) for one in ("add_generation_prompt", "continue_final_message"))
-            return self._template(variables.get("tools")).render(
+            return template.render(
                 special.marked(messages), variables, add_generation_prompt=adds, continue_final_message=continues
             )
         except Exception as error:  # a template is a program that runs on the client's data, and can raise anything
@@ -260,11 +292,20 @@ class ChatTemplate:
         return [{**others[0], "content": joined}, *others[1:]]
 
     def _described(self, tool: Mapping[str, Any]) -> Message:
-        """Return a tool with a description, be it empty, for a template that renders no tool without."""
+        """Return a tool with descriptions, be they empty, for a template that renders none without."""
         function = tool.get("function")
-        if not self._needs_descriptions or not isinstance(function, Mapping):
+        if not isinstance(function, Mapping):
             return dict(tool)
-        return {**tool, "function": {"name": function.get("name"), "description": "", **function}}
+        described = dict(function)
+        if self._needs_descriptions and "description" not in function:
+            described = {"name": function.get("name"), "description": "", **function}
+        if self._needs_described_parameters and isinstance(schema := function.get("parameters"), Mapping):
+            properties = {
+                key: {"description": "", **value} if isinstance(value, Mapping) else value
+                for key, value in (schema.get("properties") or {}).items()
+            }
+            described["parameters"] = {**schema, "properties": properties}
+        return {**tool, "function": described}
 
     def _prepare_message(self, message: Mapping[str, Any]) -> Message:
         prepared = dict(message)

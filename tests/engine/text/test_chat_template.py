@@ -183,6 +183,10 @@ def test_samples_show_which_parts_a_template_takes(template: str, missing: set[s
     assert {name for name in ("system", "tools", "calls", "results") if not abilities[name]} == missing
 
 
+NESTED = (
+    "{% for t in tools or [] %}{{ t.function.name }}({% for k, v in t.function.parameters.properties.items() %}"
+    "{{ k + ' ' + v.description }}{% endfor %}){% endfor %}" + CHATML
+)
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {}}}
 
 
@@ -196,6 +200,8 @@ def test_a_missing_description_is_empty_only_for_a_template_that_needs_one() -> 
     joining = "{% for t in tools or [] %}{{ t.function.name + ':' + t.function.description }}{% endfor %}" + CHATML
     assert render(joining, HELLO, tools=[TOOL]).startswith("now:<|im_start|>")
     assert "description" not in render(WITH_TOOLS, HELLO, tools=[TOOL])
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"properties": {"a": {"type": "string"}}}}}
+    assert render(NESTED, HELLO, tools=[tool]).startswith("now(a )")
 
 
 def test_a_template_that_always_lists_tools_gets_an_empty_list_without_any() -> None:
@@ -253,6 +259,30 @@ def test_results_go_into_the_message_with_the_calls_where_the_template_reads_the
     rendered = render(embedding, HELLO, CALLING, *RESULTS)
     assert '[{"name": "b", "response": "of b"}, {"name": "a", "response": "of a"}]' in rendered
     assert "<tool:" not in rendered
+
+
+@pytest.mark.parametrize(
+    ("taken", "given", "expected"),
+    [
+        (("no_think", "low", "high"), "none", "no_think"),
+        (("no_think", "low", "high"), "medium", "high"),
+        (("no_think", "low", "high"), "low", "low"),
+        (("low", "high"), "none", "low"),
+        (("none", "minimal", "low", "medium", "high", "xhigh"), "minimal", "minimal"),
+    ],
+)
+def test_an_effort_that_the_template_refuses_is_the_nearest_one(taken: Any, given: str, expected: str) -> None:
+    choosy = (
+        f"{{% if reasoning_effort and reasoning_effort not in {taken} %}}{{{{ raise_exception('No.') }}}}{{% endif %}}"
+    )
+    template = choosy + "{{ reasoning_effort }} {{ messages[0].content }}"
+    assert render(template, HELLO, template_kwargs={"reasoning_effort": given}) == f"{expected} hello"
+
+
+def test_functions_stand_for_tools_where_the_template_reads_them() -> None:
+    functions = "{{ functions + datetime[:0] }}{{ messages[0].content }}"
+    assert json.loads(render(functions, HELLO, tools=[TOOL]).removesuffix("hello")) == [TOOL["function"]]
+    assert render(functions, HELLO) == "[]hello"
 
 
 def test_a_template_changes_its_own_copies_only() -> None:

@@ -213,8 +213,8 @@ HARMONIES: list[tuple[str, Read]] = [
      Read("I look.", "a < b")),
     ("No channels at all.", Read("No channels at all.")),
     ("<|channel|>commentary to=python<|message|>1 + 1<|call|>", Read()),
-    (f"{ANALYSIS}{START} to=browser.open<|channel|>commentary<|message|>a<|call|>{START}<|channel|>final<|message|>Yes.",
-     Read("Yes.", "Hm.")),
+    (f"{ANALYSIS}{START} to=browser.open<|channel|>commentary<|message|>a<|call|>"
+     f"{START}<|channel|>final<|message|>Yes.", Read("Yes.", "Hm.")),
     (f"<|channel|>commentary to=assistant{ANALYSIS}{START}<|channel|>commentary to=assistant<|channel|>final"
      "<|message|>Yes.", Read("Yes.", "Hm.")),
     ("<|channel|>commentary to=functions.book<|message|>no JSON<|call|>",
