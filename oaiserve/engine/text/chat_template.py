@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
 from itertools import takewhile
 from typing import Any
@@ -35,16 +34,6 @@ _SAMPLE_TOOL = {
         "properties": {"sample": {"type": "string", "description": "It is sampled."}},
         "required": ["sample"],
     },
-}
-_EFFORT = "reasoning_effort"
-# Each effort's stand-ins, for a template that refuses it.
-_EFFORTS = {
-    "none": ("no_think", "minimal", "low"),
-    "minimal": ("low",),
-    "low": ("medium", "high"),
-    "medium": ("high", "low"),
-    "high": ("max", "medium"),
-    "xhigh": ("max", "high"),
 }
 
 
@@ -78,7 +67,6 @@ class ChatTemplate:
         self._needs_tools = False
         self._try_contents()
         self._try_tools()
-        self._efforts = self._tried_efforts() if _EFFORT in self.source else {}
 
     def _try_contents(self) -> None:
         text, more = "A sample text.", "One more of them."
@@ -98,13 +86,6 @@ class ChatTemplate:
         developer = {**systems[0], "role": "developer"}
         named = re.search(r"""['"]developer['"]""", self.source) is not None
         self._knows_developer = named and text in self._sample([developer, self._hello])
-
-    def _tried_efforts(self) -> dict[str, str]:
-        """Return the stand-ins of those efforts that the template refuses."""
-        efforts = {*_EFFORTS, *(one for some in _EFFORTS.values() for one in some)}
-        taken = {one for one in efforts if self._sample([self._hello], reasoning_effort=one)}
-        nearest = {effort: next((one for one in others if one in taken), None) for effort, others in _EFFORTS.items()}
-        return {effort: one for effort, one in nearest.items() if effort not in taken and one is not None}
 
     def _try_tools(self) -> None:
         def sample(messages: list[Message], *tools: Message) -> str:
@@ -224,8 +205,6 @@ class ChatTemplate:
             "continue_final_message": prompt.continue_final_message,
             **prompt.template_kwargs,
         }
-        if (effort := arguments.get(_EFFORT)) in self._efforts:
-            arguments[_EFFORT] = self._efforts[effort]
         messages = self._prepare(prompt.messages)
         if prompt.tools and self.abilities.tools_in_message:
             _put_tools(messages, prompt.tools)
@@ -245,12 +224,8 @@ class ChatTemplate:
             variables = {**self._special_tokens, **special.marked(arguments)}
             if self._needs_tools and variables.get("tools") is None:
                 variables["tools"] = []
-            template = self._template(tools := variables.get("tools"))
-            if "functions" in template.variables:  # of FireFunction, in place of the tools
-                text = json.dumps([tool["function"] for tool in tools or ()], ensure_ascii=False, indent=4)
-                variables = {"functions": text, "datetime": f"{datetime.now():%b %d %Y}", **variables}
             adds, continues = (variables.pop(one, False) for one in ("add_generation_prompt", "continue_final_message"))
-            return template.render(
+            return self._template(variables.get("tools")).render(
                 special.marked(messages), variables, add_generation_prompt=adds, continue_final_message=continues
             )
         except Exception as error:  # a template is a program that runs on the client's data, and can raise anything

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import SandboxedEnvironment
@@ -151,9 +150,7 @@ class JinjaTemplate:
     def __init__(self, source: str) -> None:
         """Compile the template. Raises jinja2.TemplateSyntaxError."""
         self._source = source
-        environment = _Environment()
-        self._template = environment.from_string(source)
-        self.variables = find_undeclared_variables(environment.parse(source))  # that it reads
+        self._template = _Environment().from_string(source)
 
     def render(
         self,

@@ -261,30 +261,6 @@ def test_results_go_into_the_message_with_the_calls_where_the_template_reads_the
     assert "<tool:" not in rendered
 
 
-@pytest.mark.parametrize(
-    ("taken", "given", "expected"),
-    [
-        (("no_think", "low", "high"), "none", "no_think"),
-        (("no_think", "low", "high"), "medium", "high"),
-        (("no_think", "low", "high"), "low", "low"),
-        (("low", "high"), "none", "low"),
-        (("none", "minimal", "low", "medium", "high", "xhigh"), "minimal", "minimal"),
-    ],
-)
-def test_an_effort_that_the_template_refuses_is_the_nearest_one(taken: Any, given: str, expected: str) -> None:
-    choosy = (
-        f"{{% if reasoning_effort and reasoning_effort not in {taken} %}}{{{{ raise_exception('No.') }}}}{{% endif %}}"
-    )
-    template = choosy + "{{ reasoning_effort }} {{ messages[0].content }}"
-    assert render(template, HELLO, template_kwargs={"reasoning_effort": given}) == f"{expected} hello"
-
-
-def test_functions_stand_for_tools_where_the_template_reads_them() -> None:
-    functions = "{{ functions + datetime[:0] }}{{ messages[0].content }}"
-    assert json.loads(render(functions, HELLO, tools=[TOOL]).removesuffix("hello")) == [TOOL["function"]]
-    assert render(functions, HELLO) == "[]hello"
-
-
 def test_a_template_changes_its_own_copies_only() -> None:
     messages = [{"role": "user", "content": TWO}]
     changing = "{{ messages.append(messages[0]) }}{{ messages[0].update(role='x') }}" + STRING_OR_PARTS
