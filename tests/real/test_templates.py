@@ -1,0 +1,221 @@
+"""Renders the chat templates in llama.cpp's source for the requests that clients send."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from oaiserve.engine.text.chat_template import ChatTemplate
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes.bodies import ChatBody
+from oaiserve.routes.chat import build_prompt
+from oaiserve.routes.conversation import Conversation
+from oaiserve.routes.dialects.dialect import Dialect, dialect_of
+from oaiserve.routes.tools import requested_tools
+
+pytestmark = pytest.mark.real
+
+# How the models behind the templates write calls, in the order of the files' names.
+DIALECTS = {
+    "ByteDance-Seed-OSS": "seed_oss",
+    "GLM-4.6": "glm45",
+    "GLM-4.7-Flash": "glm45",
+    "Kimi-K2-Instruct": "kimi_k2",
+    "Kimi-K2-Thinking": "kimi_k2",
+    "LFM2-8B-A1B": "lfm2",
+    "LFM2.5-8B-A1B": "lfm2",
+    "LFM2.5-Instruct": "lfm2",
+    "MiniMax-M2": "minimax_m2",
+    "Mistral-Small-3.2-24B-Instruct-2506": "mistral",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "qwen3_coder",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "hermes",
+    "Qwen-Qwen2.5-7B-Instruct": "hermes",
+    "Qwen3.5-4B": "qwen3_coder",
+    "Spark2.5": "glm45",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek_v3",
+    "deepseek-ai-DeepSeek-V3.1": "deepseek_v31",
+    "deepseek-ai-DeepSeek-V3.2": "deepseek_v32",
+    "deepseek-ai-DeepSeek-V4": "deepseek_v4",
+    "google-gemma-4-31B-it": "gemma4",
+    "ibm-granite-granite-3.3-2B-Instruct": "granite",
+    "ibm-granite-granite-4.1": "hermes",
+    "inclusionai-ling-3.0-flash": "glm45",
+    "meta-llama-Llama-3.1-8B-Instruct": "llama3_json",
+    "meta-llama-Llama-3.2-3B-Instruct": "llama3_json",
+    "meta-llama-Llama-3.3-70B-Instruct": "llama3_json",
+    "mistralai-Ministral-3-14B-Reasoning-2512": "mistral",
+    "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
+    "openai-gpt-oss-120b": "openai",
+}
+# Templates that want the user and the assistant in turns.
+IN_TURNS = ("Mistral-Small", "Ministral", "Mistral-Nemo", "gemma-2-")
+# Templates that want objects in parameters to say what their other properties are.
+NESTED = ("command-r-plus", "Hermes-2-Pro", "Hermes-3")
+# Templates without a place for text next to a call.
+CALL_ALONE = ("Cohere2MoE", "command-r7b", "MiniMax-M1", "Mistral-Small", "Mistral-Nemo", "muse", "Solar-Open")
+
+USER, AGAIN = ({"role": "user", "content": text} for text in ("ask-first", "ask-second"))
+SYSTEM = {"role": "system", "content": "rule-one"}
+SAID = {"role": "assistant", "content": "said-first"}
+PLACE = {"type": "object", "properties": {"city": {"type": "string", "description": "Its name."}}, "required": ["city"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "place": PLACE,
+        "unit": {"type": "string", "enum": ["C", "F"]},
+        "days": {"type": ["integer", "null"]},
+    },
+    "required": ["place"],
+}
+FORECAST, CLOCK = (
+    {"type": "function", "function": {"name": name, "description": "It looks.", "parameters": schema}}
+    for name, schema in (
+        ("forecast", SCHEMA),
+        ("clock", {"type": "object", "properties": {"zone": {"type": "string"}}}),
+    )
+)
+BARE = {"type": "function", "function": {"name": "clock"}}
+UNDESCRIBED = {
+    "type": "function",
+    "function": {"name": "clock", "parameters": {"properties": {"a": {"type": "string"}}}},
+}
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def calling(*calls: tuple[str, str], **fields: Any) -> dict[str, Any]:
+    ids = [f"callid00{number}" for number in range(len(calls))]
+    listed = [
+        {"id": one, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for one, (name, arguments) in zip(ids, calls, strict=True)
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": listed, **fields}
+
+
+def result(text: Any, number: int = 0) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"callid00{number}", "content": text}
+
+
+ODD = 'ß 日本 👩‍👧 <b>&amp; {{x}} "q" end'
+ROME, UTC = ("forecast", '{"place": {"city": "city-rome"}, "days": null}'), ("clock", '{"zone": "zone-utc"}')
+ROUND = [USER, calling(ROME), result("got-first")]
+SEEN = ("ask-first", "city-rome", "got-first")
+LAST = ("said-first", "ask-second")
+# Each: the body of a request without its model, and the texts that the prompt must have once each.
+REQUESTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "user": ({"messages": [USER]}, ("ask-first",)),
+    "system": ({"messages": [SYSTEM, USER]}, ("rule-one", "ask-first")),
+    "developer": ({"messages": [{**SYSTEM, "role": "developer"}, USER]}, ("rule-one", "ask-first")),
+    "turns": ({"messages": [SYSTEM, USER, SAID, AGAIN]}, ("rule-one", "ask-first", *LAST)),
+    "parts": ({"messages": [{"role": "user", "content": parts("part-a", "part-b")}]}, ("part-a", "part-b")),
+    "answer in parts": (
+        {"messages": [USER, {"role": "assistant", "content": parts("said-first")}, AGAIN]},
+        ("ask-first", *LAST),
+    ),
+    "unicode": ({"messages": [{"role": "user", "content": ODD}]}, (ODD,)),
+    "late system": ({"messages": [USER, SAID, SYSTEM, AGAIN]}, ("rule-one", "ask-first", *LAST)),
+    "two users": ({"messages": [USER, AGAIN]}, ("ask-first", "ask-second")),
+    "assistant first": ({"messages": [SAID, USER]}, ("said-first", "ask-first")),
+    "no prompt": ({"messages": [USER, SAID], "add_generation_prompt": False}, ("ask-first", "said-first")),
+    "thinking off": ({"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}}, ("ask-first",)),
+    "thinking on": ({"messages": [USER], "chat_template_kwargs": {"enable_thinking": True}}, ("ask-first",)),
+    "effort": ({"messages": [USER], "reasoning_effort": "low"}, ("ask-first",)),
+    "reasoning": ({"messages": [USER, {**SAID, "reasoning_content": "hm"}, AGAIN]}, ("ask-first", *LAST)),
+    "tools": ({"messages": [SYSTEM, USER], "tools": [FORECAST, CLOCK]}, ("rule-one", "ask-first")),
+    "no description": ({"messages": [SYSTEM, USER], "tools": [UNDESCRIBED]}, ("rule-one", "ask-first")),
+    "only a name": ({"messages": [USER], "tools": [BARE]}, ("ask-first",)),
+    "result": ({"messages": ROUND, "tools": [FORECAST]}, SEEN),
+    "result in parts": ({"messages": [*ROUND[:2], result(parts("got-first"))], "tools": [FORECAST]}, SEEN),
+    "result in JSON": ({"messages": [*ROUND[:2], result('{"got-first": [1]}')], "tools": [FORECAST]}, SEEN),
+    "after a result": ({"messages": [*ROUND, SAID, AGAIN], "tools": [FORECAST]}, (*SEEN, *LAST)),
+    "calls without tools": ({"messages": [*ROUND, SAID, AGAIN]}, (*SEEN, *LAST)),
+    "text and call": (
+        {
+            "messages": [USER, calling(ROME, content="said-first", reasoning_content="hm"), ROUND[2]],
+            "tools": [FORECAST],
+        },
+        (*SEEN, "said-first"),
+    ),
+    "two calls": (
+        {
+            "messages": [USER, calling(ROME, UTC), result("got-first"), result("got-second", 1)],
+            "tools": [FORECAST, CLOCK],
+        },
+        (*SEEN, "zone-utc", "got-second"),
+    ),
+    "no arguments": (
+        {"messages": [USER, calling(("clock", "")), result("got-first")], "tools": [CLOCK]},
+        ("ask-first", "got-first"),
+    ),
+    "two rounds": (
+        {"messages": [*ROUND, calling(UTC), result("got-second")], "tools": [FORECAST, CLOCK]},
+        (*SEEN, "zone-utc", "got-second"),
+    ),
+}
+# Notations of Python, or of JSON within JSON, in place of a text.
+NOTATION = re.compile(r"""\{'place': \{'city': 'city|\['ask|\\"place|\[\{"type": "text", "text"|Undefined""")
+
+
+class NoMedia:
+    def taken(self, _messages: object) -> tuple[()]:
+        return ()
+
+
+def loaded(path: Path) -> tuple[ChatTemplate, Dialect]:
+    template = ChatTemplate(path.read_text(), {"bos_token": "<s>", "eos_token": "</s>"})
+    return template, dialect_of("auto", "auto", template, {})
+
+
+def rendered(template: ChatTemplate, dialect: Dialect, body: dict[str, Any]) -> str:
+    parsed = msgspec.json.decode(json.dumps(body), type=ChatBody)
+    conversation = Conversation(
+        dialect,
+        requested_tools(parsed),
+        parsed.chat_template_kwargs or {},
+        effort=parsed.reasoning_effort,
+        is_constrained=False,
+        asks_for_answer=parsed.add_generation_prompt is not False,
+    )
+    prompt = build_prompt(parsed, parsed.messages, dialect, conversation.shown_tools, NoMedia())  # type: ignore[arg-type]
+    return template.render(conversation.completed(prompt))
+
+
+def is_refused(name: str, request: str, body: dict[str, Any]) -> bool:
+    if request in ("two users", "assistant first"):
+        return any(part in name for part in IN_TURNS)
+    return FORECAST in body.get("tools", ()) and any(part in name for part in NESTED)
+
+
+def test_each_template_renders_each_request(llama_cpp: Path) -> None:
+    paths = sorted((llama_cpp / "models/templates").glob("*.jinja"))
+    assert len(paths) >= 70
+    faults = []
+    for path in paths:
+        template, dialect = loaded(path)
+        for request, (body, texts) in REQUESTS.items():
+            try:
+                prompt = rendered(template, dialect, body)
+            except InvalidRequest as refused:
+                if not is_refused(path.stem, request, body):
+                    faults.append(f"{path.stem}, {request}: {refused}")
+                continue
+            is_alone = request == "text and call" and any(part in path.stem for part in CALL_ALONE)
+            wanted = [text for text in texts if not (is_alone and text == "said-first")]
+            wanted += [tool["function"]["name"] for tool in body.get("tools", ())]
+            faults += [f"{path.stem}, {request}: lacks {text!r}" for text in wanted if text not in prompt]
+            faults += [f"{path.stem}, {request}: repeats {text!r}" for text in texts if prompt.count(text) > 1]
+            faults += [f"{path.stem}, {request}: has {found!r}" for found in NOTATION.findall(prompt)]
+    assert "\n".join(faults) == ""
+
+
+def test_each_template_shows_its_dialect(llama_cpp: Path) -> None:
+    names = {}
+    for name in DIALECTS:
+        calls = loaded(llama_cpp / f"models/templates/{name}.jinja")[1].calls
+        names[name] = None if calls is None else calls.name
+    assert names == DIALECTS
