@@ -189,7 +189,7 @@ def _with_tools(
         results_so_far = False
         if not abilities.calls and (calls := message.pop("tool_calls", None)):
             functions = (call["function"] for call in calls)
-            written = family.written((function["name"], function["arguments"] or "{}") for function in functions)
+            written = (family.in_text or family.written)((one["name"], one["arguments"] or "{}") for one in functions)
             message["content"] = "\n".join(filter(None, (_text(message["content"]), written)))
         result.append(message)
     if abilities.tools:

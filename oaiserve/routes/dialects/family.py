@@ -29,6 +29,9 @@ class CallFamily:
     arguments_key: str = "arguments"  # "": a call is its name, `name_end` and the arguments, not one object
     name_end: str = ""
     signs: tuple[str, ...] = ()  # a chat template with all of these is one of this family
+    in_text: Callable[[Iterable[tuple[str, str]]], str] | None = (
+        None  # writes calls of a history, if not as forced ones
+    )
     history: Callable[[Sequence[Message]], list[Message]] | None = None  # makes messages as its templates take them
     reasoning_tags: tuple[str, str] | None = None  # where they differ from those that the template shows
     by_channels: bool = False  # the parser, a ChannelCalls, reads reasoning; an answer ends with its first call

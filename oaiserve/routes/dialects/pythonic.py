@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import warnings
+from collections.abc import Iterable
 
 import regex
 
@@ -99,10 +100,31 @@ def _arguments(brackets: str) -> str | None:
     return text
 
 
+def as_python(calls: Iterable[tuple[str, str]]) -> str:
+    """Return calls (names and JSON texts of arguments) as Python has them."""
+    texts = []
+    for name, arguments in calls:
+        try:
+            given = json.loads(arguments)
+        except (ValueError, RecursionError):
+            given = None
+        values = given.items() if isinstance(given, dict) else [("arguments", arguments)]
+        texts.append(f"{name}({', '.join(f'{key}={_literal(value)}' for key, value in values)})")
+    return f"[{', '.join(texts)}]"
+
+
+def _literal(value: object) -> str:
+    return repr(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+
+
 class LFM2Calls(PythonicCalls):
     opening_tags = ("<|tool_call_start|>",)
     closing_tags = ("<|tool_call_end|>",)
     tags = (*opening_tags, *closing_tags)
+
+
+def _in_text(calls: Iterable[tuple[str, str]]) -> str:
+    return LFM2Calls.opening_tags[0] + as_python(calls) + LFM2Calls.closing_tags[0]
 
 
 LFM2 = CallFamily(
@@ -112,4 +134,5 @@ LFM2 = CallFamily(
     before="<|tool_call_start|>[",
     after="]<|tool_call_end|>",
     signs=("List of tools: ", "<|im_start|>"),
+    in_text=_in_text,
 )

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 from transformers.utils.chat_parsing import parse_response
 
+from oaiserve.engine.text.chat_template import Abilities
 from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.dialects.dialect import Dialect, dialect_of
 from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.llama import LLAMA
+from oaiserve.routes.dialects.pythonic import LFM2
 from oaiserve.routes.dialects.reasoning import ThinkingParser
+from oaiserve.routes.tools import prompt_with_tools
 from tests.routes.dialects.reading import TOOLS, read, segments_of
 from tests.routes.doubles import FakeTemplate
 
@@ -78,3 +81,20 @@ def test_flags_come_before_what_is_declared() -> None:
     assert chosen.calls is None
     assert chosen.reasoning is not None
     assert chosen.reasoning.tags == ("<think>", "</think>")
+
+
+class NoMedia:
+    def taken(self, _messages: object) -> tuple[()]:
+        return ()
+
+
+def test_calls_of_a_history_are_text_where_only_they_have_no_place_in_the_template() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"text": "x", "a": null}'}}
+    asking = {"role": "assistant", "content": "I add.", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "a", "content": "2"}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    chosen = Dialect(LFM2, abilities=Abilities(calls=False))
+    prompt = prompt_with_tools([asking, result], tools, chosen, NoMedia())  # type: ignore[arg-type]
+    written = 'I add.\n<|tool_call_start|>[add(text="x", a=None)]<|tool_call_end|>'
+    assert prompt.messages == [{"role": "assistant", "content": written}, result]
+    assert prompt.tools == tools

@@ -11,6 +11,7 @@ from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.harmony import HARMONY, HarmonyCalls
 from oaiserve.routes.dialects.kimi import with_counted_ids
 from oaiserve.routes.dialects.llama import LLAMA, LLAMA4
+from oaiserve.routes.dialects.pythonic import as_python
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningMode, ThinkingParser
 from oaiserve.routes.dialects.segments import Segment
 from tests.routes.dialects.reading import Read, own_form, read, segments_of
@@ -153,6 +154,14 @@ def test_calls_are_read_whole_and_cut_at_every_character(
     for at in range(1, len(text)):
         assert segments(name, text, (at,)) == whole
     assert segments(name, text, tuple(range(1, len(text)))) == whole
+
+
+def test_calls_of_a_history_are_read_as_they_are_written_in_python() -> None:
+    calls = [("book", json.dumps(HARD)), ("get-time", "{}")]
+    reader = AnswerReader(None, named("lfm2").parser(TOOLS))
+    read_again = read(segments_of(reader, [f"<|tool_call_start|>{as_python(calls)}<|tool_call_end|>"])).calls
+    assert [(name, json.loads(given)) for name, given in read_again] == [("book", HARD), ("get-time", {})]
+    assert as_python([("book", "no JSON")]) == '[book(arguments="no JSON")]'
 
 
 def test_each_dialect_has_a_case() -> None:
