@@ -222,7 +222,8 @@ class ChatTemplate:
     ) -> str:
         try:
             variables = {**self._special_tokens, **special.marked(arguments)}
-            if self._needs_tools and variables.get("tools") is None:
+            has_calls = any(message.get("role") == "tool" or message.get("tool_calls") for message in messages)
+            if variables.get("tools") is None and (self._needs_tools or (has_calls and "tool_use" in self._sources)):
                 variables["tools"] = []
             adds, continues = (variables.pop(one, False) for one in ("add_generation_prompt", "continue_final_message"))
             return self._template(variables.get("tools")).render(

@@ -210,6 +210,12 @@ def test_a_template_that_always_lists_tools_gets_an_empty_list_without_any() -> 
     assert template_of(always).generation_prompt({}) == ""
 
 
+def test_a_history_with_calls_needs_the_template_for_tools_also_without_any() -> None:
+    template = ChatTemplate({"default": ALTERNATING, "tool_use": "tools " + WITH_TOOLS}, {})
+    assert template.render(ChatPrompt([HELLO])) == "<user:hello>"
+    assert template.render(ChatPrompt([HELLO, CALLING, *RESULTS])).startswith("tools <user:hello><assistant:I look.a{}")
+
+
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
