@@ -34,7 +34,7 @@ from oaiserve.engine.request import (
     TooManyTokens,
     Usage,
 )
-from oaiserve.engine.text.chat_template import Abilities
+from oaiserve.engine.text.template_abilities import Abilities
 from oaiserve.errors import APIError, InvalidRequest
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.record import EngineAccount, RequestRecord

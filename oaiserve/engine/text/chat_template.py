@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from itertools import takewhile
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
@@ -15,6 +13,7 @@ from jinja2 import TemplateSyntaxError
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.engine.text.jinja_template import JinjaTemplate, Message, TemplateLimit
 from oaiserve.engine.text.special_tokens import SpecialTexts
+from oaiserve.engine.text.template_abilities import abilities_of, one_call_each
 from oaiserve.errors import InvalidRequest, StartupError, invalid
 
 NO_SPECIAL_TEXTS = SpecialTexts(())
@@ -23,29 +22,6 @@ RESERVED = {
     *("self", "messages", "conversation", "conversations", "chat_template", "tokenize"),
     *("add_generation_prompt", "continue_final_message"),
 }
-
-
-_TEXT, _VALUE, _RESULT = "A text beside calls.", "A sampled value.", "A sampled result of "
-_SAMPLE_TOOL = {
-    "name": "sample_tool",
-    "description": "It samples.",
-    "parameters": {
-        "type": "object",
-        "properties": {"sample": {"type": "string", "description": "It is sampled."}},
-        "required": ["sample"],
-    },
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Abilities:
-    """Which parts of a conversation a chat template shows."""
-
-    system: bool = True
-    tools: bool = True
-    tools_in_message: bool = False  # as a text in the system message, instead of in the variable
-    calls: bool = True
-    results: bool = True
 
 
 class ChatTemplate:
@@ -66,7 +42,7 @@ class ChatTemplate:
         self.response_template: Mapping[str, Any] = response_template if isinstance(response_template, Mapping) else {}
         self._needs_tools = False
         self._try_contents()
-        self._try_tools()
+        self.abilities = abilities_of(self._sample, self._content, self.source)
 
     def _try_contents(self) -> None:
         text, more = "A sample text.", "One more of them."
@@ -80,67 +56,11 @@ class ChatTemplate:
         self._takes_parts = self._needs_parts or (takes_strings and as_parts == as_string)
         systems: list[Message] = [{"role": "system", "content": self._content(content)} for content in (text, more)]
         self._hello: Message = {"role": "user", "content": self._content("Hello.")}
-        self._takes_system = text in self._sample([systems[0], self._hello])
         two_systems = self._sample([*systems, self._hello])
         self._takes_systems = text in two_systems and more in two_systems
         developer = {**systems[0], "role": "developer"}
         named = re.search(r"""['"]developer['"]""", self.source) is not None
         self._knows_developer = named and text in self._sample([developer, self._hello])
-
-    def _try_tools(self) -> None:
-        def sample(messages: list[Message], *tools: Message) -> str:
-            return self._sample(messages, tools=[{"type": "function", "function": tool} for tool in tools])
-
-        name = str(_SAMPLE_TOOL["name"])
-        takes_tools = name in sample([self._hello], _SAMPLE_TOOL)
-        bare = {key: value for key, value in _SAMPLE_TOOL.items() if key != "description"}
-        self._needs_descriptions = takes_tools and name not in sample([self._hello], bare)
-        parameters = {"type": "object", "properties": {"sample": {"type": "string"}}, "required": ["sample"]}
-        bare = {**_SAMPLE_TOOL, "parameters": parameters}
-        self._needs_described_parameters = takes_tools and name not in sample([self._hello], bare)
-        in_message = {"role": "system", "content": self._content("Be brief."), "tools": name}
-        takes_message = not takes_tools and name in self._sample([in_message, self._hello])
-
-        def turn(arguments: Sequence[object], text: str = "", **more: object) -> list[Message]:
-            ids = [f"sample12{number}" for number in range(len(arguments))]
-            calls = [
-                {"id": one, "type": "function", "function": {"name": name, "arguments": given}}
-                for one, given in zip(ids, arguments, strict=True)
-            ]
-            said = {"role": "assistant", "content": self._content(text), "tool_calls": calls, **more}
-            results = [
-                {"role": "tool", "tool_call_id": one, "name": name, "content": self._content(_RESULT + one)}
-                for one in ids
-            ]
-            return [self._hello, said, *results]
-
-        as_object, as_text = (
-            sample(turn([given]), _SAMPLE_TOOL) for given in ({"sample": _VALUE}, json.dumps({"sample": _VALUE}))
-        )
-        shows_object = _VALUE in as_object and f"{{'sample': '{_VALUE}" not in as_object
-        self._joins_arguments = not shows_object and _VALUE in as_text
-        takes_calls = shows_object or self._joins_arguments
-        takes_results = _RESULT in (as_text if self._joins_arguments else as_object)
-        responses = [{"name": name, "response": f"{_RESULT}sample120"}]
-        embedded = sample(turn([{"sample": _VALUE}], tool_responses=responses)[:2], _SAMPLE_TOOL)
-        self._embeds_results = "tool_responses" in self.source and embedded != as_object and _RESULT in embedded
-
-        def loses(num_calls: int, text: str = "") -> bool:
-            """Return whether calls are lost, if not each has a message of its own."""
-            values = [f"{_VALUE} {number}" for number in range(num_calls)]
-            arguments = [{"sample": value} for value in values]
-            messages = turn([json.dumps(one) for one in arguments] if self._joins_arguments else arguments, text)
-            whole, apart = (sample(each, _SAMPLE_TOOL) for each in (messages, one_call_each(messages)))
-            return not all(value in whole for value in values) and all(value in apart for value in values)
-
-        self._takes_one_call = takes_calls and (loses(2) or loses(1, _TEXT))
-        self.abilities = Abilities(
-            system=self._takes_system,
-            tools=takes_tools or takes_message,
-            tools_in_message=takes_message,
-            calls=takes_calls,
-            results=takes_results and (takes_tools or takes_message or takes_calls),
-        )
 
     def generation_prompt(self, template_kwargs: Mapping[str, Any]) -> str:
         """Return the template's text behind the last message, which asks for an answer; "" if it is unknown."""
@@ -248,11 +168,11 @@ class ChatTemplate:
             text = "\n\n".join(_text(message.get("content") or "") for message in systems)
             others = [message for message in prepared if message.get("role") != "system"]
             prepared = [{"role": "system", "content": self._content(text)}, *others]
-        if not self._takes_system and prepared and prepared[0].get("role") == "system":
+        if not self.abilities.system and prepared and prepared[0].get("role") == "system":
             prepared = self._without_system(prepared)
-        if self._takes_one_call:
+        if self.abilities.takes_one_call:
             prepared = one_call_each(prepared)
-        return _with_embedded_results(prepared) if self._embeds_results else prepared
+        return _with_embedded_results(prepared) if self.abilities.embeds_results else prepared
 
     def _without_system(self, messages: list[Message]) -> list[Message]:
         """Return messages with the text of the system message, the first one, in front of the user's."""
@@ -273,9 +193,9 @@ class ChatTemplate:
         if not isinstance(function, Mapping):
             return dict(tool)
         described = dict(function)
-        if self._needs_descriptions and "description" not in function:
+        if self.abilities.needs_descriptions and "description" not in function:
             described = {"name": function.get("name"), "description": "", **function}
-        if self._needs_described_parameters and isinstance(schema := function.get("parameters"), Mapping):
+        if self.abilities.needs_described_parameters and isinstance(schema := function.get("parameters"), Mapping):
             properties = {
                 key: {"description": "", **value} if isinstance(value, Mapping) else value
                 for key, value in (schema.get("properties") or {}).items()
@@ -290,7 +210,7 @@ class ChatTemplate:
         content = prepared.pop("content", None)
         if content is not None:  # a template prints None as "None", but prints nothing for a missing key
             prepared["content"] = self._content(content)
-        if prepared.get("tool_calls") and not self._joins_arguments:
+        if prepared.get("tool_calls") and not self.abilities.joins_arguments:
             prepared["tool_calls"] = [_with_parsed_arguments(call) for call in prepared["tool_calls"]]
         return prepared
 
@@ -329,29 +249,6 @@ def _put_tools(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> N
         messages.insert(0, {"role": "system", "content": ""})
     text = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
     messages[0] = {**messages[0], "tools": text}
-
-
-def one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with one call each and its result behind it. Text beside calls becomes a message of its own."""
-    result: list[Message] = []
-    placed: set[int] = set()
-    for at, message in enumerate(messages):
-        calls = message.get("tool_calls")
-        if not calls:
-            if at not in placed:
-                result.append(message)
-            continue
-        rest = {key: value for key, value in message.items() if key not in ("tool_calls", "content")}
-        if message.get("content"):
-            result.append({"role": message["role"], "content": message["content"]})
-        results = list(takewhile(lambda one: messages[one]["role"] == "tool", range(at + 1, len(messages))))
-        for call in calls:
-            result.append({**rest, "tool_calls": [call]})
-            rest = {"role": message["role"]}  # the reasoning comes once
-            own = [one for one in results if messages[one].get("tool_call_id") == call.get("id") and one not in placed]
-            result += (messages[one] for one in own)
-            placed.update(own)
-    return result
 
 
 def _with_embedded_results(messages: Sequence[Message]) -> list[Message]:

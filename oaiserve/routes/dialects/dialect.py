@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from oaiserve.engine.text.chat_template import Abilities, ChatTemplate
+from oaiserve.engine.text.chat_template import ChatTemplate
+from oaiserve.engine.text.template_abilities import Abilities
 from oaiserve.routes.dialects.deepseek import DEEPSEEK_V3, DEEPSEEK_V4, DEEPSEEK_V31, DEEPSEEK_V32
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.gemma import FUNCTION_GEMMA, GEMMA4

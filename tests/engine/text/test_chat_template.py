@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from oaiserve.engine.request import ChatPrompt
-from oaiserve.engine.text.chat_template import ChatTemplate, one_call_each
+from oaiserve.engine.text.chat_template import ChatTemplate
+from oaiserve.engine.text.template_abilities import one_call_each
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, StartupError
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_parsing import parse_response
 
-from oaiserve.engine.text.chat_template import Abilities
+from oaiserve.engine.text.template_abilities import Abilities
 from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.dialects.dialect import Dialect, dialect_of
 from oaiserve.routes.dialects.hermes import HERMES

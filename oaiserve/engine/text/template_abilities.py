@@ -1,0 +1,114 @@
+"""`Abilities`: which parts of a conversation a chat template shows, and in which form, tried with samples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Protocol
+
+from oaiserve.engine.text.jinja_template import Message
+
+_TEXT, _VALUE, _RESULT = "A text beside calls.", "A sampled value.", "A sampled result of "
+_NAME, _KEY = "sample_tool", "sample_key"
+_USER_TEXT, _RULE = "Hello.", "A sampled rule."
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    system: bool = True
+    tools: bool = True
+    tools_in_message: bool = False  # as a text in the system message, instead of in the variable
+    needs_descriptions: bool = False  # of tools
+    needs_described_parameters: bool = False
+    calls: bool = True
+    joins_arguments: bool = False  # takes the arguments of calls as a text
+    takes_one_call: bool = False  # a message, without a text beside it
+    results: bool = True
+    embeds_results: bool = False  # in the message with the calls
+
+
+class Sample(Protocol):
+    def __call__(self, messages: list[Message], **variables: object) -> str:
+        """Return what the template renders, or "" if it rejects the messages."""
+
+
+def abilities_of(sample: Sample, content: Callable[[str], Any], source: str) -> Abilities:
+    """Try the template with this source. `content` returns a text in the form of its contents."""
+    hello: Message = {"role": "user", "content": content(_USER_TEXT)}
+
+    def with_tool(messages: list[Message], *, described: bool = True, described_parameter: bool = True) -> str:
+        parameter = {"type": "string", **({"description": "A key."} if described_parameter else {})}
+        schema = {"type": "object", "properties": {_KEY: parameter}, "required": [_KEY]}
+        function = {"name": _NAME, **({"description": "A sample."} if described else {}), "parameters": schema}
+        return sample(messages, tools=[{"type": "function", "function": function}])
+
+    def turn(arguments: Sequence[object], text: str = "", **fields: object) -> list[Message]:
+        ids = [f"sample12{number}" for number in range(len(arguments))]
+        calls = [
+            {"id": call_id, "type": "function", "function": {"name": _NAME, "arguments": each}}
+            for call_id, each in zip(ids, arguments, strict=True)
+        ]
+        results: list[Message] = [
+            {"role": "tool", "tool_call_id": call_id, "name": _NAME, "content": content(_RESULT + call_id)}
+            for call_id in ids
+        ]
+        return [hello, {"role": "assistant", "content": content(text), "tool_calls": calls, **fields}, *results]
+
+    takes_tools = _NAME in with_tool([hello])
+    in_message: Message = {"role": "system", "content": content(_RULE), "tools": _NAME}
+    takes_message = not takes_tools and _NAME in sample([in_message, hello])
+
+    arguments = {_KEY: _VALUE}
+    as_object, as_text = (with_tool(turn([each])) for each in (arguments, json.dumps(arguments)))
+    shows_object = _VALUE in as_object and f"{{'{_KEY}': '{_VALUE}" not in as_object
+    joins_arguments = not shows_object and _VALUE in as_text
+    takes_calls = shows_object or joins_arguments
+    takes_results = _RESULT in (as_text if joins_arguments else as_object)
+    responses = [{"name": _NAME, "response": f"{_RESULT}sample120"}]
+    embedded = with_tool(turn([arguments], tool_responses=responses)[:2])
+
+    def loses(num_calls: int, text: str = "") -> bool:
+        """Return whether calls are lost unless each has a message of its own."""
+        values = [f"{_VALUE} {number}" for number in range(num_calls)]
+        objects = [{_KEY: value} for value in values]
+        messages = turn([json.dumps(each) for each in objects] if joins_arguments else objects, text)
+        whole, apart = (with_tool(each) for each in (messages, one_call_each(messages)))
+        return not all(value in whole for value in values) and all(value in apart for value in values)
+
+    return Abilities(
+        system=_RULE in sample([{"role": "system", "content": content(_RULE)}, hello]),
+        tools=takes_tools or takes_message,
+        tools_in_message=takes_message,
+        needs_descriptions=takes_tools and _NAME not in with_tool([hello], described=False),
+        needs_described_parameters=takes_tools and _NAME not in with_tool([hello], described_parameter=False),
+        calls=takes_calls,
+        joins_arguments=joins_arguments,
+        takes_one_call=takes_calls and (loses(2) or loses(1, _TEXT)),
+        results=takes_results and (takes_tools or takes_message or takes_calls),
+        embeds_results="tool_responses" in source and embedded != as_object and _RESULT in embedded,
+    )
+
+
+def one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with one call each and its result behind it. Text beside calls becomes a message of its own."""
+    result: list[Message] = []
+    placed: set[int] = set()
+    for at, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        if not calls:
+            if at not in placed:
+                result.append(message)
+            continue
+        rest = {key: value for key, value in message.items() if key not in ("tool_calls", "content")}
+        if message.get("content"):
+            result.append({"role": message["role"], "content": message["content"]})
+        results = list(takewhile(lambda one: messages[one]["role"] == "tool", range(at + 1, len(messages))))
+        for call in calls:
+            result.append({**rest, "tool_calls": [call]})
+            rest = {"role": message["role"]}  # the reasoning comes once
+            own = [one for one in results if messages[one].get("tool_call_id") == call.get("id") and one not in placed]
+            result += (messages[one] for one in own)
+            placed.update(own)
+    return result
