@@ -29,7 +29,9 @@ SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest", "deadline"]
 ToolCallParser = Literal[
     "auto", "none", "hermes", "llama3_json", "llama4_pythonic", "mistral", "qwen3_coder", "openai", "deepseek_v3",
     "deepseek_v31", "deepseek_v32", "deepseek_v4", "functiongemma", "gemma4", "glm45", "granite", "kimi_k2", "lfm2",
-    "minimax_m2", "phi4_mini_json", "seed_oss",
+    "minimax_m2", "phi4_mini_json", "seed_oss", "apertus", "apriel", "cohere", "command_r", "firefunction",
+    "functionary_v31", "functionary_v32", "gigachat3", "hunyuan", "kimi_k3", "minicpm5", "minimax", "minimax_m3",
+    "muse", "nemotron_json", "solar_open",
 ]
 # fmt: on
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]

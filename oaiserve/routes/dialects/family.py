@@ -28,6 +28,7 @@ class CallFamily:
     after: str = ""
     arguments_key: str = "arguments"  # "": a call is its name, `name_end` and the arguments, not one object
     name_end: str = ""
+    object_start: str = '{"name": "'  # of a call that is one object, up to its name
     signs: tuple[str, ...] = ()  # a chat template with all of these is one of this family
     in_text: Callable[[Iterable[tuple[str, str]]], str] | None = (
         None  # writes calls of a history, if not as forced ones
@@ -42,7 +43,8 @@ class CallFamily:
         texts = []
         for number, (name, arguments) in enumerate(calls):
             head, tail = self._around(name)
-            texts.append(f"{self.opening}{head.replace(NUMBER, str(number))}{arguments}{tail}{self.closing}")
+            before = (self.opening + head).replace(NUMBER, str(number))
+            texts.append(f"{before}{arguments}{tail}{self.closing}")
         return self.before + self.separator.join(texts) + self.after
 
     def grammar(
@@ -82,5 +84,5 @@ class CallFamily:
     def _around(self, name: str) -> tuple[str, str]:
         """Return the texts before and after the arguments of a call."""
         if not self.arguments_key:
-            return name + self.name_end, ""
-        return f'{{"name": "{name}", "{self.arguments_key}": ', "}"
+            return name + self.name_end.replace("{name}", name), ""
+        return f'{self.object_start}{name}", "{self.arguments_key}": ', "}"

@@ -80,14 +80,17 @@ class JsonScanner:
 
 # The usual order, in which arguments can be passed on as they come.
 _HEAD = re.compile(
-    r'\{\s*"name"\s*:\s*"(?P<name>[^"\\\x00-\x1f]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.ASCII
+    r'\{\s*(?:"tool_call_id"\s*:\s*"[^"\\\x00-\x1f]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"\\\x00-\x1f]*)"\s*,'
+    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
+    re.ASCII,
 )
-_KEYS = ("name", "arguments", "parameters", "type", "id")
+_KEYS = ("name", "arguments", "parameters", "type", "id", "tool_name", "tool_call_id")
 _KEY_CHARACTERS = 64  # in which the first key of an object must begin
 
 
 class _Call(msgspec.Struct):
-    name: str
+    name: str = ""
+    tool_name: str = ""
     arguments: msgspec.Raw = msgspec.Raw()
     parameters: msgspec.Raw = msgspec.Raw()
 
@@ -223,7 +226,7 @@ def _call(text: str) -> tuple[str, str] | None:
         return None
     if arguments == "null":
         arguments = "{}"
-    return (call.name, arguments) if is_json_object(arguments) else None
+    return (call.name or call.tool_name, arguments) if is_json_object(arguments) else None
 
 
 def is_json_object(text: str) -> bool:

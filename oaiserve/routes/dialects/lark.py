@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-NUMBER, KEY = "{number}", "{key}"  # stand for the place of a call in its answer, and for the name of an argument
-_ANY = {NUMBER: "/[0-9]{1,4}/", KEY: '/[^<>"\\s]{1,64}/'}
+# Stand for the place of a call in its answer, for the name of an argument, and for its type if that is no string.
+NUMBER, KEY, TYPE = "{number}", "{key}", "{type}"
+_ANY = {NUMBER: "/[0-9]{1,4}/", KEY: '/[^<>"\\s]{1,64}/', TYPE: "/number|boolean|null|object|array/"}
 
 
 def lark_of(text: str, special_ids: Mapping[str, int]) -> str:
-    """Return a text as Lark has it: special tokens by their ids, NUMBER and KEY as any number and any name."""
+    """Return a text as Lark has it: special tokens by their ids, and what NUMBER, KEY and TYPE stand for."""
     tags = [*(tag for tag in special_ids if tag in text), *_ANY]
     return " ".join(
         f"<[{special_ids[piece]}]>" if piece in special_ids else _ANY.get(piece) or msgspec.json.encode(piece).decode()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import msgspec
+import regex
 
 from oaiserve.routes.dialects.json_calls import JsonCallParser, in_quotes
+from oaiserve.routes.dialects.lark import KEY
 from oaiserve.routes.dialects.segments import Arguments, Segment, unfinished_tag
 from oaiserve.routes.dialects.tagged_form import TaggedForm, pattern_of, types_of
 
@@ -29,8 +32,12 @@ class TaggedCalls(JsonCallParser):
 
     form: ClassVar[TaggedForm]
     _separator: str  # before the next argument, in JSON
+    _schema: Mapping[str, Any]  # of the arguments, by name
+    _value_schema: Any
     _types: set[str]  # of the value, as the tag or the schema says
     _is_string: bool  # it is nothing else
+    _closing: str  # the tag behind it
+    _is_begun: bool  # its first characters have shown whether it is in quotes
 
     def _head(self, segments: list[Segment]) -> bool:
         form, tag = self.form, self._tag
@@ -44,6 +51,9 @@ class TaggedCalls(JsonCallParser):
         match = self._match(pattern_of(form.begin), at)
         if match is None:
             return False
+        return self._begin_call(segments, match)
+
+    def _begin_call(self, segments: list[Segment], match: regex.Match[str]) -> bool:
         self._begin(segments, match["name"])
         self._schema = self._tools[match["name"]].get("properties") or {}
         self._separator = "{"
@@ -59,6 +69,9 @@ class TaggedCalls(JsonCallParser):
             self._take(at + len(end))
             segments.append(Arguments("{}" if self._separator == "{" else "}"))
             return self._end(segments)
+        if self._separator == "{" and self._text.startswith("{", at):
+            self._begin_arguments(at, at, depth=0)
+            return True
         match = pattern_of(form.key).match(self._text, at, partial=True)
         if match is None or match.partial:
             is_unfinished = match is not None or end.startswith(self._text[at:])
@@ -67,19 +80,30 @@ class TaggedCalls(JsonCallParser):
         key = match["key"]
         segments.append(Arguments(f"{self._separator}{msgspec.json.encode(key).decode()}: "))
         self._separator = ", "
-        said, self._types = match.groupdict().get("is_string"), types_of(self._schema.get(key))
-        if said == "false":
+        said, self._types = match.groupdict().get("type"), types_of(self._schema.get(key))
+        if said in ("true", "string"):
+            self._types = {"string"} if not self._types or "string" in self._types else self._types
+        elif said:
             self._types = set()
-        elif said and (not self._types or "string" in self._types):
-            self._types = {"string"}
         self._is_string = self._types == {"string"}
+        self._closing = form.closing.replace(KEY, key)
+        self._value_schema = self._schema.get(key)
+        self._is_begun = not form.quotes[0]
         if self._is_string:
             segments.append(Arguments('"'))
         self._step = self._in_value
         return True
 
     def _in_value(self, segments: list[Segment]) -> bool:
-        text, closing = self._text, self.form.closing
+        if not self._is_begun:
+            opening, quote = self.form.quotes
+            if opening.startswith(self._text[: len(opening)]):
+                if len(self._text) < len(opening):
+                    return False
+                self._take(len(opening))
+                self._closing = quote + self._closing
+            self._is_begun = True
+        text, closing = self._text, self._closing
         line_break = "\n" if self.form.value_end.startswith("\n") else ""  # before the tag, to which it belongs
         end = text.find(closing)
         if end == -1 and not self._is_string:
@@ -91,12 +115,15 @@ class TaggedCalls(JsonCallParser):
             return False
         value = self._take(end).removesuffix(line_break)
         self._take(len(closing))
-        segments.append(Arguments(in_quotes(value) + '"' if self._is_string else _as_json(value, self._types)))
+        segments.append(Arguments(in_quotes(value) + '"' if self._is_string else self._json_of(value)))
         self._step = self._in_call
         return True
 
+    def _json_of(self, value: str) -> str:
+        return as_json(value, self._types)
 
-def _as_json(value: str, types: set[str]) -> str:
+
+def as_json(value: str, types: set[str]) -> str:
     """Return a value in JSON: itself if it is JSON and no string is wanted in its place, or else as a string."""
     text = value.strip()
     text = _LITERALS.get(text, text)

@@ -10,15 +10,17 @@ from typing import Any
 
 import regex
 
-from oaiserve.routes.dialects.lark import KEY, lark_of
+from oaiserve.routes.dialects.lark import KEY, TYPE, lark_of
 
 # With one of these, a schema is about more than the values of its properties one by one.
 _NOT_BY_VALUE = {"$ref", "allOf", "anyOf", "oneOf", "if", "not", "patternProperties", "propertyNames", "minProperties"}
 _OF_STRINGS = {"pattern", "format", "minLength", "maxLength", "const"}
 _PATTERNS = {
     "name": r'(?P<name>[^<>"\s{}=(]++)',
-    "key": r'(?P<key>[^<>"\n]++)',
-    "is_string": "(?P<is_string>true|false)",
+    "key": r'(?P<key>(?!/)[^<>"\n]++)',
+    "is_string": "(?P<type>true|false)",
+    "type": "(?P<type>[a-z]++)",
+    "number": r"\d*+",
 }
 
 
@@ -26,14 +28,16 @@ _PATTERNS = {
 class TaggedForm:
     """The texts before the arguments, before and behind each value, and behind the arguments.
 
-    In them, `{name}`, `{key}` and `{is_string}` stand for the tool, the argument, and "true" or "false". Values that
-    are strings have no quotes, others are JSON. Around a value, a line break at the form's edge belongs to the tags.
+    In them, `{name}`, `{key}`, `{type}` and `{number}` stand for the tool, the argument, its type, and the place of the
+    call, and `{is_string}` for "true" or "false". Values that are strings have no quotes, others are JSON. Around a
+    value, a line break at the form's edge belongs to the tags. In `quotes`, a string may hold the tag behind it.
     """
 
     begin: str
     key: str
     value_end: str
     end: str
+    quotes: tuple[str, str] = ("", "")
 
     @property
     def closing(self) -> str:
@@ -54,19 +58,21 @@ class TaggedForm:
             or not set(schema.get("required") or ()) <= properties.keys()
         ):
             return None
-        text = f"TEXT {lark_of(self._ending(special_ids)[1], special_ids)}"
         parts = [lark_of(self.begin.replace("{name}", name), special_ids)]
         if not properties and schema.get("additionalProperties") is not False:
-            parts.append(f"({self._before(KEY, special_ids, is_string=False)} {text})*")
+            if KEY in self.value_end:
+                return None
+            parts.append(f"({self._before(KEY, special_ids, is_string=False)} {self._text(KEY, special_ids)})*")
         for key, value in properties.items():
             if not pattern_of("{key}").fullmatch(key):
                 return None
-            ends = lark_of(self.value_end, special_ids)
+            end = self.value_end.replace(KEY, key)
+            ends = lark_of(end, special_ids)
             if is_text := types_of(value) == {"string"}:
                 if value.keys() & (_OF_STRINGS | _NOT_BY_VALUE):
                     return None
-                choices = " | ".join(lark_of(choice + self.value_end, special_ids) for choice in value.get("enum", ()))
-                written = f"({choices})" if choices else text
+                choices = " | ".join(lark_of(choice + end, special_ids) for choice in value.get("enum", ()))
+                written = f"({choices})" if choices else self._text(key, special_ids)
             elif (types := types_of(value)) and "string" not in types:
                 written = f"@schema_{len(schemas)} {ends}"
                 schemas[f"{name}.{key}"] = value
@@ -78,20 +84,41 @@ class TaggedForm:
 
     def terminals(self, special_ids: Mapping[str, int]) -> str:
         """Return the definition of TEXT: any text up to the tag behind a value, and this, up to a special token."""
-        before, behind = self._ending(special_ids)
-        closing = regex.escape(self.closing).replace("/", r"\/")
-        without = "" if behind else f" & ~/(?s:.*){closing}(?s:.*)/"  # a text has no special token
-        return f"TEXT: BODY {json.dumps(before)}\nBODY: /(?s:.*)/{without}"
+        before, _ = self._ending(special_ids)
+        is_special = any(tag in self.value_end for tag in special_ids)
+        without = "" if is_special else f" & ~/(?s:.*){_escaped(before.strip())}(?s:.*)/"  # a text has no special token
+        quoted = ""
+        if self.quotes[0]:
+            opens, closes = map(_escaped, self.quotes)
+            without += f" & ~/{opens}(?s:.*)/"
+            quoted = f"\nQUOTED: {json.dumps(self.quotes[0])} INSIDE {json.dumps(self.quotes[1])}"
+            quoted += f"\nINSIDE: /(?s:.*)/ & ~/(?s:.*){closes}(?s:.*)/"
+        return f"TEXT: BODY {json.dumps(before)}\nBODY: /(?s:.*)/{without}{quoted}"
+
+    def _text(self, key: str, special_ids: Mapping[str, int]) -> str:
+        """Return the grammar of a string and the tag behind it."""
+        text = f"TEXT {lark_of(self._ending(special_ids)[1].replace(KEY, key), special_ids)}"
+        if not self.quotes[0]:
+            return text
+        return f"({text} | QUOTED {lark_of(self.value_end, special_ids)})"
 
     def _ending(self, special_ids: Mapping[str, int]) -> tuple[str, str]:
-        """Return what ends a value up to a special token, and the rest."""
+        """Return what ends a value up to a special token, or up to the tag with the key, and the rest."""
         end = self.value_end
-        at = min((end.index(tag) for tag in special_ids if tag in end), default=len(end))
+        at = end.index("</") if KEY in end else len(end)
+        at = min((end.index(tag) for tag in special_ids if tag in end), default=at)
         return end[:at], end[at:]
 
     def _before(self, key: str, special_ids: Mapping[str, int], *, is_string: bool) -> str:
         text = self.key.replace("{is_string}", "true" if is_string else "false")
+        if is_string:
+            text = text.replace(TYPE, "string")
         return lark_of(text.replace("{key}", key), special_ids)
+
+
+def _escaped(text: str) -> str:
+    escaped: str = regex.escape(text)
+    return escaped.replace("/", r"\/")
 
 
 @cache

@@ -76,9 +76,11 @@ def cuts() -> st.SearchStrategy[list[int]]:
 def own_form(family: CallFamily, name: str, given: Mapping[str, Any]) -> str:
     """Return a call as the models write it, where that is not the JSON that is forced."""
     if (form := family.parser.form) is not None:
-        parts = [form.begin.replace("{name}", name)]
+        parts = [form.begin.replace("{name}", name).replace("{number}", "1")]
         for key, value in given.items():
-            text = form.key.replace("{key}", key).replace("{is_string}", str(isinstance(value, str)).lower())
-            parts += [text, value if isinstance(value, str) else json.dumps(value), form.value_end]
+            is_string = isinstance(value, str)
+            text = form.key.replace("{key}", key).replace("{is_string}", str(is_string).lower())
+            text = text.replace("{type}", "string" if is_string else "number")
+            parts += [text, value if is_string else json.dumps(value), form.value_end.replace("{key}", key)]
         return "".join([family.opening, *parts, form.end, family.closing])
     return family.written([(name, json.dumps(given))])

@@ -23,6 +23,7 @@ from oaiserve.routes.dialects.listed import PHI4
 from oaiserve.routes.dialects.llama import LLAMA
 from oaiserve.routes.dialects.mistral import MISTRAL, MISTRAL_NAMED
 from oaiserve.routes.dialects.pythonic import LFM2
+from oaiserve.routes.dialects.tagged_rows import MINIMAX_M3
 from oaiserve.routes.dialects.xml import QWEN_CODER
 from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes.dialects.reading import Read, own_form, read, segments_of
@@ -139,7 +140,8 @@ def test_forced_calls_may_have_the_familys_own_form(family: CallFamily, is_speci
         assert is_allowed(call)
         ((name, given),) = read(segments_of(AnswerReader(None, family.parser(FLAT)), call)).calls
         assert (name, json.loads(given)) == ("book", good)
-    assert is_allowed(own_form(family, "any", {"x": 1, "y": 2}))
+    if family is not MINIMAX_M3:  # whose closing tags have the names, too, so that they can't be free
+        assert is_allowed(own_form(family, "any", {"x": 1, "y": 2}))
     for bad in ({"city": "Rome"}, {**rome, "nights": "two"}, {**rome, "class": "c"}, {**rome, "more": "1"}):
         assert not is_allowed(own_form(family, "book", bad))
 

@@ -9,11 +9,13 @@ from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.dialects.dialect import FAMILIES, family_of
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.harmony import HARMONY, HarmonyCalls
+from oaiserve.routes.dialects.headed_calls import FUNCTIONARY_HEADED
 from oaiserve.routes.dialects.kimi import with_counted_ids
 from oaiserve.routes.dialects.llama import LLAMA, LLAMA4
 from oaiserve.routes.dialects.pythonic import as_python
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningMode, ThinkingParser
 from oaiserve.routes.dialects.segments import Segment
+from tests.routes.dialects.more_cases import BOOK_CASES
 from tests.routes.dialects.reading import Read, own_form, read, segments_of
 
 TOOLS: dict[str, Any] = {
@@ -130,6 +132,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, Given]]]] = [
     ("gemma4", "Hi.<|channel>thought\n<channel|><channel|>", "Hi.", []),
     ("functiongemma", "<start_function_call>call:book{city:<escape>Rome<escape>}<end_function_call>", "",
      [("book", ROME)]),
+    *BOOK_CASES,
 ]  # fmt: skip
 
 
@@ -197,7 +200,7 @@ def test_each_dialect_does_the_same_in_each_case(family: CallFamily) -> None:
     assert outcome(two) == ("", "", [("book", hard), ("get-time", "{}")])
     assert outcome(two, only_one=True)[2] == [("book", hard)]
     assert [json.loads(given) for _, given in outcome(own_form(family, "book", HARD))[2]] == [HARD]
-    has_tags = family not in (LLAMA, LLAMA4)  # without one, text before a call makes it a text
+    has_tags = family not in (LLAMA, LLAMA4, FUNCTIONARY_HEADED)  # without one, text before a call makes it a text
     assert outcome(f"Sure. {call}") == ("", "Sure. " if has_tags else f"Sure. {call}", called if has_tags else [])
     assert outcome(f"{call}\nDone.") == ("", "\nDone.", called)
     unknown = family.written([("unknown", "{}")])

@@ -1,0 +1,173 @@
+"""Calls of more families with a tag for each argument: Hunyuan, MiniCPM 5, Kimi K3, MiniMax M3 and Muse Glimmer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import regex
+
+from oaiserve.routes.dialects.family import CallFamily
+from oaiserve.routes.dialects.segments import Segment
+from oaiserve.routes.dialects.tagged_calls import TaggedCalls, as_json
+from oaiserve.routes.dialects.tagged_form import TaggedForm, types_of
+
+
+def _hunyuan(suffix: str, *signs: str) -> CallFamily:
+    """Return Hunyuan's family, whose tags have a suffix in some versions."""
+    outer, inner, separator, key, value = (
+        f"{name}{suffix}>" for name in ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value")
+    )
+
+    class Calls(TaggedCalls):
+        form = TaggedForm(
+            f"<{inner}{{name}}<{separator}\n", f"<{key}{{key}}</{key}\n<{value}", f"</{value}\n", f"</{inner}"
+        )
+        opening_tags = (f"<{outer}", f"<{inner}")
+        closing_tags = (f"</{outer}",)
+        tags = tuple(f"{bracket}{name}" for name in (outer, inner, separator, key, value) for bracket in ("<", "</"))
+
+    return CallFamily(
+        "hunyuan",
+        Calls,
+        f"<{outer}\n",
+        f"\n</{outer}",
+        "\n",
+        signs=signs,
+        reasoning_tags=(f"<think{suffix}>", f"</think{suffix}>"),
+    )
+
+
+class MiniCPMCalls(TaggedCalls):
+    form = TaggedForm('{name}">', '<param name="{key}">', "</param>", "", quotes=("<![CDATA[", "]]>"))
+    opening_tags = ('<function name="',)
+    closing_tags = ("</function>",)
+    tags = ()
+
+
+class KimiK3Calls(TaggedCalls):
+    form = TaggedForm(
+        '<|open|>call tool="{name}" index="{number}"<|sep|>',
+        '<|open|>argument key="{key}" type="{type}"<|sep|>',
+        "<|close|>argument<|sep|>",
+        "<|close|>call<|sep|>",
+    )
+    opening_tags = ("<|open|>tools<|sep|>", '<|open|>call tool="')
+    closing_tags = ("<|close|>tools<|sep|>", "<|close|>message<|sep|>")
+    hidden_tags = ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")
+    tags = ("<|open|>", "<|close|>", "<|sep|>")
+
+
+_NS = "]<]minimax[>["
+_ELEMENT = regex.compile(rf"{regex.escape(_NS)}<(?P<key>[^<>/]++)>")
+
+
+class MiniMaxM3Calls(TaggedCalls):
+    """The values of arguments that are objects and lists are tags again, as their schema says."""
+
+    form = TaggedForm(f'{_NS}<invoke name="{{name}}">', f"{_NS}<{{key}}>", f"{_NS}</{{key}}>", f"{_NS}</invoke>")
+    opening_tags = (f"{_NS}<tool_call>", f"{_NS}<invoke name=")
+    closing_tags = (f"{_NS}</tool_call>",)
+    hidden_tags = ("</mm:think>",)  # before an answer without reasoning
+    tags = (_NS, "<mm:think>", "</mm:think>")
+
+    def _json_of(self, value: str) -> str:
+        return msgspec.json.encode(_value_of(value, self._value_schema)).decode()
+
+
+def _value_of(text: str, schema: Any) -> Any:
+    """Return the value of an element: its text, or the values of the elements in it."""
+    types = types_of(schema)
+    if types & {"string"} or not text.lstrip().startswith(_NS):
+        return msgspec.json.decode(as_json(text, types))
+    elements: list[tuple[str, str]] = []
+    at = 0
+    while match := _ELEMENT.search(text, at):
+        closing = f"{_NS}</{match['key']}>"
+        end = text.find(closing, match.end())
+        if end == -1:
+            return text
+        elements.append((match["key"], text[match.end() : end]))
+        at = end + len(closing)
+    if "object" not in types and {key for key, _ in elements} == {"item"}:
+        return [_value_of(inside, _part(schema, "items")) for _, inside in elements]
+    properties = _part(schema, "properties")
+    return {key: _value_of(inside, properties.get(key)) for key, inside in elements}
+
+
+def _part(schema: Any, name: str) -> Any:
+    """Return this keyword of a schema, or of one of its alternatives."""
+    options = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())] if isinstance(schema, dict) else []
+    found = (option[name] for option in options if isinstance(option, dict) and isinstance(option.get(name), dict))
+    return next(found, {})
+
+
+class MuseCalls(TaggedCalls):
+    """Reads messages to tools. Those to the user are content, whatever stands in them."""
+
+    form = TaggedForm(
+        '{name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n',
+        '<atem:parameter name="{key}">',
+        "</atem:parameter>\n",
+        "",
+    )
+    opening_tags = ("<|start|>assistant to=", " to=")
+    closing_tags = ("</atem:invoke>", "</atem:function_calls>")
+    hidden_tags = ("<|eot|>", "<|eom|>")
+    tags = ("<|start|>", "<|message|>", *hidden_tags)
+    header = regex.compile(
+        r"(?:<\|start\|>assistant)? to=(?:user<\|message\|>|(?P<name>[^\s<>]++)<\|message\|>\s*"
+        r'<atem:function_calls>\s*<atem:invoke name="(?P=name)">\n?)'
+    )
+
+    def _head(self, segments: list[Segment]) -> bool:
+        match = self._match(self.header)
+        if match is None:
+            return False
+        if match["name"] is not None:
+            return self._begin_call(segments, match)
+        self._text, self._step = self._text[match.end() :], self._in_text
+        return True
+
+
+HUNYUAN = _hunyuan("", "<tool_sep", "<arg_key")
+HUNYUAN_OPEN = _hunyuan(":opensource", "<tool_sep", ":opensource")
+MINICPM = CallFamily(
+    "minicpm5",
+    MiniCPMCalls,
+    '<function name="',
+    "</function>",
+    "\n",
+    arguments_key="",
+    name_end='">',
+    signs=('<function name="', "<param name="),
+)
+KIMI_K3 = CallFamily(
+    "kimi_k3",
+    KimiK3Calls,
+    "<|open|>tools<|sep|>",
+    "<|close|>tools<|sep|>",
+    signs=("<|open|>", "argument"),
+    reasoning_tags=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+)
+MINIMAX_M3 = CallFamily(
+    "minimax_m3",
+    MiniMaxM3Calls,
+    f"{_NS}<tool_call>\n",
+    f"\n{_NS}</tool_call>",
+    "\n",
+    signs=(_NS, "<invoke name="),
+    reasoning_tags=("<mm:think>", "</mm:think>"),
+)
+MUSE = CallFamily(
+    "muse",
+    MuseCalls,
+    "<|start|>assistant to=",
+    "</atem:invoke>\n</atem:function_calls>",
+    "<|eom|>",
+    arguments_key="",
+    name_end='<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n',
+    signs=("<atem:invoke name=",),
+    reasoning_tags=(" to=self<|message|>", "<|eom|>"),
+    answer_opening="<|start|>assistant to=user<|message|>",
+)
