@@ -79,7 +79,7 @@ class Conversation:
         `grammar` that does not go together with tools."""
         reasoning = None
         if (mode := self._mode) is not None:
-            reasoning = Reasoning(mode.tags[1], "" if mode.is_open else mode.tags[0], self._budget)
+            reasoning = Reasoning(mode.tags[1], "" if mode.is_open else mode.tags[0].lstrip(), self._budget)
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=num_logprobs,
@@ -109,8 +109,8 @@ class Conversation:
         """Return a constraint under which the model may also call tools, with any object, if it is one on JSON."""
         tools, family = self.tools, self._dialect.calls
         if tools is None or family is None or constraint.kind not in ("json_object", "json_schema"):
-            opening = "" if self._dialect.calls is None else self._dialect.calls.answer_opening
-            return self._behind(opening, constraint)
+            opening = "" if family is None else family.answer_opening
+            return replace(constraint, prefix=lark_of(opening, self._dialect.special_ids)) if opening else constraint
         text = family.grammar(
             dict.fromkeys(tools.schemas, ANY_OBJECT),
             only_one=tools.only_one,

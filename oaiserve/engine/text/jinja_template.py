@@ -14,7 +14,7 @@ from datetime import datetime
 from time import thread_time_ns
 from typing import Any, NoReturn
 
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -150,7 +150,9 @@ class JinjaTemplate:
     def __init__(self, source: str) -> None:
         """Compile the template. Raises jinja2.TemplateSyntaxError."""
         self._source = source
-        self._template = _Environment().from_string(source)
+        environment = _Environment()
+        self._template = environment.from_string(source)
+        self._variables = meta.find_undeclared_variables(environment.parse(source))
 
     def render(
         self,
@@ -170,6 +172,10 @@ class JinjaTemplate:
             raise ValueError("The final message is either continued or answered, not both.")
         prepared = [_prepared(message) for message in messages]
         given = {"tools": None, "documents": None, **variables}
+        if {"functions", "datetime"} <= self._variables:  # as FireFunction has the tools
+            functions = [tool.get("function") for tool in given["tools"] or ()]
+            given = {"functions": _to_json(functions, indent=4) if functions else "", **given}
+            given = {"datetime": datetime.now().strftime("%b %d %Y"), **given}
         for name in ("tools", "documents"):
             if given[name] is not None and not all(isinstance(item, dict) for item in given[name]):
                 raise ValueError(f"The {name} must be objects.")

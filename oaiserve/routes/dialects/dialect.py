@@ -78,11 +78,14 @@ class Dialect:
     def visible_ids(self, *, calls: bool, reasoning: bool) -> frozenset[int]:
         """Return the ids of the special tokens among the tags of calls and reasoning, by request."""
         tags: list[str] = []
-        if self.calls is not None and (calls or (reasoning and self.calls.by_channels)):
-            tags += self.calls.parser.tags
+        if self.calls is not None:
+            tags += self.calls.parser.hidden_tags
+            if calls or (reasoning and self.calls.by_channels):
+                tags += self.calls.parser.tags
         if reasoning and self.reasoning is not None:
             tags += self.reasoning.tags
-        return frozenset(self.special_ids[tag] for tag in tags if tag in self.special_ids)
+        text = "\n".join(tags)  # a tag may have several special tokens
+        return frozenset(token_id for token, token_id in self.special_ids.items() if token in text)
 
 
 def dialect_of(
@@ -96,7 +99,7 @@ def dialect_of(
     fields = _REASONING_FIELDS if reasoning_parser == "auto" else ()
     tags = next(filter(None, (_tags(_declared(declared, name)) for name in fields)), None)
     calls = calls or family_of(tool_call_parser, source)
-    by_channels = calls is not None and calls.by_channels
+    is_always = calls is not None and (calls.by_channels or calls.reasons_always)
     if calls is not None:
         tags = calls.reasoning_tags or tags
     if tags is None:
@@ -104,7 +107,7 @@ def dialect_of(
         tags = next(known, None if reasoning_parser == "auto" else THINK)
     reasoning = None
     if tags is not None and reasoning_parser != "none":
-        reasoning = ReasoningDialect(reasoning_parser, source, template.generation_prompt, tags, is_always=by_channels)
+        reasoning = ReasoningDialect(reasoning_parser, source, template.generation_prompt, tags, is_always=is_always)
     return Dialect(
         calls,
         reasoning,

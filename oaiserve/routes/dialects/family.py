@@ -35,6 +35,7 @@ class CallFamily:
     )
     history: Callable[[Sequence[Message]], list[Message]] | None = None  # makes messages as its templates take them
     reasoning_tags: tuple[str, str] | None = None  # where they differ from those that the template shows
+    reasons_always: bool = False  # before a call or an answer that is forced
     by_channels: bool = False  # the parser, a ChannelCalls, reads reasoning; an answer ends with its first call
     answer_opening: str = ""  # before an answer that is no call, where it follows reasoning
 

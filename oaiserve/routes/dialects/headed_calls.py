@@ -75,6 +75,7 @@ SOLAR = CallFamily(
     signs=("<|tool_call:begin|>",),
     history=with_short_ids,
     reasoning_tags=("<|think|>", "<|end|>"),
+    reasons_always=True,
     answer_opening=f"{_ASSISTANT}<|content|>",
 )
 FUNCTIONARY_HEADED = CallFamily(

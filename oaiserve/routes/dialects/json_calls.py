@@ -84,6 +84,7 @@ _HEAD = re.compile(
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
     re.ASCII,
 )
+_NAMED = re.compile(r'[^{]*+\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"]*)"')
 _KEYS = ("name", "arguments", "parameters", "type", "id", "tool_name", "tool_call_id")
 _KEY_CHARACTERS = 64  # in which the first key of an object must begin
 
@@ -110,6 +111,15 @@ class JsonCallParser(CallParser):
     def _begin_head(self, tag: str, before: str = "") -> None:
         super()._begin_head(tag, before)
         self._scanner, self._num_scanned = JsonScanner(), 0
+
+    def finish(self, *, is_cut: bool) -> list[Segment]:
+        """Return the last segments. A call that is cut between its name and its arguments has no arguments yet."""
+        if is_cut and self._step == self._in_head:
+            match = _NAMED.match(self._text)
+            if match is not None and match["name"] in self._tools:
+                self._text = ""
+                return [CallBegin(match["name"])]
+        return super().finish(is_cut=is_cut)
 
     def _head(self, segments: list[Segment]) -> bool:
         return self._head_of_object(segments, len(self._tag))

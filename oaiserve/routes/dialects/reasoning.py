@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,21 @@ from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.segments import CallBroken, CallEnd, Content, find_tag
 
 THINK = ("<think>", "</think>")
-_SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn reasoning on and off
-_EFFORT = "reasoning_effort"
+# Variables of templates that turn reasoning off and on, with their values for both.
+_SWITCHES: Mapping[str, tuple[object, object]] = {
+    "thinking_mode": ("disabled", "enabled"),
+    "enable_thinking": (False, True),
+    "thinking": (False, True),
+}
+_EFFORTS = ("reasoning_effort", "thinking_effort", "reasoning_strength")  # variables of templates
 _NEAREST = {"none": "low", "minimal": "low", "xhigh": "high"}  # efforts that a model without a switch knows
+# The efforts of other names that templates know, nearest first.
+_ALIKE = {
+    "none": ("none", "no_think", "minimal", "low"),
+    "minimal": ("minimal", "low"),
+    "medium": ("medium", "high"),
+    "xhigh": ("xhigh", "max", "high"),
+}
 _BUDGETS = {"minimal": 256, "low": 1024}  # most tokens by effort, for a model that knows no efforts; others: no limit
 
 
@@ -42,26 +55,37 @@ class ReasoningDialect:
         self.tags = tags
         self._is_always = is_always
         self._name = name
-        self._knows_effort = _EFFORT in template
+        self._effort = next((name for name in _EFFORTS if name in template), None)
         self._switch = next((switch for switch in _SWITCHES if switch in template), None)
-        self._endings = {
-            value: generation_prompt({} if value is None else dict.fromkeys(_SWITCHES, value)).rstrip()
-            for value in (None, True, False)
+        named = set(re.findall(r"""['"](none|no_think|minimal|low|medium|high|xhigh|max)['"]""", template))
+        self._nearest = {
+            effort: next((one for one in alike if one in named), effort) for effort, alike in _ALIKE.items()
         }
+        self._endings: dict[tuple[bool | None, str | None], str] = {
+            (on, None): generation_prompt(
+                {} if on is None else {name: values[on] for name, values in _SWITCHES.items()}
+            ).rstrip()
+            for on in (None, True, False)
+        }
+        if self._effort is not None:
+            for effort in named:
+                self._endings[None, effort] = generation_prompt({self._effort: effort}).rstrip()
 
     def switched(self, *, on: bool) -> Mapping[str, Any]:
         """Return the template's variable that turns the reasoning on or off, if it has one."""
-        return {} if self._switch is None else {self._switch: on}
+        return {} if self._switch is None else {self._switch: _SWITCHES[self._switch][on]}
 
     def by_effort(self, effort: str | None) -> tuple[Mapping[str, Any], int | None]:
         """Return the template's variables for an effort, and the budget that stands for it where there are none."""
         if effort is None:
             return {}, None
+        name = self._effort or _EFFORTS[0]
         if self._is_always:
-            return {_EFFORT: _NEAREST.get(effort, effort)}, 0 if effort == "none" else None
-        if effort == "none" and not self._knows_effort:
-            return ({}, 0) if self._switch is None else ({self._switch: False}, None)
-        return {_EFFORT: effort}, None if self._knows_effort else _BUDGETS.get(effort)
+            return {name: _NEAREST.get(effort, effort)}, 0 if effort == "none" else None
+        nearest = self._nearest.get(effort, effort)
+        if effort == "none" and (self._effort is None or (self._switch and nearest not in ("none", "no_think"))):
+            return (self.switched(on=False), None) if self._switch else ({}, 0)
+        return {name: nearest}, None if self._effort else _BUDGETS.get(effort)
 
     def of_request(
         self, template_kwargs: Mapping[str, Any], *, has_generation_prompt: bool = True, must_end: bool = False
@@ -75,8 +99,10 @@ class ReasoningDialect:
         if not has_generation_prompt:
             return ReasoningMode(self.tags, is_open=False)
         opening, closing = self.tags
-        switch = next((bool(value) for name in _SWITCHES if (value := template_kwargs.get(name)) is not None), None)
-        ending = self._endings[switch]
+        values = ((name, template_kwargs[name]) for name in _SWITCHES if template_kwargs.get(name) is not None)
+        switch = next((value == _SWITCHES[name][1] or value is True for name, value in values), None)
+        effort = template_kwargs.get(self._effort or "")
+        ending = self._endings.get((switch, effort if isinstance(effort, str) else None)) or self._endings[switch, None]
         if ending.endswith(opening):
             return ReasoningMode(self.tags, is_open=True)
         is_off = ending.endswith(closing) or switch is False
@@ -100,7 +126,7 @@ class ThinkingParser:
         """`calls` returns a parser of the calls that may come before the reasoning is closed."""
         self.is_over = False
         self.end = 0  # characters of the text up to the end of the reasoning, with its tags, as far as it has come
-        self._opening, self._closing = mode.tags
+        self._opening, self._closing = mode.tags[0].lstrip(), mode.tags[1]
         self._is_open = mode.is_open
         self._has_begun = False
         self._held = ""

@@ -89,9 +89,9 @@ def _value_of(text: str, schema: Any) -> Any:
             return text
         elements.append((match["key"], text[match.end() : end]))
         at = end + len(closing)
-    if "object" not in types and {key for key, _ in elements} == {"item"}:
-        return [_value_of(inside, _part(schema, "items")) for _, inside in elements]
     properties = _part(schema, "properties")
+    if {key for key, _ in elements} == {"item"} and "item" not in properties and types != {"object"}:
+        return [_value_of(inside, _part(schema, "items")) for _, inside in elements]
     return {key: _value_of(inside, properties.get(key)) for key, inside in elements}
 
 
@@ -149,6 +149,7 @@ KIMI_K3 = CallFamily(
     "<|close|>tools<|sep|>",
     signs=("<|open|>", "argument"),
     reasoning_tags=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    answer_opening="<|open|>response<|sep|>",
 )
 MINIMAX_M3 = CallFamily(
     "minimax_m3",
@@ -169,5 +170,6 @@ MUSE = CallFamily(
     name_end='<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n',
     signs=("<atem:invoke name=",),
     reasoning_tags=(" to=self<|message|>", "<|eom|>"),
+    reasons_always=True,
     answer_opening="<|start|>assistant to=user<|message|>",
 )

@@ -59,10 +59,10 @@ BOOK_CASES: list[tuple[str, str, str, list[tuple[str, Given]]]] = [
      '<![CDATA[{"x": "</param>"}]]></param></function>', "",
      [("book", {"city": "a </param> & ]] b", "more": {"x": "</param>"}})]),
     ("kimi_k3", '<|open|>response<|sep|>I book <|sep|>.<|close|>response<|sep|><|open|>tools<|sep|>'
-     '<|open|>call tool="book" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>Rome'
-     '<|close|>argument<|sep|><|open|>argument key="nights" type="number"<|sep|>2<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="get-time" '
-     'index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>', "I book <|sep|>.",
-     [("book", {"city": "Rome", "nights": 2}), ("get-time", {})]),
+     '<|open|>call tool="book" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument'
+     '<|sep|><|open|>argument key="nights" type="number"<|sep|>2<|close|>argument<|sep|><|close|>call<|sep|><|open|>'
+     'call tool="get-time" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>',
+     "I book <|sep|>.", [("book", {"city": "Rome", "nights": 2}), ("get-time", {})]),
     ("minimax_m3", f'</mm:think>I book.{NS}<tool_call>\n{NS}<invoke name="book">{NS}<city>Rome{NS}</city>{NS}'
      f"<guests>{NS}<item>Ada{NS}</item>{NS}<item>7{NS}</item>{NS}</guests>{NS}<more>{NS}<at>{NS}<item>1{NS}</item>{NS}</at>{NS}<on>"
      f'true{NS}</on>{NS}</more>{NS}</invoke>\n{NS}<invoke name="get-time">{NS}</invoke>\n{NS}</tool_call>', "I book.",
