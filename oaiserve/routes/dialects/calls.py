@@ -110,7 +110,7 @@ class CallParser(ABC):
         """Take the text from the tag up to the arguments. Raises NotACall, and then takes nothing."""
 
     def _name_in_head(self) -> str | None:
-        """Return the tool's name if the text ends in arguments that are read as a whole."""
+        """Return the tool's name if the text ends before the arguments, or in ones that are read as a whole."""
         return None
 
     def _begin(self, segments: list[Segment], name: str) -> None:

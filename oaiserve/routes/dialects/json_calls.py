@@ -112,14 +112,9 @@ class JsonCallParser(CallParser):
         super()._begin_head(tag, before)
         self._scanner, self._num_scanned = JsonScanner(), 0
 
-    def finish(self, *, is_cut: bool) -> list[Segment]:
-        """Return the last segments. A call that is cut between its name and its arguments has no arguments yet."""
-        if is_cut and self._step == self._in_head:
-            match = _NAMED.match(self._text)
-            if match is not None and match["name"] in self._tools:
-                self._text = ""
-                return [CallBegin(match["name"])]
-        return super().finish(is_cut=is_cut)
+    def _name_in_head(self) -> str | None:
+        match = _NAMED.match(self._text)
+        return match["name"] if match is not None and match["name"] in self._tools else None
 
     def _head(self, segments: list[Segment]) -> bool:
         return self._head_of_object(segments, len(self._tag))

@@ -21,7 +21,7 @@ _EFFORTS = ("reasoning_effort", "thinking_effort", "reasoning_strength")  # vari
 _NEAREST = {"none": "low", "minimal": "low", "xhigh": "high"}  # efforts that a model without a switch knows
 # The efforts of other names that templates know, nearest first.
 _ALIKE = {
-    "none": ("none", "no_think", "minimal", "low"),
+    "none": ("none", "no_think"),
     "minimal": ("minimal", "low"),
     "medium": ("medium", "high"),
     "xhigh": ("xhigh", "max", "high"),
@@ -55,21 +55,23 @@ class ReasoningDialect:
         self.tags = tags
         self._is_always = is_always
         self._name = name
-        self._effort = next((name for name in _EFFORTS if name in template), None)
-        self._switch = next((switch for switch in _SWITCHES if switch in template), None)
-        named = set(re.findall(r"""['"](none|no_think|minimal|low|medium|high|xhigh|max)['"]""", template))
-        self._nearest = {
-            effort: next((one for one in alike if one in named), effort) for effort, alike in _ALIKE.items()
-        }
+        words = set(re.findall(r"\w+", template))
+        self._effort = next((name for name in _EFFORTS if name in words), None)
+        self._switch = next((name for name, (off, _) in _SWITCHES.items() if {name, off or name} <= words), None)
         self._endings: dict[tuple[bool | None, str | None], str] = {
             (on, None): generation_prompt(
                 {} if on is None else {name: values[on] for name, values in _SWITCHES.items()}
             ).rstrip()
             for on in (None, True, False)
         }
-        if self._effort is not None:
-            for effort in named:
-                self._endings[None, effort] = generation_prompt({self._effort: effort}).rstrip()
+        named = re.findall(r"""['"](none|no_think|minimal|low|medium|high|xhigh|max)['"]""", template)
+        for effort in set(named if self._effort else ()):
+            if ending := generation_prompt({str(self._effort): effort}).rstrip():  # or else the template refuses it
+                self._endings[None, effort] = ending
+        self._nearest = {
+            effort: next((one for one in alike if (None, one) in self._endings), effort)
+            for effort, alike in _ALIKE.items()
+        }
 
     def switched(self, *, on: bool) -> Mapping[str, Any]:
         """Return the template's variable that turns the reasoning on or off, if it has one."""
@@ -83,8 +85,10 @@ class ReasoningDialect:
         if self._is_always:
             return {name: _NEAREST.get(effort, effort)}, 0 if effort == "none" else None
         nearest = self._nearest.get(effort, effort)
-        if effort == "none" and (self._effort is None or (self._switch and nearest not in ("none", "no_think"))):
-            return (self.switched(on=False), None) if self._switch else ({}, 0)
+        if effort == "none" and self._switch and (None, nearest) not in self._endings:
+            return self.switched(on=False), None
+        if effort == "none" and not self._effort:
+            return {}, 0
         return {name: nearest}, None if self._effort else _BUDGETS.get(effort)
 
     def of_request(
