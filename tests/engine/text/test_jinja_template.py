@@ -91,6 +91,13 @@ def test_templates_do_not_get_out_of_the_sandbox(source: str) -> None:
             render()
 
 
+def test_tools_are_also_the_functions_of_firefunction() -> None:
+    template = JinjaTemplate("{{ 'Tools:' + functions + datetime[-5:-3] }}")
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert template.render([HELLO], {"tools": tools}) == 'Tools:[\n    {\n        "name": "add"\n    }\n] 2'
+    assert template.render([HELLO], {"datetime": "1 May 1999"}) == "Tools: 1"
+
+
 def test_no_messages_cannot_be_rendered() -> None:
     with pytest.raises(ValueError, match="no messages"):
         JinjaTemplate(CHATML).render([], {})
