@@ -84,7 +84,7 @@ class Dialect:
                 tags += self.calls.parser.tags
         if reasoning and self.reasoning is not None:
             tags += self.reasoning.tags
-        text = "\n".join(tags)  # a tag may have several special tokens
+        text = "\0".join(tags)  # a tag may have several special tokens
         return frozenset(token_id for token, token_id in self.special_ids.items() if token in text)
 
 

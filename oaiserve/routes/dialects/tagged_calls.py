@@ -69,7 +69,7 @@ class TaggedCalls(JsonCallParser):
             self._take(at + len(end))
             segments.append(Arguments("{}" if self._separator == "{" else "}"))
             return self._end(segments)
-        if self._separator == "{" and self._text.startswith("{", at):
+        if not form.end and self._separator == "{" and self._text.startswith("{", at):  # JSON in place of tags
             self._begin_arguments(at, at, depth=0)
             return True
         match = pattern_of(form.key).match(self._text, at, partial=True)

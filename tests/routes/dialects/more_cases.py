@@ -58,6 +58,8 @@ BOOK_CASES: list[tuple[str, str, str, list[tuple[str, Given]]]] = [
     ("minicpm5", '<function name="book"><param name="city"><![CDATA[a </param> & ]] b]]></param><param name="more">'
      '<![CDATA[{"x": "</param>"}]]></param></function>', "",
      [("book", {"city": "a </param> & ]] b", "more": {"x": "</param>"}})]),
+    ("glm45", '<tool_call>book{"city": "Rome"}</tool_call>', "", [("book", ROME)]),
+    ("minicpm5", '<function name="book">{"city": "Rome"}</function> Done.', " Done.", [("book", ROME)]),
     ("kimi_k3", '<|open|>response<|sep|>I book <|sep|>.<|close|>response<|sep|><|open|>tools<|sep|>'
      '<|open|>call tool="book" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument'
      '<|sep|><|open|>argument key="nights" type="number"<|sep|>2<|close|>argument<|sep|><|close|>call<|sep|><|open|>'

@@ -178,6 +178,13 @@ def test_marks_that_are_special_tokens_are_forced_as_these(family: CallFamily, s
     assert matcher.consume_token(special_ids[special[0]])
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forced_calls_may_have_all_their_marks_as_special_tokens(family: CallFamily) -> None:
+    text = written(family, [("get_time", {"zone": "utc"})])
+    assert accepts(family, text, special=family.parser.tags)
+    assert accepts(family, text, only_one=True, special=family.parser.tags)
+
+
 def test_the_engine_lets_through_exactly_the_special_tokens_that_are_marks() -> None:
     backend, _, special_ids = tokenizer("[TOOL_CALLS]", "[ARGS]")
     (eos,) = (backend.token_to_id("<|im_end|>"),)
