@@ -12,7 +12,7 @@ from inspect import signature
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.families.own_attention import Handed
@@ -57,8 +57,10 @@ def bring_states(model: PreTrainedModel) -> None:
 
 def _bring_states(mixer: Any, handed: Handed) -> None:
     compute = mixer.forward
-    parameters = signature(compute).parameters
-    name_of_cache = "cache_params" if "cache_params" in parameters else "past_key_values"
+    # Versions of transformers, and families, give this parameter different names.
+    (name_of_cache,) = (
+        name for name, parameter in signature(compute).parameters.items() if parameter.annotation == Cache | None
+    )
 
     def mix(hidden: Tensor, cache: StateCache) -> Tensor:
         return compute(hidden, **{name_of_cache: cache})  # type: ignore[no-any-return]
@@ -73,7 +75,7 @@ def _bring_states(mixer: Any, handed: Handed) -> None:
 
 def state_shapes(output: Any) -> dict[int, LayerStateShapes]:
     """Return the shapes of the states in transformers' cache after a model's `output`, by layer."""
-    cache = output.past_key_values if hasattr(output, "past_key_values") else output.cache_params
+    cache: Any = next(value for value in output.values() if isinstance(value, Cache))
 
     def shape(states: dict[int, Tensor | None]) -> StateShape | None:
         (state,) = states.values()  # no family has several

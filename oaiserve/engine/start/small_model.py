@@ -65,7 +65,9 @@ def kinds_of(config: PreTrainedConfig) -> list[Kind]:
 
     A layer whose keys and values others take is of a kind of its own, so that it is among those that are compared.
     """
-    sharing = getattr(config, "kv_sharing_modes", None) or [None] * config.num_hidden_layers
+    sharing = [None] * config.num_hidden_layers
+    if getattr(config, "num_kv_shared_layers", 0):
+        sharing = getattr(config, "kv_sharing_modes", sharing)
     leading = [[layer < getattr(config, name) for layer in range(len(sharing))] for name in _leading(config)]
     return list(zip(*_lists(config).values(), *leading, sharing, strict=True))
 

@@ -4,12 +4,13 @@ transformers' multimodal models compute for them."""
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from oaiserve.engine.media import Encoded, Medium, PromptMedia
 from oaiserve.engine.sequence import Sequence
@@ -56,6 +57,14 @@ def sequence_with_media(rng: Random, prompt_len: int, num_more: int, blocks: ran
     return sequence
 
 
+@dataclass
+class _OfEncoder(ModelOutput):
+    """What an encoder of images returns, as far as multimodal models read it."""
+
+    pooler_output: Any = None
+    deepstack_features: Any = None
+
+
 @torch.inference_mode()
 def logits_by_transformers(wrapper: PreTrainedModel, sequence: Sequence) -> torch.Tensor:
     """Return the logits of all tokens of a sequence."""
@@ -66,7 +75,7 @@ def logits_by_transformers(wrapper: PreTrainedModel, sequence: Sequence) -> torc
     vectors = [encoded.vectors for encoded in sequence.encoded]
     deep = list(zip(*(encoded.deep for encoded in sequence.encoded), strict=True))
     is_gemma3 = wrapper.config.model_type == "gemma3"
-    image = SimpleNamespace(pooler_output=torch.cat(vectors) if is_gemma3 else vectors, deepstack_features=deep)
+    image = _OfEncoder(torch.cat(vectors) if is_gemma3 else vectors, deep)
     arguments: dict[str, Any] = {"position_ids": torch.arange(num_tokens)[None]}
     if media.axes:
         arguments["position_ids"] = torch.tensor([media.positions(axis, 0, num_tokens) for axis in range(3)])[:, None]
