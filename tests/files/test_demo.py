@@ -92,6 +92,12 @@ def test_the_list_of_digests_has_the_form_of_sha256sum_and_without_entries_is_no
         demo.refuse_unless_unchanged(folder)
 
 
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_pip_runs_installed_or_not(is_installed: bool) -> None:
+    command = [*demo.pip_command(is_installed=is_installed), "--version"]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.startswith("pip ")
+
+
 def test_the_hub_is_asked_for_one_revision_and_its_files_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

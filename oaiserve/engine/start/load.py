@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
+    GgufConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -32,7 +32,6 @@ from oaiserve.engine.model.checkpoints.wrapped_names import KEYS
 from oaiserve.engine.model.checkpoints.wrapper import bring_layout, text_config
 from oaiserve.engine.model.device import limit_compiled_shapes, move, select_device
 from oaiserve.engine.model.families import family_of
-from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.gpu.keep_packed import (
     experts_in_mxfp4,
     keep_mxfp4_experts,
@@ -50,7 +49,7 @@ from oaiserve.engine.model.padded_head import pad_head
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
-from oaiserve.files.gguf import READ_BY_TRANSFORMERS, architecture, read_values, shard_paths
+from oaiserve.files.gguf import shard_paths
 from oaiserve.files.hub import local_source
 from oaiserve.files.load_errors import reported, tensors_named
 from oaiserve.files.progress import counted, show_transformers_progress
@@ -169,7 +168,7 @@ def _load_weights(
             loaded, found = _load_expanded(config, in_mxfp4, dtype, generation, kept=in_mxfp4.of_experts())
             number = keep_mxfp4_experts(loaded, in_mxfp4)
             log.info("The weights of '%s' stay in MXFP4 in the experts of %d layers", checkpoint.name, number)
-        elif checkpoint.is_gguf and family.changes is not None and not _by_transformers(source.path, family):
+        elif checkpoint.is_gguf and family.changes is not None:
             in_file = GgufWeights(source.path, config)
             loaded, found = _load_expanded(config, in_file, dtype)
             scale_frequencies(loaded, in_file.rope_factors)
@@ -181,11 +180,6 @@ def _load_weights(
             f"such as {missing[0]}."
         )
     return loaded, packed
-
-
-def _by_transformers(path: Path, family: Family) -> bool:
-    """Decide whether transformers reads the weights of a GGUF file, as these are served."""
-    return family.weights_by_transformers and architecture(read_values(path)) in READ_BY_TRANSFORMERS
 
 
 def _load_by_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -200,8 +194,7 @@ def _load_by_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[P
                 "from. Make one file of them: llama-gguf-split --merge FIRST_PART WHOLE_FILE"
             )
         arguments["gguf_file"] = checkpoint.source.gguf_file
-        if hasattr(transformers, "GgufConfig"):
-            arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        arguments["quantization_config"] = GgufConfig(dequantize=True)
     if is_mxfp4(checkpoint.config):
         arguments["quantization_config"] = Mxfp4Config(dequantize=True)
     # transformers' types do not know that it returns a pair.

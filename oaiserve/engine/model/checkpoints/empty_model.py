@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
@@ -13,9 +14,17 @@ _HEAD = "lm_head.weight"
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Return a model whose parameters have no data; its buffers have."""
-    with no_init_weights(), init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+    hook = register_module_parameter_registration_hook(_without_data)  # type: ignore[arg-type]  # it may return one
+    try:
+        with no_init_weights():
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+    finally:
+        hook.remove()
     return model
+
+
+def _without_data(_: Module, __: str, parameter: Parameter) -> Parameter:
+    return Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
 
 def named_parameters(model: PreTrainedModel) -> list[tuple[str, Tensor]]:

@@ -30,7 +30,6 @@ class Family:
     # -- its GGUF files
     # By the name that files have for it: the configuration's fields beside the common ones. They may name another type.
     architectures: Mapping[str, Callable[[Metadata], Fields]] = field(default_factory=dict)
-    weights_by_transformers: bool = False  # transformers reads them as they are served, where they are expanded
     changes: tuple[Change, ...] | None = None  # of llama.cpp's conversion, which are undone; None: they are not known
     tensors: Tensors = ()  # those that the package gguf does not know
     has_rope_factors: bool = True  # those in a file are not in the configuration

@@ -48,10 +48,8 @@ _SMALL = {
 }  # fmt: skip
 FAMILIES = (
     Family(type="gemma", architectures={"gemma": no_fields}, changes=(NORMS_ADD_ONE,)),
-    Family(type="gemma2", weights_by_transformers=True, changes=(NORMS_ADD_ONE,), small={"query_pre_attn_scalar": 8}),
-    Family(
-        type="gemma3_text", weights_by_transformers=True, changes=(NORMS_ADD_ONE,), small={"query_pre_attn_scalar": 8}
-    ),
+    Family(type="gemma2", changes=(NORMS_ADD_ONE,), small={"query_pre_attn_scalar": 8}),
+    Family(type="gemma3_text", changes=(NORMS_ADD_ONE,), small={"query_pre_attn_scalar": 8}),
     Family(
         type="gemma3n_text",
         no_native_step="it has several hidden states of a token (AltUp)",

@@ -41,7 +41,7 @@ def _tune_by_positions(attention: Any, model: Any, handed: Handed) -> bool:
 
 _SMALL = {"num_local_experts": 4, "intermediate_size_mlp": 96, "no_rope_layer_interval": 2}
 FAMILIES = (
-    *(Family(type=name, weights_by_transformers=True, changes=(TURNED,)) for name in ("llama", "mistral")),
+    *(Family(type=name, changes=(TURNED,)) for name in ("llama", "mistral")),
     Family(type="mixtral", changes=(TURNED,), small=EXPERTS),
     Family(
         type="llama4_text",

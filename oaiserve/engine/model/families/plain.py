@@ -80,7 +80,7 @@ FAMILIES = (
     ),
     Family(type="kimi_linear", mixer="KimiLinearDeltaAttention", small=_KIMI),
     Family(type="minimax_m2", architectures={"minimax-m2": no_fields}, changes=(), small=EXPERTS),
-    Family(type="phi3", weights_by_transformers=True, changes=()),
+    Family(type="phi3", changes=()),
     Family(type="seed_oss", architectures={"seed_oss": no_fields}, changes=()),
     Family(type="smollm3", architectures={"smollm3": no_fields}, changes=(TURNED,)),
     Family(type="starcoder2", architectures={"starcoder2": no_fields}, changes=()),

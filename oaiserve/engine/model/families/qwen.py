@@ -87,8 +87,8 @@ _SMALL = {
     "shared_expert_intermediate_size": 16,
 }  # fmt: skip
 FAMILIES = (
-    Family(type="qwen2", architectures={"qwen2vl": _axes}, weights_by_transformers=True, changes=()),
-    Family(type="qwen3", architectures={"qwen3vl": _deep}, weights_by_transformers=True, changes=()),
+    Family(type="qwen2", architectures={"qwen2vl": _axes}, changes=()),
+    Family(type="qwen3", architectures={"qwen3vl": _deep}, changes=()),
     Family(type="qwen2_moe", changes=(), small=EXPERTS),
     Family(type="qwen3_moe", architectures={"qwen3vlmoe": _deep_with_experts}, changes=(), small=EXPERTS),
     Family(
