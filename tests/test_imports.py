@@ -1,17 +1,12 @@
 """Imports make no circle, and costly packages are imported late. The rest is in pyproject.toml, for lint-imports."""
 
-import ast
 import subprocess
 import sys
-import tomllib
 from graphlib import TopologicalSorter
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import grimp
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,30 +40,6 @@ PS_NEEDS_NONE_OF = {"torch", "transformers", "numpy", "uvicorn", "starlette", "h
 def test_costly_packages_are_imported_late(code: str, late: set[str]) -> None:
     code = f"import sys; {code}; assert not {late} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
-
-
-def imported_packages() -> set[str]:
-    """Return the top-level packages that the product and the load test import, anywhere in their code."""
-    found = set()
-    for path in [*(ROOT / "oaiserve").rglob("*.py"), *(ROOT / "loadtest").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
-                found.add(node.module.partition(".")[0])
-    return found - sys.stdlib_module_names - {"oaiserve", "loadtest"}
-
-
-def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    requirements = [*project["dependencies"], *(one for name in ("audio", "ray", "triton") for one in extras[name])]
-    declared = {canonicalize_name(Requirement(text).name) for text in requirements}
-    distributions = packages_distributions()
-    # Ray is in no environment for tests. Several distributions share the package opentelemetry.
-    owners = {name: {canonicalize_name(one) for one in distributions.get(name, [name])} for name in imported_packages()}
-    assert {name for name, found in owners.items() if not found & declared} == set()
-    assert declared - set().union(*owners.values()) == set()
 
 
 def test_the_build_of_a_wheel_needs_no_package() -> None:
