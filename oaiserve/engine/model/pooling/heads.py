@@ -55,19 +55,23 @@ def load_dense(config: dict[str, Any], weights: Path | None, name: str) -> torch
 
 def score_head(model: PreTrainedModel) -> Head:
     """Return the head of a classifier, which pools at a place of its own; it is checked when the model is loaded."""
-    base, parts = model.base_model, model._modules
-    pooler, classifier = getattr(base, "pooler", None), parts.get("classifier")
-    if (score := parts.get("score")) is not None:  # decoder-only models
-        return lambda hidden, lengths: score(pool(hidden, lengths, "lasttoken")).float()
-    if classifier is None:
-        raise StartupError(f"{type(model).__name__} has no head that oaiserve knows.")
-    if pooler is not None:  # BERT
-        return lambda hidden, lengths: classifier(pooler(pool(hidden, lengths, "cls")[:, None])).float()
-    if (head := parts.get("head")) is not None:  # ModernBERT
-        mode = str(model.config.classifier_pooling)
-        dtype = model.dtype
-        return lambda hidden, lengths: classifier(head(pool(hidden, lengths, mode).to(dtype))).float()
-    return lambda hidden, lengths: classifier(pool(hidden, lengths, "cls")[:, None]).float()  # RoBERTa
+    parts: Any = model._modules
+    pooler: Any = getattr(model.base_model, "pooler", None)
+    mode = str(getattr(model.config, "classifier_pooling", "cls"))
+
+    def logits(hidden: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        found: torch.Tensor
+        if "score" in parts:  # decoder-only models
+            found = parts["score"](pool(hidden, lengths, "lasttoken"))
+        elif pooler is not None:  # BERT
+            found = parts["classifier"](pooler(pool(hidden, lengths, "cls")[:, None]))
+        elif "head" in parts:  # ModernBERT
+            found = parts["classifier"](parts["head"](pool(hidden, lengths, mode).to(hidden.dtype)))
+        else:  # RoBERTa
+            found = parts["classifier"](pool(hidden, lengths, "cls")[:, None])
+        return found.float()
+
+    return logits
 
 
 def score_activation(config: Any, name: str) -> torch.nn.Module:

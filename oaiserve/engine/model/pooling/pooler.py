@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -17,42 +17,96 @@ from oaiserve.engine.step import ChunkResult, Masks, OutOfMemory, Step, StepResu
 BAD_VECTOR = "The model produced no usable numbers (NaN or infinity) for this request."
 
 
+class Forward(Protocol):
+    """Computes the vectors [texts, size], or logits, of texts that lie one after the other, in float32."""
+
+    def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
-class LoadedPooler:
-    """A model whose texts are computed whole, with its weights on the device."""
+class PackedForward:
+    """Computes all texts of a step in one row, with packed attention."""
 
     layers: PreTrainedModel  # up to the hidden states
     head: Head
-    activation: torch.nn.Module | None  # of scores; vectors have none
-    device: torch.device
-    dtype: torch.dtype
-    vocab_size: int
-    max_model_len: int  # the most tokens of a text
-    longest: int  # that the model has positions for
-    first_position: int  # of a text: RoBERTa's begin behind that of padding
+    first_position: int  # of a text: RoBERTa's begin after that of padding
     takes_types: bool  # whether token types tell the two texts of a pair apart
-    pooling: Pooling
 
-    @torch.inference_mode()
-    def pool(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
-        """Return the vectors [texts, size] of texts that lie one behind the other, in float32."""
-        vectors = self.head(self.hidden(ids, types, lengths), lengths)
-        return vectors if self.activation is None else self.activation(vectors)
+    def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
+        return self.head(self.hidden(ids, types, lengths), lengths)
 
     def hidden(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
         """Return the hidden states [T, hidden] of all tokens."""
-        arguments: dict[str, Any] = {"token_type_ids": row(types, self.device)} if self.takes_types else {}
+        device = self.layers.device
+        arguments: dict[str, Any] = {"token_type_ids": row(types, device)} if self.takes_types else {}
         first = self.first_position
         positions = [position for length in lengths for position in range(first, first + length)]
         hidden: torch.Tensor = self.layers(
-            input_ids=row(ids, self.device),
-            position_ids=row(positions, self.device),
+            input_ids=row(ids, device),
+            position_ids=row(positions, device),
             # A dummy with 4 dimensions, which keeps transformers from building a mask.
-            attention_mask=torch.empty(1, 1, 1, 1, device=self.device),
+            attention_mask=torch.empty(1, 1, 1, 1, device=device),
             runs=runs_of(lengths),
             **arguments,
         ).last_hidden_state
         return hidden[0]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnForward:
+    """Computes each text alone with transformers' own forward.
+
+    Several texts in one forward would need padding, and their bits would depend on the others.
+    """
+
+    model: PreTrainedModel
+    head: Head | None  # of hidden states; None: the model's own, which gives logits
+    takes_types: bool
+
+    def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
+        found, start = [], 0
+        for length in lengths:
+            end = start + length
+            output = self.output(ids[start:end], types[start:end])
+            found.append(output.float() if self.head is None else self.head(output, [length]))
+            start = end
+        return torch.cat(found)
+
+    def output(self, ids: list[int], types: list[int]) -> torch.Tensor:
+        """Return the hidden states [T, hidden] of a text, or its logits [1, labels]."""
+        self._use_attention_for(len(ids))
+        device = self.model.device
+        arguments: dict[str, Any] = {"token_type_ids": row(types, device)} if self.takes_types else {}
+        output = self.model(input_ids=row(ids, device), **arguments)
+        found: torch.Tensor = output.logits if self.head is None else output.last_hidden_state[0]
+        return found
+
+    def _use_attention_for(self, length: int) -> None:
+        """Let BigBird have its sparse attention for a long text: at the first short one it changes to full attention,
+        and stays there."""
+        layers: Any = self.model.base_model
+        config = layers.config
+        if hasattr(layers, "set_attention_type") and length > config.block_size * (5 + 2 * config.num_random_blocks):
+            layers.set_attention_type(config.attention_type)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPooler:
+    """A model whose texts are computed whole, with its weights on the device."""
+
+    model: PreTrainedModel
+    forward: Forward
+    activation: torch.nn.Module | None  # of scores; vectors have none
+    vocab_size: int
+    max_model_len: int  # the most tokens of a text
+    longest: int  # that the model has positions for
+    pooling: Pooling
+
+    @torch.inference_mode()
+    def pool(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
+        """Return the vectors [texts, size] of texts that lie one after the other, in float32."""
+        vectors = self.forward(ids, types, lengths)
+        return vectors if self.activation is None else self.activation(vectors)
 
 
 def row(values: list[int], device: torch.device) -> torch.Tensor:

@@ -1,7 +1,4 @@
-"""Starts a model that turns texts into vectors or scores, after checking that it computes the same without padding.
-
-It has no KV cache.
-"""
+"""Starts a model that turns texts into vectors or scores, packed if that computes the same. It has no KV cache."""
 
 from __future__ import annotations
 
@@ -13,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.cores import default_threads
@@ -21,13 +25,13 @@ from oaiserve.engine.model.device import limit_compiled_shapes, move, select_dev
 from oaiserve.engine.model.model_config import context_length, select_dtype
 from oaiserve.engine.model.pooling.attention import PACKED
 from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, find_task, read_files, read_json
-from oaiserve.engine.model.pooling.heads import embedding_head, load_dense, score_activation, score_head
+from oaiserve.engine.model.pooling.heads import Head, embedding_head, load_dense, score_activation, score_head
 from oaiserve.engine.model.pooling.linear import pack_linears
-from oaiserve.engine.model.pooling.pooler import LoadedPooler, PoolingRunner, row
+from oaiserve.engine.model.pooling.pooler import Forward, LoadedPooler, OwnForward, PackedForward, PoolingRunner
 from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.compare import Difference, difference, tolerance
 from oaiserve.engine.start.load import OF_WEIGHTS, config_of
+from oaiserve.engine.start.packed_check import Unpackable, refuse_unless_equal
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS
 from oaiserve.errors import StartupError
@@ -36,6 +40,8 @@ from oaiserve.files.load_errors import reported, tensors_named
 from oaiserve.files.progress import show_transformers_progress
 
 log = logging.getLogger(__name__)
+
+Text = tuple[list[int], list[int]]  # token ids and their types
 
 _PROBE_TOKENS = (5, 19, 19, 160)  # of the texts of the check; the last is beyond the windows of encoders
 
@@ -65,16 +71,17 @@ class ToPool:
             flag = "--lora" if options.lora else "--lora-dir"
             raise StartupError(f"{flag} is for models that generate text, and '{source.path}' is for --task {task}.")
         pooler = request.load("weights", partial(load_pooler, source.path, task, options))
-        dtype = str(pooler.dtype).removeprefix("torch.")
+        model = pooler.model
+        dtype = str(model.dtype).removeprefix("torch.")
         log.info(
             "%s on %s in %s, for --task %s: up to %d tokens a text",
-            type(pooler.layers).__name__,
-            pooler.device,
+            type(model).__name__,
+            model.device,
             dtype,
             pooler.pooling.task,
             pooler.max_model_len,
         )
-        on_cpu = pooler.device.type == "cpu"
+        on_cpu = model.device.type == "cpu"
         if on_cpu:
             torch.set_num_threads(options.cpu_threads or default_threads())
         return ServedModel(
@@ -84,7 +91,7 @@ class ToPool:
             max_model_len=pooler.max_model_len,
             vocab_size=pooler.vocab_size,
             max_step_tokens_default=CPU_STEP_TOKENS if on_cpu else GPU_STEP_TOKENS,
-            device=str(pooler.device),
+            device=str(model.device),
             dtype=dtype,
             pooling=pooler.pooling,
         )
@@ -99,7 +106,9 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> Loaded
     with reported(f"No model could be loaded from {source.shown}"):
         config = config_of(source)
         files = read_files(source) if task == "embed" else PoolingFiles()
-    kind: Any = AutoModel if task == "embed" else AutoModelForSequenceClassification
+    kind: Any = AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
+    if task == "score":
+        kind = AutoModelForSequenceClassification
     with reported(f"The weights of '{model}' could not be loaded"), tensors_named():
         loaded, found = kind.from_pretrained(
             source.location, dtype=select_dtype(options.dtype, config, device, is_gguf=False), **OF_WEIGHTS
@@ -140,19 +149,19 @@ def prepare_pooler(
     *,
     pack: bool = True,
 ) -> LoadedPooler:
-    """Switch a model to packed attention and, with `pack`, to packed linear layers, after checking that it still
-    computes the same. Raises StartupError."""
+    """Switch a model to packed attention and, with `pack`, to packed linear layers, if it computes the same that way.
+
+    Otherwise it runs in transformers' code. Raises StartupError for a model that has no vector or score.
+    """
     files, config = files or PoolingFiles(), model.config
     model.eval()
     layers: Any = model.base_model if task == "score" else model
-    parameters = inspect.signature(layers.forward).parameters
-    if "position_ids" not in parameters or config.is_encoder_decoder:
-        raise StartupError(f"'{name}' cannot be served for --task {task}: {type(layers).__name__} takes no positions.")
     activation: torch.nn.Module | None = None
+    head: Head | None = None
     if task == "score":
         if config.num_labels != 1:
             raise StartupError(f"'{name}' cannot be served for --task score: it has {config.num_labels} labels, not 1.")
-        activation, head = score_activation(config, name), score_head(model)
+        activation = score_activation(config, name)
     else:
         is_causal = any(getattr(module, "is_causal", False) for module in layers.modules())
         mode = files.mode or ("lasttoken" if is_causal else "mean")
@@ -161,45 +170,61 @@ def prepare_pooler(
         head = embedding_head(mode, [layer.to(model.device) for layer in dense or []])
     first_position = _first_position(layers)
     longest = context_length(config) - first_position
-    texts = _probes(model, longest)
-    expected = _expected(model, task, texts)
-    if getattr(layers, "pooler", None) is not None:
-        layers.pooler = None  # the head has it, or it is not used
-    model.set_attn_implementation(PACKED)
-    if model.config._attn_implementation != PACKED:
-        raise StartupError(f"'{name}' cannot be served: its code does not use transformers' attention interface.")
-    if pack:
-        pack_linears(layers, model.device, model.dtype)
-    ids, lengths = [token_id for text in texts for token_id in text], list(map(len, texts))
-    pooler = LoadedPooler(
-        layers=layers,
-        head=head,
+    parameters = inspect.signature(layers.forward).parameters
+    takes_types = "token_type_ids" in parameters and getattr(config, "type_vocab_size", 0) > 1
+    own = OwnForward(model, head, takes_types)
+    texts = _probes(model, longest, has_types=takes_types)
+    forward: Forward = own
+    try:
+        if "position_ids" not in parameters:
+            raise Unpackable("its code takes no positions")
+        if task == "score" and not {"score", "classifier"} & model._modules.keys():
+            raise Unpackable(f"the head of {type(model).__name__} is not known")
+        packed = PackedForward(layers, head or score_head(model), first_position, takes_types)
+        _refuse_unless_packable(model, packed, own, texts)
+    except Unpackable as error:
+        log.warning("'%s' runs in transformers' own code, one text at a time, which is slower: %s", name, error)
+    else:
+        forward = packed
+        if getattr(layers, "pooler", None) is not None:
+            layers.pooler = None  # the head has it, or it is not used
+        model.set_attn_implementation(PACKED)
+        if pack:
+            pack_linears(layers, model.device, model.dtype)
+    pooling = Pooling("score", 1)
+    if task == "embed":
+        with torch.inference_mode():
+            size = forward(*texts[0], [len(texts[0][0])]).shape[1]
+        pooling = Pooling("embed", size, _dimensions(config), files.prompts, files.default_prompt)
+    return LoadedPooler(
+        model=model,
+        forward=forward,
         activation=activation,
-        device=model.device,
-        dtype=model.dtype,
         vocab_size=_vocab_size(model),
         max_model_len=min(longest, files.max_tokens or longest),
         longest=longest,
-        first_position=first_position,
-        takes_types="token_type_ids" in parameters and getattr(config, "type_vocab_size", 0) > 1,
-        pooling=Pooling("score", 1) if task == "score" else Pooling("embed", 0, prompts=files.prompts),
+        pooling=pooling,
     )
-    with torch.inference_mode():
-        try:
-            hidden = pooler.hidden(ids, [0] * len(ids), lengths)
-        except TypeError as error:  # the model's code does not pass an argument on, or asks for what is not there
-            raise StartupError(f"'{name}' cannot be served for --task {task}: {error}.") from error
-        vectors = head(hidden, lengths)
-    found = Difference("", difference(vectors if task == "score" else hidden, expected), tolerance(model.dtype))
-    if found.is_beyond_rounding:
-        raise StartupError(
-            f"'{name}' cannot be served for --task {task}: without padding its outputs differ by {found.apart:.1%} "
-            f"from its own (allowed: {found.limit:.1%}), so its attention does something that is not known here."
-        )
-    if task == "score":
-        return pooler
-    pooling = Pooling("embed", vectors.shape[1], _dimensions(config), files.prompts, files.default_prompt)
-    return replace(pooler, pooling=pooling)
+
+
+def _refuse_unless_packable(model: PreTrainedModel, packed: PackedForward, own: OwnForward, texts: list[Text]) -> None:
+    """Raise Unpackable unless the model computes packed texts as each text alone: all hidden states, or the logits of
+    a score."""
+    ids, types = ([number for text in texts for number in text[part]] for part in (0, 1))
+    lengths = [len(text_ids) for text_ids, _ in texts]
+    run = packed if own.head is None else packed.hidden
+    own_outputs = partial(_output_of, own, texts)
+    try:
+        refuse_unless_equal(model, partial(run, ids, types, lengths), own_outputs, lengths)
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        # The model's code does not pass an argument on, asks for what is not there, or reshapes one text only.
+        raise Unpackable(f"its code cannot run packed ({' '.join(str(error).split())})") from error
+
+
+def _output_of(own: OwnForward, texts: list[Text], index: int) -> torch.Tensor:
+    return own.output(*texts[index])
 
 
 def _refuse_unless_possible(task: Task, options: EngineOptions) -> None:
@@ -216,10 +241,10 @@ def _refuse_unless_possible(task: Task, options: EngineOptions) -> None:
 
 
 def _first_position(layers: torch.nn.Module) -> int:
-    """Return the position of a text's first token. RoBERTa and its like count from behind the position of padding."""
-    embeddings = getattr(layers, "embeddings", None)
-    counts_from_padding = hasattr(embeddings, "create_position_ids_from_input_ids")
-    return int(embeddings.padding_idx) + 1 if counts_from_padding else 0  # type: ignore[union-attr]
+    """Return the position of a text's first token. RoBERTa and models like it count from after that of padding."""
+    embeddings: Any = getattr(layers, "embeddings", None)
+    counts_from_padding = hasattr(embeddings, "create_position_ids_from_inputs_embeds")
+    return int(embeddings.padding_idx) + 1 if counts_from_padding else 0
 
 
 def _dimensions(config: PreTrainedConfig) -> tuple[int, ...] | None:
@@ -236,17 +261,14 @@ def _vocab_size(model: PreTrainedModel) -> int:
     return weight.shape[0]
 
 
-def _probes(model: PreTrainedModel, longest: int) -> list[list[int]]:
-    """Return texts of varied tokens, none of them padding, which some models treat differently."""
+def _probes(model: PreTrainedModel, longest: int, *, has_types: bool) -> list[Text]:
+    """Return texts of varied tokens, none of them padding, which some models treat differently.
+
+    With `has_types`, the second half of each text has the type of a second text.
+    """
     size, padding = _vocab_size(model), model.config.pad_token_id
     ids = [
         token_id for token_id in ((7 * place + 3) % size for place in range(max(_PROBE_TOKENS))) if token_id != padding
     ]
-    return [ids[: min(length, longest)] for length in _PROBE_TOKENS]
-
-
-@torch.inference_mode()
-def _expected(model: PreTrainedModel, task: Task, texts: list[list[int]]) -> torch.Tensor:
-    """Compute each text alone with the model's own code: all hidden states, or the logits of a score."""
-    outputs = [model(input_ids=row(text, model.device)) for text in texts]
-    return torch.cat([output.logits if task == "score" else output.last_hidden_state[0] for output in outputs])
+    texts = [ids[: min(length, longest)] for length in _PROBE_TOKENS]
+    return [(text, [int(has_types and 2 * place >= len(text)) for place in range(len(text))]) for text in texts]

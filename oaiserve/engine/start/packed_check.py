@@ -1,0 +1,195 @@
+"""Compares packed attention with a model's own attention, module by module and in float32.
+
+Rounding explains a millionth in float32, also where real weights have large biases and activations. In 16 bits it
+explains more than many faults do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from transformers import AttentionInterface, PreTrainedModel
+
+from oaiserve.engine.model.pooling.attention import packed_attention
+
+LIMIT = 1e-3  # the largest difference of one token's numbers, relative to their norm
+_CHECKED = "oaiserve_packed_checked"
+
+Call = tuple[Module, Tensor, Tensor]  # a module that attends, and what it got and gave in the packed run: [T, width]
+
+
+class Unpackable(Exception):
+    """The texts of a step cannot be packed into one row. The message is the reason, without a full stop."""
+
+
+def refuse_unless_equal(
+    model: PreTrainedModel, packed: Callable[[], Tensor], own: Callable[[int], Tensor], lengths: list[int]
+) -> None:
+    """Raise Unpackable unless a model computes packed texts as its own code computes each text.
+
+    `packed` returns the rows of all texts, and `own` those of one. The model has its own attention again afterwards.
+    """
+    before = model.config._attn_implementation
+    run = _PackedRun(model)
+    with torch.no_grad(), _in_float32(model):
+        try:
+            AttentionInterface.register(_CHECKED, run.attend)
+            model.set_attn_implementation(_CHECKED)
+            if model.config._attn_implementation != _CHECKED:
+                raise Unpackable("its code does not use transformers' attention interface")
+            with run.recorded():
+                found = packed()
+        finally:
+            model.set_attn_implementation(before)
+        if not run.calls:
+            raise Unpackable("its code does not use transformers' attention interface")
+        start = 0
+        for index, length in enumerate(lengths):
+            with run.compared(slice(start, start + length)):
+                expected = own(index)
+            rows = found[start : start + length] if found.shape[0] == sum(lengths) else found[index : index + 1]
+            _refuse_unless_close("its output", rows, expected)
+            start += length
+
+
+class _PackedRun:
+    """What each module that attends got and gave when texts were packed, to be compared with its own code."""
+
+    def __init__(self, model: Module) -> None:
+        self.calls: list[Call] = []
+        self._names = {module: name for name, module in model.named_modules()}
+        self._running: list[tuple[Module, Tensor | None]] = []
+        self._attending: set[Module] = set()
+
+    def attend(self, module: Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        self._attending.add(module)
+        return packed_attention(module, *args, **kwargs)
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        def before(module: Module, args: Any, kwargs: Any) -> None:
+            self._running.append((module, _states(args, kwargs)[1]))
+
+        def behind(module: Module, _: Any, output: Any) -> None:
+            _, states = self._running.pop()
+            if module not in self._attending:
+                return
+            given = _first(output)
+            if states is None or states.shape[0] != 1 or given.shape[:2] != states.shape[:2]:
+                raise Unpackable(f"'{self._names[module]}' gets or gives more than the numbers of each token")
+            self.calls.append((module, states[0], given[0]))
+
+        with _hooked(self._names, before, behind):
+            yield
+
+    @contextmanager
+    def compared(self, rows: slice) -> Iterator[None]:
+        """Compare the forward of one text, whose tokens are `rows` of the packed ones.
+
+        Each module gets and gives what it got and gave in the packed run, once that has been compared. So rounding does
+        not grow, and a wrong layer is not hidden by the layers after it.
+        """
+        calls = iter(self.calls)
+        running: list[Call] = []
+
+        def before(module: Module, args: Any, kwargs: Any) -> Any:
+            call = next(calls, None)
+            if call is None or call[0] is not module:
+                raise Unpackable("its layers run in another order")
+            running.append(call)
+            name, states = _states(args, kwargs)
+            assert states is not None  # as it was in the packed run
+            replaced = call[1][None, rows]
+            _refuse_unless_close(f"what '{self._names[module]}' gets", replaced, states)
+            if name is None:
+                return (replaced, *args[1:]), kwargs
+            return args, kwargs | {name: replaced}
+
+        def behind(module: Module, _: Any, output: Any) -> Any:
+            replaced = running.pop()[2][None, rows]
+            _refuse_unless_close(f"'{self._names[module]}'", replaced, _first(output))
+            return (replaced, *output[1:]) if isinstance(output, tuple) else replaced
+
+        with _hooked({module: "" for module, *_ in self.calls}, before, behind):
+            yield
+
+
+def _states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, Tensor | None]:
+    """Return the hidden states among a module's arguments, with their name if they have one."""
+    name = None if args else next((name for name in kwargs if "hidden" in name), None)
+    found = args[0] if args else kwargs.get(name or "")
+    return name, found if isinstance(found, Tensor) else None
+
+
+def _first(output: Any) -> Tensor:
+    found = output[0] if isinstance(output, tuple) else output
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _refuse_unless_close(what: str, found: Tensor, expected: Tensor) -> None:
+    apart = largest_difference(found, expected)
+    if not apart <= LIMIT:  # NaN, too
+        raise Unpackable(f"packed, {what} would differ by {apart:.2g} of its size (allowed: {LIMIT})")
+
+
+def largest_difference(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference of one row, relative to its norm. Rows of next to nothing count as larger."""
+    if found.equal(expected.view_as(found)):
+        return 0.0
+    expected = expected.view_as(found).double()
+    norms = expected.norm(dim=-1)
+    apart = (found.double() - expected).norm(dim=-1) / norms.clamp(min=float(norms.mean()) / 10)
+    return float(apart.max()) if apart.isfinite().all() else torch.nan
+
+
+@contextmanager
+def _hooked(modules: dict[Module, str], before: Callable[..., Any], behind: Callable[..., Any]) -> Iterator[None]:
+    handles = []
+    for module in modules:
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(module.register_forward_hook(behind))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _in_float32(model: PreTrainedModel) -> Iterator[None]:
+    """Compute in float32: each module has its weights in it while it runs, so there is no second copy of a model."""
+    narrow: dict[Tensor, Tensor] = {}  # the weights of running modules, as they are
+
+    def widen(module: Module, args: Any, kwargs: Any) -> Any:
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if tensor.is_floating_point() and tensor.dtype != torch.float32:
+                narrow[tensor] = tensor.data
+                tensor.data = tensor.data.float()
+        return tuple(map(_wide, args)), {name: _wide(value) for name, value in kwargs.items()}
+
+    def restore(module: Module, *_: Any) -> None:
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if tensor in narrow:
+                tensor.data = narrow.pop(tensor)
+
+    if model.dtype == torch.float32:
+        yield
+        return
+    try:
+        with _hooked(dict.fromkeys(model.modules(), ""), widen, restore):
+            yield
+    finally:
+        for tensor, data in narrow.items():
+            tensor.data = data
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.float()
+    return tuple(map(_wide, value)) if type(value) is tuple else value
