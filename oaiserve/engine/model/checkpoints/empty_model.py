@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
@@ -12,12 +15,14 @@ from transformers.initialization import no_init_weights
 _HEAD = "lm_head.weight"
 
 
-def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def empty_model(
+    config: PreTrainedConfig, dtype: torch.dtype, from_config: Callable[..., Any] = AutoModelForCausalLM.from_config
+) -> PreTrainedModel:
     """Return a model whose parameters have no data; its buffers have."""
     hook = register_module_parameter_registration_hook(_without_data)  # type: ignore[arg-type]  # it may return one
     try:
         with no_init_weights():
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+            model: PreTrainedModel = from_config(config, dtype=dtype, attn_implementation="eager")
     finally:
         hook.remove()
     return model

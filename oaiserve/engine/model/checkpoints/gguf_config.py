@@ -60,6 +60,9 @@ def read_config(path: Path) -> PreTrainedConfig:
             return config_of(values, tensors)
         config = _with_experts(_of_transformers(path, architecture(values)), values, tensors)
         config.tie_word_embeddings = "output.weight" not in tensors  # transformers looks into the first file alone
+        width = values.get(f"{architecture(values)}.attention.key_length")
+        if width is not None and hasattr(config, "head_dim"):  # which it takes from its defaults for some types
+            config.head_dim = width
         return config
     except BadFile as error:
         raise StartupError(f"'{path}' cannot be used: {error}.") from error

@@ -46,14 +46,15 @@ class FileNames:
 
     def of(self, parameter: str) -> tuple[str, ...] | None:
         """Return the tensors of a parameter, or None if they are not in the file."""
-        layer = re.search(r"\.layers\.(\d+)\.", parameter)
+        layer = re.search(r"(?:^|\.)layers\.(\d+)\.", parameter)
         start = "" if layer is None else f"blk.{layer[1]}."
         for pattern, choices in (*self._family.tensors, *_TENSORS):
             if re.search(pattern, parameter):
                 for choice in choices:
                     if all(f"{start}{name}" in self._tensors for name in choice):
                         return tuple(f"{start}{name}" for name in choice)
-        found = self._names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        suffixes = (".weight", ".bias")
+        found = self._names.get_name(parameter, suffixes) or self._names.get_name(f"model.{parameter}", suffixes)
         for suffix in ("", ".weight", ".bias"):
             if found is not None and f"{found}{suffix}" in self._tensors:
                 return (f"{found}{suffix}",)

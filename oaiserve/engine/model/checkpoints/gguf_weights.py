@@ -49,8 +49,13 @@ class MappedFile:
 class GgufWeights:
     """The weights of mapped files: matrices in blocks, and all other tensors expanded."""
 
-    def __init__(self, path: Path, config: PreTrainedConfig) -> None:
-        """Map the files. Raises BadFile, and NotKept for a family, or a tensor, that is not known."""
+    def __init__(
+        self, path: Path, config: PreTrainedConfig, model: PreTrainedModel | None = None, heads: tuple[str, ...] = ()
+    ) -> None:
+        """Map the files. Raises BadFile, and NotKept for a family, or a tensor, that is not known.
+
+        Without a `model` it is a decoder. Tensors whose names begin with one of `heads` are none of its parameters.
+        """
         self._family = family_of(config.model_type)
         if self._family.changes is None:
             raise NotKept(f"models of type '{config.model_type}' are only known expanded")
@@ -58,6 +63,7 @@ class GgufWeights:
         self._files = [MappedFile(shard) for shard in shard_paths(path)]
         values, tensors = read_values(path), read_tensors(path)
         factors = tensors.pop(_ROPE_FACTORS, None)
+        self._heads = {name: tensors.pop(name) for name in list(tensors) if name.startswith(heads)} if heads else {}
         # The divisors of rotary embeddings' frequencies.
         self.rope_factors = None
         if factors is not None and self._family.has_rope_factors:
@@ -66,7 +72,7 @@ class GgufWeights:
         num_guessing = values.get(f"{architecture(values)}.nextn_predict_layers") or 0
         guesses = tuple(f"blk.{config.num_hidden_layers + number}." for number in range(num_guessing))
         self._tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(guesses)}
-        named = named_parameters(empty_model(config, torch.bfloat16))
+        named = named_parameters(empty_model(config, torch.bfloat16) if model is None else model)
         self._shapes = {name: tuple(tensor.shape) for name, tensor in named}
         self._parts = self._find_parts(architecture(values) or "")
 
@@ -85,12 +91,22 @@ class GgufWeights:
     def names(self) -> set[str]:
         return set(self._parts)
 
+    def head_names(self) -> set[str]:
+        return set(self._heads)
+
+    def head(self, name: str) -> Tensor:
+        return self._expanded(self._heads[name])
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the parameter, or that in the file if it has another size."""
         asked = self._shapes[name]
         shapes = [tensor.shape for tensor in self._parts[name]]
         if (change := change_of(self._config, name)) is not None and change.joined is not None:
             return asked
+        if change is not None and change.rows is not None and len(shapes) == 1:
+            num_rows = len(change.rows(self._config, name))
+            if num_rows < shapes[0][0]:  # a part of a matrix
+                return (num_rows, *shapes[0][1:])
         dim = 1 if len(shapes[0]) == 3 else 0
         together = (*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1 :])
         without_ones = ([size for size in shape if size != 1] for shape in (together, asked))

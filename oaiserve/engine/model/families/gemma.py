@@ -40,6 +40,20 @@ def _gemma4(metadata: Metadata) -> Fields:
     }
 
 
+def _embedding(metadata: Metadata) -> Fields:
+    """Read the fields of EmbeddingGemma, whose tokens see those after them."""
+    every = metadata.get("attention.sliding_window_pattern", 6)
+    theta = {"full_attention": metadata["rope.freq_base"], "sliding_attention": metadata.get("rope.freq_base_swa", 1e4)}
+    return {
+        "use_bidirectional_attention": True,
+        "query_pre_attn_scalar": metadata.head_dim,
+        "layer_types": [
+            "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(metadata.num_layers)
+        ],
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in theta.items()},
+    }
+
+
 _SMALL = {
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "sliding_window": 6,
     "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
@@ -49,7 +63,12 @@ _SMALL = {
 FAMILIES = (
     Family(type="gemma", architectures={"gemma": no_fields}, changes=(NORMS_ADD_ONE,)),
     Family(type="gemma2", changes=(NORMS_ADD_ONE,), small={"query_pre_attn_scalar": 8}),
-    Family(type="gemma3_text", changes=(NORMS_ADD_ONE,), small={"query_pre_attn_scalar": 8}),
+    Family(
+        type="gemma3_text",
+        architectures={"gemma-embedding": _embedding},
+        changes=(NORMS_ADD_ONE,),
+        small={"query_pre_attn_scalar": 8},
+    ),
     Family(
         type="gemma3n_text",
         no_native_step="it has several hidden states of a token (AltUp)",

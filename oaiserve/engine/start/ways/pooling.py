@@ -25,6 +25,7 @@ from oaiserve.engine.model.device import limit_compiled_shapes, move, select_dev
 from oaiserve.engine.model.model_config import context_length, select_dtype
 from oaiserve.engine.model.pooling.attention import PACKED
 from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, find_task, read_files, read_json
+from oaiserve.engine.model.pooling.gguf import gguf_task, load_gguf_pooler
 from oaiserve.engine.model.pooling.heads import Head, embedding_head, load_dense, score_activation, score_head
 from oaiserve.engine.model.pooling.linear import pack_linears
 from oaiserve.engine.model.pooling.pooler import Forward, LoadedPooler, OwnForward, PackedForward, PoolingRunner
@@ -49,11 +50,11 @@ _PROBE_TOKENS = (5, 19, 19, 160)  # of the texts of the check; the last is beyon
 def find_model_task(model: str | Path, options: EngineOptions) -> Task:
     """Find the task of a model. Raises StartupError if its config cannot be read."""
     source = local_source(model)
-    if options.task == "generate" or (source.gguf_file is not None and options.task == "auto"):
+    if options.task == "generate":
         return "generate"
-    if source.gguf_file is not None:
-        raise StartupError(f"--task {options.task} needs a folder or a hub id; '{model}' is a GGUF file.")
     with reported(f"No model could be loaded from {source.shown}"):
+        if source.gguf_file is not None:
+            return gguf_task(source.path) if options.task == "auto" else options.task
         return find_task(options.task, config_of(source), source)
 
 
@@ -105,6 +106,8 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> Loaded
     limit_compiled_shapes()
     with reported(f"No model could be loaded from {source.shown}"):
         config = config_of(source)
+        if source.gguf_file is not None:
+            return _cut(_load_gguf(source.path, config, device, task, options), options)
         files = read_files(source) if task == "embed" else PoolingFiles()
     kind: Any = AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
     if task == "score":
@@ -131,6 +134,26 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> Loaded
     move(loaded, device, str(model))
     with reported(f"'{model}' cannot be served for --task {task}"):
         pooler = prepare_pooler(loaded, task, files, dense, str(model), pack=options.compile)
+    return _cut(pooler, options)
+
+
+def _load_gguf(
+    path: Path, config: PreTrainedConfig, device: torch.device, task: Task, options: EngineOptions
+) -> LoadedPooler:
+    """Load a GGUF file, in float32 as llama.cpp computes unless the user says otherwise."""
+    dtype = torch.float32 if options.dtype == "auto" else select_dtype(options.dtype, config, device, is_gguf=True)
+    found = load_gguf_pooler(path, config, dtype)
+    if (found.score_head is not None) != (task == "score"):
+        raise StartupError(f"'{path}' cannot be served for --task {task}: its metadata name another one.")
+    move(found.model, device, str(path))
+    files = PoolingFiles(found.mode)
+    activation = torch.nn.Identity() if found.gives_probabilities else torch.nn.Sigmoid()
+    rank = None if found.score_head is None else (found.score_head, activation)
+    return prepare_pooler(found.model, task, files, found.dense, str(path), pack=options.compile, rank=rank)
+
+
+def _cut(pooler: LoadedPooler, options: EngineOptions) -> LoadedPooler:
+    """Limit the length of texts to the user's, if there is one."""
     if options.max_model_len is None:
         return pooler
     if options.max_model_len > pooler.longest:
@@ -148,17 +171,21 @@ def prepare_pooler(
     name: str = "the model",
     *,
     pack: bool = True,
+    rank: tuple[Head, torch.nn.Module] | None = None,
 ) -> LoadedPooler:
     """Switch a model to packed attention and, with `pack`, to packed linear layers, if it computes the same that way.
 
-    Otherwise it runs in transformers' code. Raises StartupError for a model that has no vector or score.
+    Otherwise it runs in transformers' code. `rank` are the head and the activation of scores, where the model has none
+    of its own. Raises StartupError for a model that has no vector or score.
     """
     files, config = files or PoolingFiles(), model.config
     model.eval()
     layers: Any = model.base_model if task == "score" else model
     activation: torch.nn.Module | None = None
     head: Head | None = None
-    if task == "score":
+    if rank is not None:
+        head, activation = rank
+    elif task == "score":
         if config.num_labels != 1:
             raise StartupError(f"'{name}' cannot be served for --task score: it has {config.num_labels} labels, not 1.")
         activation = score_activation(config, name)
@@ -178,12 +205,12 @@ def prepare_pooler(
     try:
         if "position_ids" not in parameters:
             raise Unpackable("its code takes no positions")
-        if task == "score" and not {"score", "classifier"} & model._modules.keys():
+        if head is None and not {"score", "classifier"} & model._modules.keys():
             raise Unpackable(f"the head of {type(model).__name__} is not known")
         packed = PackedForward(layers, head or score_head(model), first_position, takes_types)
         _refuse_unless_packable(model, packed, own, texts)
     except Unpackable as error:
-        log.warning("'%s' runs in transformers' own code, one text at a time, which is slower: %s", name, error)
+        log.warning("'%s' computes one text at a time, which is slower: %s", name, error)
     else:
         forward = packed
         if getattr(layers, "pooler", None) is not None:

@@ -56,14 +56,6 @@ def test_the_task_is_read_before_the_weights(tmp_path: Path) -> None:
     assert find_model_task(tmp_path, EngineOptions(task="score")) == "score"
 
 
-def test_a_gguf_file_generates(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.touch()
-    assert find_model_task(path, EngineOptions()) == "generate"
-    with pytest.raises(StartupError, match="is a GGUF file"):
-        find_model_task(path, EngineOptions(task="embed"))
-
-
 def test_only_known_tasks_are_options() -> None:
     with pytest.raises(OptionError, match="--task is 'chat', but must be one of auto, generate, embed, score"):
         EngineOptions(task="chat")

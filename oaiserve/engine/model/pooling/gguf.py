@@ -1,0 +1,110 @@
+"""Reads embedding models and rerankers from GGUF files, which name their pooling and have the layers after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module
+from torch.nn.functional import gelu, layer_norm, linear
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+
+from oaiserve.engine.model.checkpoints.empty_model import empty_model
+from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept, scale_frequencies
+from oaiserve.engine.model.pooling.heads import Head, pool
+from oaiserve.engine.model.pooling.jina_bert import JinaBert
+from oaiserve.engine.pooling import Task
+from oaiserve.errors import StartupError
+from oaiserve.files.gguf import architecture, read_values
+
+_MODES = {1: "mean", 2: "cls", 3: "lasttoken"}
+_RANK = 4
+_ENCODERS = {"bert", "nomic-bert", "jina-bert-v2", "modern-bert", "gemma-embedding"}
+_HEADS = ("cls.", "dense_", "output.weight")  # how the names of tensors after the layers begin
+
+
+class GgufPooler(NamedTuple):
+    """The layers of a model, and what comes after them."""
+
+    model: PreTrainedModel
+    mode: str | None  # of pooling; None: the file does not say
+    dense: list[Module]  # after the pooling
+    score_head: Head | None  # of a reranker
+    gives_probabilities: bool  # whether its scores need no activation
+
+
+def gguf_task(path: Path) -> Task:
+    """Return the task that a file's metadata name. Raises BadFile."""
+    values = read_values(path)
+    name = architecture(values)
+    kind = values.get(f"{name}.pooling_type")
+    if kind == _RANK:
+        return "score"
+    return "embed" if kind in _MODES or name in _ENCODERS else "generate"
+
+
+def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -> GgufPooler:
+    """Load the weights of a file, expanded. Raises BadFile, and StartupError for a file that lacks some."""
+    values = read_values(path)
+    name = architecture(values)
+    is_jina = name == "jina-bert-v2"
+    model: Any = empty_model(config, dtype, JinaBert._from_config if is_jina else AutoModel.from_config)
+    if hasattr(model, "pooler"):
+        model.pooler = None  # files have none
+    try:
+        weights = GgufWeights(path, config, model, heads=_HEADS)
+        tensors = {key: weights.tensor(key).to(dtype) for key in weights.names()}
+        heads = {key: weights.head(key).float() for key in weights.head_names()}
+    except NotKept as error:
+        raise StartupError(f"'{path}' cannot be used: {error}.") from error
+    for key, parameter in model.state_dict().items():
+        if key not in tensors and (key.endswith(".bias") or "token_type" in key):  # as good as zeros
+            tensors[key] = torch.zeros(parameter.shape, dtype=dtype)
+    missing = sorted(model.state_dict().keys() - tensors.keys())
+    if missing:
+        raise StartupError(f"'{path}' has no weights for {len(missing)} tensors of its model, such as {missing[0]}.")
+    model.load_state_dict(tensors, assign=True)
+    scale_frequencies(model, weights.rope_factors)
+    dense = [_dense(heads[key]) for key in ("dense_2.weight", "dense_3.weight") if key in heads]
+    kind = values.get(f"{name}.pooling_type")
+    if kind != _RANK:
+        return GgufPooler(model, _MODES.get(kind or 0), dense, None, gives_probabilities=False)
+    is_qwen = config.model_type.startswith("qwen")
+    is_modern = name == "modern-bert"
+    mode = _MODES.get(values.get(f"{name}.classifier.pooling_type") or int(is_modern)) or "cls"
+    head = _rank_head(heads, "lasttoken" if is_qwen else mode, is_modern=is_modern)
+    return GgufPooler(model, mode, dense, head, gives_probabilities=is_qwen)
+
+
+def _dense(weight: Tensor) -> Module:
+    layer = Linear(weight.shape[1], weight.shape[0], bias=False)
+    layer.load_state_dict({"weight": weight})
+    return layer.eval()
+
+
+def _rank_head(heads: dict[str, Tensor], mode: str, *, is_modern: bool) -> Head:
+    """Return the head of a reranker: a layer with an activation, and the output. Some files have the output alone."""
+    middle, middle_bias = heads.get("cls.weight"), heads.get("cls.bias")
+    output, output_bias = heads.get("cls.output.weight"), heads.get("cls.output.bias")
+    if output is None and middle is not None and middle.shape[0] == 1:
+        output, output_bias, middle = middle, middle_bias, None
+    if output is None or output.shape[0] > 2:
+        labels = 0 if output is None else output.shape[0]
+        raise StartupError(f"Its metadata say that it ranks, but its output has {labels} numbers, not 1 or 2.")
+
+    def logits(hidden: Tensor, lengths: list[int]) -> Tensor:
+        def on_device(tensor: Tensor | None) -> Any:
+            return None if tensor is None else tensor.to(hidden.device)
+
+        states = pool(hidden, lengths, mode).float()
+        if middle is not None:
+            states = linear(states, on_device(middle), on_device(middle_bias))
+            states = gelu(states) if is_modern else states.tanh()
+            if (norm := on_device(heads.get("cls.norm.weight"))) is not None:
+                states = layer_norm(states, norm.shape, norm)
+        found = linear(states, on_device(output), on_device(output_bias))
+        return found.softmax(-1)[:, :1] if found.shape[1] == 2 else found  # yes, and not no
+
+    return logits

@@ -1,0 +1,51 @@
+"""GGUF files of embedding models and rerankers give llama.cpp's vectors and logits, pooled as their metadata name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.start.ways.pooling import find_model_task, load_pooler
+from oaiserve.errors import StartupError
+from tests.models.encoder_files import FILES, PAIR_IDS, RECORDS, TEXTS, write_encoder
+
+RECORDED: dict[str, Any] = json.loads(RECORDS.read_text(encoding="utf-8"))
+RERANKERS = [name for name in FILES if name.endswith("rank")]
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in RERANKERS])
+def test_vectors_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    path = write_encoder(tmp_path, name)
+    assert find_model_task(path, EngineOptions()) == "embed"
+    pooler = load_pooler(path, "embed", EngineOptions())
+    ids = [token_id for text in TEXTS for token_id in text]
+    found = pooler.pool(ids, [0] * len(ids), [len(text) for text in TEXTS])
+    expected = torch.tensor(RECORDED[name])
+    assert pooler.pooling.size == found.shape[1] == expected.shape[1]
+    assert torch.cosine_similarity(expected[:1], expected[1:]) < 0.9, "the vectors must be able to differ"
+    assert torch.cosine_similarity(found, expected).min() >= 0.9999
+
+
+@pytest.mark.parametrize("name", RERANKERS)
+def test_scores_are_the_sigmoid_of_llama_cpps_logits(name: str, tmp_path: Path) -> None:
+    path = write_encoder(tmp_path, name)
+    assert find_model_task(path, EngineOptions()) == "score"
+    found = load_pooler(path, "score", EngineOptions()).pool(PAIR_IDS, [0] * len(PAIR_IDS), [len(PAIR_IDS)])
+    assert float(found.logit()) == pytest.approx(RECORDED[name], abs=3e-3)  # llama.cpp rounds inside its GELU
+
+
+def test_another_task_than_that_of_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="cannot be served for --task score: its metadata name another one"):
+        load_pooler(write_encoder(tmp_path, "bert-cls"), "score", EngineOptions())
+
+
+def test_a_file_without_pooling_of_a_decoder_generates(tmp_path: Path) -> None:
+    assert find_model_task(write_encoder(tmp_path, "qwen3"), EngineOptions(task="generate")) == "generate"
+    path = write_encoder(tmp_path, "qwen3", pooling=0)
+    assert find_model_task(path, EngineOptions()) == "generate"
+    assert load_pooler(path, "embed", EngineOptions()).pooling.size == 64
