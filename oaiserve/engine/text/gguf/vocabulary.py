@@ -17,7 +17,7 @@ _PREFIX = "tokenizer.ggml."
 # Ids that the metadata leave out, by the kind of tokenizer and the token's role.
 _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
-    "bert": {"cls": 101, "seperator": 102, "unknown": 100, "padding": 0, "mask": 103},
+    "bert": {"bos": 101, "seperator": 102, "unknown": 100, "padding": 0, "mask": 103},
     "t5": {"eos": 1, "unknown": 2, "padding": 0},
 }
 _END_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
