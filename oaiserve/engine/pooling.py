@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
+
+from oaiserve.files.gguf import architecture, read_values
 
 Task = Literal["generate", "embed", "score"]  # the use of a served model
 
@@ -20,3 +23,19 @@ class Pooling:
     dimensions: tuple[int, ...] | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)  # by name: texts to put before a client's text
     default_prompt: str = ""  # the text of the one that is used if a request names none
+
+
+# What the numbers of a GGUF file's pooling type mean.
+GGUF_MODES = {1: "mean", 2: "cls", 3: "lasttoken"}
+GGUF_RANK = 4
+_ENCODERS = {"bert", "nomic-bert", "jina-bert-v2", "modern-bert", "gemma-embedding"}
+
+
+def gguf_task(path: Path) -> Task:
+    """Return the task that a GGUF file's metadata name. Raises BadFile."""
+    values = read_values(path)
+    name = architecture(values)
+    kind = values.get(f"{name}.pooling_type")
+    if kind == GGUF_RANK:
+        return "score"
+    return "embed" if kind in tuple(GGUF_MODES) or name in _ENCODERS else "generate"

@@ -17,6 +17,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.encoder import Media
 from oaiserve.engine.model.cpu.cores import usable_cpus
 from oaiserve.engine.model.cpu.reserved import reserve
+from oaiserve.engine.pooling import gguf_task
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.request import Declined, StartRequest, Way
 from oaiserve.facts.start_times import StartTimes
@@ -120,7 +121,10 @@ def _saved_dtype(model: Path) -> str | None:
 def _ways(request: StartRequest) -> Iterator[Way]:
     """Yield the ways to start, in the order in which they are asked. All but the first import transformers."""
     source, options, times = request.source, request.options, request.times
-    if source.gguf_file is not None:
+    is_gguf = source.gguf_file is not None
+    task = gguf_task(source.path) if is_gguf and options.task == "auto" else options.task
+    pools = task in ("embed", "score")
+    if is_gguf and not pools:
         # The system finds memory for weights beside the imports, which leave a core idle. Packed, they take as much.
         request.reserved = reserve(sum(part.stat().st_size for part in gguf.shard_paths(source.path)))
     with times.part("import of torch"):
@@ -128,7 +132,7 @@ def _ways(request: StartRequest) -> Iterator[Way]:
         from oaiserve.engine.start.cache import block_dtype, cache_key
 
     limit_features(options.cpu_features)
-    dtype = block_dtype(source.path, options)
+    dtype = None if pools else block_dtype(source.path, options)
     if dtype is None:
         request.drop_reserved()
     request.key = cache_key(source.path, options)

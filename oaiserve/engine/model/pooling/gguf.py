@@ -15,13 +15,10 @@ from oaiserve.engine.model.checkpoints.empty_model import empty_model
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept, scale_frequencies
 from oaiserve.engine.model.pooling.heads import Head, pool
 from oaiserve.engine.model.pooling.jina_bert import JinaBert
-from oaiserve.engine.pooling import Task
+from oaiserve.engine.pooling import GGUF_MODES, GGUF_RANK
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import architecture, read_values
 
-_MODES = {1: "mean", 2: "cls", 3: "lasttoken"}
-_RANK = 4
-_ENCODERS = {"bert", "nomic-bert", "jina-bert-v2", "modern-bert", "gemma-embedding"}
 _HEADS = ("cls.", "dense_", "output.weight")  # how the names of tensors after the layers begin
 
 
@@ -33,16 +30,6 @@ class GgufPooler(NamedTuple):
     dense: list[Module]  # after the pooling
     score_head: Head | None  # of a reranker
     gives_probabilities: bool  # whether its scores need no activation
-
-
-def gguf_task(path: Path) -> Task:
-    """Return the task that a file's metadata name. Raises BadFile."""
-    values = read_values(path)
-    name = architecture(values)
-    kind = values.get(f"{name}.pooling_type")
-    if kind == _RANK:
-        return "score"
-    return "embed" if kind in _MODES or name in _ENCODERS else "generate"
 
 
 def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -> GgufPooler:
@@ -69,11 +56,11 @@ def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -
     scale_frequencies(model, weights.rope_factors)
     dense = [_dense(heads[key]) for key in ("dense_2.weight", "dense_3.weight") if key in heads]
     kind = values.get(f"{name}.pooling_type")
-    if kind != _RANK:
-        return GgufPooler(model, _MODES.get(kind or 0), dense, None, gives_probabilities=False)
+    if kind != GGUF_RANK:
+        return GgufPooler(model, GGUF_MODES.get(kind or 0), dense, None, gives_probabilities=False)
     is_qwen = config.model_type.startswith("qwen")
     is_modern = name == "modern-bert"
-    mode = _MODES.get(values.get(f"{name}.classifier.pooling_type") or int(is_modern)) or "cls"
+    mode = GGUF_MODES.get(values.get(f"{name}.classifier.pooling_type") or int(is_modern)) or "cls"
     head = _rank_head(heads, "lasttoken" if is_qwen else mode, is_modern=is_modern)
     return GgufPooler(model, mode, dense, head, gives_probabilities=is_qwen)
 

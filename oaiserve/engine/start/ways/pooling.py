@@ -25,11 +25,11 @@ from oaiserve.engine.model.device import limit_compiled_shapes, move, select_dev
 from oaiserve.engine.model.model_config import context_length, select_dtype
 from oaiserve.engine.model.pooling.attention import PACKED
 from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, find_task, read_files, read_json
-from oaiserve.engine.model.pooling.gguf import gguf_task, load_gguf_pooler
+from oaiserve.engine.model.pooling.gguf import load_gguf_pooler
 from oaiserve.engine.model.pooling.heads import Head, embedding_head, load_dense, score_activation, score_head
 from oaiserve.engine.model.pooling.linear import pack_linears
 from oaiserve.engine.model.pooling.pooler import Forward, LoadedPooler, OwnForward, PackedForward, PoolingRunner
-from oaiserve.engine.pooling import Pooling, Task
+from oaiserve.engine.pooling import Pooling, Task, gguf_task
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import OF_WEIGHTS, config_of
 from oaiserve.engine.start.packed_check import Unpackable, refuse_unless_equal

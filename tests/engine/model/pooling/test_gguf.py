@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.request import PairPrompt, TextPrompt, TokenPrompt
 from oaiserve.engine.start.ways.pooling import find_model_task, load_pooler
 from oaiserve.errors import StartupError
+from tests.engine.model.pooling.test_families import pooled
 from tests.models.encoder_files import FILES, PAIR_IDS, RECORDS, TEXTS, write_encoder
 
 RECORDED: dict[str, Any] = json.loads(RECORDS.read_text(encoding="utf-8"))
@@ -49,3 +52,16 @@ def test_a_file_without_pooling_of_a_decoder_generates(tmp_path: Path) -> None:
     path = write_encoder(tmp_path, "qwen3", pooling=0)
     assert find_model_task(path, EngineOptions()) == "generate"
     assert load_pooler(path, "embed", EngineOptions()).pooling.size == 64
+
+
+def test_texts_and_pairs_are_encoded_by_the_tokenizer_of_the_file(tmp_path: Path) -> None:
+    text, ids = TextPrompt("ab ad bc"), TokenPrompt([2, 6, 8, 33, 3])  # with [CLS] and [SEP] of the file
+    with Engine.from_pretrained(write_encoder(tmp_path, "bert-cls")) as engine:
+        assert engine.pooling is not None
+        assert engine.pooling.task == "embed"
+        first, second = pooled(engine, [text, ids])
+        assert first.tolist() == second.tolist()
+    with Engine.from_pretrained(write_encoder(tmp_path, "bert-rank")) as engine:
+        (score,) = pooled(engine, [PairPrompt("ab ad bc", "ba ca")])
+    pooler = load_pooler(tmp_path / "bert-rank.gguf", "score", EngineOptions())
+    assert score[0] == pytest.approx(float(pooler.pool([2, 6, 8, 33, 3, 31, 57, 3], [0] * 5 + [1] * 3, [8])))
