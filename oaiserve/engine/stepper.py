@@ -234,7 +234,7 @@ class Stepper:
             opened.notes.first_step_ended(self._account.numbers)
         step_ns = self._account.step_ended(step, result, launched.at_ns, ended_ns)
         if self._drafts is not None:
-            self._drafts.verified(step, result.chunks, step_ns)
+            self._drafts.verified(step, step_ns)
         self._results.take(step, result.chunks, ended_ns)
         self._hand_over()
 

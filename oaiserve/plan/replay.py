@@ -18,7 +18,7 @@ from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.backpressure import Deadlines, Limit
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.drafting.drafts import Drafts
-from oaiserve.engine.drafting.lookup import Lookup
+from oaiserve.engine.drafting.lookup import MATCHES, Lookup
 from oaiserve.engine.forecast.forecaster import Asked, Ended, Forecaster
 from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import POLICIES
@@ -26,7 +26,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.slack import Slack, alone_ns, refusal, turn_ns
-from oaiserve.engine.step import Chunk, ChunkResult, Step
+from oaiserve.engine.step import Chunk, Step
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.forecast import NO_FORECAST, Forecast
@@ -264,7 +264,7 @@ class LoadReplay:
         scheduler.advance(step)
         drawn = [_drawn(chunk) for chunk in step.chunks]
         if self._drafts is not None:
-            self._drafts.verified(step, [ChunkResult(token_ids) for token_ids in drawn], step_ns)
+            self._drafts.verified(step, step_ns)
         for chunk, token_ids in zip(step.chunks, drawn, strict=True):
             sequence = chunk.sequence
             served = answers[sequence]
@@ -354,10 +354,10 @@ class RecordedGuesses(Lookup):
             begin = len(self._ends)
             self._ends += [begin + length if index % 2 else 0] * length
 
-    def guess(self, token_ids: list[int], most: int) -> tuple[list[int], float]:
+    def _find(self, token_ids: list[int], most: int) -> tuple[int, list[int]]:
         place = len(token_ids) - self._prompt_len
         end = self._ends[place] if place < len(self._ends) else 0
         if end <= place:
-            return [], 0.0
+            return 0, []
         right = [answer_id(index) for index in range(place, min(end, place + most))]
-        return right + [WRONG] * (most - len(right)), self.acceptance[self.size]
+        return MATCHES[0], right + [WRONG] * (most - len(right))

@@ -127,22 +127,23 @@ class Guesses:
         self._random = random.Random(seed)
         self._share_right = share_right
         self.num_verified = 0  # tokens
-        self.num_accepted = 0
+        self.num_right = 0  # tokens, before the first wrong one of their drafts
 
     def propose(self, running: list[Sequence], *, others_wait: bool) -> None:
         for sequence in running:
-            sequence.draft = []
+            sequence.draft, is_right = [], True
             for _ in range(self._random.randrange(6) if not sequence.num_pending else 0):
                 if (guess := self._next(sequence)) is None:
                     break
-                sequence.draft.append(guess if self._random.random() < self._share_right else self._wrong())
+                is_wrong = self._random.random() >= self._share_right
+                sequence.draft.append(self._wrong() if is_wrong else guess)
+                is_right = is_right and sequence.draft[-1] == guess
+                self.num_right += is_right
             if sequence.constraint is not None:
                 sequence.draft = sequence.constraint.possible(sequence.draft)
 
-    def verified(self, step: Step, results: list[ChunkResult], step_ns: int) -> None:
-        for chunk, result in zip(step.chunks, results, strict=True):
-            self.num_verified += len(chunk.draft)
-            self.num_accepted += chunk.num_accepted(result.token_ids)
+    def verified(self, step: Step, step_ns: int) -> None:
+        self.num_verified += step.num_draft_tokens
 
     def _wrong(self) -> int:
         return LETTERS[0]

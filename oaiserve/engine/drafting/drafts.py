@@ -4,31 +4,34 @@ The model draws behind each guessed token as it would without a draft, from the 
 Draws are taken up to the first one other than the draft's, which is the right token there. So a draft changes no
 answer, only the number of steps.
 
-A guess is looked up in the sequence's own text. Its worth is the expected tokens, by the share of right guesses in this
-sequence; its cost is the measured time of further tokens in a step.
+A guess is looked up in the sequence's own text. Its worth is the expected number of tokens, by how often guesses after
+such a match came true in this sequence; its cost is the measured time of further tokens in a step. Both are averages of
+noisy measurements, so a step gets drafts only if they promise a clear gain.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from oaiserve.engine.drafting.lookup import COMMON_WEIGHT, FIRST_GUESS, Lookup, moved_share
+from oaiserve.engine.drafting.lookup import FIRST_CHANCES, Lookup
 from oaiserve.engine.drafting.step_times import MOST_STEP_TOKENS, StepTimes
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import ChunkResult, Step
+from oaiserve.engine.step import Step
 
 MOST_DRAFT_TOKENS = 15  # of a sequence
-PROBE_STEPS = 32  # in which no draft was worth its time, until one is verified all the same
+LEAST_GAIN = 0.1  # in expected tokens per second: neither chances nor times are known more exactly
+# Steps in a row that had drafts, or had none though they might have been worth their time. The next step is made the
+# other way, so that the times of both stay known.
+PROBE_STEPS = 64
 PROBE_TOKENS = 3
-LEAST_GAIN = 0.03  # of a step with drafts: measured times are not more exact than that
 
 
 class _Option(NamedTuple):
-    """A possible draft of a sequence, of the tokens of `guess` or fewer."""
+    """A possible draft of a sequence: the tokens of `guess` or fewer."""
 
     sequence: Sequence
-    share: float  # the probability that the next token of it comes true
     guess: list[int]
+    chances: list[float]  # that the guess comes true up to each of its tokens
 
 
 class Drafts:
@@ -40,15 +43,16 @@ class Drafts:
     def __init__(self, *, only_if_exact: bool = False) -> None:
         self.only_if_exact = only_if_exact
         self._times = StepTimes()
-        self._acceptance = [*FIRST_GUESS]  # of look-ups for any sequence, by the size of the match
+        self._chances = [*FIRST_CHANCES]  # of guesses for any sequence, by the length of the match
         self._drafted: list[Sequence] = []  # those that have a draft
-        self._num_declined = 0  # steps in a row for which there was a guess, but none that was worth its time
+        self._num_alike = 0  # steps in a row with drafts, or without
 
     def propose(self, running: list[Sequence], *, others_wait: bool) -> None:
         """Write the drafts for the next step, of these sequences, as long as it has few tokens.
 
         A step with prompts, or with others waiting for admission, has more.
         """
+        had_drafts = bool(self._drafted)
         for sequence in self._drafted:
             sequence.draft = []
         self._drafted = []
@@ -60,61 +64,56 @@ class Drafts:
         room, num_sequences = MOST_STEP_TOKENS - num_tokens, len(running)
         able = [one for one in running if one.num_generated and not one.num_pending]
         found = [option for one in able if (option := self._look_up(one, room)) is not None]
-        if not found:
+        if not found or sum(sum(option.chances) for option in found) < LEAST_GAIN * num_sequences:
             return
         lengths = self._lengths(num_tokens, num_sequences, found)
-        if any(lengths):
-            self._num_declined = 0
-        else:
-            self._num_declined += 1
-            if self._num_declined % PROBE_STEPS == 0:  # find out whether guesses have become better
-                likeliest = max(found, key=lambda option: option.share)
-                lengths[found.index(likeliest)] = min(len(likeliest.guess), PROBE_TOKENS)
+        has_drafts = any(lengths)
+        self._num_alike = self._num_alike + 1 if has_drafts == had_drafts else 0
+        most_alike = PROBE_STEPS
+        if has_drafts:  # the less the time without drafts is known, the sooner it is measured again
+            most_alike = min(most_alike, self._times.num_measured(num_tokens))
+        if self._num_alike >= most_alike:
+            self._num_alike = 0
+            if has_drafts:
+                return
+            likeliest = max(found, key=lambda option: option.chances[0])
+            lengths[found.index(likeliest)] = min(len(likeliest.guess), PROBE_TOKENS)
         for option, length in zip(found, lengths, strict=True):
             if length:
                 option.sequence.draft = option.guess[:length]
                 self._drafted.append(option.sequence)
 
-    def verified(self, step: Step, results: list[ChunkResult], step_ns: int) -> None:
-        """Learn from a computed step, before its commit."""
+    def verified(self, step: Step, step_ns: int) -> None:
+        """Learn from a computed step."""
         self._times.observe(step.num_tokens, step_ns)
-        for chunk, result in zip(step.chunks, results, strict=True):
-            lookup = chunk.sequence.lookup
-            if chunk.draft and lookup is not None:
-                accepted, size = chunk.num_accepted(result.token_ids), lookup.size
-                common = moved_share(self._acceptance[size], len(chunk.draft), accepted, weight=COMMON_WEIGHT)
-                self._acceptance[size] = common
-                lookup.verified(len(chunk.draft), accepted)
 
     def _look_up(self, sequence: Sequence, room: int) -> _Option | None:
         most = min(room, MOST_DRAFT_TOKENS, sequence.max_len - sequence.num_tokens - 1)
         if most < 1:
             return None
         if sequence.lookup is None:
-            sequence.lookup = Lookup(self._acceptance)
-        guess, share = sequence.lookup.guess(sequence.token_ids, most)
+            sequence.lookup = Lookup(self._chances)
+        guess, chances = sequence.lookup.guess(sequence.token_ids, most)
         if guess and sequence.constraint is not None:
             guess = sequence.constraint.possible(guess)
-        return _Option(sequence, share, guess) if guess else None
+        return _Option(sequence, guess, chances[: len(guess)]) if guess else None
 
     def _lengths(self, num_tokens: int, num_sequences: int, options: list[_Option]) -> list[int]:
         """Return the lengths of these drafts with the most expected tokens of answers in a time.
 
         The most probable tokens are taken first.
         """
-        gains = [
-            (option.share**length, index)
-            for index, option in enumerate(options)
-            for length in range(1, len(option.guess) + 1)
-        ]
-        gains.sort(key=lambda gain: gain[0], reverse=True)
-        times_ns = self._times.expected_ns()
+        gains = [(chance, index) for index, option in enumerate(options) for chance in option.chances]
+        gains.sort(reverse=True)
+        times = self._times.expected()
         expected = float(num_sequences)
-        best, best_rate = 0, (1 + LEAST_GAIN) * expected / times_ns[num_tokens]
+        best, best_rate = 0, (1 + LEAST_GAIN) * expected / times[num_tokens]
         for number, (chance, _) in enumerate(gains[: MOST_STEP_TOKENS - num_tokens], 1):
             expected += chance
-            rate = expected / times_ns[num_tokens + number]
+            rate = expected / times[num_tokens + number]
             if rate > best_rate:
                 best, best_rate = number, rate
-        chosen = [index for _, index in gains[:best]]
-        return [chosen.count(index) for index in range(len(options))]
+        lengths = [0] * len(options)
+        for _, index in gains[:best]:
+            lengths[index] += 1
+        return lengths

@@ -1,62 +1,81 @@
-"""The look-up of a sequence's next tokens in its own text, behind an earlier occurrence of the last ones. No torch."""
+"""Looks up a sequence's next tokens in its own text, after an earlier occurrence of the last ones. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
 
-# The tokens by which a place in the text is found, longest first: guesses behind a long match are better.
+# The tokens by which a place in the text is found, longest first.
 SIZES = (5, 2)
-FIRST_GUESS = (0.8, 0.3)  # of the share of tokens that come true, before anything is known
-WEIGHT = 0.1  # of the newest token in the moving average of that share
-COMMON_WEIGHT = 0.05  # of the newest token in the share of all sequences, with which each of them begins
+# The more tokens before a place match, the likelier the next one does, too. Each of these lengths has its own chance.
+MATCHES = (2, 3, 5, 8, 16)
+FIRST_CHANCES = (0.3, 0.4, 0.55, 0.7, 0.85)  # that the next token comes true, before anything is measured
+WEIGHT = 0.05  # of the newest token in a sequence's own chances
+COMMON_WEIGHT = 0.02  # of the newest token in the chances with which new sequences begin
+LEAST_CHANCE = 0.1  # that a guess comes true as far as its last token
+_KINDS = [bisect_right(MATCHES, match) - 1 for match in range(64)]  # the index into MATCHES by the length of a match
 
 
 class Lookup:
-    """The places in one sequence where a run of tokens came before, and how often a guess by these came true.
+    """The places in one sequence where a run of tokens came before, and how often the tokens after them came true.
 
-    Each token is indexed once. An entry is a hash: if two are the same, there is one more guess that is wrong.
+    Each token is indexed once. An entry is a hash: if two are the same, there is one more guess that is wrong. Every
+    guess is compared with the tokens that followed, whether or not a step has verified it.
     """
 
-    __slots__ = ("_num_indexed", "_places", "acceptance", "size")
+    __slots__ = ("_common", "_guess", "_match", "_num_indexed", "_num_seen", "_places", "chances")
 
-    def __init__(self, acceptance: Sequence[float] = FIRST_GUESS) -> None:
+    def __init__(self, common: list[float] | None = None) -> None:
+        """Begin with the common chances of all sequences, and update these, too."""
+        self._common = [*FIRST_CHANCES] if common is None else common
+        self.chances = [*self._common]  # of this sequence, by the length of the match
         self._places: tuple[dict[int, int], ...] = tuple({} for _ in SIZES)
         self._num_indexed = 0
-        self.size = 0  # of the last guess, as an index into SIZES
-        self.acceptance = [*acceptance]  # by size
+        self._guess: list[int] = []  # the last one
+        self._match = 0  # tokens before it that are the same as before its place
+        self._num_seen = 0  # tokens of the text at that time
 
-    def guess(self, token_ids: list[int], most: int) -> tuple[list[int], float]:
-        """Return at most `most` guessed tokens, and the probability of the first of them."""
+    def guess(self, token_ids: list[int], most: int) -> tuple[list[int], list[float]]:
+        """Return at most `most` tokens, and for each the probability that all up to it come true."""
+        self._learn(token_ids)
+        self._match, self._guess = self._find(token_ids, most)
+        self._num_seen = len(token_ids)
+        chance, chances = 1.0, list[float]()
+        for kind in _KINDS[self._match : self._match + len(self._guess)]:
+            chance *= self.chances[kind]
+            if chance < LEAST_CHANCE:
+                break
+            chances.append(chance)
+        return self._guess[: len(chances)], chances
+
+    def _learn(self, token_ids: list[int]) -> None:
+        """Compare the last guess with the tokens that came. After the first that differs, nothing is known."""
+        for index, (guessed, token_id) in enumerate(zip(self._guess, token_ids[self._num_seen :], strict=False)):
+            kind, is_right = _KINDS[self._match + index], guessed == token_id
+            self.chances[kind] += WEIGHT * (is_right - self.chances[kind])
+            self._common[kind] += COMMON_WEIGHT * (is_right - self._common[kind])
+            if not is_right:
+                break
+
+    def _find(self, token_ids: list[int], most: int) -> tuple[int, list[int]]:
+        """Return the length of the match and `most` tokens after it, or none."""
         self._index(token_ids)
-        for index, size in enumerate(SIZES):
-            place = self._places[index].get(hash(tuple(token_ids[-size:])))
+        end = len(token_ids)
+        for places, size in zip(self._places, SIZES, strict=True):
+            place = places.get(hash(tuple(token_ids[-size:])))
             if place is None:
                 continue
-            self.size = index
-            found = token_ids[place : place + most]
-            period = len(token_ids) - place
+            found, match = token_ids[place : place + most], size
             while len(found) < most:  # the text ends within the repetition, which then goes round
-                found.append(found[-period])
-            return found, self.acceptance[index]
-        return [], 0.0
-
-    def verified(self, num_guessed: int, num_accepted: int) -> None:
-        """Note how many tokens of the last guess came true. Behind the first one that did not, nothing is known."""
-        self.acceptance[self.size] = moved_share(self.acceptance[self.size], num_guessed, num_accepted)
+                found += found[: most - len(found)]
+            while match < min(place, MATCHES[-1]) and token_ids[place - match - 1] == token_ids[end - match - 1]:
+                match += 1
+            return match, found
+        return 0, []
 
     def _index(self, token_ids: list[int]) -> None:
-        """Index new tokens: the place behind each run of tokens, where another token follows."""
+        """Index new tokens: the place after each run of tokens, where another token follows."""
         start, end = self._num_indexed, len(token_ids)
         for size, places in zip(SIZES, self._places, strict=True):
             for place in range(max(start, size), end):
                 places[hash(tuple(token_ids[place - size : place]))] = place
         self._num_indexed = end
-
-
-def moved_share(share: float, num_guessed: int, num_accepted: int, *, weight: float = WEIGHT) -> float:
-    """Return the moving average of the share of right tokens, after one more guess."""
-    for _ in range(num_accepted):
-        share += weight * (1 - share)
-    if num_accepted < num_guessed:
-        share -= weight * share
-    return share

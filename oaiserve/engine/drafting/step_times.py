@@ -2,58 +2,75 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 import numpy as np
 
 MOST_STEP_TOKENS = 32  # of a step with drafts, in all; larger steps compute, and hardly wait for the weights
+# The assumed times of steps in relation to a step of one token, until they are measured.
+ASSUMED = [0.9 + 0.1 * number for number in range(MOST_STEP_TOKENS + 1)]
 
 
 class StepTimes:
-    """Moving averages of the recent times of steps, by their number of tokens."""
+    """The recent times of steps by their number of tokens, in relation to one another.
 
-    WEIGHT = 0.2  # of the newest step
-    MOST_GROWTH = 2  # by one step, which may be slow for other reasons
-    MOST_AGE = 256  # in steps; a time that was measured before is forgotten, since sequences have grown or ended
+    Each step is compared with those just before it, so a machine that is busy for a while changes no ratio. A ratio is
+    a mean over many steps, because the time of a single one says little on a busy machine.
+    """
+
+    SPEED_WEIGHT = 0.2  # of the newest step in the speed of the machine
+    ASSUMED_STEPS = 4  # measured steps that the assumed ratio counts for
+    MOST_STEPS = 256  # over which a mean is taken, about
+    MOST_GROWTH = 2  # as much as one step may take longer than expected; the rest has other reasons
+    MOST_AGE = 2048  # in steps; a ratio not measured since then is forgotten, since sequences have grown or ended
 
     def __init__(self) -> None:
-        self._ns = [0.0] * (MOST_STEP_TOKENS + 1)
-        self._measured = [0] * (MOST_STEP_TOKENS + 1)  # in which step, the last time
+        self._unit_ns = 0.0  # the time of a step with one token, by the newest steps
+        self._ratios = ASSUMED.copy()
+        self._num_measured = [0] * len(ASSUMED)  # steps that each ratio is the mean of
+        self._last_step = [0] * len(ASSUMED)  # in which it was measured
         self._num_steps = 0
 
     def observe(self, num_tokens: int, step_ns: int) -> None:
         self._num_steps += 1
         if num_tokens > MOST_STEP_TOKENS:
             return
-        if self._is_known(num_tokens):
-            before_ns = self._ns[num_tokens]
-            after_ns = before_ns + self.WEIGHT * (min(step_ns, self.MOST_GROWTH * before_ns) - before_ns)
-            # Times not measured since then have changed alike: the machine is slower, or sequences are longer.
-            for number, measured in enumerate(self._measured):
-                if measured < self._measured[num_tokens]:
-                    self._ns[number] *= after_ns / before_ns
-            self._ns[num_tokens] = after_ns
-        else:
-            self._ns[num_tokens] = step_ns
-        self._measured[num_tokens] = self._num_steps
+        if not self._unit_ns:
+            self._unit_ns = max(1, step_ns) / ASSUMED[num_tokens]
+        if not self._is_known(num_tokens):
+            self._ratios[num_tokens] = self.expected()[num_tokens]
+            self._num_measured[num_tokens] = 0
+        before, number = self._ratios[num_tokens], self._num_measured[num_tokens]
+        ratio = min(step_ns / self._unit_ns, self.MOST_GROWTH * before)
+        self._ratios[num_tokens] += (ratio - before) / (number + 1 + self.ASSUMED_STEPS)
+        self._unit_ns *= 1 + self.SPEED_WEIGHT * (ratio / before - 1)
+        self._num_measured[num_tokens] = min(number + 1, self.MOST_STEPS)
+        self._last_step[num_tokens] = self._num_steps
 
-    def expected_ns(self) -> list[float]:
-        """Return the times of steps by their number of tokens, each at least those of smaller steps.
+    def num_measured(self, num_tokens: int) -> int:
+        """Return the number of steps that the time of this number of tokens is a mean of."""
+        return self._num_measured[num_tokens] if self._is_known(num_tokens) else 0
 
-        Unmeasured numbers get their least possible time, so they are tried, and then measured. Between two measured
-        ones, there is a line. It goes on behind the largest one, since further tokens cost more rather than less; with
-        only one measured, it is flat. Below the smallest one, a number takes its share of that.
+    def expected(self) -> list[float]:
+        """Return the times of steps by their number of tokens, in relation to one another. They never fall.
+
+        Where means fall with the number of tokens, the difference is noise, and their common mean is taken instead.
+        Numbers without a mean relate to the nearest ones as assumed.
         """
-        known = [number for number in range(1, len(self._ns)) if self._is_known(number)]
+        known = [number for number in range(1, len(ASSUMED)) if self._is_known(number)]
         if not known:
-            return [1.0] * len(self._ns)
-        least_ns = [*accumulate((self._ns[number] for number in reversed(known)), min)][::-1]
-        if len(known) > 1:
-            slope_ns = (least_ns[-1] - least_ns[-2]) / (known[-1] - known[-2])
-            least_ns.append(least_ns[-1] + slope_ns * (MOST_STEP_TOKENS + 1 - known[-1]))
-            known.append(MOST_STEP_TOKENS + 1)
-        return np.interp(range(len(self._ns)), [0, *known], [0.0, *least_ns]).tolist()
+            return ASSUMED
+        pools: list[tuple[float, int, int]] = []  # the mean, its steps, and how many numbers of tokens it is for
+        for number in known:
+            mean, num_steps, size = self._ratios[number], self._num_measured[number], 1
+            while pools and pools[-1][0] >= mean:
+                other, steps_before, size_before = pools.pop()
+                mean = (mean * num_steps + other * steps_before) / (num_steps + steps_before)
+                num_steps, size = num_steps + steps_before, size + size_before
+            pools.append((mean, num_steps, size))
+        means = [mean for mean, _, size in pools for _ in range(size)]
+        relative = [mean / ASSUMED[number] for number, mean in zip(known, means, strict=True)]
+        times = np.interp(range(len(ASSUMED)), known, relative) * ASSUMED
+        return [float(time) for time in np.maximum.accumulate(times)]
 
     def _is_known(self, num_tokens: int) -> bool:
-        measured = self._measured[num_tokens]
-        return measured > 0 and self._num_steps - measured < self.MOST_AGE
+        last_step = self._last_step[num_tokens]
+        return last_step > 0 and self._num_steps - last_step <= self.MOST_AGE

@@ -1,19 +1,20 @@
 """Drafts in the engine: they change no answer, cost nobody else anything, and are as long as measured times allow."""
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.drafting.drafts import MOST_STEP_TOKENS, PROBE_STEPS, Drafts, StepTimes
-from oaiserve.engine.drafting.lookup import SIZES, Lookup
+from oaiserve.engine.drafting.drafts import MOST_STEP_TOKENS, Drafts, StepTimes
+from oaiserve.engine.drafting.lookup import FIRST_CHANCES, LEAST_CHANCE, MATCHES, SIZES, Lookup
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import Aborted, Finished
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, ChunkResult, Step
 from tests.engine.device import Device, Guesses, answers, check_answers, some_requests
 from tests.engine.doubles import request
+from tests.engine.drafting.decoding import Decoding, misleading, repeating
 from tests.engine.grammars.test_grammars_in_steps import constrained_requests
 from tests.engine.memory import NEVER, launched, make, sequence
 
@@ -36,7 +37,7 @@ def test_answers_are_those_without_drafts(kv_blocks: int, share_right: float) ->
     num_verified, num_accepted = found.total("num_draft_tokens"), found.total("num_accepted_tokens")
     assert drafts.num_verified > 50
     assert num_verified <= drafts.num_verified, "what is verified for a request that has ended counts nowhere"
-    assert num_accepted <= drafts.num_accepted
+    assert num_accepted <= drafts.num_right
     assert (num_accepted > 30) == (share_right > 0)
 
 
@@ -46,7 +47,7 @@ def test_by_default_there_are_drafts_only_where_a_token_is_computed_alike_in_all
     is_exact: bool, only_if_exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Device, "is_exact", is_exact)
-    monkeypatch.setattr(StepTimes, "observe", lambda *_: None)  # so it seems as if drafts cost nothing
+    monkeypatch.setattr(StepTimes, "expected", lambda _: [1.0] * (MOST_STEP_TOKENS + 1))  # so drafts cost nothing
     asked = [request(max_tokens=40, ignore_eos=True)]
     device = Device()
     drafts = Drafts(only_if_exact=only_if_exact)
@@ -133,75 +134,60 @@ def plain_guess(ids: list[int], most: int) -> list[int]:
 def test_a_guess_is_what_followed_the_longest_and_latest_run(ids: list[int], most: int, by: int) -> None:
     lookup = Lookup()
     for end in range(0, len(ids), by):  # however many tokens come at once
-        assert lookup.guess(ids[:end], most)[0] == plain_guess(ids[:end], most)
+        guess, chances = lookup.guess(ids[:end], most)
+        assert guess == plain_guess(ids[:end], most)[: len(chances)]
 
 
-def test_each_length_of_a_run_has_a_share_of_its_own_which_follows_what_comes_true() -> None:
-    lookup = Lookup()
-    text = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]
-    for _ in range(30):
-        assert lookup.guess(text, 4)[0] == [4, 5, 6, 7]
-        lookup.verified(4, 1)
-    share = lookup.guess(text, 4)[1]
-    assert 0.4 < share < 0.6
-    assert lookup.guess([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6], 4)[1] > share, "nothing is known of long ones yet"
+@pytest.mark.parametrize("match", [2, 6, 20])
+def test_chances_by_the_length_of_the_match_follow_what_comes_true(match: int) -> None:
+    """Whether or not a guess was verified."""
+    lookup, ids = Lookup(), [0, 1]
+    run = [*range(100, 100 + match)]
+    for number in range(200):  # of every four times that the run comes again, the same token follows three times
+        ids += [7 if number % 4 else -number]
+        lookup.guess(ids, 0)
+        ids += [1000 + number, *run]
+        _, chances = lookup.guess(ids, 1)
+    assert 0.4 < chances[0] < 0.8
+    kinds = [abs(chance - first) > 1e-9 for chance, first in zip(lookup.chances, FIRST_CHANCES, strict=True)]
+    assert kinds == [least <= match < most for least, most in pairwise([*MATCHES, 99])]
+
+
+def test_a_guess_ends_where_it_hardly_comes_true() -> None:
+    guess, chances = Lookup().guess([1, 2, 3, 4, 5, 6, 1, 2], 15)
+    assert 1 <= len(guess) == len(chances) < 15
+    assert chances == sorted(chances, reverse=True)
+    assert chances[-1] >= LEAST_CHANCE
 
 
 # -- what a draft is worth --------------------------------------------------------------------------------------------
 
-
-def repeating(name: str = "r", prompt_len: int = 30) -> Sequence:
-    """Return a sequence that decodes, and whose text repeats itself."""
-    one = sequence(name, [i % 10 for i in range(prompt_len)], max_tokens=200)
-    one.token_ids.append(prompt_len % 10)
-    one.num_tokens, one.num_computed = prompt_len + 1, prompt_len
-    return one
-
-
-def run_steps(drafts: Drafts, running: list[Sequence], number: int, ns_of: list[int], *, is_right: bool) -> list[int]:
-    """Have drafts proposed and verified. Return the tokens of each step."""
-    sizes = []
-    for _ in range(number):
-        drafts.propose(running, others_wait=False)
-        chunks = [Chunk(one, 30, 1 + len(one.draft), 1 + len(one.draft), tuple(one.draft)) for one in running]
-        step = Step(chunks)
-        results = [ChunkResult([*c.draft, 0] if is_right else [NEVER]) for c in chunks]
-        sizes.append(step.num_tokens)
-        drafts.verified(step, results, ns_of[step.num_tokens])
-    return sizes
-
-
 CHEAP = [8_000 + 250 * n for n in range(600)]  # a step reads the weights, and further tokens cost little
-DEAR = [1_000 * n for n in range(600)]  # each token costs the same
 
 
 def test_where_drafts_come_true_and_cost_little_they_are_long() -> None:
-    assert min(run_steps(Drafts(), [repeating()], 100, CHEAP, is_right=True)[20:]) >= 12
+    sizes = Decoding([repeating]).run(1000, CHEAP)[500:]
+    assert sum(size >= 12 for size in sizes) >= 480
+    assert sizes.count(1) >= 7, "the time without drafts must stay known"
 
 
-def test_where_drafts_never_come_true_they_end_but_for_probes_that_cost_little() -> None:
-    sizes = run_steps(Drafts(), [repeating()], 1000, CHEAP, is_right=False)
-    num_tries = 800 / PROBE_STEPS + 800 / StepTimes.MOST_AGE
-    assert sum(size > 1 for size in sizes[200:]) <= num_tries + 2
-    cost = sum(CHEAP[size] for size in sizes[200:]) / (800 * CHEAP[1])
-    assert cost < 1.01
-
-
-def test_where_each_token_costs_the_same_drafts_are_short_or_none() -> None:
-    sizes = run_steps(Drafts(), [repeating()], 300, DEAR, is_right=False)
-    assert sum(sizes[100:]) / 200 < 1.2
+def test_where_drafts_never_come_true_they_end() -> None:
+    sizes = Decoding([misleading]).run(2000, CHEAP)
+    assert any(size > 1 for size in sizes)
+    assert max(sizes[500:]) == 1
 
 
 def test_a_slow_step_is_forgotten() -> None:
-    drafts, one = Drafts(), repeating()
-    run_steps(drafts, [one], 50, CHEAP, is_right=True)
-    run_steps(drafts, [one], 10, [10**9] * 600, is_right=True)
-    assert sum(run_steps(drafts, [one], 400, CHEAP, is_right=True)[300:]) > 100 * 8
+    decoding = Decoding([repeating])
+    decoding.run(50, CHEAP)
+    decoding.run(10, [10**9] * 600)
+    assert sum(decoding.run(400, CHEAP)[300:]) > 100 * 8
 
 
 def test_large_steps_and_steps_that_others_wait_for_have_no_drafts() -> None:
     drafts = Drafts()
-    many = [repeating(f"{i}") for i in range(MOST_STEP_TOKENS)]
+    Decoding([repeating], drafts).run(100, CHEAP)
+    many = Decoding([repeating] * MOST_STEP_TOKENS, drafts).running
     one = many[0]
     drafts.propose([one], others_wait=False)
     assert one.draft
@@ -216,45 +202,22 @@ def test_large_steps_and_steps_that_others_wait_for_have_no_drafts() -> None:
 
 
 def test_a_step_with_drafts_has_no_more_tokens_than_its_bound_and_the_best_guesses_come_first() -> None:
-    drafts, running = Drafts(), [repeating(f"{i}") for i in range(6)]
-    sizes = run_steps(drafts, running, 100, CHEAP, is_right=True)
-    assert max(sizes) <= MOST_STEP_TOKENS
-    running[0].lookup.acceptance[0] = 0.1
-    drafts.propose(running, others_wait=False)
+    decoding = Decoding([repeating] * 6)
+    assert max(decoding.run(100, CHEAP)) <= MOST_STEP_TOKENS
+    running = decoding.running
+    for index, one in enumerate(running):
+        one.lookup.chances[:] = [0.5 if index == 0 else 0.9] * len(MATCHES)
+    decoding.drafts.propose(running, others_wait=False)
     assert len(running[0].draft) < min(len(one.draft) for one in running[1:])
-
-
-def test_times_of_other_numbers_follow_the_speed_of_the_machine() -> None:
-    times = StepTimes()
-    times.observe(12, 2000)
-    for _ in range(40):
-        times.observe(8, 1000)
-    for _ in range(40):
-        times.observe(8, 1500)
-    expected = times.expected_ns()
-    assert expected[8] == pytest.approx(1500, rel=0.01)
-    assert expected[12] == pytest.approx(3000, rel=0.01)
-    assert expected[10] == pytest.approx(2250, rel=0.01)
-    assert expected[14] == pytest.approx(3750, rel=0.01), "further tokens take as long as the last ones"
 
 
 def test_a_new_sequence_begins_with_what_came_true_in_others() -> None:
     drafts = Drafts()
-    run_steps(drafts, [repeating("a")], 200, CHEAP, is_right=False)
-    two = repeating("b")
-    drafts.propose([two], others_wait=False)
-    assert two.lookup.acceptance[0] < 0.5
-    run_steps(drafts, [two], 2000, CHEAP, is_right=True)
-    three = repeating("c")
-    drafts.propose([three], others_wait=False)
-    assert three.lookup.acceptance[0] > 0.9
-
-
-@given(st.lists(st.tuples(st.integers(1, MOST_STEP_TOKENS + 5), st.integers(1, 10**9)), min_size=1))
-def test_expected_times_never_fall_with_the_number_of_tokens(measured: list[tuple[int, int]]) -> None:
-    times = StepTimes()
-    for num_tokens, ns in measured:
-        times.observe(num_tokens, ns)
-    expected = times.expected_ns()
-    assert expected == sorted(expected)
-    assert expected[1] > 0
+    Decoding([misleading], drafts).run(500, CHEAP)
+    low = Decoding([misleading], drafts)
+    low.run(1, CHEAP)
+    assert low.running[0].lookup.chances[0] < FIRST_CHANCES[0] / 2
+    Decoding([repeating], drafts).run(500, CHEAP)
+    high = Decoding([repeating], drafts)
+    high.run(1, CHEAP)
+    assert high.running[0].lookup.chances[-1] > 0.95
