@@ -16,6 +16,7 @@ from oaiserve.engine.model.cpu.library import Library, Normalize, StepInput, Wei
 from oaiserve.engine.model.cpu.pack_weights import padded
 from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for
 from tests.models.gguf_files import random_blocks
+from tests.models.in_blocks import finer
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 KINDS = list(FORMATS)
@@ -96,15 +97,30 @@ def random_matrix(kind: int) -> Blocks:
     return blocks
 
 
-def in_integers(x: NDArray[np.float32], kind: int) -> NDArray[np.float64]:
+def in_integers(x: NDArray[np.float32], kind: int, *, in_tiles: bool) -> NDArray[np.float64]:
     """Round rows as a format reads them: as many numbers share a scale as weights of a block do.
 
-    They have eight bits, or eleven for formats that have a scale for 128 weights.
+    They have eight bits, or eleven for formats that have a scale for 128 weights. Of 256 numbers of eight bits, each 32
+    may have a scale that is finer by a power of two.
     """
     groups, largest = x.reshape(-1, FORMATS[kind].weights), np.float32(127 * 8 + 3 if kind == LONG_KIND else 127)
     most = np.abs(groups).max(1, keepdims=True)
-    integers = np.rint(groups * (largest / most))  # near a half, a quotient may be rounded to the other one
-    return (integers * (most / largest).astype(np.float64)).reshape(x.shape)
+    power = np.float32(1)
+    if FORMATS[kind].weights == 256 and kind != LONG_KIND:
+        power = finer(torch.from_numpy(groups), in_tiles=in_tiles).numpy()
+    integers = np.rint(groups * (largest * power / most))  # near a half, a quotient may be rounded to the other one
+    return (integers * (most / largest / power).astype(np.float64)).reshape(x.shape)
+
+
+def inputs() -> torch.Tensor:
+    """Make rows of numbers that are alike, that differ by group, and of which one is far larger than the others."""
+    generator = torch.Generator().manual_seed(1)
+    table = torch.randn(ROWS, K, generator=generator)
+    sizes = torch.randint(0, 5, (ROWS, K // 32), generator=generator)
+    sizes[::3] = 0
+    table *= torch.exp2(sizes.repeat_interleave(32, dim=1))
+    table[1::4, 77] = table[2::5, 300] = -500
+    return table
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: FORMATS[kind].name)
@@ -158,13 +174,14 @@ def test_what_no_block_can_hold_makes_none() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: FORMATS[kind].name)
 def test_products_are_those_of_the_reference_and_do_not_depend_on_rows_or_threads(library: Library, kind: int) -> None:
-    matrix = random_matrix(kind)
-    table = torch.randn(ROWS, K, generator=torch.Generator().manual_seed(1))
+    matrix, table = random_matrix(kind), inputs()
     product = Product(library, matrix, table, 1)
     together = product.of(list(range(ROWS)))
     columns = np.arange(K) if matrix.columns is None else matrix.columns
-    expected = in_integers(table.numpy()[:, columns], kind) @ matrix.expand().double().numpy()[:, columns].T
-    np.testing.assert_allclose(together, expected, atol=2e-6 * np.abs(expected).max() * 10)
+    rounded = in_integers(table.numpy()[:, columns], kind, in_tiles=bool(library.has_integer_tiles()))
+    weights = matrix.expand().double().numpy()[:, columns].T
+    for row, found in zip(rounded, together, strict=True):
+        np.testing.assert_allclose(found, row @ weights, atol=2e-5 * np.abs(row @ weights).max())
     for rows in ([3], [0, 14], [5, 4, 3, 2, 1, 0], list(range(1, 14))):
         assert (product.of(rows) == together[rows]).all()
     assert (Product(library, matrix, table, 3).of(list(range(ROWS))) == together).all()
@@ -174,7 +191,7 @@ def test_parts_of_a_matrix_read_a_row_as_their_formats_do(library: Library) -> N
     kinds = [int(kind) for kind in (Kind.Q4_K, Kind.Q8_0, Kind.Q6_K)]
     matrices = [random_matrix(kind) for kind in kinds]
     parts = [*(matrix[:32] for matrix in matrices[:-1]), matrices[-1]]
-    table = torch.randn(ROWS, K, generator=torch.Generator().manual_seed(1))
+    table = inputs()
     alone = [Product(library, part, table, 1).of(list(range(ROWS))) for part in parts]
     together = Product(library, parts[0], table, 2, *parts[1:]).of(list(range(ROWS)))
     assert (together == np.concatenate(alone, axis=1)).all()
@@ -196,6 +213,8 @@ def test_the_largest_sums_have_no_error(library: Library, kind: int) -> None:
         matrix = Blocks(data, kind, np.arange(N))
         table = torch.ones(ROWS, K)
         table[1::2] = -1
+        table[::5, 64:256] *= 8  # shifted by three, beside others that are not
+        table[::7, 256:288] *= 8
         expected = table.double().numpy() @ matrix.expand().double().numpy().T
         found = Product(library, matrix, table, 1).of(list(range(ROWS)))
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())

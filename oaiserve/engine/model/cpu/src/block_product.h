@@ -13,13 +13,13 @@
 namespace oaiserve {
 
 #if defined(__AVX512F__)
-constexpr int BLOCK_TILE_ROWS = 8;
+constexpr int BLOCK_TILE_ROWS = 8, SUPER_TILE_ROWS = 6;
 #elif defined(__aarch64__)
-constexpr int BLOCK_TILE_ROWS = 6;
+constexpr int BLOCK_TILE_ROWS = 6, SUPER_TILE_ROWS = 6;
 #elif defined(__AVX2__)
-constexpr int BLOCK_TILE_ROWS = 4;
+constexpr int BLOCK_TILE_ROWS = 4, SUPER_TILE_ROWS = 4;
 #else
-constexpr int BLOCK_TILE_ROWS = 2;
+constexpr int BLOCK_TILE_ROWS = 2, SUPER_TILE_ROWS = 2;
 #endif
 
 // sums [ROWS, PANEL] = bias + x [ROWS, k] times a panel. Returns what is left to prefetch.
@@ -76,11 +76,11 @@ inline Integers in_pairs(Integers first, Integers second) { return (first & 0xff
 
 // The mins [WIDTH columns] of a chunk times the sums of x over their runs: `pairs` has them by twos.
 template <int PAIRS>
-Vector multiply_mins(const Integers (&pairs)[PAIRS], const int16_t* sums_of_x) {
+Integers multiply_mins(const Integers (&pairs)[PAIRS], const int16_t* sums_of_x) {
   Integers total{};
 #pragma GCC unroll 8
   for (int i = 0; i < PAIRS; i++) total = dot(total, Packs<int8_t>::splat(sums_of_x + 2 * i), Packs<int8_t>{pairs[i]});
-  return __builtin_convertvector(total, Vector);
+  return total;
 }
 
 // Does what block_tile does with weights whose scales are integers times a float of 256 neighbours.
@@ -102,12 +102,10 @@ Ahead super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
       Integers totals[ROWS][2] = {};
       for (long i = 0; i < P::GROUPS; i++) {
         const uint8_t* codes = chunk + P::codes(i) + column * 4;
+        Integers of_group[ROWS][2];
 #pragma GCC unroll 2
         for (int run = 0; run < RUNS; run++) {
-          Integers dots[ROWS][2];
-#pragma GCC unroll 8
-          for (int r = 0; r < ROWS; r++)
-            dots[r][0] = dots[r][1] = -L.offset * sums_of(rows[r][c])[i * RUNS + run] - Integers{};
+          Integers dots[ROWS][2] = {};
           const auto multiply = [&](int in_run) {
             const int step = run * (STEPS / RUNS) + in_run;
             if (column == 0) ahead.prefetch();
@@ -124,28 +122,31 @@ Ahead super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
           for (int v = 0; v < 2; v++) {
             const Integers scales = load_small_scales<FORMAT>(chunk, i, run, v * LANES + column);
 #pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) totals[r][v] += dots[r][v] * scales;
+            for (int r = 0; r < ROWS; r++) of_group[r][v] = dots[r][v] * scales + (run ? of_group[r][v] : Integers{});
           }
         }
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++)
+          for (int v = 0; v < 2; v++) totals[r][v] += of_group[r][v] << rows[r][c].shifts[i];
       }
       for (int v = 0; v < 2; v++) {
         const long at = v * LANES + column;
         const Scaling scaling = load_scaling<FORMAT>(chunk, at);
-        Integers mins[PAIRS];
-        if constexpr (L.has_min)
-          for (int i = 0; i < PAIRS; i++) {
-            const int first = 2 * i, second = 2 * i + 1;
-            mins[i] = in_pairs(load_small_mins<FORMAT>(chunk, first / RUNS, first % RUNS, at),
-                               load_small_mins<FORMAT>(chunk, second / RUNS, second % RUNS, at));
-          }
+        // What the sums of x are multiplied with: minimums, or what the codes of runs are too large by.
+        const auto factors = [&](int run) {
+          const auto load = L.has_min ? load_small_mins<FORMAT> : load_small_scales<FORMAT>;
+          return load(chunk, run / RUNS, run % RUNS, at) * (L.has_min ? 1 : -L.offset);
+        };
+        Integers pairs[PAIRS];
+        for (int i = 0; i < PAIRS; i++) pairs[i] = in_pairs(factors(2 * i), factors(2 * i + 1));
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
           float* sum = sums + r * PANEL + at;
           const QuantizedSuper& super = rows[r][c];
-          Vector of_mins{};
-          if constexpr (L.has_min) of_mins = multiply_mins(mins, sums_of(super));
-          const Vector found =
-              add_super<L.has_min>(load_vector<Vector>(sum), totals[r][v], of_mins, super.scale, scaling);
+          const Integers of_sums = multiply_mins(pairs, sums_of(super));
+          const Integers total = L.has_min ? totals[r][v] : totals[r][v] + of_sums;
+          const Vector mins = __builtin_convertvector(of_sums, Vector);
+          const Vector found = add_super<L.has_min>(load_vector<Vector>(sum), total, mins, super.scale, scaling);
           std::memcpy(sum, &found, sizeof(found));
         }
       }
@@ -250,8 +251,14 @@ inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride
       return in_tiles(multiply_in_short_tiles<FORMAT>);
 #elif defined(WITH_INTEGER_TILES)
     if constexpr (layout_of(FORMAT).is_super) {
-      if (rows >= least_tiled_rows(expansion_of(FORMAT)))
-        return in_tiles(multiply_chunks_in_tiles<SuperTiles<FORMAT>>);
+      if (rows >= least_tiled_rows(expansion_of(FORMAT))) {
+        in_tiles(multiply_chunks_in_tiles<SuperTiles<FORMAT>>);
+        for (long r = 0; r < rows; r++)
+          if (const RowLine* row = x + r * x_stride; supers_in(row)->is_row_shifted)
+            super_tile<FORMAT, 1>(weights.data, row, x_stride, w.k, bias.values, sums + r * PANEL,
+                                  Ahead::of(weights.data, next_data, 0, 1, false));
+        return;
+      }
     } else if constexpr (layout_of(FORMAT).is_long()) {
       if (rows >= LEAST_TILED_LONG_ROWS) return in_tiles(multiply_chunks_in_tiles<LongTiles<FORMAT>>);
     } else if (rows >= LEAST_TILED_ROWS) {
@@ -259,12 +266,13 @@ inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride
     }
 #endif
     // The first of several tiles reads the whole panel, so together they prefetch the next one, while they compute.
-    const long tiles = (rows + BLOCK_TILE_ROWS - 1) / BLOCK_TILE_ROWS;
+    constexpr int TILE_ROWS = layout_of(FORMAT).is_super ? SUPER_TILE_ROWS : BLOCK_TILE_ROWS;
+    const long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     const long steps = w.k / BLOCK_GROUP * STEPS * tiles;
     Ahead ahead = Ahead::of(weights.data, next_data, block_panel_bytes(FORMAT, w.k), steps, tiles == 1);
     for (long t = 0, row = 0; t < tiles; t++) {
       const long height = rows / tiles + (t < rows % tiles);
-      const auto tile = tile_of_blocks<FORMAT>(int(height), std::make_integer_sequence<int, BLOCK_TILE_ROWS>());
+      const auto tile = tile_of_blocks<FORMAT>(int(height), std::make_integer_sequence<int, TILE_ROWS>());
       ahead = tile(weights.data, x + row * x_stride, x_stride, w.k, bias.values, sums + row * PANEL, ahead);
       row += height;
     }

@@ -1,8 +1,9 @@
 // Rows of x in integers, as products with weights in the formats of GGUF files read them.
 //
 // Weights whose scales are floats of 32 neighbours are multiplied with groups of 32 numbers of x that share a scale.
-// Where the scales of a format are integers times a float of 256 neighbours, so many numbers of x share one, too. Then
-// the sum of 256 products, each times the integer scale of its run, is an integer, and exact.
+// Where the scales of a format are integers times a float of 256 neighbours, so many numbers of x share one, too, but each
+// 32 of them may be finer by a power of two: models have a few very large numbers, beside which others would have no bits
+// left. The sum of 256 products, each times the integer scale of its run and shifted, is still an integer, and exact.
 //
 // With weights whose scales are floats of 128 neighbours, 256 numbers of x share a scale, too, but have eleven bits: checkpoints
 // with such weights are made for products with floats, and with eight bits for so many numbers answers would be worse.
@@ -15,6 +16,9 @@
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define WITH_SHORT_SUMS  // see short_tiles.h
+#endif
+#if defined(WITH_AMX) && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
+#define WITH_INTEGER_TILES  // see block_tiles.h
 #endif
 
 namespace oaiserve {
@@ -40,21 +44,29 @@ struct alignas(64) QuantizedGroup {
 };
 static_assert(sizeof(QuantizedGroup) == sizeof(RowLine));
 
-// 256 numbers: value[i] * scale.
+constexpr int MOST_SHIFT = 3;  // for which sums of QuantizedSuper have room
+// Shifts finer than that in total are worth their time. Tiles of AMX have none: rows with shifts are multiplied without.
+#if defined(WITH_INTEGER_TILES)
+constexpr int LEAST_FINER = 18;
+#else
+constexpr int LEAST_FINER = 4;
+#endif
+
+// 256 numbers: value[i] * 2^shifts[i / 32] * scale.
 struct alignas(64) QuantizedSuper {
   int8_t values[SUPER];
+  int32_t shifts[SUPER / BLOCK_GROUP];
+  int16_t sums[SUPER / 32], half_sums[SUPER / 16];  // of the shifted values, by runs of 32 and of 16
   float scale;
-  int16_t sums[SUPER / 32], half_sums[SUPER / 16];  // of the values, by runs of 32 and of 16
-  int32_t unused[3];
+  bool is_shifted, is_row_shifted;  // the second one only in the first of a row
 #if defined(WITH_SHORT_SUMS)
   // Of runs of 16, the sums of those values of which one lane of sixteen bits sums products, less than zero.
   int16_t minus_pairs[SUPER / 16][2];
-#else
+#elif defined(WITH_INTEGER_TILES)
   // The sums of runs of 16 as two bfloat16 each, whose sum is exact: what a tile multiplies with minimums.
   bf16 parts[SUPER / 16][2];
 #endif
 };
-static_assert(sizeof(QuantizedSuper) == 6 * sizeof(RowLine));
 
 constexpr int HIGH_LEVEL = 8;  // what a number of the high level counts
 
@@ -129,18 +141,31 @@ void quantize_group(const T* x, QuantizedGroup& out) {
 template <class T>
 void quantize_super(const T* x, QuantizedSuper& out) {
   [[maybe_unused]] constexpr float PART = 64;  // of which a sum of 16 has at most 32, and less than that is left
-  const float most = largest(x, SUPER), per_value = most > 0 ? 127 / most : 0;
+  constexpr long GROUPS = SUPER / BLOCK_GROUP;
+  float most[GROUPS], most_of_all = 0;
+  for (long i = 0; i < GROUPS; i++) most_of_all = std::max(most_of_all, most[i] = largest(x + i * BLOCK_GROUP, BLOCK_GROUP));
+  int finer[GROUPS] = {}, finest = 0, total_finer = 0;
+  for (long i = 0; i < GROUPS; i++) {
+    for (int power = 1; power <= MOST_SHIFT; power++) finer[i] += most[i] * float(1 << power) <= most_of_all;
+    finest = std::max(finest, finer[i]);
+    total_finer += finer[i];
+  }
+  out.is_shifted = total_finer >= LEAST_FINER;
+  if (!out.is_shifted) finest = 0;
   float whole = 0;
   for (long i = 0; i < SUPER / LANES; i++) {
+    const long group = i / (BLOCK_GROUP / LANES);
+    const int power = out.is_shifted ? finer[group] : 0, shift = out.shifts[group] = finest - power;
+    const float per_value = most_of_all > 0 ? float(127 << power) / most_of_all : 0;
     float total = quantize_lanes(x + i * LANES, per_value, out.values + i * LANES);
     whole += total;
     if (total != total) total = 0;
-    out.half_sums[i] = int16_t(total);
+    out.half_sums[i] = int16_t(int(total) << shift);
 #if defined(WITH_SHORT_SUMS)
     int pairs[2] = {};
     for (long j = 0; j < LANES; j++) pairs[j / 2 % 2] -= out.values[i * LANES + j];
     for (int pair = 0; pair < 2; pair++) out.minus_pairs[i][pair] = int16_t(pairs[pair]);
-#else
+#elif defined(WITH_INTEGER_TILES)
     const int first = out.half_sums[i] / int(PART);
     const float parts[] = {PART * float(first), total - PART * float(first)};
     for (int part = 0; part < 2; part++) {
@@ -151,7 +176,7 @@ void quantize_super(const T* x, QuantizedSuper& out) {
 #endif
   }
   for (long i = 0; i < SUPER / 32; i++) out.sums[i] = int16_t(out.half_sums[2 * i] + out.half_sums[2 * i + 1]);
-  out.scale = most / 127 + whole * 0.0f;
+  out.scale = most_of_all / float(127 << finest) + whole * 0.0f;
 }
 
 template <class T>
@@ -175,10 +200,16 @@ void quantize_long(const T* x, QuantizedLong& out) {
 }
 
 // out, a row of k numbers in the forms that are read, gets `count` of them from `first` on: x [count]. Both are multiples
-// of how many share a scale.
+// of how many share a scale. Parts come in order.
 template <class T>
 void quantize_part(const T* x, long first, long count, long k, RowForms forms, RowLine* out) {
-  for (long i = 0; forms.supers && i < count; i += SUPER) quantize_super(x + i, supers_in(out)[(first + i) / SUPER]);
+  bool& is_row_shifted = supers_in(out)->is_row_shifted;
+  if (forms.supers && first == 0) is_row_shifted = false;
+  for (long i = 0; forms.supers && i < count; i += SUPER) {
+    QuantizedSuper& super = supers_in(out)[(first + i) / SUPER];
+    quantize_super(x + i, super);
+    is_row_shifted |= super.is_shifted;
+  }
   for (long i = 0; forms.longs && i < count; i += SUPER) quantize_long(x + i, longs_in(out, k)[(first + i) / SUPER]);
   for (long i = 0; forms.groups && i < count; i += BLOCK_GROUP)
     quantize_group(x + i, groups_in(out, k)[(first + i) / BLOCK_GROUP]);

@@ -13,8 +13,7 @@
 
 #include "block_operands.h"
 
-#if defined(WITH_AMX) && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
-#define WITH_INTEGER_TILES
+#if defined(WITH_INTEGER_TILES)
 
 namespace oaiserve {
 

@@ -130,8 +130,12 @@ void short_tile(const SuperColumns<FORMAT>& columns, const QuantizedSuper* x, lo
   const auto row = [&](int r) -> const QuantizedSuper& {
     return *reinterpret_cast<const QuantizedSuper*>(reinterpret_cast<const char*>(x) + r * x_bytes);
   };
+  // Where few rows wait for memory, looking for shifts takes longer than shifting.
+  bool is_shifted = ROWS < 3;
+  for (int r = 0; r < ROWS; r++) is_shifted |= row(r).is_shifted;
   Integers totals[ROWS][2] = {};
-  for (int group = 0; group < SUPER / BLOCK_GROUP; group++)
+  for (int group = 0; group < SUPER / BLOCK_GROUP; group++) {
+    Integers of_group[ROWS][2] = {};
 #pragma GCC unroll 4
     for (int first = 0; first < STEPS; first += SUM_STEPS) {
       const int run = group * L.runs() + first / RUN_STEPS;
@@ -158,8 +162,13 @@ void short_tile(const SuperColumns<FORMAT>& columns, const QuantizedSuper* x, lo
       for (int v = 0; v < 2; v++)
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; r++)
-          totals[r][v] = dot(totals[r][v], Packs<int8_t>{(Integers)dots[r][v]}, columns.scales[run][v]);
+          of_group[r][v] = dot(of_group[r][v], Packs<int8_t>{(Integers)dots[r][v]}, columns.scales[run][v]);
     }
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < 2; v++)
+        totals[r][v] += is_shifted ? of_group[r][v] << row(r).shifts[group] : of_group[r][v];
+  }
 #pragma GCC unroll 4
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < 2; v++) {
