@@ -15,6 +15,7 @@ COMMANDS = {
     "bench.quantized_peers": "beside llama.cpp on the same GGUF files, beside vLLM on 4-bit checkpoints",
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
+    "quality": "KL divergence and top-1 agreement with float32, beside llama.cpp: docs/benchmarks.md",
     "goodput": "requests within their deadlines by load and policy: docs/slow-requests.md",
     "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
     "gpu.pack": "sources and wheels for the GPU check on a machine without a network",
