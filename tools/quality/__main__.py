@@ -110,15 +110,17 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             runs[name] = {}
             native = _native(arguments.model, options)
             for way in arguments.ways:
-                runs[name][way] = figures(rows, compare(reference, rows, of_native(native, ids, rows, way)))
+                logits = of_native(native, ids, rows, way)
+                runs[name][way] = shown(name, way, figures(rows, compare(reference, rows, logits)))
             del native
             gc.collect()
     for cache in LLAMA_CACHES if arguments.llama else ():
-        by_way = runs[f"llama.cpp, {cache} cache"] = {}
+        name = f"llama.cpp, {cache} cache"
+        by_way = runs[name] = {}
         ways = ["prefill", *(way for way in arguments.ways if way != "prefill")]
         logits = of_llama(arguments.llama, source.path, ids, rows, cache, ways)
         for way in ways:
-            by_way[way] = figures(rows, compare(reference, rows, logits))
+            by_way[way] = shown(name, way, figures(rows, compare(reference, rows, logits)))
     return {"model": arguments.model.name, "tokens": len(ids), "positions": len(rows), "runs": runs}
 
 
@@ -235,6 +237,12 @@ def figures(rows: list[int], distance: Distance) -> dict[str, list[float]]:
         if within.any():
             means = distance.divergences[within].mean(), distance.is_same[within].double().mean()
             found[str(begin)] = [float(mean) for mean in means]
+    return found
+
+
+def shown(run: str, way: str, found: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Print figures as soon as they are found, and return them."""
+    print(f"{run}, {way}: {found}", file=sys.stderr, flush=True)
     return found
 
 

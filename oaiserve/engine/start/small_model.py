@@ -25,7 +25,8 @@ from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_par
 from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import AttentionParameters, Layer, NotKnown
-from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits, rounded
+from oaiserve.engine.model.cpu.key_sizes import key_sizes
+from oaiserve.engine.model.cpu.kv_layout import NO_SIZES, refuse_unless_it_fits, rounded
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
@@ -223,18 +224,24 @@ def transformers_logits(
 ) -> tuple[list[Tensor], dict[int, AttentionParameters]]:
     """Return transformers' logits of the batches of the check, and what its layers call attention with, by layer.
 
-    Where the native cache has eight bits, keys and values are rounded to these here, too.
+    Where the native cache has eight bits, keys and values are rounded to these here, too, keys by the sizes of their
+    numbers. These are known once the model is described, so it is computed twice.
     """
     num_blocks = -(-NUM_TOKENS // block_size)
     caches = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size).caches
     parameters: dict[int, AttentionParameters] = {}
+    sizes: dict[int, Tensor] = {}
 
     def record(layer: int, key: Tensor, value: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
         scaling, sliding_window, softcap, sinks, looks_ahead = scoring
         parameters[layer] = AttentionParameters(scaling, sliding_window, softcap, sinks is not None, looks_ahead)
         if (shape := loaded.kv_shapes[layer]).is_int8:
-            return rounded(key, KEY_GROUP), rounded(value, shape.value_dim)
+            return rounded(key, KEY_GROUP, sizes.get(layer, NO_SIZES)), rounded(value, shape.value_dim)
         return key, value
 
     recording = EagerExecutor(loaded, caches, watched(caches, record))
-    return [recording.forward(batch) for batch in batches(loaded, block_size, adapter)], parameters
+    logits = [recording.forward(batch) for batch in batches(loaded, block_size, adapter)]
+    if any(shape.is_int8 for shape in loaded.kv_shapes.values()):
+        sizes.update(key_sizes(describe(loaded, parameters)))
+        logits = [recording.forward(batch) for batch in batches(loaded, block_size, adapter)]
+    return logits, parameters

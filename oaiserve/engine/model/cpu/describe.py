@@ -35,6 +35,7 @@ from oaiserve.engine.model.cpu.description import (
     by_kind,
 )
 from oaiserve.engine.model.cpu.fit import fit
+from oaiserve.engine.model.cpu.key_sizes import with_key_sizes
 from oaiserve.engine.model.cpu.module_reader import ModuleReader, decoder_of, layers_of, unscaled_norm
 from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.placed_media import padding_id
@@ -104,7 +105,7 @@ class _Description:
         reader.refuse_unless_all_is_read()
         if not fit(decoder):
             raise NotKnown("the sizes of its matrices do not fit together")
-        return decoder
+        return replace(decoder, layers=[with_key_sizes(layer) for layer in decoder.layers])
 
     def _layer_inputs(self) -> LayerInputs | None:
         reader, base = self._reader, self._base

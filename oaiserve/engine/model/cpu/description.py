@@ -142,6 +142,7 @@ class Attention:
     query_factors: Tensor | None  # float32 [positions], by which queries are multiplied
     sinks: Tensor | None  # float32 [heads], the score of a key more, whose value is 0
     parameters: AttentionParameters
+    key_sizes: Tensor | None = None  # float32 [kv_heads, key_dim], see key_sizes.py; None: all are 1
 
 
 @dataclass(frozen=True, slots=True)

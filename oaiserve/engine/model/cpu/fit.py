@@ -78,6 +78,8 @@ def _attention(attention: Attention, width: int) -> Sizes:
     yield from _shapes(width, heads * shape.value_dim, attention.out)
     yield from _shapes(heads * shape.value_dim, width, attention.gate)
     yield from _lengths(heads, attention.sinks)
+    if attention.key_sizes is not None:
+        yield attention.key_sizes.shape, (shape.kv_heads, shape.key_dim)
     if attention.values_of_keys:
         yield shape.value_dim, shape.key_dim
     rotated = 0  # numbers of a head

@@ -224,6 +224,7 @@ class CacheMemory(Structure):
         ("value_dim", c_long),
         ("block_size", c_long),
         ("is_int8", c_bool),
+        ("key_sizes", c_void_p),
     )
 
 

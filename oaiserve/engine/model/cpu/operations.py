@@ -266,7 +266,8 @@ class Operations:
             memory = CacheMemory(cache.keys.data_ptr(), None, 1, shape.latent_dim, rank, size, False)
         else:
             pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
-            memory = CacheMemory(*pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size, shape.is_int8)
+            sizes = None if attention.key_sizes is None else self._operations.keep(attention.key_sizes)
+            memory = CacheMemory(*pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size, shape.is_int8, sizes)
         self._cache_indices[index] = self._library.add_cache(self._operations.handle, memory)
         return self._cache_indices[index]
 

@@ -1,13 +1,14 @@
 """A KV cache in eight bits: what is written is what rounding gives, and attention is that of what was written."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from oaiserve.config import KVCacheDtype
 from oaiserve.engine.model.attention import LayerCache
@@ -18,6 +19,7 @@ from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache, rounded
 from oaiserve.engine.model.spec import KEY_GROUP, KVShape
 from oaiserve.engine.start.compare import difference
+from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.attention_layers import NUM_BLOCKS, Layer, native_attention, plain_caches
 from tests.engine.model.cpu.small_models import (
@@ -26,6 +28,7 @@ from tests.engine.model.cpu.small_models import (
     compiled_for,
     config,
     load,
+    make_model,
     native_decoder,
     started_runner,
 )
@@ -42,6 +45,15 @@ LAYERS = [
     Layer(4, KVShape(1, 512, 512, is_int8=True), sliding_window=300),
     Layer(4, KVShape(2, 48, 32, is_int8=True), softcap=3.0),
 ]
+# Models with biases of keys, with norms of keys, with pairs of neighbours, with numbers that are not rotated.
+OUTLIERS: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "gemma3_text": {"head_dim": 32},
+    "ernie4_5": {"use_bias": True},
+    "phi": {},
+}
+APART = {"ernie4_5": 1, "phi": 4}  # the numbers of a pair; elsewhere half a head
 
 
 class Read(NamedTuple):
@@ -207,11 +219,52 @@ def test_eight_bits_lose_little(dtype: torch.dtype) -> None:
     assert 1e-4 < lost < 0.05
 
 
+def with_outliers(family: str) -> PreTrainedModel:
+    """Return a model some of whose keys' numbers are always 100 times as large as the others.
+
+    Queries are as much smaller there, as they are in trained models.
+    """
+    model = make_model(config(family, **OUTLIERS[family], num_hidden_layers=2, initializer_range=0.1))
+    for module in model.modules():
+        if isinstance(queries := getattr(module, "q_proj", None), torch.nn.Linear):
+            heads = queries.out_features // module.head_dim
+            large = torch.tensor([2, 2 + APART.get(family, module.head_dim // 2)])
+            with torch.no_grad():
+                if hasattr(module, "k_norm"):
+                    stored = float(family == "gemma3_text")  # which is added to weights
+                    module.k_norm.weight[large] = (module.k_norm.weight[large] + stored) * 100 - stored
+                    module.q_norm.weight[large] = (module.q_norm.weight[large] + stored) / 100 - stored
+                else:
+                    module.k_proj.bias.view(-1, module.head_dim)[:, large] = 100
+                    queries.weight.view(heads, module.head_dim, -1)[:, large] /= 100
+                    queries.bias.view(heads, module.head_dim)[:, large] /= 100
+    return model
+
+
+@pytest.mark.parametrize("family", OUTLIERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_of_keys_that_are_always_large_take_no_digits_of_the_others(
+    family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = prepare(with_outliers(family).to(dtype))
+
+    def logits_with(cache: KVCacheDtype) -> Tensor:
+        native = native_decoder(plain.with_cache(cache), num_blocks=8, block_size=BLOCK_SIZE, num_threads=2)
+        with torch.inference_mode():
+            return torch.cat([native.forward(batch_of_prompt(90)).clone(), native.forward(batch_of_prompt(91, 90))])
+
+    exact = logits_with("auto")
+    lost = difference(logits_with("int8"), exact)
+    monkeypatch.setattr("oaiserve.engine.model.cpu.describe.with_key_sizes", lambda layer: layer)
+    lost_without = difference(logits_with("int8"), exact)
+    assert lost < lost_without / 3
+
+
 def test_the_start_compares_with_rounded_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load(FAMILIES["qwen3"]).with_cache("int8")
     sizes = {"num_blocks": 4, "block_size": BLOCK_SIZE, "num_threads": 1}
     native_decoder(loaded, **sizes)
-    monkeypatch.setattr("oaiserve.engine.start.small_model.rounded", lambda numbers, group: 1.1 * numbers)
+    monkeypatch.setattr("oaiserve.engine.start.small_model.rounded", lambda numbers, *_: 1.1 * numbers)
     with pytest.raises(NotKnown, match="its outputs differ by"):
         native_decoder(loaded, **sizes)
 

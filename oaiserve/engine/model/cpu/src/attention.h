@@ -3,7 +3,8 @@
 // Keys and values are panels of a packed matrix (paged_cache.h). So decode and prefill run the same code: it multiplies a
 // few rows (queries times the heads that share a key-value head) with a few panels, and has the sums in registers.
 //
-// Where the cache has eight bits, rows are rounded to sixteen bits, a query as a whole and the weights of a run together.
+// Where the cache has eight bits, rows are rounded to sixteen bits, a query as a whole, multiplied by the sizes of keys'
+// numbers, and the weights of a run together.
 // Products of integers are summed without error, and then multiplied by the scales of both. The scale of a value is
 // multiplied with its weight before that is rounded. No row depends on another one.
 //
@@ -542,6 +543,15 @@ class ItemWalk {
     return unit.kv_head * plan_.group + (unit.first_row + row) % plan_.group;
   }
 
+  // Rounds a query for keys that have been divided by their sizes. Returns its scale.
+  float quantize_query(const T* query, long kv_head, int16_t* out) const {
+    if (!cache_.key_sizes) return quantize(query, cache_.key_dim, out);
+    alignas(64) float sized[MAX_KEY_DIM];
+    const float* sizes = cache_.key_sizes + kv_head * cache_.key_dim;
+    for (long d = 0; d < cache_.key_dim; d += LANES) store(sized + d, load(query + d) * load(sizes + d));
+    return quantize(sized, cache_.key_dim, out);
+  }
+
   void start(const AttentionUnit& unit) {
     long start = plan_.step.query_start[unit.sequence], end = plan_.step.query_start[unit.sequence + 1];
     long before = plan_.step.seq_lens[unit.sequence] - (end - start);
@@ -549,7 +559,7 @@ class ItemWalk {
       long row = unit.first_row + r, query = row / plan_.group;
       const T* from = query_ + (start + query) * query_stride_ + head(unit, r) * cache_.key_dim;
       if constexpr (IS_SCALED)
-        query_scales_[r] = quantize(from, cache_.key_dim, queries_ + r * QUERY_STRIDE);
+        query_scales_[r] = quantize_query(from, unit.kv_head, queries_ + r * QUERY_STRIDE);
       else
         memcpy(queries_ + r * QUERY_STRIDE, from, sizeof(T) * cache_.key_dim);
       targets_[r] = out_ + (start + query) * out_stride_ + head(unit, r) * cache_.value_dim;

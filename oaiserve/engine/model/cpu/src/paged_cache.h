@@ -6,8 +6,9 @@
 //
 // In eight bits, a number is an integer times a scale, which numbers of the same token and head share: all of a value,
 // and KEY_GROUP neighbours of a key. Keys have more scales than values, because in some families a few numbers of each
-// key are many times as large as the others, which would be rounded by their scale. What is stored of a token depends on
-// this token's numbers alone.
+// key are many times as large as the others, which would be rounded by their scale. Where it is known which ones these
+// are, the numbers of all keys have fixed sizes, too: keys are divided by them before they are rounded, and queries are
+// multiplied by them. What is stored of a token depends on this token's numbers alone.
 //
 // Where the keys and values of all heads are made from one latent vector, that vector is stored in place of them. It is the
 // beginning of the only key, and also the value, so there are no panels of values: attention turns those of keys.
@@ -39,13 +40,15 @@ constexpr long VALUE_SCALE_BYTES = PANEL_KEYS * sizeof(float);
 // panels [num_blocks][kv_heads][block_size/16]. With P = PACK<S>, a panel of keys is S[key_dim/P][16][P], and one of
 // values S[16/P][value_dim][P]. In eight bits, scales lie before the numbers of a panel: float[key_dim/KEY_GROUP][16] of
 // keys and float[16] of values. block_size and both dims are multiples of 16. Slots without a token may hold anything, even
-// NaN. Without `values`, a value is the first value_dim numbers of its key.
+// NaN. Without `values`, a value is the first value_dim numbers of its key. key_sizes is float[kv_heads][key_dim], powers
+// of two, for a cache in eight bits alone; null: all are 1.
 template <class S>
 struct PagedCache {
   static constexpr bool IS_SCALED = std::is_same_v<S, int8_t>;
   S* keys;
   S* values;
   long kv_heads, key_dim, value_dim, block_size;
+  const float* key_sizes = nullptr;
 
   // The index of the panel with the token at `offset` of a block.
   long panel(long block, long kv_head, long offset) const {
@@ -92,9 +95,13 @@ void write_key(const PagedCache<S>& cache, long slot, long kv_head, const X* key
   const long block = slot / cache.block_size, offset = slot % cache.block_size, lane = offset % PANEL_KEYS;
   S* panel = cache.key_panel(cache.panel(block, kv_head, offset));
   if constexpr (PagedCache<S>::IS_SCALED) {
+    alignas(64) float sized[MAX_KEY_DIM];
+    const float* sizes = cache.key_sizes ? cache.key_sizes + kv_head * cache.key_dim : nullptr;
+    for (long d = 0; d < cache.key_dim; d += LANES)
+      store(sized + d, sizes ? load(key + d) / load(sizes + d) : load(key + d));
     float* scales = scales_of(panel, key_scale_bytes(cache.key_dim)) + lane;
     for (long d = 0; d < cache.key_dim; d += KEY_GROUP, scales += PANEL_KEYS)
-      *scales = quantize(key + d, std::min(KEY_GROUP, cache.key_dim - d), numbers + d);
+      *scales = quantize(sized + d, std::min(KEY_GROUP, cache.key_dim - d), numbers + d);
   } else {
     for (long d = 0; d < cache.key_dim; d += LANES) store(numbers + d, load(key + d));
   }
@@ -165,6 +172,7 @@ struct CacheMemory {
   void *keys, *values;
   long kv_heads, key_dim, value_dim, block_size;
   bool is_int8;
+  const float* key_sizes;
 
   template <class T>
   AnyCache<T> as() const {
@@ -175,7 +183,8 @@ struct CacheMemory {
  private:
   template <class S>
   PagedCache<S> typed() const {
-    return {static_cast<S*>(keys), static_cast<S*>(values), kv_heads, key_dim, value_dim, block_size};
+    return {static_cast<S*>(keys), static_cast<S*>(values), kv_heads, key_dim, value_dim, block_size,
+            key_sizes};
   }
 };
 
