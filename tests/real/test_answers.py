@@ -1,0 +1,131 @@
+"""Real files, served by the command line with default settings: the answers are right, and they end."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import LiveServer, serve_process
+
+QUESTION = "What is the capital of France? Answer in one sentence."
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Current weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CITIES = ("Paris", "Rome", "Berlin", "Madrid", "Vienna")
+
+
+Conversation = Callable[[LiveServer], list[tuple[str, str]]]  # returns each call's arguments and the text after it
+
+
+@pytest.fixture(scope="module")
+def coder(qwen_15b: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with serve_process(str(qwen_15b), tmp_path_factory.mktemp("coder") / "log", "--model-name", "coder") as server:
+        yield server
+
+
+@pytest.mark.parametrize(("model", "name"), [("qwen_05b", "Qwen2ForCausalLM"), ("gemma_270m", "Gemma3ForCausalLM")])
+def test_a_file_is_served_with_default_settings(
+    model: str, name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    path = request.getfixturevalue(model)
+    with serve_process(str(path), tmp_path / "log") as server:
+        answer = server.sdk().completions.create(
+            model=str(path), prompt="The capital of France is", max_tokens=4, temperature=0
+        )
+        messages = [line["message"] for line in server.log()]
+    assert "Paris" in answer.choices[0].text
+    assert any(message.startswith("The native step is ready") for message in messages)
+    assert any(message.startswith(f"{name} on cpu in bfloat16") for message in messages)
+
+
+def test_a_chat_ends_with_its_turn(coder: LiveServer) -> None:
+    answer = coder.sdk().chat.completions.create(
+        model="coder", messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=60
+    )
+    assert answer.choices[0].message.content == "The capital of France is Paris."
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_code_in_the_middle_ends_where_the_text_does(coder: LiveServer) -> None:
+    prompt = "<|fim_prefix|>def add(a, b):\n    return <|fim_suffix|>\n\n\nprint(add(1, 2))\n<|fim_middle|>"
+    answer = coder.sdk().completions.create(model="coder", prompt=prompt, temperature=0, max_tokens=40)
+    assert answer.choices[0].text == "a + b"
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def by_chat(server: LiveServer) -> list[tuple[str, str]]:
+    client, messages, found = server.sdk(), [], []
+    tools: Any = [WEATHER]
+    for city in CITIES:
+        messages.append({"role": "user", "content": question(city)})
+        settings: Any = {"model": "coder", "tools": tools, "temperature": 0, "max_tokens": 80}
+        called = client.chat.completions.create(messages=messages, **settings).choices[0].message
+        (call,) = called.tool_calls or ()
+        messages.append(called.model_dump(exclude_none=True))
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": result(city)})
+        told = client.chat.completions.create(messages=messages, **settings).choices[0].message
+        messages.append(told.model_dump(exclude_none=True))
+        found.append((call.function.arguments, told.content or ""))
+    return found
+
+
+def by_responses(server: LiveServer) -> list[tuple[str, str]]:
+    client, items, found = server.sdk(), [], []
+    tools: Any = [{"type": "function", **WEATHER["function"]}]
+    settings: Any = {"model": "coder", "tools": tools, "temperature": 0, "max_output_tokens": 80, "store": False}
+    for city in CITIES:
+        items.append({"role": "user", "content": question(city)})
+        (call,) = [
+            one for one in client.responses.create(input=items, **settings).output if one.type == "function_call"
+        ]
+        items.append(call.model_dump(exclude_none=True))
+        items.append({"type": "function_call_output", "call_id": call.call_id, "output": result(city)})
+        told = client.responses.create(input=items, **settings)
+        items += [one.model_dump(exclude_none=True) for one in told.output]
+        found.append((call.arguments, told.output_text))
+    return found
+
+
+def by_messages(server: LiveServer) -> list[tuple[str, str]]:
+    messages, found = [], []
+    function = WEATHER["function"]
+    tool = {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
+    with server.http() as http:
+
+        def ask() -> list[dict[str, Any]]:
+            body = {"model": "coder", "tools": [tool], "temperature": 0, "max_tokens": 80, "messages": messages}
+            answer = http.post("/v1/messages", json=body, timeout=300)
+            assert answer.status_code == 200, answer.text
+            messages.append({"role": "assistant", "content": answer.json()["content"]})
+            return answer.json()["content"]
+
+        for city in CITIES:
+            messages.append({"role": "user", "content": question(city)})
+            (call,) = [block for block in ask() if block["type"] == "tool_use"]
+            block = {"type": "tool_result", "tool_use_id": call["id"], "content": result(city)}
+            messages.append({"role": "user", "content": [block]})
+            text = "".join(one["text"] for one in ask() if one["type"] == "text")
+            found.append((json.dumps(call["input"]), text))
+    return found
+
+
+def question(city: str) -> str:
+    return f"What is the weather in {city} now? Use the tool."
+
+
+def result(city: str) -> str:
+    return json.dumps({"city": city, "celsius": 10 + CITIES.index(city), "sky": "clear"})
+
+
+@pytest.mark.parametrize("converse", [by_chat, by_responses, by_messages])
+def test_a_conversation_of_five_turns_calls_its_tool_in_each(converse: Conversation, coder: LiveServer) -> None:
+    for city, (arguments, text) in zip(CITIES, converse(coder), strict=True):
+        assert json.loads(arguments) == {"city": city}
+        assert str(10 + CITIES.index(city)) in text
