@@ -84,7 +84,7 @@ class ChatTemplate:
             found = _special_run(self._after(answer, [asked, answered, asked]), special_texts)[:1]
         elif last.strip().removeprefix("".join(found))[:1].strip():  # a tag, with its name behind it
             found = [text for text in special_texts if last.rstrip().endswith(text)]
-        if not found or not set(found).isdisjoint(known):
+        if not 0 < len(found) <= 2 or not set(found).isdisjoint(known):  # more of them begin another turn
             return None
         function = {"name": name, "description": "A sample.", "parameters": {"type": "object", "properties": {}}}
         call = {"type": "function", "id": "abcdefghi", "function": {"name": name, "arguments": {}}}
