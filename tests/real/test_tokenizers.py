@@ -7,7 +7,7 @@ import pytest
 
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.engine.text.chat_template import ChatTemplate
-from oaiserve.engine.text.end_tokens import end_token_ids
+from oaiserve.engine.text.end_tokens import end_token_ids, text_after_answers
 from oaiserve.engine.text.tokenizer import Tokenizer
 
 CASES = (
@@ -102,7 +102,7 @@ def test_answers_of_gemma_and_qwen_end_with_their_turns_and_files(gemma_270m: Pa
 
 
 @pytest.mark.parametrize(
-    ("template", "expected"),
+    ("name", "expected"),
     [
         ("Apertus-8B-Instruct", "<|assistant_end|>"),
         ("Cohere2MoE", "<|END_OF_TURN_TOKEN|>"),
@@ -116,7 +116,8 @@ def test_answers_of_gemma_and_qwen_end_with_their_turns_and_files(gemma_270m: Pa
         ("openai-gpt-oss-120b", "<|return|>"),
     ],
 )
-def test_a_real_template_shows_what_ends_an_answer(template: str, expected: str | None, llama_cpp: Path) -> None:
-    source = (llama_cpp / f"models/templates/{template}.jinja").read_text()
+def test_a_real_template_shows_what_ends_an_answer(name: str, expected: str | None, llama_cpp: Path) -> None:
+    source = (llama_cpp / f"models/templates/{name}.jinja").read_text()
     special = set(re.findall(r"<[^<>\s'\"{}]{2,40}>", source))
-    assert ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).end_of_answer(special, ()) == expected
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    assert text_after_answers(template, special) == expected

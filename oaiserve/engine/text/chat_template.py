@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -71,35 +71,6 @@ class ChatTemplate:
         except InvalidRequest:
             return ""
         return asking.removeprefix(bare) if asking.startswith(bare) else ""
-
-    def end_of_answer(self, special_texts: Collection[str], known: Collection[str]) -> str | None:
-        """Return the special token that the template writes to end an assistant's text, or None if that is not certain
-        or ends with a known one."""
-        answer, name = "This is an answer.", "name_of_a_function"
-        asked = {"role": "user", "content": self._content("Hello.")}
-        answered = {"role": "assistant", "content": self._content(answer)}
-        last = self._after(answer, [asked, answered])
-        found = _special_run(last, special_texts)
-        if not found:  # the next turn's beginning ends an answer of GLM
-            found = _special_run(self._after(answer, [asked, answered, asked]), special_texts)[:1]
-        elif last.strip().removeprefix("".join(found))[:1].strip():  # a tag, with its name behind it
-            found = [text for text in special_texts if last.rstrip().endswith(text)]
-        if not 0 < len(found) <= 2 or not set(found).isdisjoint(known):  # more of them begin another turn
-            return None
-        function = {"name": name, "description": "A sample.", "parameters": {"type": "object", "properties": {}}}
-        call = {"type": "function", "id": "abcdefghi", "function": {"name": name, "arguments": {}}}
-        tools = [{"type": "function", "function": function}]
-        calling = self._after(answer, [asked, {**answered, "tool_calls": [call]}], {"tools": tools})
-        before, is_called, _ = calling.partition(name)
-        return None if is_called and found[-1] in before else found[-1]
-
-    def _after(self, text: str, messages: list[Message], arguments: Mapping[str, Any] | None = None) -> str:
-        """Return what the template writes after a text in messages; "" if it rejects them."""
-        try:
-            rendered = self._apply(messages, {"add_generation_prompt": False, **(arguments or {})})
-        except InvalidRequest:
-            return ""
-        return rendered.rpartition(text)[2] if text in rendered else ""
 
     def _sample(self, messages: list[Message], **variables: object) -> str:
         try:
@@ -222,15 +193,6 @@ class ChatTemplate:
             return [dict(part) for part in content]  # a template of strings has no place for them
         text = _text(content)
         return [dict(part) for part in content] if self._takes_parts else text
-
-
-def _special_run(text: str, special_texts: Collection[str]) -> list[str]:
-    """Return the special tokens at the beginning of a text, one directly after the other."""
-    text, run = text.lstrip(), []
-    while found := max((one for one in special_texts if one and text.startswith(one)), key=len, default=None):
-        run.append(found)
-        text = text[len(found) :]
-    return run
 
 
 def _text(content: str | Sequence[Mapping[str, Any]]) -> str:

@@ -7,9 +7,14 @@ assistant's text.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from oaiserve.engine.request import ChatPrompt
+from oaiserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from oaiserve.engine.text.chat_template import ChatTemplate
     from oaiserve.engine.text.tokenizer import Tokenizer
 
 # Tokens with these texts end an answer in every model that has them as tokens of their own, but for `_TRAPS`.
@@ -44,6 +49,7 @@ END_TEXTS = frozenset(
 )
 # Texts that end only a part of an answer, if the vocabulary has one of the others: those of gpt-oss and Solar Open.
 _TRAPS = {"<|end|>": ("<|return|>", "<|flush|>")}
+_ANSWER, _NAME = "This is an answer.", "name_of_a_function"  # in sample conversations
 
 
 def end_token_ids(tokenizer: Tokenizer, of_files: frozenset[int]) -> frozenset[int]:
@@ -52,8 +58,49 @@ def end_token_ids(tokenizer: Tokenizer, of_files: frozenset[int]) -> frozenset[i
     traps = {trap for trap, others in _TRAPS.items() if not added.keys().isdisjoint(others)}
     found = of_files | {added[text] for text in END_TEXTS & added.keys()}
     if tokenizer.chat_template is not None:
-        texts = tokenizer.special_token_ids
-        known = {text for text, token_id in texts.items() if token_id in found}
-        after = tokenizer.chat_template.end_of_answer(texts.keys(), known)
-        found |= {texts[after]} if after is not None else set()
+        known = {text for text, token_id in tokenizer.special_token_ids.items() if token_id in found}
+        written = text_after_answers(tokenizer.chat_template, tokenizer.special_token_ids.keys(), known)
+        found |= {tokenizer.special_token_ids[written]} if written is not None else set()
     return found - {added[trap] for trap in traps}
+
+
+def text_after_answers(
+    template: ChatTemplate, special_texts: Collection[str], known: Collection[str] = ()
+) -> str | None:
+    """Return the special token that a template writes to end an assistant's text.
+
+    Return None if that is not certain, or if the text ends with a known one.
+    """
+    asked, answered = {"role": "user", "content": "Hello."}, {"role": "assistant", "content": _ANSWER}
+    last = _after_answer(template, [asked, answered])
+    found = _run(last, special_texts)
+    if not found:  # the next turn's beginning ends an answer of GLM
+        found = _run(_after_answer(template, [asked, answered, asked]), special_texts)[:1]
+    elif last.strip().removeprefix("".join(found))[:1].strip():  # a tag, with its name behind it
+        found = [text for text in special_texts if last.rstrip().endswith(text)]
+    if not 0 < len(found) <= 2 or not set(found).isdisjoint(known):  # more of them begin another turn
+        return None
+    function = {"name": _NAME, "description": "A sample.", "parameters": {"type": "object", "properties": {}}}
+    call = {"type": "function", "id": "abcdefghi", "function": {"name": _NAME, "arguments": "{}"}}
+    tools = [{"type": "function", "function": function}]
+    calling = _after_answer(template, [asked, {**answered, "tool_calls": [call]}], tools)
+    before, is_called, _ = calling.partition(_NAME)
+    return None if is_called and found[-1] in before else found[-1]
+
+
+def _after_answer(template: ChatTemplate, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+    """Return what the template writes after the answer in these messages; "" if it rejects them."""
+    try:
+        rendered = template.render(ChatPrompt(messages, add_generation_prompt=False, tools=tools))
+    except InvalidRequest:
+        return ""
+    return rendered.rpartition(_ANSWER)[2] if _ANSWER in rendered else ""
+
+
+def _run(text: str, special_texts: Collection[str]) -> list[str]:
+    """Return the special tokens at the beginning of a text, one directly after the other."""
+    text, run = text.lstrip(), []
+    while found := max((one for one in special_texts if one and text.startswith(one)), key=len, default=None):
+        run.append(found)
+        text = text[len(found) :]
+    return run
