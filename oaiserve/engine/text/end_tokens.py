@@ -74,10 +74,12 @@ def text_after_answers(
     asked, answered = {"role": "user", "content": "Hello."}, {"role": "assistant", "content": _ANSWER}
     last = _after_answer(template, [asked, answered])
     found = _run(last, special_texts)
+    if not set(found).isdisjoint(known):
+        return None
     if not found:  # the next turn's beginning ends an answer of GLM
         found = _run(_after_answer(template, [asked, answered, asked]), special_texts)[:1]
     elif last.strip().removeprefix("".join(found))[:1].strip():  # a tag, with its name behind it
-        found = [text for text in special_texts if last.rstrip().endswith(text)]
+        found = [text for text in special_texts if last.rstrip().endswith(text)] if len(found) == 1 else []
     if not 0 < len(found) <= 2 or not set(found).isdisjoint(known):  # more of them begin another turn
         return None
     function = {"name": _NAME, "description": "A sample.", "parameters": {"type": "object", "properties": {}}}

@@ -36,6 +36,7 @@ def test_the_tokens_of_the_files_and_those_with_usual_names_end_an_answer() -> N
         ("'<done>' if m.role == 'assistant' else ''", {"<done>"}),
         ("'</answer><|stop|>'", {"<|stop|>"}),  # known by the files
         ("'<close>answer<sep><done>'", {"<done>"}),
+        ("'<done><sep>assistant<close>'", set()),  # the next turn begins
     ],
 )
 def test_the_token_after_an_assistants_text_ends_an_answer(written: str, expected: set[str]) -> None:
