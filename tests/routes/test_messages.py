@@ -147,6 +147,7 @@ def test_a_stream_has_exactly_these_events(serve: Serve) -> None:
         ("Hello there", [said("Hello there")], "end_turn"),
         (f"<think>\nI think.</think>\n\nYes {CALL}\n{CALL}", [thought("I think."), said("Yes "), USE, USE], "tool_use"),
         (f"So: {BROKEN} end", [said(f"So: {BROKEN} end")], "end_turn"),
+        ('Yes.\n```json\n{"name": "get_time", "arguments": {"zone": "utc"}}\n```', [said("Yes.\n"), USE], "tool_use"),
         (f"{CALL} {BROKEN}", [USE, said(f" {BROKEN}")], "tool_use"),
         (f"So: {CUT}", [said(f"So: {CUT}")], "max_tokens"),  # the answer was cut within a call
         ("<think>I th", [thought("I th")], "max_tokens"),

@@ -205,6 +205,13 @@ def test_a_call_in_a_whole_answer(served: Served) -> None:
     assert record.finish_reasons == ("stop",)
 
 
+def test_a_fenced_call_stays_text_where_none_may_be_made(serve: Serve) -> None:
+    fenced = '```json\n{"name": "get_time", "arguments": {}}\n```'
+    served = serve(template=CHATML, script=says(fenced))
+    assert choice_of(served)["message"]["tool_calls"][0]["function"]["name"] == "get_time"
+    assert choice_of(served, tool_choice="none")["message"]["content"] == fenced
+
+
 def test_a_call_in_a_stream(served: Served) -> None:
     (role, _), (begin, _), *arguments, (end, reason) = deltas_of(served)
     assert role == {"role": "assistant", "content": None}
