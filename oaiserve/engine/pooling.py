@@ -23,6 +23,8 @@ class Pooling:
     dimensions: tuple[int, ...] | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)  # by name: texts to put before a client's text
     default_prompt: str = ""  # the text of the one that is used if a request names none
+    # The text that a reranker reads for a pair, with {query} and {document} in it. "": it reads the two texts.
+    pair_template: str = ""
 
 
 # What the numbers of a GGUF file's pooling type mean.

@@ -5,6 +5,7 @@ The answers are those of vLLM, Jina and Cohere.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.request import PairPrompt, Pooled, Prompt, PromptDone, Usage
+from oaiserve.engine.request import PairPrompt, Pooled, Prompt, PromptDone, TextPrompt, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import pooling
 from oaiserve.routes.bodies import MAX_INT32
@@ -27,6 +28,7 @@ from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.shapes import encode
 
+_PLACES = re.compile(r"\{query\}|\{document\}")  # in the template of a pair
 Texts = str | Annotated[list[str], msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": pooling.MAX_TEXTS})]
 
 
@@ -164,14 +166,23 @@ class Pairing:
 
     def prompts(self) -> tuple[Prompt, ...]:
         if self.pooling.task == "score":
-            return tuple(
-                PairPrompt(self.firsts[index if len(self.firsts) > 1 else 0], second, self.names[1], self.limit)
-                for index, second in enumerate(self.seconds)
-            )
+            firsts = self.firsts if len(self.firsts) > 1 else self.firsts * len(self.seconds)
+            return tuple(map(self._pair, firsts, self.seconds))
         return (
             *pooling.text_prompts(self.firsts, self._text_before("query"), self.names[0], self.limit),
             *pooling.text_prompts(self.seconds, self._text_before("document", "passage"), self.names[1], self.limit),
         )
+
+    def _pair(self, first: str, second: str) -> Prompt:
+        template, param = self.pooling.pair_template, self.names[1]
+        if not template:
+            return PairPrompt(first, second, param, self.limit)
+        if self.limit is not None:
+            raise InvalidRequest(
+                "Texts cannot be cut for this model, which reads them within a prompt.", param="truncate_prompt_tokens"
+            )
+        texts = {"{query}": first, "{document}": second}
+        return TextPrompt(_PLACES.sub(lambda place: texts[place[0]], template), add_special_tokens=False, param=param)
 
     def _text_before(self, *names: str) -> str:
         if self.is_search:

@@ -26,6 +26,7 @@ SIZE, WIDTH, HEADS, LAYERS, VOCAB, LENGTH = 64, 96, 4, 3, 120, 256
 TEXTS = [[2, 17, 40, 9, 3], [2, *((7 * place + 5) % 110 + 5 for place in range(60)), 3]]
 PAIR = ("ab ad bc", "ba ca")  # which are the tokens below
 PAIR_IDS = [2, 6, 8, 33, 3, 3, 31, 57, 3]  # as llama.cpp joins them, with a separator
+PAIR_TEMPLATE = "ac {query} bb {document} ae " + "aa " * 100  # longer than other metadata that are read
 
 _MEAN, _CLS, _LAST, _RANK = 1, 2, 3, 4
 _LINEAR = {"attn_q": (SIZE, SIZE), "attn_k": (SIZE, SIZE), "attn_v": (SIZE, SIZE), "attn_output": (SIZE, SIZE)}
@@ -114,6 +115,14 @@ FILES: dict[str, tuple[str, int, Shapes]] = {
         | _layers(_DECODER, _NORMS_OF_GEMMA, biases=False, norm_biases=False)
         | _HEAD_NORMS,
     ),
+    "qwen3-rank": (
+        "qwen3",
+        _RANK,
+        _ENDS
+        | _layers(_DECODER, ("attn_norm", "ffn_norm"), biases=False, norm_biases=False)
+        | _HEAD_NORMS
+        | {"cls.output.weight": (2, SIZE)},
+    ),
     "qwen3": (
         "qwen3",
         _LAST,
@@ -155,6 +164,9 @@ def write_encoder(folder: Path, name: str, *, pooling: int | None = None) -> Pat
         writer.add_sliding_window_pattern(3)
         writer.add_rope_freq_base(160000.0)
         writer.add_rope_freq_base_swa(10000.0)
+    if name == "qwen3-rank":
+        writer.add_classifier_output_labels(["yes", "no"])
+        writer.add_chat_template([{"name": "rerank", "template": PAIR_TEMPLATE}])
     _add_tokenizer(writer)
     rng = np.random.default_rng(7)
     for tensor, shape in shapes.items():

@@ -55,6 +55,15 @@ def test_as_many_texts_are_scored_pair_by_pair(scorer: Served) -> None:
     assert scorer.engine.submitted.get().prompts == pairs
 
 
+def test_a_reranker_with_a_template_reads_pairs_within_it(scorer: Served) -> None:
+    scorer.engine.pooling = Pooling("score", 1, pair_template="<Q>{query}<D>{document}?")
+    post(scorer, RERANK, query="{document}", documents=["a", "b{query}"])
+    texts = ("<Q>{document}<D>a?", "<Q>{document}<D>b{query}?")
+    expected = tuple(TextPrompt(text, add_special_tokens=False, param="documents") for text in texts)
+    assert scorer.engine.submitted.get().prompts == expected
+    refused(scorer.post(RERANK, query="q", documents=["a"], truncate_prompt_tokens=5), "truncate_prompt_tokens")
+
+
 def test_an_embedding_model_scores_by_the_cosine(embedder: Served) -> None:
     answer = post(embedder, SCORE, text_1="q", text_2=["a", "b"])
     assert [item["score"] for item in answer["data"]] == [pytest.approx(1.0), pytest.approx(0.0)]

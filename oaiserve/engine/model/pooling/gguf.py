@@ -17,7 +17,7 @@ from oaiserve.engine.model.pooling.heads import Head, pool
 from oaiserve.engine.model.pooling.jina_bert import JinaBert
 from oaiserve.engine.pooling import GGUF_MODES, GGUF_RANK
 from oaiserve.errors import StartupError
-from oaiserve.files.gguf import architecture, read_values
+from oaiserve.files.gguf import architecture, read_tokenizer, read_values
 
 _HEADS = ("cls.", "dense_", "output.weight")  # how the names of tensors after the layers begin
 
@@ -30,6 +30,7 @@ class GgufPooler(NamedTuple):
     dense: list[Module]  # after the pooling
     score_head: Head | None  # of a reranker
     gives_probabilities: bool  # whether its scores need no activation
+    pair_template: str  # as of `Pooling`
 
 
 def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -> GgufPooler:
@@ -57,12 +58,13 @@ def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -
     dense = [_dense(heads[key]) for key in ("dense_2.weight", "dense_3.weight") if key in heads]
     kind = values.get(f"{name}.pooling_type")
     if kind != GGUF_RANK:
-        return GgufPooler(model, GGUF_MODES.get(kind or 0), dense, None, gives_probabilities=False)
+        return GgufPooler(model, GGUF_MODES.get(kind or 0), dense, None, gives_probabilities=False, pair_template="")
     is_qwen = config.model_type.startswith("qwen")
     is_modern = name == "modern-bert"
     mode = GGUF_MODES.get(values.get(f"{name}.classifier.pooling_type") or int(is_modern)) or "cls"
     head = _rank_head(heads, "lasttoken" if is_qwen else mode, is_modern=is_modern)
-    return GgufPooler(model, mode, dense, head, gives_probabilities=is_qwen)
+    template = str(read_tokenizer(path).get("tokenizer.chat_template.rerank") or "")
+    return GgufPooler(model, mode, dense, head, gives_probabilities=is_qwen, pair_template=template)
 
 
 def _dense(weight: Tensor) -> Module:

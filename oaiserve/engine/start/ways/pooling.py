@@ -149,7 +149,8 @@ def _load_gguf(
     files = PoolingFiles(found.mode)
     activation = torch.nn.Identity() if found.gives_probabilities else torch.nn.Sigmoid()
     rank = None if found.score_head is None else (found.score_head, activation)
-    return prepare_pooler(found.model, task, files, found.dense, str(path), pack=options.compile, rank=rank)
+    pooler = prepare_pooler(found.model, task, files, found.dense, str(path), pack=options.compile, rank=rank)
+    return replace(pooler, pooling=replace(pooler.pooling, pair_template=found.pair_template))
 
 
 def _cut(pooler: LoadedPooler, options: EngineOptions) -> LoadedPooler:

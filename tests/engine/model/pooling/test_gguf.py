@@ -13,9 +13,10 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import PairPrompt, TextPrompt, TokenPrompt
 from oaiserve.engine.start.ways.pooling import find_model_task, load_pooler
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.model.pooling.test_families import pooled
-from tests.models.encoder_files import FILES, PAIR_IDS, RECORDS, TEXTS, write_encoder
+from tests.models.encoder_files import FILES, PAIR, PAIR_IDS, PAIR_TEMPLATE, RECORDS, TEXTS, write_encoder
 
 RECORDED: dict[str, Any] = json.loads(RECORDS.read_text(encoding="utf-8"))
 RERANKERS = [name for name in FILES if name.endswith("rank")]
@@ -34,12 +35,21 @@ def test_vectors_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     assert torch.cosine_similarity(found, expected).min() >= 0.9999
 
 
-@pytest.mark.parametrize("name", RERANKERS)
+@pytest.mark.parametrize("name", ["bert-rank", "modern-bert-rank"])
 def test_scores_are_the_sigmoid_of_llama_cpps_logits(name: str, tmp_path: Path) -> None:
     path = write_encoder(tmp_path, name)
     assert find_model_task(path, EngineOptions()) == "score"
     found = load_pooler(path, "score", EngineOptions()).pool(PAIR_IDS, [0] * len(PAIR_IDS), [len(PAIR_IDS)])
     assert float(found.logit()) == pytest.approx(RECORDED[name], abs=3e-3)  # llama.cpp rounds inside its GELU
+
+
+def test_a_reranker_with_a_template_gives_llama_cpps_probability(tmp_path: Path) -> None:
+    path = write_encoder(tmp_path, "qwen3-rank")
+    pooler = load_pooler(path, "score", EngineOptions())
+    assert pooler.pooling.pair_template == PAIR_TEMPLATE
+    text = PAIR_TEMPLATE.format(query=PAIR[0], document=PAIR[1])
+    ids = Tokenizer.from_pretrained(path).encode(TextPrompt(text, add_special_tokens=False))
+    assert float(pooler.pool(ids, [0] * len(ids), [len(ids)])) == pytest.approx(RECORDED["qwen3-rank"], abs=1e-3)
 
 
 def test_another_task_than_that_of_the_file_is_refused(tmp_path: Path) -> None:
