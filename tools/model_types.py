@@ -2,8 +2,9 @@
 
 For each type, greedy answers of a small model with random weights are compared with those of transformers' `generate`.
 The engine computes them batched, in chunks, and with so few blocks that sequences are preempted; first by transformers'
-code, then by the native step or, where that does not know the type, by native attention. Prints one line per type, with
-the reason where it is refused, and exits with 1 if an answer differs. Takes a minute or two.
+code, then by the native step or, where that does not know the type, by native attention. The types named embed:TYPE are
+encoders, whose vectors are compared with transformers'. Prints one line per type, with the reason where it is refused,
+and exits with 1 if an answer differs. Takes a minute or two.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
 import transformers
 
 from oaiserve.config import EngineOptions
@@ -24,6 +26,8 @@ from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.model_config import refuse_unless_decoder_only
+from oaiserve.engine.model.pooling.files import PoolingFiles
+from oaiserve.engine.model.pooling.pooler import PackedForward
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
@@ -33,9 +37,12 @@ from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.native import native_attention, native_step
 from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.ways.pooling import prepare_pooler
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.models.decoders import byte_tokenizer, generate, random_model
+from tests.models.encoders import OWN, PACKED, encoder_config
+from tests.models.poolers import random_pooler
 from tests.models.small_configs import config_of
 from tests.models.wrappers import save_wrapper
 
@@ -53,6 +60,7 @@ qwen4_exp_text recurrent_gemma rwkv seed_oss smollm3 solar_open stablelm starcod
 zamba zamba2 zaya
 """.split()  # noqa: SIM905 - one name per line would be a page
 
+_EMBED = "embed:"
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 NUM_TOKENS = 12
 BLOCK_SIZE = 16
@@ -62,7 +70,8 @@ def main(types: list[str]) -> int:
     transformers.utils.logging.set_verbosity_error()
     logging.disable(logging.WARNING)  # the KV cache is meant to be full
     results = {}
-    for name in types or [*TYPES, *sorted(WRAPPERS)]:
+    encoders = [f"{_EMBED}{name}" for name in sorted(PACKED | OWN)]
+    for name in types or [*TYPES, *sorted(WRAPPERS), *encoders]:
         results[name] = check(name)
         print(f"{name:18} {results[name]}", flush=True)
     served = sum(result.startswith("equal") for result in results.values())
@@ -74,6 +83,8 @@ def check(name: str) -> str:
     """Return "equal" or "DIFFERENT", and whether the native step or native attention ran; or why it is refused."""
     if name in WRAPPERS:
         return check_wrapper(name)
+    if name.startswith(_EMBED):
+        return check_encoder(name.removeprefix(_EMBED))
     config = config_of(name)
     try:
         refuse_unless_decoder_only(config, name)
@@ -90,6 +101,22 @@ def check_wrapper(name: str) -> str:
         loaded = load_model(folder, device="cpu")
     text = f" (text: {loaded.model.config.model_type})"
     return compare(loaded, generate(wrapper, PROMPTS, NUM_TOKENS)) + text
+
+
+def check_encoder(name: str) -> str:
+    """Compare the vectors of an encoder with transformers', and say whether texts are packed."""
+    try:
+        pooler = prepare_pooler(random_pooler(encoder_config(name)), "embed", PoolingFiles("mean"), name=name)
+    except StartupError as error:
+        return str(error)
+    own = random_pooler(encoder_config(name))
+    ids = [token_id for prompt in PROMPTS for token_id in prompt]
+    found = pooler.pool(ids, [0] * len(ids), list(map(len, PROMPTS)))
+    with torch.inference_mode():
+        outputs = [own(input_ids=torch.tensor([prompt])).last_hidden_state[0].mean(0) for prompt in PROMPTS]
+    is_equal = torch.cosine_similarity(found, torch.stack(outputs)).min() >= 0.9999
+    way = "packed" if isinstance(pooler.forward, PackedForward) else "one text at a time"
+    return f"{'equal' if is_equal else 'DIFFERENT'}, {way}"
 
 
 def compare(loaded: LoadedModel, expected: list[list[int]]) -> str:

@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import Change, Order
-from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata
+from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, windows
 
 
 def _bert(metadata: Metadata) -> Fields:
@@ -33,14 +33,16 @@ def _modern_bert(metadata: Metadata) -> Fields:
     act = metadata.get("hidden_act", "gelu")
     theta = metadata.get("rope.freq_base", 160000.0)
     every = metadata.get("attention.sliding_window_pattern", 3)
-    return {
+    layers = windows(metadata) or {
+        "layer_types": [
+            "sliding_attention" if layer % every else "full_attention" for layer in range(metadata.num_layers)
+        ]
+    }
+    return layers | {
         "norm_eps": metadata["attention.layer_norm_epsilon"],
         "hidden_activation": act,
         # Tokens on each side, of both of which the file has the number.
         "sliding_window": metadata.get("attention.sliding_window", 2 * metadata["context_length"]) // 2,
-        "layer_types": [
-            "sliding_attention" if layer % every else "full_attention" for layer in range(metadata.num_layers)
-        ],
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": theta},
             "sliding_attention": {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", theta)},

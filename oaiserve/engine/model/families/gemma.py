@@ -44,12 +44,14 @@ def _embedding(metadata: Metadata) -> Fields:
     """Read the fields of EmbeddingGemma, whose tokens see those after them."""
     every = metadata.get("attention.sliding_window_pattern", 6)
     theta = {"full_attention": metadata["rope.freq_base"], "sliding_attention": metadata.get("rope.freq_base_swa", 1e4)}
-    return {
-        "use_bidirectional_attention": True,
-        "query_pre_attn_scalar": metadata.head_dim,
+    layers = windows(metadata) or {
         "layer_types": [
             "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(metadata.num_layers)
-        ],
+        ]
+    }
+    return layers | {
+        "use_bidirectional_attention": True,
+        "query_pre_attn_scalar": metadata.head_dim,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in theta.items()},
     }
 
