@@ -19,7 +19,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
 MOST_DRAFT_TOKENS = 15  # of a sequence
-LEAST_GAIN = 0.1  # in expected tokens per second: neither chances nor times are known more exactly
+LEAST_GAIN = 0.12  # in expected tokens per second: neither chances nor times are known more exactly
 # Steps in a row that had drafts, or had none though they might have been worth their time. The next step is made the
 # other way, so that the times of both stay known.
 PROBE_STEPS = 64
