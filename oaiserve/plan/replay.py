@@ -18,7 +18,7 @@ from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.backpressure import Deadlines, Limit
 from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.drafting.drafts import Drafts
-from oaiserve.engine.drafting.lookup import MATCHES, Lookup
+from oaiserve.engine.drafting.lookup import SIZES, Lookup
 from oaiserve.engine.forecast.forecaster import Asked, Ended, Forecaster
 from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.policy import POLICIES
@@ -360,4 +360,4 @@ class RecordedGuesses(Lookup):
         if end <= place:
             return 0, []
         right = [answer_id(index) for index in range(place, min(end, place + most))]
-        return MATCHES[0], right + [WRONG] * (most - len(right))
+        return SIZES[0], right + [WRONG] * (most - len(right))

@@ -84,8 +84,9 @@ class Drafts:
                 self._drafted.append(option.sequence)
 
     def verified(self, step: Step, step_ns: int) -> None:
-        """Learn from a computed step."""
-        self._times.observe(step.num_tokens, step_ns)
+        """Learn the time of a computed step, its host part included. Prompts cost otherwise than decodes do."""
+        if step.num_tokens - step.num_draft_tokens == len(step.chunks):
+            self._times.observe(step.num_tokens, step_ns)
 
     def _look_up(self, sequence: Sequence, room: int) -> _Option | None:
         most = min(room, MOST_DRAFT_TOKENS, sequence.max_len - sequence.num_tokens - 1)
