@@ -23,37 +23,31 @@ class StepTimes:
 
     SPEED_WEIGHT = 0.2  # of the newest step in the speed of the machine
     ASSUMED_STEPS = 4  # measured steps that the assumed ratio counts for
-    MOST_STEPS = 256  # over which a mean is taken, about
+    MOST_STEPS = 128  # over which a mean is taken, about
     MOST_GROWTH = 2  # as much as one step may take longer than expected; the rest has other reasons
-    MOST_AGE = 2048  # in steps; a ratio not measured since then is forgotten, since sequences have grown or ended
 
     def __init__(self) -> None:
         self._unit_ns = 0.0  # the time of a step with one token, by the newest steps
         self._ratios = [1.0] * len(SIZES)  # to the assumed times
         self._num_measured = [0] * len(SIZES)  # steps that each ratio is the mean of
-        self._last_step = [0] * len(SIZES)  # in which it was measured
-        self._num_steps = 0
 
     def observe(self, num_tokens: int, step_ns: int) -> None:
-        self._num_steps += 1
         if num_tokens > MOST_STEP_TOKENS:
             return
         index, assumed = _INDEX[num_tokens], ASSUMED[num_tokens]
         if not self._unit_ns:
             self._unit_ns = max(1, step_ns) / assumed
-        if not self._is_known(index):
+        if not self._num_measured[index]:
             self._ratios[index] = self.expected()[num_tokens] / assumed
-            self._num_measured[index] = 0
         before, number = self._ratios[index], min(self._num_measured[index] + 1, self.MOST_STEPS)
         ratio = min(step_ns / self._unit_ns / assumed, self.MOST_GROWTH * before)
         self._ratios[index] += (ratio - before) / (number + self.ASSUMED_STEPS)
         self._unit_ns *= 1 + self.SPEED_WEIGHT * (ratio / before - 1)
-        self._num_measured[index], self._last_step[index] = number, self._num_steps
+        self._num_measured[index] = number
 
     def num_measured(self, num_tokens: int) -> int:
         """Return the number of steps over which the time of this number of tokens is a mean."""
-        index = _INDEX[num_tokens]
-        return self._num_measured[index] if self._is_known(index) else 0
+        return self._num_measured[_INDEX[num_tokens]]
 
     def expected(self) -> list[float]:
         """Return the times of steps by their number of tokens, in relation to one another. They never fall.
@@ -61,22 +55,18 @@ class StepTimes:
         Where means fall with the number of tokens, the difference is noise, and their common mean is taken instead.
         Numbers without a mean relate to the nearest ones as assumed.
         """
-        known = [index for index in range(len(SIZES)) if self._is_known(index)]
-        if not known:
-            return ASSUMED
-        pools: list[tuple[float, int, int]] = []  # the mean, its steps, and of how many sizes
-        for index in known:
-            mean, num_steps, size = self._ratios[index] * ASSUMED[SIZES[index]], self._num_measured[index], 1
+        pools: list[tuple[float, int, list[int]]] = []  # the mean, its steps, and the sizes
+        for size, ratio, num_steps in zip(SIZES, self._ratios, self._num_measured, strict=True):
+            if not num_steps:
+                continue
+            mean, sizes = ratio * ASSUMED[size], [size]
             while pools and pools[-1][0] >= mean:
-                other, steps_before, size_before = pools.pop()
+                other, steps_before, sizes_before = pools.pop()
                 mean = (mean * num_steps + other * steps_before) / (num_steps + steps_before)
-                num_steps, size = num_steps + steps_before, size + size_before
-            pools.append((mean, num_steps, size))
-        means = [mean for mean, _, size in pools for _ in range(size)]
-        ratios = [mean / ASSUMED[SIZES[index]] for index, mean in zip(known, means, strict=True)]
-        times = np.interp(range(len(ASSUMED)), [SIZES[index] for index in known], ratios) * ASSUMED
+                num_steps, sizes = num_steps + steps_before, sizes_before + sizes
+            pools.append((mean, num_steps, sizes))
+        if not pools:
+            return ASSUMED
+        ratios = {size: mean / ASSUMED[size] for mean, _, sizes in pools for size in sizes}
+        times = np.interp(range(len(ASSUMED)), [*ratios], [*ratios.values()]) * ASSUMED
         return [float(time) for time in np.maximum.accumulate(times)]
-
-    def _is_known(self, index: int) -> bool:
-        last_step = self._last_step[index]
-        return last_step > 0 and self._num_steps - last_step <= self.MOST_AGE

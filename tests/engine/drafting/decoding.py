@@ -23,7 +23,7 @@ def misleading(place: int) -> int:
     return place if place % 3 == 2 else place % 3
 
 
-def with_copies(seed: int, copied: float, length: int = 20_000) -> Text:
+def with_copies(seed: int, copied: float, length: int = 40_000) -> Text:
     """Return a text of spans, of which a share is copied from before with a few changes, and the rest is new."""
     rng = random.Random(seed)
     ids = [rng.randrange(5000) for _ in range(PROMPT)]
