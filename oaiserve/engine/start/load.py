@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
-    GgufConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils.quantization_config import Mxfp4Config
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.model.checkpoints.empty_model import empty_model
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
 from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
@@ -172,6 +174,8 @@ def _load_weights(
             in_file = GgufWeights(source.path, config)
             loaded, found = _load_expanded(config, in_file, dtype)
             scale_frequencies(loaded, in_file.rope_factors)
+        elif checkpoint.is_gguf:
+            loaded, found = _load_gguf_by_transformers(checkpoint, dtype)
         else:
             loaded, found = _load_by_transformers(checkpoint, dtype)
     if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
@@ -187,19 +191,26 @@ def _load_by_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[P
     arguments = dict(OF_WEIGHTS)
     if checkpoint.is_wrapped:
         arguments |= {"key_mapping": KEYS, "config": checkpoint.config}
-    if checkpoint.is_gguf:
-        if len(shard_paths(checkpoint.source.path)) > 1:
-            raise StartupError(
-                f"'{checkpoint.name}' is the first of several parts, which only weights that stay quantized are read "
-                "from. Make one file of them: llama-gguf-split --merge FIRST_PART WHOLE_FILE"
-            )
-        arguments["gguf_file"] = checkpoint.source.gguf_file
-        arguments["quantization_config"] = GgufConfig(dequantize=True)
     if is_mxfp4(checkpoint.config):
         arguments["quantization_config"] = Mxfp4Config(dequantize=True)
     # transformers' types do not know that it returns a pair.
     pair: Any = AutoModelForCausalLM.from_pretrained(checkpoint.source.location, dtype=dtype, **arguments)
     return pair  # type: ignore[no-any-return]
+
+
+def _load_gguf_by_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Let transformers read the weights of a GGUF file whose family's changes are not known here."""
+    path = checkpoint.source.path
+    if len(shard_paths(path)) > 1:
+        raise StartupError(
+            f"'{checkpoint.name}' is the first of several parts, which models of type '{checkpoint.config.model_type}' "
+            "are not read from. Make one file of them: llama-gguf-split --merge FIRST_PART WHOLE_FILE"
+        )
+    # That of the checkpoint lacks the vocabulary's size. `from_pretrained` of a model would need accelerate.
+    config: PreTrainedConfig = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, **_ARGUMENTS)
+    model = empty_model(config, dtype)
+    read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model, torch_dtype=dtype)
+    return _with_tensors(config, read["tensors"], dtype)
 
 
 def _load_expanded(
@@ -213,15 +224,24 @@ def _load_expanded(
 
     Of the tensors in `kept` it has zeros.
     """
-    plain = copy.deepcopy(config)
-    for key in ("quantization_config", "compression_config"):
-        plain.__dict__.pop(key, None)
     tensors = {}
     for name in counted("Expanding weights", weights.names(), lambda name: dtype.itemsize * prod(weights.shape(name))):
         tensor = torch.zeros(1, dtype=dtype).expand(weights.shape(name)) if name in kept else weights.tensor(name)
         tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    model, found = _with_tensors(config, tensors, dtype)
+    if generation is not None:
+        model.generation_config = generation
+    return model, found
+
+
+def _with_tensors(
+    config: PreTrainedConfig, tensors: dict[str, Tensor], dtype: torch.dtype
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    plain = copy.deepcopy(config)
+    for key in ("quantization_config", "compression_config"):
+        plain.__dict__.pop(key, None)
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    model, found = kind.from_pretrained(
+    pair: tuple[PreTrainedModel, dict[str, Any]] = kind.from_pretrained(
         None,
         config=plain,
         state_dict=tensors,
@@ -229,9 +249,7 @@ def _load_expanded(
         attn_implementation="eager",
         output_loading_info=True,
     )
-    if generation is not None:
-        model.generation_config = generation
-    return model, found
+    return pair
 
 
 def _keeps_packed(device: torch.device) -> bool:

@@ -71,12 +71,8 @@ GPT_OSS_SIZES: dict[str, Any] = {
 GPT_OSS = config("gpt_oss", **WIDE, **GPT_OSS_SIZES, swiglu_limit=1.5)
 
 
-def expanded_logits(
-    path: Path, num_tokens: int, rope_factors: NDArray[np.float32] | None = None, adapter: Adapter | None = None
-) -> torch.Tensor:
+def expanded_logits(path: Path, num_tokens: int, adapter: Adapter | None = None) -> torch.Tensor:
     loaded = load_model(path, dtype="float32")
-    if rope_factors is not None:
-        loaded.model.base_model.rotary_emb.inv_freq /= torch.from_numpy(rope_factors)
     for name, module in loaded.model.named_modules():
         if isinstance(module, torch.nn.Linear) and "o_proj" not in name:  # whose weights have no blocks
             round_inputs(module)
@@ -213,12 +209,12 @@ def test_a_gguf_file_of_gpt_oss_is_the_model_of_its_checkpoint(dtype: Any, tmp_p
     assert torch.equal(*expanded)
 
 
-def test_factors_of_rotary_frequencies_are_applied_though_transformers_leaves_them_out(tmp_path: Path) -> None:
+def test_factors_of_rotary_frequencies_are_applied_kept_and_expanded(tmp_path: Path) -> None:
     factors = np.array([1, 1, 2, 3, 4, 6, 8, 8], np.float32)
     path = file_of(FAMILIES["llama"], tmp_path, rope_factors=factors)
     found = kept_logits(path, 60)
-    assert difference(found, expanded_logits(path, 60, factors)) < 0.02
-    assert difference(found, expanded_logits(path, 60)) > 0.02
+    assert difference(found, expanded_logits(path, 60)) < 0.02
+    assert difference(found, kept_logits(file_of(FAMILIES["llama"], tmp_path), 60)) > 0.02
 
 
 def test_weights_without_blocks_and_unknown_families_are_expanded(
@@ -229,6 +225,20 @@ def test_weights_without_blocks_and_unknown_families_are_expanded(
     monkeypatch.delitem(FAMILIES_OF_FILES, "llama")
     with pytest.raises(NotKept, match="models of type 'llama' are only known expanded"):
         kept_logits(file_of(FAMILIES["llama"], tmp_path), 20)
+
+
+def test_weights_of_a_family_that_only_transformers_reads_are_expanded(tmp_path: Path) -> None:
+    # transformers does not read the number of positions. The writer asks for the other sizes.
+    sizes = {"max_position_embeddings": 1024, "num_key_value_heads": 4, "rms_norm_eps": 1e-5}
+    asked = config("gpt2", **sizes, rope_parameters={"rope_theta": 1e4})
+    parameters = {name: parameter.detach().numpy() for name, parameter in make_model(asked).named_parameters()}
+    turned = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+    in_file = ((name, values.T if name.endswith(turned) else values) for name, values in parameters.items())
+    write_gguf(tmp_path / "model.gguf", asked, in_file, lambda _: Kind.F32)
+    loaded = dict(load_model(tmp_path / "model.gguf", device="cpu", dtype="float32").model.named_parameters())
+    assert loaded.keys() == parameters.keys()
+    for name, values in parameters.items():
+        np.testing.assert_array_equal(loaded[name].detach().numpy(), values, strict=True)
 
 
 def test_an_architecture_that_nothing_reads_is_refused_with_those_that_can_be_read(tmp_path: Path) -> None:
