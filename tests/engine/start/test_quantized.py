@@ -22,6 +22,7 @@ from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
+from oaiserve.engine.model.cpu.key_sizes import key_sizes
 from oaiserve.engine.model.families import FAMILIES as FAMILIES_OF_FILES
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.request import TextPrompt
@@ -269,14 +270,14 @@ def test_a_file_whose_tensors_are_not_those_of_the_model_is_not_kept(tmp_path: P
 # -- what a start remembers of a file
 
 
-def start_and_remember(path: Path) -> None:
-    start_quantized(StartRequest(find_model(path), OPTIONS, key=cache_key(path, OPTIONS)))
+def start_and_remember(path: Path, options: EngineOptions = OPTIONS) -> None:
+    start_quantized(StartRequest(find_model(path), options, key=cache_key(path, options)))
     wait_until_remembered()
 
 
-def remembered_logits(path: Path, num_tokens: int) -> torch.Tensor:
-    checked = recall_model(cache_key(path, OPTIONS), OPTIONS)
-    native = start_checked(checked, OPTIONS, num_blocks=8, num_threads=2)
+def remembered_logits(path: Path, num_tokens: int, options: EngineOptions = OPTIONS) -> torch.Tensor:
+    checked = recall_model(cache_key(path, options), options)
+    native = start_checked(checked, options, num_blocks=8, num_threads=2)
     return native.forward(batch_of(num_tokens, checked.spec.vocab_size)).clone()
 
 
@@ -288,6 +289,22 @@ def flip(path: Path, name: str, at: int = 2) -> None:
         (byte,) = file.read(1)
         file.seek(tensor.begin + at)
         file.write(bytes([byte ^ 0x77]))
+
+
+@pytest.mark.usefixtures("cache_of_blocks")
+def test_sizes_of_keys_are_the_same_in_a_later_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, options = file_of(FAMILIES["qwen2"], tmp_path), replace(OPTIONS, kv_cache_dtype="int8")
+    with monkeypatch.context() as patch:
+        patch.setattr("oaiserve.engine.model.cpu.key_sizes._POWER", 3)  # random weights have keys of about one size
+        expected = kept_logits(path, 20, kv_cache_dtype="int8")
+        start_and_remember(path, options)
+    assert torch.equal(remembered_logits(path, 20, options), expected)
+    sizes = key_sizes(recall_model(cache_key(path, options), options).decoder)
+    assert len(sizes) == 3
+    for of_layer in sizes.values():  # of pairs that are rotated together, powers of two
+        assert torch.equal(*of_layer.chunk(2, dim=-1))
+        assert torch.equal(of_layer.log2(), of_layer.log2().round())
+        assert len(of_layer.unique()) > 1
 
 
 @pytest.mark.usefixtures("cache_of_blocks")
