@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", choices=get_args(Dtype), help="as the server's flag")
     parser.add_argument("--tokens", type=int, default=BOUNDS[-1], help="of the text (default: %(default)s)")
     parser.add_argument("--positions", type=int, default=256, help="compared in each range (default: %(default)s)")
-    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS, help="how tokens are computed (default: all)")
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS, help="beside prefill (default: all)")
     parser.add_argument(
         "--llama",
         type=Path,
@@ -95,6 +95,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     reference = Reference(source, ids, prepare.FOLDER / "quality")
     is_quantized = source.gguf_file is not None or hasattr(config, "quantization_config")
     runs: dict[str, Any] = {}
+    ways = ["prefill", *(way for way in arguments.ways if way != "prefill")]  # decodes read what it writes
     for quantize in arguments.quantize or (["none"] if is_quantized else get_args(Quantize)):
         for cache in arguments.caches:
             options = EngineOptions(
@@ -109,7 +110,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             name = f"oaiserve{f', {quantize}' if quantize != 'none' else ''}, {cache} cache"
             runs[name] = {}
             native = _native(arguments.model, options)
-            for way in arguments.ways:
+            for way in ways:
                 logits = of_native(native, ids, rows, way)
                 runs[name][way] = shown(name, way, figures(rows, compare(reference, rows, logits)))
             del native
@@ -117,7 +118,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     for cache in LLAMA_CACHES if arguments.llama else ():
         name = f"llama.cpp, {cache} cache"
         by_way = runs[name] = {}
-        ways = ["prefill", *(way for way in arguments.ways if way != "prefill")]
         logits = of_llama(arguments.llama, source.path, ids, rows, cache, ways)
         for way in ways:
             by_way[way] = shown(name, way, figures(rows, compare(reference, rows, logits)))
