@@ -94,11 +94,11 @@ def in_eight_bits(_: torch.nn.Module, inputs: tuple[torch.Tensor], together: int
 def finer(groups: torch.Tensor, *, in_tiles: bool = False) -> torch.Tensor:
     """Return how much finer than the largest of 256 numbers each is rounded: by a power of two for each 32 of them.
 
-    In the tiles of AMX, only groups with numbers of very different sizes are.
+    In the tiles of AMX, none is.
     """
     most = groups.abs().unflatten(-1, (8, 32)).amax(-1)
     powers = sum((most * 2**i <= most.amax(-1, keepdim=True)).int() for i in (1, 2, 3))
-    powers = powers * (powers.sum(-1, keepdim=True) >= (18 if in_tiles else 4))
+    powers = powers * (powers.sum(-1, keepdim=True) >= (25 if in_tiles else 4))
     return torch.exp2(powers.float()).repeat_interleave(32, -1)
 
 

@@ -133,7 +133,7 @@ class ExpertOperations:
         x, width = self._buffers.normed, self._buffers.width
         ups = [weights.pack_gated(expert.gate, expert.up) for expert in mixture.experts]
         if ups[0] in weights.widths:  # a token is quantized once for all its experts
-            x, rows = operations.input_of(x, ups[0], len(ups)), self._groups
+            x, rows = operations.input_of(x, ups[0], len(ups), with_rests=True), self._groups
             read_by = WeightRange(ups[0], len(ups))
             operations.add("route", "gather_groups", x, rows, width, read_by, assignment)
         else:
@@ -147,7 +147,7 @@ class ExpertOperations:
         inner = self._inner
         if downs[0] in weights.widths:
             k, top_k, read_by = weights.widths[downs[0]], mixture.router.top_k, WeightRange(downs[0], len(downs))
-            operations.add("quantize", "quantize", inner, self._groups, k, read_by, False, None, top_k)
+            operations.add("quantize", "quantize", inner, self._groups, k, read_by, False, False, None, top_k)
             inner = self._groups
         operations.add("down", "expert_project", inner, self._out, ExpertWeights(downs[0], assignment))
 

@@ -72,23 +72,26 @@ class OperationList:
         """Add the operation that writes the input of an MLP's last matrix to `out`."""
         if mlp.gate is None:
             site, weights = self.site(x, [mlp.up]), self.weights.pack([mlp.up])
-            x = self.input_of(x, weights)
+            x = self.input_of(x, weights, with_rests=True)
             self.add("up", "activate", x, out, weights, site, mlp.activation, NONE, 0)
         else:
             site, weights = self.site(x, [mlp.gate, mlp.up]), self.weights.pack_gated(mlp.gate, mlp.up)
-            x = self.input_of(x, weights)
+            x = self.input_of(x, weights, with_rests=True)
             self.add("gate and up", "gate", x, out, weights, site, mlp.activation)
 
-    def input_of(self, x: int, weights: int, count: int = 1, *, of_logits_rows: bool = False) -> int:
+    def input_of(
+        self, x: int, weights: int, count: int = 1, *, of_logits_rows: bool = False, with_rests: bool = False
+    ) -> int:
         """Return the input buffer of products with `count` weights from this index on.
 
-        It is x, or x in eight bits, for which an operation is added.
+        It is x, or x in eight bits, for which an operation is added. With rests, rows have more bits if they need
+        them.
         """
         if weights not in self.weights.widths:
             return x
         width, order = self.weights.widths[weights], self.weights.orders.get(weights)
         read_by = WeightRange(weights, count)
-        self.add("quantize", "quantize", x, self._groups, width, read_by, of_logits_rows, order, 1)
+        self.add("quantize", "quantize", x, self._groups, width, read_by, of_logits_rows, with_rests, order, 1)
         return self._groups
 
     def site(self, x: int, matrices: list[Matrix] | HeadRows, heads: int = 1, each: int = 0) -> int:

@@ -41,7 +41,15 @@ class Product:
     The matrix may have parts in several formats, which are whole panels but for the last one.
     """
 
-    def __init__(self, library: Library, matrix: Blocks, table: torch.Tensor, num_threads: int, *more: Blocks) -> None:
+    def __init__(
+        self,
+        library: Library,
+        matrix: Blocks,
+        table: torch.Tensor,
+        num_threads: int,
+        *more: Blocks,
+        with_rests: bool = False,
+    ) -> None:
         parts = [matrix, *more]
         n, k = sum(map(len, parts)), matrix.shape[1]
         self._library, self._table, self._n = library, table, n
@@ -61,7 +69,7 @@ class Product:
 
         add("embed", hidden, table, len(table), None, k, 1.0)
         add("norm", hidden, x, Normalize.of(None, k), True)
-        add("quantize", x, groups, k, WeightRange(self.weights, 1), True, order, 1)
+        add("quantize", x, groups, k, WeightRange(self.weights, 1), True, with_rests, order, 1)
         add("logits", groups, self.weights, 1.0, 0.0)
 
     def __del__(self) -> None:
@@ -185,6 +193,21 @@ def test_products_are_those_of_the_reference_and_do_not_depend_on_rows_or_thread
     for rows in ([3], [0, 14], [5, 4, 3, 2, 1, 0], list(range(1, 14))):
         assert (product.of(rows) == together[rows]).all()
     assert (Product(library, matrix, table, 3).of(list(range(ROWS))) == together).all()
+
+
+@pytest.mark.parametrize("kind", [10, 11, 12, 13, 14, 23], ids=lambda kind: FORMATS[kind].name)
+def test_rows_with_a_number_far_from_the_others_have_more_bits(library: Library, kind: int) -> None:
+    matrix, table = random_matrix(kind), torch.randn(ROWS, K, generator=torch.Generator().manual_seed(1))
+    table[::3, 100] = 2000
+    exact = table.double().numpy() @ matrix.expand().double().numpy().T
+    products = [Product(library, matrix, table, 1, with_rests=with_rests) for with_rests in (False, True)]
+    plain, with_rests = (product.of(list(range(ROWS))) for product in products)
+    far = np.arange(ROWS) % 3 == 0
+    assert (with_rests[~far] == plain[~far]).all()
+    size = np.abs(exact[~far]).max()
+    assert np.abs(with_rests - exact)[far].max() < 0.03 * size < np.abs(plain - exact)[far].max()
+    for rows in ([3], [0, 14], list(range(1, 14))):
+        assert (products[1].of(rows) == with_rests[rows]).all()
 
 
 def test_parts_of_a_matrix_read_a_row_as_their_formats_do(library: Library) -> None:

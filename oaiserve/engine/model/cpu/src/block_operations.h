@@ -22,14 +22,14 @@ struct EmbedBlocks {
 };
 
 // out = x in eight bits, for products that read it in these forms. A token has `rows_each` rows, if it is not of the
-// logits' rows. With an `order`, which the caller keeps alive, number i of a row is x[order[i]].
+// logits' rows. With `with_rests`, rows whose numbers differ most have rests. With an `order`, which the caller keeps alive, number i of a row is x[order[i]].
 template <class T>
 struct QuantizeRows {
   Buffer<T>& rows_of_x;
   Buffer<RowLine>& out;
   long width;
   RowForms forms;
-  bool of_logits_rows;
+  bool of_logits_rows, with_rests;
   const int32_t* order;
   long rows_each;
 
@@ -37,7 +37,9 @@ struct QuantizeRows {
   long rows(const StepInput& step) const { return of_logits_rows ? step.num_logits : step.num_tokens * rows_each; }
   void row(const StepInput&, long row) const {
     const T* x = rows_of_x.row(row);
-    if (!order) return quantize_part(x, 0, width, width, forms, out.row(row));
+    RowForms of_row = forms;
+    of_row.rests = with_rests;
+    if (!order) return quantize_part(x, 0, width, width, of_row, out.row(row));
     // In pieces that both forms have a whole number of.
     const long piece = width % SUPER == 0 ? SUPER : BLOCK_GROUP;
     for (long first = 0; first < width; first += piece) {

@@ -236,6 +236,24 @@ auto tile_of_blocks(int rows, std::integer_sequence<int, ROW...>) {
   }
 }
 
+// sums [PANEL] += the rests of a row times a panel, if the row and the panel's format have such.
+inline void add_rests(const BlockLinear& w, const RowLine* row, long panel, float* sums) {
+  if (!layout_of(w.panels[panel].format).is_super || !supers_in(row)->has_rests) return;
+  for_format(w.panels[panel].format, [&]<Format FORMAT>() {
+    if constexpr (layout_of(FORMAT).is_super) {
+      const uint8_t* const weights = w.panels[panel].data;
+      const RowLine* const rests = rests_in(row, w.k);
+      alignas(64) float start[PANEL];
+      std::memcpy(start, sums, sizeof(start));
+#if defined(WITH_SHORT_SUMS)
+      multiply_in_short_tiles<FORMAT>(weights, rests, 0, 1, w.k, start, sums, weights);
+#else
+      super_tile<FORMAT, 1>(weights, rests, 0, w.k, start, sums, Ahead::of(weights, weights, 0, 1, false));
+#endif
+    }
+  });
+}
+
 // Multiplies as multiply_panel of gemm.h does, in tiles of nearly the same height.
 inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride, long rows, long panel, float* sums,
                            long next) {
@@ -251,14 +269,8 @@ inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride
       return in_tiles(multiply_in_short_tiles<FORMAT>);
 #elif defined(WITH_INTEGER_TILES)
     if constexpr (layout_of(FORMAT).is_super) {
-      if (rows >= least_tiled_rows(expansion_of(FORMAT))) {
-        in_tiles(multiply_chunks_in_tiles<SuperTiles<FORMAT>>);
-        for (long r = 0; r < rows; r++)
-          if (const RowLine* row = x + r * x_stride; supers_in(row)->is_row_shifted)
-            super_tile<FORMAT, 1>(weights.data, row, x_stride, w.k, bias.values, sums + r * PANEL,
-                                  Ahead::of(weights.data, next_data, 0, 1, false));
-        return;
-      }
+      if (rows >= least_tiled_rows(expansion_of(FORMAT)))
+        return in_tiles(multiply_chunks_in_tiles<SuperTiles<FORMAT>>);
     } else if constexpr (layout_of(FORMAT).is_long()) {
       if (rows >= LEAST_TILED_LONG_ROWS) return in_tiles(multiply_chunks_in_tiles<LongTiles<FORMAT>>);
     } else if (rows >= LEAST_TILED_ROWS) {
@@ -277,6 +289,7 @@ inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride
       row += height;
     }
   });
+  for (long r = 0; r < rows; r++) add_rests(w, x + r * x_stride, panel, sums + r * PANEL);
 }
 
 }  // namespace oaiserve

@@ -26,6 +26,7 @@ namespace oaiserve {
 // Which of these weights read. A matrix whose panels have several formats may read several.
 struct RowForms {
   bool groups = false, supers = false, longs = false;
+  bool rests = false;  // of supers, where rows need them: see quantize_rests
 };
 
 // 64 bytes of a row. A row of k numbers has its supers and its longs first, if k is a multiple of 256, and then its
@@ -45,9 +46,9 @@ struct alignas(64) QuantizedGroup {
 static_assert(sizeof(QuantizedGroup) == sizeof(RowLine));
 
 constexpr int MOST_SHIFT = 3;  // for which sums of QuantizedSuper have room
-// Shifts finer than that in total are worth their time. Tiles of AMX have none: rows with shifts are multiplied without.
+// Scales that are finer by that many powers of two in total are worth their time. The tiles of AMX know no shifts.
 #if defined(WITH_INTEGER_TILES)
-constexpr int LEAST_FINER = 18;
+constexpr int LEAST_FINER = MOST_SHIFT * (SUPER / BLOCK_GROUP) + 1;
 #else
 constexpr int LEAST_FINER = 4;
 #endif
@@ -58,7 +59,7 @@ struct alignas(64) QuantizedSuper {
   int32_t shifts[SUPER / BLOCK_GROUP];
   int16_t sums[SUPER / 32], half_sums[SUPER / 16];  // of the shifted values, by runs of 32 and of 16
   float scale;
-  bool is_shifted, is_row_shifted;  // the second one only in the first of a row
+  bool is_shifted, has_rests;  // the second one of the whole row, in its first
 #if defined(WITH_SHORT_SUMS)
   // Of runs of 16, the sums of those values of which one lane of sixteen bits sums products, less than zero.
   int16_t minus_pairs[SUPER / 16][2];
@@ -83,6 +84,10 @@ constexpr long SUPER_LINES = sizeof(QuantizedSuper) / sizeof(RowLine);
 constexpr long LONG_LINES = sizeof(QuantizedLong) / sizeof(RowLine);
 inline long lines_of_supers(long k) { return k % SUPER == 0 ? k / SUPER * SUPER_LINES : 0; }
 inline long lines_of_longs(long k) { return k % SUPER == 0 ? k / SUPER * LONG_LINES : 0; }
+// The rests of supers are supers, too, and lie where longs would: no matrix reads both.
+inline const RowLine* rests_in(const RowLine* row, long k) { return row + lines_of_supers(k); }
+inline RowLine* rests_in(RowLine* row, long k) { return row + lines_of_supers(k); }
+static_assert(SUPER_LINES <= LONG_LINES);
 // Rows of k numbers or fewer have room in so many lines.
 inline long most_lines(long k) { return (k + SUPER - 1) / SUPER * (SUPER_LINES + LONG_LINES) + k / BLOCK_GROUP; }
 
@@ -199,17 +204,36 @@ void quantize_long(const T* x, QuantizedLong& out) {
   out.scale = most / MOST + whole * 0.0f;
 }
 
+// A number so many times as large as the mean of its 256 leaves too few bits to the others. Models have such at their first
+// token, in the inputs of their MLPs.
+constexpr float FAR = 64;
+
+// Rounds what supers left of a row, if it has a number that is far from the others. Its products are added to those of
+// the row, which then has fifteen bits.
+template <class T>
+void quantize_rests(const T* x, long k, RowLine* out) {
+  bool& has_rests = supers_in(out)->has_rests;
+  for (long i = 0; i < k && !has_rests; i += SUPER) {
+    f32x16 total = splat(0);
+    for (long j = i; j < i + SUPER; j += LANES) total += max(load(x + j), splat(0) - load(x + j));
+    has_rests = largest(x + i, SUPER) * SUPER > FAR * sum(total);
+  }
+  for (long i = 0; i < k && has_rests; i += SUPER) {
+    const QuantizedSuper& super = supers_in(out)[i / SUPER];
+    alignas(64) float rest[SUPER];
+    for (long j = 0; j < SUPER; j++)
+      rest[j] = to_float(x[i + j]) - float(super.values[j] * (1 << super.shifts[j / BLOCK_GROUP])) * super.scale;
+    quantize_super(rest, supers_in(rests_in(out, k))[i / SUPER]);
+  }
+}
+
 // out, a row of k numbers in the forms that are read, gets `count` of them from `first` on: x [count]. Both are multiples
-// of how many share a scale. Parts come in order.
+// of how many share a scale. The first part comes first, and only whole rows have rests.
 template <class T>
 void quantize_part(const T* x, long first, long count, long k, RowForms forms, RowLine* out) {
-  bool& is_row_shifted = supers_in(out)->is_row_shifted;
-  if (forms.supers && first == 0) is_row_shifted = false;
-  for (long i = 0; forms.supers && i < count; i += SUPER) {
-    QuantizedSuper& super = supers_in(out)[(first + i) / SUPER];
-    quantize_super(x + i, super);
-    is_row_shifted |= super.is_shifted;
-  }
+  for (long i = 0; forms.supers && i < count; i += SUPER) quantize_super(x + i, supers_in(out)[(first + i) / SUPER]);
+  if (forms.supers && first == 0) supers_in(out)->has_rests = false;
+  if (forms.supers && forms.rests && count == k) quantize_rests(x, k, out);
   for (long i = 0; forms.longs && i < count; i += SUPER) quantize_long(x + i, longs_in(out, k)[(first + i) / SUPER]);
   for (long i = 0; forms.groups && i < count; i += BLOCK_GROUP)
     quantize_group(x + i, groups_in(out, k)[(first + i) / BLOCK_GROUP]);
@@ -217,6 +241,8 @@ void quantize_part(const T* x, long first, long count, long k, RowForms forms, R
 
 inline void copy(const RowLine* row, long k, RowForms forms, RowLine* out) {
   for (long i = 0; forms.supers && i < k / SUPER; i++) supers_in(out)[i] = supers_in(row)[i];
+  if (forms.supers && supers_in(row)->has_rests)
+    std::memcpy((void*)rests_in(out, k), rests_in(row, k), size_t(lines_of_supers(k)) * sizeof(RowLine));
   for (long i = 0; forms.longs && i < k / SUPER; i++) longs_in(out, k)[i] = longs_in(row, k)[i];
   for (long i = 0; forms.groups && i < k / BLOCK_GROUP; i++) groups_in(out, k)[i] = groups_in(row, k)[i];
 }

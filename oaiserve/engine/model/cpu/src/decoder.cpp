@@ -365,7 +365,7 @@ constexpr Entry OPERATIONS[] = {
     of<GateRows<Element>, Elements, Floats, long, long>("gate_rows"),
     {"embed_blocks", KINDS<Floats, AnyWeights, float>,
      add_operation<EmbedBlocks, BlockLinear, Element, Floats, AnyWeights, float>},
-    of<QuantizeRows<Element>, Elements, Groups, long, WeightRange, bool, const int32_t*, long>("quantize"),
+    of<QuantizeRows<Element>, Elements, Groups, long, WeightRange, bool, bool, const int32_t*, long>("quantize"),
     of<GatherQuantized, Groups, Groups, long, WeightRange, Assigned>("gather_groups"),
 };
 
