@@ -236,7 +236,7 @@ def test_the_largest_sums_have_no_error(library: Library, kind: int) -> None:
         matrix = Blocks(data, kind, np.arange(N))
         table = torch.ones(ROWS, K)
         table[1::2] = -1
-        if not library.has_integer_tiles():  # others round to one scale for 256
+        if kind != LONG_KIND and not library.has_integer_tiles():  # those have one scale for 256
             table[::5, 64:256] *= 8  # shifted by three, beside others that are not
             table[::7, 256:288] *= 8
         expected = table.double().numpy() @ matrix.expand().double().numpy().T
