@@ -28,6 +28,7 @@ class CallParser(ABC):
     """
 
     opening_tags: ClassVar[tuple[str, ...]]  # with each of these, a call may begin
+    bare: ClassVar[tuple[str, ...]] = ()  # with which an answer begins that is a call without a tag
     closing_tags: ClassVar[tuple[str, ...]] = ()  # that may follow a call, in this order
     hidden_tags: ClassVar[tuple[str, ...]] = ()  # around texts that are no calls: dropped, with or without tools
     tags: ClassVar[tuple[str, ...]]  # all tags of the family
@@ -90,6 +91,10 @@ class CallParser(ABC):
 
     def _find(self, text: str) -> tuple[int, str]:
         """Return the place and the opening tag of the next call, as `find_tag` does."""
+        if self._is_blank and self.bare:
+            num_spaces = len(text) - len(text.lstrip())
+            if text.startswith(self.bare, num_spaces):
+                return num_spaces, text[num_spaces]
         return find_tag(text, (*self.opening_tags, *self.hidden_tags))
 
     def _begin_head(self, tag: str, before: str = "") -> None:

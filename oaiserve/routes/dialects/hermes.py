@@ -13,14 +13,17 @@ from oaiserve.routes.dialects.json_calls import JsonCallParser
 from oaiserve.routes.dialects.segments import Segment
 
 _FENCE, _FENCE_END = "```json", "```"
+_BARE = '{"name":'
 
 
 class HermesCalls(JsonCallParser):
     """Reads `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one after the other.
 
-    Qwen 2.5 Coder writes a fenced block of JSON in place of the tags. One with a name and arguments, and nothing else,
-    is a call, which comes when the block ends.
+    Qwen 2.5 Coder writes a fenced block of JSON in place of the tags, or begins an answer with the object alone. One
+    with a name and arguments, and nothing else, is a call, which comes when the block or the object ends.
     """
+
+    bare: ClassVar[tuple[str, ...]] = ("{",)
 
     opening_tags: ClassVar[tuple[str, ...]] = ("<tool_call>", _FENCE)
     closing_tags: ClassVar[tuple[str, ...]] = ("</tool_call>",)
@@ -32,6 +35,8 @@ class HermesCalls(JsonCallParser):
         self._fenced_end = None
 
     def _head(self, segments: list[Segment]) -> bool:
+        if self._tag in self.bare:
+            return self._bare_head(segments)
         if self._tag != _FENCE:
             return super()._head(segments)
         at = self._place_of_object(len(_FENCE))
@@ -45,6 +50,17 @@ class HermesCalls(JsonCallParser):
         if not rest.startswith(_FENCE_END) or not _has_exactly(self._text[at : self._fenced_end], "name", "arguments"):
             raise NotACall
         return self._take_whole(segments, at, self._fenced_end, _FENCE_END)
+
+    def _bare_head(self, segments: list[Segment]) -> bool:
+        beginning = "".join(self._text.split())[: len(_BARE)]
+        if not _BARE.startswith(beginning):
+            raise NotACall
+        end = self._end_of_json(0)
+        if end is None:
+            return False
+        if not _has_exactly(self._text[:end], "name", "arguments"):
+            raise NotACall
+        return self._take_whole(segments, 0, end)
 
 
 def _has_exactly(text: str, *keys: str) -> bool:

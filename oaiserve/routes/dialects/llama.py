@@ -15,14 +15,7 @@ class LlamaCalls(JsonCallParser):
 
     opening_tags: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
     tags: ClassVar[tuple[str, ...]] = opening_tags
-    bare: ClassVar[tuple[str, ...]] = ("{",)  # with which an answer begins that is a call
-
-    def _find(self, text: str) -> tuple[int, str]:
-        if self._is_blank:
-            num_spaces = len(text) - len(text.lstrip())
-            if text.startswith(self.bare, num_spaces):
-                return num_spaces, text[num_spaces]
-        return super()._find(text)
+    bare: ClassVar[tuple[str, ...]] = ("{",)
 
     def _head(self, segments: list[Segment]) -> bool:
         return self._head_of_object(segments, 0 if self._tag in self.bare else len(self._tag))

@@ -123,6 +123,28 @@ def test_a_fenced_block_that_is_exactly_one_call_of_a_known_tool_is_one(text: st
     assert read(segments_of(parser(HermesCalls), text)) == expected
 
 
+BARE = '{"name": "add", "arguments": {"a": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (BARE, Read("", "", [("add", '{"a": 1}')])),
+        (f"\n{BARE}\n", Read("", "", [("add", '{"a": 1}')])),
+        (f"I add: {BARE}", Read(f"I add: {BARE}")),
+        (BARE.replace("add", "unknown"), Read(BARE.replace("add", "unknown"))),
+        (BARE.replace('"a"', '"b"')[:-1], Read(BARE.replace('"a"', '"b"')[:-1])),
+        ('{"name": "Anna", "age": 3}', Read('{"name": "Anna", "age": 3}')),
+        ('{"answer": {"name": "add"}}', Read('{"answer": {"name": "add"}}')),
+    ],
+)
+def test_an_answer_that_begins_with_the_object_of_a_known_tool_is_a_call(text: str, expected: Read) -> None:
+    assert whole(HermesCalls, text) == expected
+    for at in range(1, len(text)):
+        assert read(segments_of(parser(HermesCalls), [text[:at], text[at:]])) == expected
+    assert read(segments_of(parser(HermesCalls), text)) == expected
+
+
 def test_a_broken_call_tells_all_that_was_written_of_it() -> None:
     assert segments_of(parser(HermesCalls), ['\n<tool_call>{"name": "add", "arguments": {"a": x}}']) == [
         CallBegin("add"),
