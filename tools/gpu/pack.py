@@ -67,7 +67,8 @@ def packages() -> list[str]:
     needed: dict[str, str] = {}
     for requirement in tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]:
         _closure(Requirement(requirement).name, needed)
-    return [f"{name}=={version}" for name, version in needed.items() if name not in there and name != "pip"]
+    _closure("psutil", needed)  # of tools.bench
+    return [f"{name}=={version}" for name, version in needed.items() if name not in there]
 
 
 def _closure(name: str, found: dict[str, str]) -> None:

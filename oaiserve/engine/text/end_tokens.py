@@ -11,42 +11,13 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oaiserve.engine.request import ChatPrompt
+from oaiserve.engine.text.special_tokens import END_TEXTS
 from oaiserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from oaiserve.engine.text.chat_template import ChatTemplate
     from oaiserve.engine.text.tokenizer import Tokenizer
 
-# Tokens with these texts end an answer in every model that has them as tokens of their own, but for `_TRAPS`.
-END_TEXTS = frozenset(
-    {
-        *(
-            "<|eot_id|>",
-            "<|eom_id|>",
-            "<|eot|>",
-            "<|eom|>",
-            "<|end_of_text|>",
-            "<|endoftext|>",
-            "<|im_end|>",
-            "<|end|>",
-        ),
-        *("<end_of_turn>", "<turn|>", "<|tool_response>", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "[e~["),
-        *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>"),
-        *("<eos>", "<EOT>", "_<EOT>", "▁<EOT>", "<|EOT|>", "[EOT]", "[EOS]"),
-        # After the text in a gap, a model for code goes on with another file.
-        *(
-            "<|fim_pad|>",
-            "<fim-pad>",
-            "<fim_pad>",
-            "<|repo_name|>",
-            "<|fim_repo|>",
-            "<fim-repo>",
-            "<REPO>",
-            "<reponame>",
-        ),
-        "<|file_sep|>",
-    }
-)
 # Texts that end only a part of an answer, if the vocabulary has one of the others: those of gpt-oss and Solar Open.
 _TRAPS = {"<|end|>": ("<|return|>", "<|flush|>")}
 _ANSWER, _NAME = "This is an answer.", "name_of_a_function"  # in sample conversations

@@ -12,6 +12,37 @@ from typing import Any
 
 MARK = "\ufdd0"  # a noncharacter, which no text for people has
 _START_CHARACTERS = 3  # of a special token, by which a text is searched: there may be thousands of tokens
+# Tokens with these texts end an answer in every model that has them as tokens of their own. `end_tokens.py` has the
+# exceptions.
+END_TEXTS = frozenset(
+    {
+        *(
+            "<|eot_id|>",
+            "<|eom_id|>",
+            "<|eot|>",
+            "<|eom|>",
+            "<|end_of_text|>",
+            "<|endoftext|>",
+            "<|im_end|>",
+            "<|end|>",
+        ),
+        *("<end_of_turn>", "<turn|>", "<|tool_response>", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "[e~["),
+        *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>"),
+        *("<eos>", "<EOT>", "_<EOT>", "▁<EOT>", "<|EOT|>", "[EOT]", "[EOS]"),
+        # After the text in a gap, a model for code goes on with another file.
+        *(
+            "<|fim_pad|>",
+            "<fim-pad>",
+            "<fim_pad>",
+            "<|repo_name|>",
+            "<|fim_repo|>",
+            "<fim-repo>",
+            "<REPO>",
+            "<reponame>",
+        ),
+        "<|file_sep|>",
+    }
+)
 
 
 class SpecialTexts:

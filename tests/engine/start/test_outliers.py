@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.families import FAMILIES
+from oaiserve.engine.model.families import FAMILIES, encoders
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import make_model
@@ -19,8 +19,10 @@ from tests.models.small_configs import config_of
 
 Attend = Callable[[Tensor, Tensor, Tensor, Scoring], Tensor]
 Mutant = Callable[[Attend, Tensor, Tensor, Tensor, Scoring], Tensor]
+ENCODERS = [family.type for family in encoders.FAMILIES]
 # Mamba 2 has no attention, and that of Doge masks keys by their content, which is refused.
-ATTENDING = sorted({"llama", "gpt2", "mistral", "qwen2", "qwen3", "starcoder2", *FAMILIES} - {"mamba2", "doge"})
+PREPARED = {"llama", "gpt2", "mistral", "qwen2", "qwen3", "starcoder2", *FAMILIES}.difference(ENCODERS)
+ATTENDING = sorted(PREPARED - {"mamba2", "doge"})
 
 
 def _scaled(factor: float, attend: Attend, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:

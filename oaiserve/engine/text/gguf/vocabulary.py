@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from oaiserve.engine.text.end_tokens import END_TEXTS
+from oaiserve.engine.text.special_tokens import END_TEXTS
 from oaiserve.files.bad_file import BadFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens

@@ -10,7 +10,6 @@ from torch import nn
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
 from oaiserve.engine.model.spec import LoadedModel
-from oaiserve.engine.start.check import may_round_more
 from tests.engine.model.cpu.small_models import FAMILIES, load
 
 NO_WINDOW = AttentionParameters(scaling=0.25, sliding_window=None, softcap=None)
@@ -84,14 +83,6 @@ def test_what_experts_do_with_gate_and_up_is_found_from_their_outputs() -> None:
     experts._apply_gate = clamped
     with pytest.raises(NotKnown, match="^its MixtralExperts combines gate and up in another way$"):
         described(loaded)
-
-
-def test_only_routers_of_numbers_in_16_bits_may_choose_otherwise(llama: LoadedModel) -> None:
-    mixture = described(load(FAMILIES["mixtral"]))
-    assert may_round_more(mixture, torch.bfloat16, is_quantized=False)
-    assert not may_round_more(mixture, torch.float32, is_quantized=False)
-    assert not may_round_more(described(llama), torch.bfloat16, is_quantized=False)
-    assert may_round_more(described(llama), torch.float32, is_quantized=True)
 
 
 def test_the_kind_of_a_norm_is_found_from_its_outputs(llama: LoadedModel) -> None:
