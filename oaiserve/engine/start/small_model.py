@@ -36,6 +36,7 @@ from oaiserve.engine.start.check import NUM_TOKENS, Checked, Part, batches, refu
 from oaiserve.engine.start.compare import FLOAT32_TOLERANCE, INT8_CACHE_TOLERANCE, difference, tolerance
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import kept_states, prepare, short_windows
+from oaiserve.errors import StartupError
 
 MOST_ROWS = 1024  # of the embedding
 _LAYER_INPUTS, _INPUT_PROJECTION = "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight"
@@ -166,12 +167,14 @@ def reference_of(
     """Let transformers' code compute the model of a part, whose description is compared with it in float32.
 
     `options` have the length and the KV cache of the whole model, and `dtype` is that of its native step. Raises
-    NotKnown for a model that is described in another way than its code computes it, and StartupError for one that paged
-    attention is not for.
+    NotKnown for a model that is described in another way than its code computes it, or that paged attention is not for.
     """
     states = kept_states(_in_dtype(copy.deepcopy(model), dtype))
     length = options.max_model_len or context_length(model.config)
-    prepared = replace(prepare(model, name), max_model_len=length)
+    try:
+        prepared = replace(prepare(model, name), max_model_len=length)
+    except StartupError as error:  # a slower way may serve it, or refuses it with the same sentence
+        raise NotKnown(str(error).removesuffix(".")) from error
     plain = with_native_cache(prepared, replace(options, kv_cache_dtype="auto"))
     refuse_unless_it_fits(plain.kv_shapes.values(), options.block_size)
     _refuse_unless_described(plain, options)
