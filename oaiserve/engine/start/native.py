@@ -29,12 +29,12 @@ from oaiserve.engine.start.cache import remember_checked
 from oaiserve.engine.start.check import Part, refuse_unless_as_checked, refuse_unless_finite
 from oaiserve.engine.start.small_model import (
     Reference,
+    attention_parameters,
     kinds_of,
     outline,
     part_of,
     reference_of,
     small_model,
-    transformers_logits,
 )
 from oaiserve.errors import StartupError
 from oaiserve.facts.times import monotonic_ns
@@ -127,7 +127,7 @@ def native_step(
     block_size = options.block_size
     refuse_unless_it_fits(loaded.kv_shapes.values(), block_size)
     library = Library(loaded.dtype)
-    decoder = describe(loaded, transformers_logits(loaded, block_size)[1])
+    decoder = describe(loaded, attention_parameters(loaded, block_size))
     if options.has_adapters:
         refuse_unless_adaptable(loaded.model, decoder)
     reference = _reference(loaded, decoder, options)

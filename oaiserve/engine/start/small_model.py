@@ -20,7 +20,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import Adapter, probe_adapter
 from oaiserve.engine.model.attention import Scoring
-from oaiserve.engine.model.attention.reference import watched
+from oaiserve.engine.model.attention.reference import Watch, watched
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.describe import describe
@@ -179,17 +179,18 @@ def reference_of(
     refuse_unless_it_fits(plain.kv_shapes.values(), options.block_size)
     _refuse_unless_described(plain, options)
     loaded = with_native_cache(prepared, options)
-    expected, parameters = transformers_logits(loaded, options.block_size)
+    parameters = attention_parameters(loaded, options.block_size)
+    expected = transformers_logits(loaded, options.block_size, parameters)
     layers = describe(loaded, parameters).layers
     if options.has_adapters:
         probe = _probe(model, part, dtype)
-        expected += transformers_logits(loaded, options.block_size, probe)[0]
+        expected += transformers_logits(loaded, options.block_size, parameters, probe)
     loaded = replace(loaded, model=_in_dtype(model, dtype), dtype=dtype, state_shapes=states)
     limit = tolerance(dtype, is_quantized=is_quantized)
     if options.kv_cache_dtype == "int8":
         limit = max(limit, INT8_CACHE_TOLERANCE)
     if dtype != torch.float32:
-        rounded_logits, _ = transformers_logits(loaded, options.block_size)
+        rounded_logits = transformers_logits(loaded, options.block_size, parameters)
         pairs = zip(rounded_logits, expected, strict=False)  # those without an adapter
         rounding = max(difference(logits, wanted) for logits, wanted in pairs)
         limit = max(limit, min(_ROUNDINGS * rounding, _MOST))
@@ -199,7 +200,8 @@ def reference_of(
 def _refuse_unless_described(loaded: LoadedModel, options: EngineOptions) -> None:
     """Raise NotKnown unless the native step computes what transformers' code does, both in float32."""
     with short_windows(loaded.model):
-        expected, parameters = transformers_logits(loaded, options.block_size)
+        parameters = attention_parameters(loaded, options.block_size)
+        expected = transformers_logits(loaded, options.block_size, parameters)
     decoder = describe(loaded, parameters)
     sizes: Any = {"num_blocks": 1, "block_size": options.block_size, "num_threads": 1}
     native = NativeDecoder(Library(torch.float32), decoder, **sizes)
@@ -222,29 +224,41 @@ def _probe(model: PreTrainedModel, part: Part, dtype: torch.dtype) -> Adapter:
 
 
 @torch.inference_mode()
-def transformers_logits(
-    loaded: LoadedModel, block_size: int, adapter: Adapter | None = None
-) -> tuple[list[Tensor], dict[int, AttentionParameters]]:
-    """Return transformers' logits of the batches of the check, and what its layers call attention with, by layer.
-
-    Where the native cache has eight bits, keys and values are rounded to these here, too, keys by the sizes of their
-    numbers. These are known once the model is described, so it is computed twice.
-    """
-    num_blocks = -(-NUM_TOKENS // block_size)
-    caches = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size).caches
+def attention_parameters(loaded: LoadedModel, block_size: int) -> dict[int, AttentionParameters]:
+    """Return what the layers of a model call attention with, by layer."""
     parameters: dict[int, AttentionParameters] = {}
-    sizes: dict[int, Tensor] = {}
 
     def record(layer: int, key: Tensor, value: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
         scaling, sliding_window, softcap, sinks, looks_ahead = scoring
         parameters[layer] = AttentionParameters(scaling, sliding_window, softcap, sinks is not None, looks_ahead)
+        return key, value
+
+    _watching(loaded, block_size, record).forward(batches(loaded, block_size)[0])
+    return parameters
+
+
+@torch.inference_mode()
+def transformers_logits(
+    loaded: LoadedModel, block_size: int, parameters: dict[int, AttentionParameters], adapter: Adapter | None = None
+) -> list[Tensor]:
+    """Return transformers' logits of the batches of the check.
+
+    Where the native cache has eight bits, keys and values are rounded to these here, too, keys by the sizes of their
+    numbers, which follow from the description.
+    """
+    has_int8 = any(shape.is_int8 for shape in loaded.kv_shapes.values())
+    sizes = key_sizes(describe(loaded, parameters)) if has_int8 else {}
+
+    def round_(layer: int, key: Tensor, value: Tensor, _: Scoring) -> tuple[Tensor, Tensor]:
         if (shape := loaded.kv_shapes[layer]).is_int8:
             return rounded(key, KEY_GROUP, sizes.get(layer, NO_SIZES)), rounded(value, shape.value_dim)
         return key, value
 
-    recording = EagerExecutor(loaded, caches, watched(caches, record))
-    logits = [recording.forward(batch) for batch in batches(loaded, block_size, adapter)]
-    if any(shape.is_int8 for shape in loaded.kv_shapes.values()):
-        sizes.update(key_sizes(describe(loaded, parameters)))
-        logits = [recording.forward(batch) for batch in batches(loaded, block_size, adapter)]
-    return logits, parameters
+    executor = _watching(loaded, block_size, round_)
+    return [executor.forward(batch) for batch in batches(loaded, block_size, adapter)]
+
+
+def _watching(loaded: LoadedModel, block_size: int, watch: Watch) -> EagerExecutor:
+    """Make the executor of transformers' code with room for the batches of the check, with a `watch` on attention."""
+    caches = EagerExecutor.with_cache(loaded, num_blocks=-(-NUM_TOKENS // block_size), block_size=block_size).caches
+    return EagerExecutor(loaded, caches, watched(caches, watch))

@@ -22,7 +22,7 @@ from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference, compare, tolerance
 from oaiserve.engine.start.gpu.trials import Trials
-from oaiserve.engine.start.small_model import transformers_logits
+from oaiserve.engine.start.small_model import attention_parameters
 from oaiserve.engine.step import Chunk, Step
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ FUSED_LENGTHS = (9, 40, 17, 600)  # of sequences whose logits are compared; the 
 def described(loaded: LoadedModel, block_size: int) -> Decoder:
     """Describe a model by its operations and weights, as the native step of a CPU does. Raises NotKnown."""
     with loaded.device:  # where what the description makes, such as rotary tables, is to be
-        return describe(loaded, transformers_logits(loaded, block_size)[1])
+        return describe(loaded, attention_parameters(loaded, block_size))
 
 
 @torch.inference_mode()

@@ -22,7 +22,7 @@ from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.native import eager_on_cpu, native_or_none, native_step
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.small_model import transformers_logits
+from oaiserve.engine.start.small_model import attention_parameters
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE
 from tests.models.decoders import SMALL, random_model
@@ -225,7 +225,7 @@ def compiled_for(instructions: str) -> Iterator[None]:
 
 
 def described(loaded: LoadedModel) -> Decoder:
-    return describe(loaded, transformers_logits(loaded, BLOCK_SIZE)[1])
+    return describe(loaded, attention_parameters(loaded, BLOCK_SIZE))
 
 
 def native_decoder(

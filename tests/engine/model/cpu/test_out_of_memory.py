@@ -99,9 +99,9 @@ def assert_equal(results: list[Tensor], expected: list[Tensor]) -> None:
 def test_building_a_decoder_can_be_repeated(fail_allocation: FailAllocation, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load(MODEL)
     # What they are compared with does not change.
-    found = start.transformers_logits(loaded, BLOCK_SIZE)
+    found = start.attention_parameters(loaded, BLOCK_SIZE)
     reference = start._reference(loaded, described(loaded), EngineOptions(block_size=BLOCK_SIZE))
-    monkeypatch.setattr(start, "transformers_logits", lambda *_: found)
+    monkeypatch.setattr(start, "attention_parameters", lambda *_: found)
     monkeypatch.setattr(start, "_reference", lambda *_: reference)
     built = list(results_with_failures(fail_allocation, lambda: [lambda: native(loaded, num_threads=2)]))
     assert len(built) > 60, "`native` has compared each decoder with transformers' code"

@@ -22,7 +22,7 @@ from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.start.small_model import transformers_logits
+from oaiserve.engine.start.small_model import attention_parameters
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.facts.engine_numbers import EngineNumbers
 from tests.engine.model.cpu.small_models import (
@@ -143,7 +143,7 @@ def blocks_decoder(loaded: LoadedModel, **sizes: int) -> NativeDecoder:
                 tuple(Blocks(rows, int(Kind.MXFP4), np.arange(n)[part::parts]) for part in range(parts))
                 for rows in data
             ]
-    _, parameters = transformers_logits(loaded, sizes["block_size"])
+    parameters = attention_parameters(loaded, sizes["block_size"])
     return NativeDecoder(Library(loaded.dtype), describe(loaded, parameters, blocks), **sizes)
 
 
