@@ -41,7 +41,8 @@ MODEL = "small"
 FLAGS = ("--cost-per-hour", "2", "--kv-blocks", "20", "--max-step-tokens", "64", "--max-running", "8")
 FLAGS += ("--served-model-name", MODEL, "--drafts", "lookup")
 # Nothing is drafted while others wait, so this one is sent when the rest has been answered.
-REPEATING = Call(TEXTS, {"prompt": "and so on " * 8, "max_tokens": 60, "ignore_eos": True, "temperature": 0})
+ALWAYS = {"logit_bias": {"40": 100}, "temperature": 0}
+REPEATING = Call(TEXTS, {"prompt": "and so on " * 8, "max_tokens": 60, "ignore_eos": True, **ALWAYS})
 VALUES = {"$__rate_interval": "1m", "$__range": "5m", "$model": MODEL, "$instance": ".*"}
 BOARDS = [json.loads(file.read_text()) for file in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))]
 DOCS = Path(__file__).parents[2] / "docs"

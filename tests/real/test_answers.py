@@ -34,7 +34,7 @@ def coder(qwen_15b: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.mark.parametrize(
     ("model", "name", "text"),
-    [("qwen_05b", "Qwen2ForCausalLM", " Paris. It is"), ("gemma_270m", "Gemma3ForCausalLM", " the capital of the")],
+    [("qwen_05b", "Qwen2ForCausalLM", " Paris"), ("gemma_270m", "Gemma3ForCausalLM", " the")],
 )
 def test_a_file_is_served_with_default_settings(
     model: str, name: str, text: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -42,7 +42,7 @@ def test_a_file_is_served_with_default_settings(
     path = request.getfixturevalue(model)
     with serve_process(str(path), tmp_path / "log") as server:
         answer = server.sdk().completions.create(
-            model=str(path), prompt="The capital of France is", max_tokens=4, temperature=0
+            model=str(path), prompt="The capital of France is", max_tokens=1, temperature=0
         )
         messages = [line["message"] for line in server.log()]
     assert answer.choices[0].text == text
