@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from oaiserve.engine.start.float32 import InFloat32, cast
+
 # Two ways to compute logits may differ by so much, relative to their norm. A wrong computation differs by more than
 # this, and different rounding by far less.
 FLOAT32_TOLERANCE = 1e-3
@@ -19,8 +21,7 @@ QUANTIZED_TOLERANCE = 0.3
 INT8_CACHE_TOLERANCE = 0.02
 # A layer's output may differ by less than logits: it rounds its weights and its results once.
 _LAYER_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.03}
-_LEAST_ROW = 1e-3  # the size of a row, relative to the largest one, below which its own errors are not looked at
-_HALVES = (torch.bfloat16, torch.float16)
+_LEAST_ROW = 1e-3  # size of a row relative to the largest one; a smaller one counts as this large
 _NUMBERS = ("layer_idx", "layer_id")  # of their layers, which modules that attend have
 
 T = TypeVar("T")
@@ -66,12 +67,13 @@ def difference(logits: Tensor, expected: Tensor) -> float:
 def difference_by_row(found: Tensor, expected: Tensor) -> float:
     """Compute the largest `difference` of the rows [..., width] of two tensors.
 
-    Rows of next to nothing, such as those of a layer that was added to a trained model, are compared with the largest
-    row.
+    Rows of next to nothing, such as those of a layer that was added to a trained model, count as larger.
     """
-    apart, sizes = (found.float() - expected.float()).norm(dim=-1), expected.float().norm(dim=-1)
-    least = max(float(sizes.max()) * _LEAST_ROW, torch.finfo(torch.float32).tiny)
-    return float((apart / sizes.clamp(min=least)).max())
+    expected = expected.double()
+    sizes = expected.norm(dim=-1)
+    least = min(float(sizes.max()) * _LEAST_ROW, float(sizes.mean()) / 10)
+    apart = (found.double() - expected).norm(dim=-1) / sizes.clamp(min=max(least, torch.finfo(torch.float32).tiny))
+    return float(apart.max())
 
 
 def tolerance(dtype: torch.dtype, *, is_quantized: bool = False) -> float:
@@ -107,15 +109,14 @@ class ModuleOutputs:
             if not any(part in numbered for part in module.modules() if part is not module)
         }
         self._compared = {module for module in self._names if type(module).__name__ == mixer}
-        self._running: list[_InFloat32] = []
+        self._running: list[InFloat32] = []
         self._recorded: dict[Module, list[Tensor]] = {}  # float32 [T, width] of each call
         self.found: list[Difference] = []  # since the last `recorded`
 
-    def attends(self) -> bool:
-        """Compare the module that is running, and return whether there is one."""
+    def attends(self) -> None:
+        """Compare the module that is running."""
         if self._running:
             self._compared.add(self._running[-1].module)
-        return bool(self._running)
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -158,14 +159,14 @@ class ModuleOutputs:
         """Compute the modules in float32, and call `handle` with each output, which what it returns replaces."""
 
         def before(module: Module, args: Any, kwargs: Any) -> Any:
-            self._running.append(_InFloat32(module))
-            return _cast(args, torch.float32), _cast(kwargs, torch.float32)
+            self._running.append(InFloat32(module))
+            return cast(args, torch.float32), cast(kwargs, torch.float32)
 
         def after(module: Module, _: Any, output: Any) -> Any:
             dtype = self._running.pop().restore()
             first, *rest = output if isinstance(output, tuple) else (output,)
             replaced = handle(module, first)
-            first, *rest = _cast([first if replaced is None else replaced, *rest], dtype)
+            first, *rest = cast([first if replaced is None else replaced, *rest], dtype)
             return (first, *rest) if isinstance(output, tuple) else first
 
         handles = []
@@ -181,31 +182,3 @@ class ModuleOutputs:
                 self._running.pop().restore()
             for handle_ in handles:
                 handle_.remove()
-
-
-class _InFloat32:
-    """A module whose parameters and buffers are in float32 until `restore`."""
-
-    def __init__(self, module: Module) -> None:
-        self.module = module
-        tensors = (*module.parameters(), *module.buffers())
-        self._originals = [(tensor, tensor.data) for tensor in tensors if tensor.dtype in _HALVES]
-        for tensor, original in self._originals:
-            tensor.data = original.float()
-
-    def restore(self) -> torch.dtype:
-        """Restore the parameters, and return the dtype that the module had."""
-        for tensor, original in self._originals:
-            tensor.data = original
-        return self._originals[0][1].dtype if self._originals else torch.float32
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Return the floating-point tensors of a module's arguments, or of its outputs, in a dtype."""
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if type(value) in (tuple, list):
-        return type(value)(_cast(one, dtype) for one in value)
-    if type(value) is dict:
-        return {name: _cast(one, dtype) for name, one in value.items()}
-    return value

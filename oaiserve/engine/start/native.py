@@ -26,13 +26,12 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.cache import remember_checked
-from oaiserve.engine.start.check import Part, refuse_unless_as_checked, refuse_unless_finite
+from oaiserve.engine.start.check import refuse_unless_as_checked, refuse_unless_finite
 from oaiserve.engine.start.small_model import (
     Reference,
     attention_parameters,
-    kinds_of,
     outline,
-    part_of,
+    part_described,
     reference_of,
     small_model,
 )
@@ -141,27 +140,22 @@ def native_step(
 
 
 def _reference(loaded: LoadedModel, decoder: Decoder, options: EngineOptions) -> Reference:
-    """Let transformers' code compute a part of a loaded model: a layer of each kind, or else all layers up to these.
-
-    The latter is for families whose configuration says by other settings than those we know what a layer is.
-    """
-    config, whole = loaded.model.config, dict(loaded.model.named_buffers()) | loaded.model.state_dict()
-    kinds = kinds_of(config)
-    by_outline = [outline(layer) for layer in decoder.layers]
-    kinds = [(*kind, by_outline.index(of_layer)) for kind, of_layer in zip(kinds, by_outline, strict=True)]
-    part = part_of(kinds, loaded.vocab_size)
-    first_ones = Part(list(range(max(map(kinds.index, kinds)) + 1)), part.rows)
-    for tried in (part, first_ones):
-        model = small_model(config, tried, whole.__getitem__)
-        for name, buffer in model.named_buffers():
-            if (own := whole[tried.name_in_whole(name)]).shape == buffer.shape:
-                buffer.copy_(own)  # rotary frequencies may be of a file
-        cache: KVCacheDtype = "int8" if any(shape.is_int8 for shape in loaded.kv_shapes.values()) else "auto"
-        sized = replace(options, max_model_len=loaded.max_model_len, kv_cache_dtype=cache)
-        found = reference_of(model, tried, loaded.name, sized, loaded.dtype, is_quantized=decoder.has_experts)
-        if [outline(layer) for layer in found.layers] == [by_outline[layer] for layer in tried.layers]:
-            return found
-    raise NotKnown("a part of its layers is not described as they are in the whole model")
+    """Let transformers' code compute a part of a loaded model. Raises NotKnown unless that is described alike."""
+    config = loaded.model.config
+    whole = dict(loaded.model.named_buffers()) | loaded.model.state_dict()
+    part = part_described(config, decoder.layers, loaded.vocab_size)
+    model = small_model(config, part, whole.__getitem__)
+    for name, buffer in model.named_buffers():
+        own = whole[part.name_in_whole(name)]
+        if own.shape == buffer.shape:
+            buffer.copy_(own)  # rotary frequencies may be of a file
+    cache: KVCacheDtype = "int8" if any(shape.is_int8 for shape in loaded.kv_shapes.values()) else "auto"
+    sized = replace(options, max_model_len=loaded.max_model_len, kv_cache_dtype=cache)
+    found = reference_of(model, part, loaded.name, sized, loaded.dtype, is_quantized=decoder.has_experts)
+    layers = describe(found.loaded, found.parameters).layers
+    if [outline(layer) for layer in layers] != [outline(decoder.layers[layer]) for layer in part.layers]:
+        raise NotKnown("a part of its layers is described otherwise than in the whole model")
+    return found
 
 
 def refuse_unless_adaptable(model: PreTrainedModel, decoder: Decoder) -> None:

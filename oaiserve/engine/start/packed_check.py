@@ -16,8 +16,9 @@ from torch.nn import Module
 from transformers import AttentionInterface, PreTrainedModel
 
 from oaiserve.engine.model.pooling.attention import packed_attention
+from oaiserve.engine.start.compare import FLOAT32_TOLERANCE, Difference, difference_by_row
+from oaiserve.engine.start.float32 import InFloat32, cast
 
-LIMIT = 1e-3  # the largest difference of one token's numbers, relative to their norm
 _CHECKED = "oaiserve_packed_checked"
 
 Call = tuple[Module, Tensor, Tensor]  # a module that attends, and what it got and gave in the packed run: [T, width]
@@ -133,19 +134,9 @@ def _first(output: Any) -> Tensor:
 
 
 def _refuse_unless_close(what: str, found: Tensor, expected: Tensor) -> None:
-    apart = largest_difference(found, expected)
-    if not apart <= LIMIT:  # NaN, too
-        raise Unpackable(f"packed, {what} would differ by {apart:.2g} of its size (allowed: {LIMIT})")
-
-
-def largest_difference(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference of one row, relative to its norm. Rows of next to nothing count as larger."""
-    if found.equal(expected.view_as(found)):
-        return 0.0
-    expected = expected.view_as(found).double()
-    norms = expected.norm(dim=-1)
-    apart = (found.double() - expected).norm(dim=-1) / norms.clamp(min=float(norms.mean()) / 10)
-    return float(apart.max()) if apart.isfinite().all() else torch.nan
+    apart = Difference(f"packed, {what}", difference_by_row(found, expected.view_as(found)), FLOAT32_TOLERANCE)
+    if apart.is_beyond_rounding:
+        raise Unpackable(str(apart))
 
 
 @contextmanager
@@ -164,19 +155,14 @@ def _hooked(modules: dict[Module, str], before: Callable[..., Any], behind: Call
 @contextmanager
 def _in_float32(model: PreTrainedModel) -> Iterator[None]:
     """Compute in float32: each module has its weights in it while it runs, so there is no second copy of a model."""
-    narrow: dict[Tensor, Tensor] = {}  # the weights of running modules, as they are
+    running: list[InFloat32] = []
 
     def widen(module: Module, args: Any, kwargs: Any) -> Any:
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            if tensor.is_floating_point() and tensor.dtype != torch.float32:
-                narrow[tensor] = tensor.data
-                tensor.data = tensor.data.float()
-        return tuple(map(_wide, args)), {name: _wide(value) for name, value in kwargs.items()}
+        running.append(InFloat32(module, recurse=False))
+        return cast(args, torch.float32), cast(kwargs, torch.float32)
 
-    def restore(module: Module, *_: Any) -> None:
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            if tensor in narrow:
-                tensor.data = narrow.pop(tensor)
+    def restore(*_: Any) -> None:
+        running.pop().restore()
 
     if model.dtype == torch.float32:
         yield
@@ -185,11 +171,5 @@ def _in_float32(model: PreTrainedModel) -> Iterator[None]:
         with _hooked(dict.fromkeys(model.modules(), ""), widen, restore):
             yield
     finally:
-        for tensor, data in narrow.items():
-            tensor.data = data
-
-
-def _wide(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.float()
-    return tuple(map(_wide, value)) if type(value) is tuple else value
+        while running:
+            running.pop().restore()

@@ -30,8 +30,9 @@ from oaiserve.engine.model.cpu.kv_layout import NO_SIZES, refuse_unless_it_fits,
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.model_config import context_length
-from oaiserve.engine.model.spec import KEY_GROUP, LoadedModel
+from oaiserve.engine.model.spec import KEY_GROUP, LayerStateShapes, LoadedModel
 from oaiserve.engine.start.check import NUM_TOKENS, Checked, Part, batches, refuse_unless_equal
 from oaiserve.engine.start.compare import FLOAT32_TOLERANCE, INT8_CACHE_TOLERANCE, difference, tolerance
 from oaiserve.engine.start.kv_form import with_native_cache
@@ -42,6 +43,8 @@ MOST_ROWS = 1024  # of the embedding
 _LAYER_INPUTS, _INPUT_PROJECTION = "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight"
 # What a configuration may have for each layer by itself.
 _OF_LAYERS = ("layer_types", "mlp_layer_types", "no_rope_layers", "intermediate_size", "activation_sparsity_pattern")
+# Numbers of layers.
+_LAYER_NUMBERS = ("attn_layer_indices", "mlp_only_layers")
 # The number of first layers without experts.
 _FIRST_LAYERS = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 # What differs between layers of one kind.
@@ -59,7 +62,6 @@ class Reference(NamedTuple):
     checked: Checked
     loaded: LoadedModel  # the part, switched to paged attention
     parameters: dict[int, AttentionParameters]  # by layer of the part
-    layers: list[Layer]  # their description
 
 
 def kinds_of(config: PreTrainedConfig) -> list[Kind]:
@@ -70,8 +72,10 @@ def kinds_of(config: PreTrainedConfig) -> list[Kind]:
     sharing = [None] * config.num_hidden_layers
     if getattr(config, "num_kv_shared_layers", 0):
         sharing = getattr(config, "kv_sharing_modes", sharing)
-    leading = [[layer < getattr(config, name) for layer in range(len(sharing))] for name in _leading(config)]
-    return list(zip(*_lists(config).values(), *leading, sharing, strict=True))
+    layers = range(len(sharing))
+    leading = [[layer < getattr(config, name) for layer in layers] for name in _leading(config)]
+    named = [[layer in numbers for layer in layers] for numbers in _numbers(config).values()]
+    return list(zip(*_lists(config).values(), *leading, *named, sharing, strict=True))
 
 
 def _leading(config: PreTrainedConfig) -> list[str]:
@@ -85,9 +89,26 @@ def _lists(config: PreTrainedConfig) -> dict[str, list[object]]:
     return {name: list(values) for name, values in lists.items() if isinstance(values, list | tuple)}
 
 
+def _numbers(config: PreTrainedConfig) -> dict[str, list[int]]:
+    """Find the settings that name layers by their numbers."""
+    return {name: numbers for name in _LAYER_NUMBERS if isinstance(numbers := getattr(config, name, None), list)}
+
+
 def part_of(kinds: list[Kind], vocab_size: int) -> Part:
     """Choose the first layer of each kind, and the last one."""
     return Part(sorted({*map(kinds.index, kinds), len(kinds) - 1}), min(MOST_ROWS, vocab_size))
+
+
+def part_described(config: PreTrainedConfig, layers: list[Layer], vocab_size: int) -> Part:
+    """Choose a layer of each kind of a model whose description is known.
+
+    Where layers of one kind are not described alike, the configuration says what a layer is in settings that are not
+    known here. Then it is all layers from the first one on, which any setting means the same in.
+    """
+    kinds, outlines = kinds_of(config), [outline(layer) for layer in layers]
+    if all(outlines[kinds.index(kind)] == found for kind, found in zip(kinds, outlines, strict=True)):
+        return part_of(kinds, vocab_size)
+    return Part(list(range(max(map(outlines.index, outlines)) + 1)), min(MOST_ROWS, vocab_size))
 
 
 def outline(layer: Any) -> Any:
@@ -115,6 +136,8 @@ def small_config(config: PreTrainedConfig, part: Part) -> PreTrainedConfig:
     layers, rows = part.layers, part.rows
     small = copy.deepcopy(config)
     small.num_hidden_layers = len(layers)
+    for name, numbers in _numbers(config).items():
+        setattr(small, name, [place for place, layer in enumerate(layers) if layer in numbers])
     for name, values in _lists(config).items():
         chosen = [values[layer] for layer in layers]
         if list(getattr(small, name)) != chosen:  # some make their list of the number of layers
@@ -169,19 +192,18 @@ def reference_of(
     `options` have the length and the KV cache of the whole model, and `dtype` is that of its native step. Raises
     NotKnown for a model that is described in another way than its code computes it, or that paged attention is not for.
     """
-    states = kept_states(_in_dtype(copy.deepcopy(model), dtype))
+    states = _kept_states(model, dtype)
     length = options.max_model_len or context_length(model.config)
     try:
         prepared = replace(prepare(model, name), max_model_len=length)
     except StartupError as error:  # a slower way may serve it, or refuses it with the same sentence
-        raise NotKnown(str(error).removesuffix(".")) from error
+        raise NotKnown(f"a part of it is refused: {error}".removesuffix(".")) from error
     plain = with_native_cache(prepared, replace(options, kv_cache_dtype="auto"))
     refuse_unless_it_fits(plain.kv_shapes.values(), options.block_size)
     _refuse_unless_described(plain, options)
     loaded = with_native_cache(prepared, options)
     parameters = attention_parameters(loaded, options.block_size)
     expected = transformers_logits(loaded, options.block_size, parameters)
-    layers = describe(loaded, parameters).layers
     if options.has_adapters:
         probe = _probe(model, part, dtype)
         expected += transformers_logits(loaded, options.block_size, parameters, probe)
@@ -194,7 +216,7 @@ def reference_of(
         pairs = zip(rounded_logits, expected, strict=False)  # those without an adapter
         rounding = max(difference(logits, wanted) for logits, wanted in pairs)
         limit = max(limit, min(_ROUNDINGS * rounding, _MOST))
-    return Reference(Checked(part, expected, limit), loaded, parameters, layers)
+    return Reference(Checked(part, expected, limit), loaded, parameters)
 
 
 def _refuse_unless_described(loaded: LoadedModel, options: EngineOptions) -> None:
@@ -206,6 +228,12 @@ def _refuse_unless_described(loaded: LoadedModel, options: EngineOptions) -> Non
     sizes: Any = {"num_blocks": 1, "block_size": options.block_size, "num_threads": 1}
     native = NativeDecoder(Library(torch.float32), decoder, **sizes)
     refuse_unless_equal(native, loaded, expected, FLOAT32_TOLERANCE, block_size=options.block_size)
+
+
+def _kept_states(model: PreTrainedModel, dtype: torch.dtype) -> dict[int, LayerStateShapes]:
+    """Return the shapes of the states that a model keeps in a dtype: its code chooses those of each state."""
+    keeps_states = family_of(model.config.model_type).mixer is not None
+    return kept_states(_in_dtype(copy.deepcopy(model), dtype)) if keeps_states else {}
 
 
 def _in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

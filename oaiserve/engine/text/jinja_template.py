@@ -151,8 +151,9 @@ class JinjaTemplate:
         """Compile the template. Raises jinja2.TemplateSyntaxError."""
         self._source = source
         environment = _Environment()
-        self._template = environment.from_string(source)
-        self._variables = meta.find_undeclared_variables(environment.parse(source))
+        tree = environment.parse(source)
+        self._variables = meta.find_undeclared_variables(tree)
+        self._template = environment.from_string(tree)
 
     def render(
         self,

@@ -16,31 +16,14 @@ _START_CHARACTERS = 3  # of a special token, by which a text is searched: there 
 # exceptions.
 END_TEXTS = frozenset(
     {
-        *(
-            "<|eot_id|>",
-            "<|eom_id|>",
-            "<|eot|>",
-            "<|eom|>",
-            "<|end_of_text|>",
-            "<|endoftext|>",
-            "<|im_end|>",
-            "<|end|>",
-        ),
+        *("<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|end|>", "<|im_end|>"),
+        *("<|end_of_text|>", "<|endoftext|>"),
         *("<end_of_turn>", "<turn|>", "<|tool_response>", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "[e~["),
         *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>"),
         *("<eos>", "<EOT>", "_<EOT>", "▁<EOT>", "<|EOT|>", "[EOT]", "[EOS]"),
         # After the text in a gap, a model for code goes on with another file.
-        *(
-            "<|fim_pad|>",
-            "<fim-pad>",
-            "<fim_pad>",
-            "<|repo_name|>",
-            "<|fim_repo|>",
-            "<fim-repo>",
-            "<REPO>",
-            "<reponame>",
-        ),
-        "<|file_sep|>",
+        *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|repo_name|>", "<|fim_repo|>", "<fim-repo>", "<REPO>"),
+        *("<reponame>", "<|file_sep|>"),
     }
 )
 

@@ -30,9 +30,8 @@ class CallFamily:
     name_end: str = ""
     object_start: str = '{"name": "'  # of a call that is one object, up to its name
     signs: tuple[str, ...] = ()  # a chat template with all of these is one of this family
-    in_text: Callable[[Iterable[tuple[str, str]]], str] | None = (
-        None  # writes calls of a history, if not as forced ones
-    )
+    # Writes the calls of a history, where they differ from forced ones.
+    in_text: Callable[[Iterable[tuple[str, str]]], str] | None = None
     history: Callable[[Sequence[Message]], list[Message]] | None = None  # makes messages as its templates take them
     reasoning_tags: tuple[str, str] | None = None  # where they differ from those that the template shows
     reasons_always: bool = False  # before a call or an answer that is forced

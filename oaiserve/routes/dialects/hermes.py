@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
+import regex
 
 from oaiserve.routes.dialects.calls import NotACall
 from oaiserve.routes.dialects.family import CallFamily, Message
@@ -13,7 +14,7 @@ from oaiserve.routes.dialects.json_calls import JsonCallParser
 from oaiserve.routes.dialects.segments import Segment
 
 _FENCE, _FENCE_END = "```json", "```"
-_BARE = '{"name":'
+_BARE = regex.compile(r'\{\s*+"name"\s*+:')
 
 
 class HermesCalls(JsonCallParser):
@@ -24,7 +25,6 @@ class HermesCalls(JsonCallParser):
     """
 
     bare: ClassVar[tuple[str, ...]] = ("{",)
-
     opening_tags: ClassVar[tuple[str, ...]] = ("<tool_call>", _FENCE)
     closing_tags: ClassVar[tuple[str, ...]] = ("</tool_call>",)
     tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
@@ -52,10 +52,7 @@ class HermesCalls(JsonCallParser):
         return self._take_whole(segments, at, self._fenced_end, _FENCE_END)
 
     def _bare_head(self, segments: list[Segment]) -> bool:
-        beginning = "".join(self._text.split())[: len(_BARE)]
-        if not _BARE.startswith(beginning):
-            raise NotACall
-        end = self._end_of_json(0)
+        end = None if self._match(_BARE) is None else self._end_of_json(0)
         if end is None:
             return False
         if not _has_exactly(self._text[:end], "name", "arguments"):

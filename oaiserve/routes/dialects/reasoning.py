@@ -140,6 +140,7 @@ class ThinkingParser:
         self._trial: CallParser | None = None  # of the held text, which begins with a call
         self._tag = ""  # that the held text begins with
         self._num_tried = 0  # characters of the held text
+        self._num_searched = 0  # characters of the held text without the closing tag
         self._has_call = False  # a whole one, with which the held text begins
 
     def push(self, text: str) -> tuple[str, str]:
@@ -174,14 +175,18 @@ class ThinkingParser:
                 self.is_over = tag != ""
                 return reasoning, self._take(len(self._held))[len(tag) :] if tag else ""
             if self._calls is not None:
-                self._trial, self._tag, self._num_tried = self._calls(), tag, 0
+                self._trial, self._tag = self._calls(), tag
+                self._num_tried = self._num_searched = 0
         self.end += len(reasoning)
         return reasoning, ""
 
     def _holds_calls(self) -> bool:
         """Return whether the held text begins with a call, as far as it has come, and the reasoning is not closed."""
-        if self._trial is None or self._closing in self._held:
+        if self._trial is None:
             return False
+        if self._closing in self._held[max(0, self._num_searched - len(self._closing)) :]:
+            return False
+        self._num_searched = len(self._held)
         if not self._has_call:
             segments = self._trial.push(self._held[self._num_tried :])
             self._num_tried = len(self._held)

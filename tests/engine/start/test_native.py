@@ -16,6 +16,7 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.spec import LoadedModel
 from tests.engine.model.cpu.small_models import FAMILIES, WITHOUT_STEP, load, native, started_runner
 from tests.engine.model.runners import greedy_answers, make_engine
+from tests.models.small_configs import config_of
 
 pytestmark = pytest.mark.compiler
 SLOWER = "The model runs without its native step, which is slower: "
@@ -123,6 +124,18 @@ def test_a_model_that_differs_only_at_distant_positions_is_refused(monkeypatch: 
     monkeypatch.setattr(LlamaAttention, "forward", louder_from_100_on)
     with pytest.raises(NotKnown, match="its outputs differ by"):
         native(loaded)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("bamba", {"attn_layer_indices": [2, 4]}),  # numbers of layers
+        ("qwen3_moe", {"mlp_only_layers": [2], "head_dim": 32}),
+        ("ernie4_5_moe", {"moe_layer_interval": 2, "moe_layer_start_index": 1}),  # what no setting says of each layer
+    ],
+)
+def test_a_model_keeps_its_native_step_whatever_its_settings_say_of_layers(name: str, settings: dict[str, Any]) -> None:
+    native(load(config_of(name, num_hidden_layers=6, **settings)))
 
 
 def test_a_model_whose_outputs_are_nan_is_refused() -> None:

@@ -259,7 +259,7 @@ def load_quantized(
     if source.gguf_file is None and (defaults := generation_defaults(Path(source.location))) is not None:
         small.generation_config = defaults
     name = source.gguf_file or source.location
-    checked, known, known_parameters, _ = reference_of(small, part, name, options, dtype, is_quantized=True)
+    checked, known, known_parameters = reference_of(small, part, name, options, dtype, is_quantized=True)
     # In the part, of the layer that shows what holds for all of its kind.
     places = [part.layers.index(kinds.index(kind)) for kind in kinds]
 

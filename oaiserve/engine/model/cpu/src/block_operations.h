@@ -22,7 +22,8 @@ struct EmbedBlocks {
 };
 
 // out = x in eight bits, for products that read it in these forms. A token has `rows_each` rows, if it is not of the
-// logits' rows. With `with_rests`, rows whose numbers differ most have rests. With an `order`, which the caller keeps alive, number i of a row is x[order[i]].
+// logits' rows. With `with_rests`, rows whose numbers differ most have rests. With an `order`, which the caller keeps
+// alive, number i of a row is x[order[i]].
 template <class T>
 struct QuantizeRows {
   Buffer<T>& rows_of_x;
