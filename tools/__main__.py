@@ -13,6 +13,7 @@ COMMANDS = {
     "bench.compare": "against other servers: `make bench-peers`",
     "bench.agents": "sessions of coding agents, beside other servers",
     "bench.quantized_peers": "beside llama.cpp on the same GGUF files, beside vLLM on 4-bit checkpoints",
+    "bench.drafts": "what drafts bring or cost on models of yours: docs/measurements.md",
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
     "quality": "KL divergence and top-1 agreement with float32, beside llama.cpp: docs/benchmarks.md",

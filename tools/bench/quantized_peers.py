@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=models, choices=models, help="default: both")
     parser.add_argument("--formats", nargs="+", default=FORMATS, help="as llama.cpp's program names them")
     parser.add_argument("--no-repack", action="store_true", help="llama.cpp leaves the weights as they are in the file")
+    parser.add_argument("--files", nargs="+", type=Path, default=[], help="GGUF files to measure instead of models")
     layouts = get_args(Layout)
     parser.add_argument("--layouts", nargs="+", default=[], choices=layouts, help="of 4-bit checkpoints, beside vLLM")
     add_turns(parser, "gguf-peers")
@@ -54,7 +55,10 @@ def main() -> None:
     publish_turns(
         arguments,
         "gguf-peers",
-        lambda: {f"{name} {form}": quantized(name, form) for name in arguments.models for form in arguments.formats},
+        lambda: (
+            {path.name: path for path in arguments.files}
+            or {f"{name} {form}": quantized(name, form) for name in arguments.models for form in arguments.formats}
+        ),
         lambda path, most: llama_cpp(path, *flags, slots=most, slot_tokens=CLIENTS * MAX_LEN // most),
     )
 
