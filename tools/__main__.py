@@ -16,7 +16,7 @@ COMMANDS = {
     "bench.drafts": "what drafts bring or cost on models of yours: docs/measurements.md",
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
-    "quality": "KL divergence and top-1 agreement with float32, beside llama.cpp: docs/benchmarks.md",
+    "quality": "KL divergence and top-1 agreement with float32, next to llama.cpp's: docs/benchmarks.md",
     "goodput": "requests within their deadlines by load and policy: docs/slow-requests.md",
     "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
     "gpu.pack": "sources and wheels for the GPU check on a machine without a network",

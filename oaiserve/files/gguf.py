@@ -105,7 +105,8 @@ class _Gguf:
 
     def _text_ends(self, count: int) -> list[int]:
         """Return where each of the next texts ends. A vocabulary has hundreds of thousands."""
-        at, ends = self._at, []
+        at = self._at
+        ends = []
         for _ in range(count):
             if at + 8 > self.size:
                 raise BadFile("it is cut, or lies about its counts")

@@ -132,7 +132,8 @@ class Conversation:
         return replace(prompt, template_kwargs=self._template_kwargs, opening=opening)
 
     def reader(self, *, breaks_cut_calls: bool = False) -> AnswerReader:
-        tools, family = self.tools, self._dialect.calls
+        tools = self.tools
+        family = self._dialect.calls
         schemas = {} if tools is None else tools.schemas
         only_one, is_raw = (False, False) if tools is None else (tools.only_one, tools.raw is not None)
         calls: CallParser | None = None

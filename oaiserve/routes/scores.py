@@ -174,7 +174,8 @@ class Pairing:
         )
 
     def _pair(self, first: str, second: str) -> Prompt:
-        template, param = self.pooling.pair_template, self.names[1]
+        template = self.pooling.pair_template
+        param = self.names[1]
         if not template:
             return PairPrompt(first, second, param, self.limit)
         if self.limit is not None:

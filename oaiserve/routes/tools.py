@@ -173,7 +173,8 @@ def prompt_with_tools(
 def _with_tools(
     messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect, **more: Any
 ) -> ChatPrompt:
-    family, abilities = dialect.calls or HERMES, dialect.abilities
+    family = dialect.calls or HERMES
+    abilities = dialect.abilities
     given = list(messages) if family.history is None else family.history(list(messages))
     result: list[Message] = []
     results_so_far = False  # the last message has results of calls, and takes further ones

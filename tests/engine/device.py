@@ -131,7 +131,8 @@ class Guesses:
 
     def propose(self, running: list[Sequence], *, others_wait: bool) -> None:
         for sequence in running:
-            sequence.draft, is_right = [], True
+            sequence.draft = []
+            is_right = True
             for _ in range(self._random.randrange(6) if not sequence.num_pending else 0):
                 if (guess := self._next(sequence)) is None:
                     break

@@ -22,13 +22,21 @@ import numpy as np
 from tests.models.gguf_files import finish
 
 RECORDS = Path(__file__).with_name("encoder_vectors.json")
-SIZE, WIDTH, HEADS, LAYERS, VOCAB, LENGTH = 64, 96, 4, 3, 120, 256
+SIZE = 64
+WIDTH = 96
+HEADS = 4
+LAYERS = 3
+VOCAB = 120
+LENGTH = 256
 TEXTS = [[2, 17, 40, 9, 3], [2, *((7 * place + 5) % 110 + 5 for place in range(60)), 3]]
 PAIR = ("ab ad bc", "ba ca")  # which are the tokens below
 PAIR_IDS = [2, 6, 8, 33, 3, 3, 31, 57, 3]  # as llama.cpp joins them, with a separator
 PAIR_TEMPLATE = "ac {query} bb {document} ae " + "aa " * 100  # longer than other metadata that are read
 
-_MEAN, _CLS, _LAST, _RANK = 1, 2, 3, 4
+_MEAN = 1
+_CLS = 2
+_LAST = 3
+_RANK = 4
 _LINEAR = {"attn_q": (SIZE, SIZE), "attn_k": (SIZE, SIZE), "attn_v": (SIZE, SIZE), "attn_output": (SIZE, SIZE)}
 _FFN = {"ffn_up": (WIDTH, SIZE), "ffn_down": (SIZE, WIDTH)}
 _POST_NORMS = ("attn_output_norm", "layer_output_norm")

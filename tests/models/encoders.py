@@ -1,12 +1,10 @@
-"""Small random encoders of each of transformers' types that embed or score texts, with the statistics of real ones."""
+"""Small random encoders of each of transformers' types that embed or score texts."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import torch
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -36,6 +34,8 @@ PACKED: dict[str, dict[str, Any]] = {
     "xlm-roberta": _SIZES | {"pad_token_id": 1},
     "xlm-roberta-xl": _SIZES | {"pad_token_id": 1},
 }
+# Their positions are distances alone.
+ROTARY = {"eurobert", "gte", "jina_embeddings_v3", "modernbert", "nomic_bert"}
 # Which run in transformers' own code.
 OWN: dict[str, dict[str, Any]] = {
     "big_bird": _SIZES | {"block_size": 16, "num_random_blocks": 2},  # full attention up to 144 tokens
@@ -64,26 +64,6 @@ OWN: dict[str, dict[str, Any]] = {
     "yoso": _SIZES,
 }
 
-# What real weights have, by the names of parameters.
-_QUERIES_AND_KEYS = r"(query|key|[qk]_proj|[qk]_lin|qkv|Wqkv|qkv_proj)"
-STATISTICS = ("large biases", "large norms", "sharp attention", "massive activation")
-
 
 def encoder_config(name: str) -> PreTrainedConfig:
     return CONFIG_MAPPING[name](**(PACKED | OWN)[name])
-
-
-@torch.no_grad()
-def look_real(model: PreTrainedModel, statistic: str) -> None:
-    """Give the weights of a random model one of the STATISTICS."""
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.named_parameters():
-        uniform = torch.rand(parameter.shape, generator=generator)
-        if statistic == "large biases" and re.search(rf"{_QUERIES_AND_KEYS}\.bias$", name):
-            parameter.copy_(200 * uniform - 100)
-        elif statistic == "large norms" and re.search(r"norm\w*\.weight$", name, re.IGNORECASE):
-            parameter.mul_(1 + 20 * uniform**4)
-        elif statistic == "sharp attention" and re.search(rf"{_QUERIES_AND_KEYS}\.weight$", name):
-            parameter.mul_(6)
-    if statistic == "massive activation":
-        model.get_input_embeddings().weight[3, 5] += 500  # type: ignore[index, operator, union-attr]

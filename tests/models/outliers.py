@@ -11,8 +11,11 @@ from torch.nn import Linear, Module
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-_QUERIES_AND_KEYS = ("q_proj", "k_proj", "query_key_value", "qkv_proj", "Wqkv", "q_b_proj", "c_attn")
-_FUSED = ("c_attn", "qkv_proj", "Wqkv")
+_QUERIES_AND_KEYS = (
+    *("q_proj", "k_proj", "query_key_value", "qkv_proj", "Wqkv", "q_b_proj", "c_attn"),
+    *("query", "key", "q_lin", "k_lin", "qkv"),  # of encoders
+)
+_FUSED = ("c_attn", "qkv_proj", "Wqkv", "qkv")
 _NORMS_OF_HEADS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_norm", "key_norm")
 
 
@@ -27,7 +30,7 @@ def _large_biases(model: PreTrainedModel, draw: torch.Generator) -> None:
     for name, module in _projections(model):
         bias = module.bias
         if isinstance(bias, torch.Tensor):
-            largest = 150.0 if "k_proj" in name else 80.0
+            largest = 150.0 if name.endswith(("k_proj", "key", "k_lin")) else 80.0
             values = torch.randn(bias.shape, generator=draw) * 2
             # Where queries, keys and values follow each other, values keep small biases.
             num_large = len(values) * 2 // 3 if name.endswith(_FUSED) else len(values)
@@ -40,12 +43,12 @@ def _massive_activations(model: PreTrainedModel, draw: torch.Generator) -> None:
     table = model.get_input_embeddings().weight.data
     size = float(table.float().std())
     table[3, 5] = 7500 * size
-    table[3, 17] = -4000 * size
+    table[3, 13] = -4000 * size
 
 
 def _large_norms(model: PreTrainedModel, draw: torch.Generator) -> None:
     for name, parameter in model.named_parameters():
-        if "norm" in name and parameter.dim() == 1 and name.endswith("weight"):
+        if "norm" in name.lower() and parameter.dim() == 1 and name.endswith("weight"):
             largest = 20 if any(of_head in name for of_head in _NORMS_OF_HEADS) else 60
             parameter.data.copy_(torch.rand(parameter.shape, generator=draw) ** 6 * largest)
 

@@ -134,7 +134,8 @@ def differences(loaded: LoadedModel, mutants: dict[str, Mutant]) -> dict[str, fl
     with short_windows(loaded.model):
         parameters = small_model.attention_parameters(loaded, OPTIONS.block_size)
         expected = small_model.transformers_logits(loaded, OPTIONS.block_size, parameters)
-    right, library = describe(loaded, parameters), Library(torch.float32)
+    right = describe(loaded, parameters)
+    library = Library(torch.float32)
     found = {}
     for name, mutant in mutants.items():
         native = NativeDecoder(library, mutant(right), num_blocks=1, block_size=OPTIONS.block_size, num_threads=1)

@@ -66,7 +66,9 @@ def test_code_in_the_middle_ends_where_the_text_does(coder: LiveServer) -> None:
 
 
 def by_chat(server: LiveServer) -> list[tuple[str, str]]:
-    client, messages, found = server.sdk(), [], []
+    client = server.sdk()
+    messages = []
+    found = []
     tools: Any = [WEATHER]
     for city in CITIES:
         messages.append({"role": "user", "content": question(city)})
@@ -82,7 +84,9 @@ def by_chat(server: LiveServer) -> list[tuple[str, str]]:
 
 
 def by_responses(server: LiveServer) -> list[tuple[str, str]]:
-    client, items, found = server.sdk(), [], []
+    client = server.sdk()
+    items = []
+    found = []
     tools: Any = [{"type": "function", **WEATHER["function"]}]
     settings: Any = {"model": "coder", "tools": tools, "temperature": 0, "max_output_tokens": 80, "store": False}
     for city in CITIES:
@@ -101,7 +105,8 @@ def by_responses(server: LiveServer) -> list[tuple[str, str]]:
 
 
 def by_messages(server: LiveServer) -> list[tuple[str, str]]:
-    messages, found = [], []
+    messages = []
+    found = []
     function = WEATHER["function"]
     tool = {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
     with server.http() as http:

@@ -102,7 +102,8 @@ def result(text: Any, number: int = 0) -> dict[str, Any]:
 
 
 ODD = 'ß 日本 👩‍👧 <b>&amp; {{x}} "q" end'
-ROME, UTC = ("forecast", '{"place": {"city": "city-rome"}, "days": null}'), ("clock", '{"zone": "zone-utc"}')
+ROME = ("forecast", '{"place": {"city": "city-rome"}, "days": null}')
+UTC = ("clock", '{"zone": "zone-utc"}')
 ROUND = [USER, calling(ROME), result("got-first")]
 SEEN = ("ask-first", "city-rome", "got-first")
 LAST = ("said-first", "ask-second")

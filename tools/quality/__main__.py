@@ -212,7 +212,8 @@ def of_llama(
 
 def compare(reference: Reference, rows: list[int], logits: Iterator[Tensor]) -> Distance:
     """Compare the next logits of these rows, in order, with the reference's."""
-    divergences, is_same = [], []
+    divergences = []
+    is_same = []
     num_rows = 0
     torch.set_num_threads(default_threads())
     while num_rows < len(rows):

@@ -108,7 +108,8 @@ class Drafts:
         gains.sort(reverse=True)
         times = self._times.expected()
         expected = float(num_sequences)
-        best, best_rate = 0, (1 + LEAST_GAIN) * expected / times[num_tokens]
+        best = 0
+        best_rate = (1 + LEAST_GAIN) * expected / times[num_tokens]
         for number, (chance, _) in enumerate(gains[: MOST_STEP_TOKENS - num_tokens], 1):
             expected += chance
             rate = expected / times[num_tokens + number]

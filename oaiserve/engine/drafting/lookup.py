@@ -39,7 +39,8 @@ class Lookup:
         self._learn(token_ids)
         self._match, self._guess = self._find(token_ids, most)
         self._num_seen = len(token_ids)
-        chance, chances = 1.0, list[float]()
+        chance = 1.0
+        chances = list[float]()
         for kind in _KINDS[self._match : self._match + len(self._guess)]:
             chance *= self.chances[kind]
             if chance < LEAST_CHANCE:
@@ -50,7 +51,8 @@ class Lookup:
     def _learn(self, token_ids: list[int]) -> None:
         """Compare the last guess with the tokens that came. After the first that differs, nothing is known."""
         for index, (guessed, token_id) in enumerate(zip(self._guess, token_ids[self._num_seen :], strict=False)):
-            kind, is_right = _KINDS[self._match + index], guessed == token_id
+            kind = _KINDS[self._match + index]
+            is_right = guessed == token_id
             self.chances[kind] += WEIGHT * (is_right - self.chances[kind])
             self._common[kind] += COMMON_WEIGHT * (is_right - self._common[kind])
             if not is_right:
@@ -64,7 +66,8 @@ class Lookup:
             place = places.get(hash(tuple(token_ids[-size:])))
             if place is None:
                 continue
-            found, match = token_ids[place : place + most], size
+            found = token_ids[place : place + most]
+            match = size
             while len(found) < most:  # the text ends within the repetition, which then goes round
                 found += found[: most - len(found)]
             while match < min(place, MATCHES[-1]) and token_ids[place - match - 1] == token_ids[end - match - 1]:

@@ -15,7 +15,7 @@ _INDEX = [bisect_left(SIZES, number) for number in range(MOST_STEP_TOKENS + 1)]
 
 
 class StepTimes:
-    """The recent times of steps by their number of tokens, in relation to one another.
+    """Recent step times by number of tokens, relative to each other.
 
     Each step is compared with those just before it, so a machine that is busy for a while changes no ratio. A ratio is
     a mean over many steps, because the time of a single one says little on a busy machine.
@@ -34,12 +34,14 @@ class StepTimes:
     def observe(self, num_tokens: int, step_ns: int) -> None:
         if num_tokens > MOST_STEP_TOKENS:
             return
-        index, assumed = _INDEX[num_tokens], ASSUMED[num_tokens]
+        index = _INDEX[num_tokens]
+        assumed = ASSUMED[num_tokens]
         if not self._unit_ns:
             self._unit_ns = max(1, step_ns) / assumed
         if not self._num_measured[index]:
             self._ratios[index] = self.expected()[num_tokens] / assumed
-        before, number = self._ratios[index], min(self._num_measured[index] + 1, self.MOST_STEPS)
+        before = self._ratios[index]
+        number = min(self._num_measured[index] + 1, self.MOST_STEPS)
         ratio = min(step_ns / self._unit_ns / assumed, self.MOST_GROWTH * before)
         self._ratios[index] += (ratio - before) / (number + self.ASSUMED_STEPS)
         self._unit_ns *= 1 + self.SPEED_WEIGHT * (ratio / before - 1)
@@ -50,20 +52,22 @@ class StepTimes:
         return self._num_measured[_INDEX[num_tokens]]
 
     def expected(self) -> list[float]:
-        """Return the times of steps by their number of tokens, in relation to one another. They never fall.
+        """Return the step time for each number of tokens, relative to each other. Times never fall.
 
-        Where means fall with the number of tokens, the difference is noise, and their common mean is taken instead.
-        Numbers without a mean relate to the nearest ones as assumed.
+        Where means fall with the number of tokens, the difference is noise, so their common mean is used. A number of
+        tokens that was never measured relates to the nearest measured ones as assumed.
         """
         pools: list[tuple[float, int, list[int]]] = []  # the mean, its steps, and the sizes
         for size, ratio, num_steps in zip(SIZES, self._ratios, self._num_measured, strict=True):
             if not num_steps:
                 continue
-            mean, sizes = ratio * ASSUMED[size], [size]
+            mean = ratio * ASSUMED[size]
+            sizes = [size]
             while pools and pools[-1][0] >= mean:
                 other, steps_before, sizes_before = pools.pop()
                 mean = (mean * num_steps + other * steps_before) / (num_steps + steps_before)
-                num_steps, sizes = num_steps + steps_before, sizes_before + sizes
+                num_steps = num_steps + steps_before
+                sizes = sizes_before + sizes
             pools.append((mean, num_steps, sizes))
         if not pools:
             return ASSUMED

@@ -40,7 +40,8 @@ from oaiserve.engine.start.prepare import kept_states, prepare, short_windows
 from oaiserve.errors import StartupError
 
 MOST_ROWS = 1024  # of the embedding
-_LAYER_INPUTS, _INPUT_PROJECTION = "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight"
+_LAYER_INPUTS = "model.embed_tokens_per_layer.weight"
+_INPUT_PROJECTION = "model.per_layer_model_projection.weight"
 # What a configuration may have for each layer by itself.
 _OF_LAYERS = ("layer_types", "mlp_layer_types", "no_rope_layers", "intermediate_size", "activation_sparsity_pattern")
 # Numbers of layers.
@@ -105,14 +106,15 @@ def part_described(config: PreTrainedConfig, layers: list[Layer], vocab_size: in
     Where layers of one kind are not described alike, the configuration says what a layer is in settings that are not
     known here. Then it is all layers from the first one on, which any setting means the same in.
     """
-    kinds, outlines = kinds_of(config), [outline(layer) for layer in layers]
+    kinds = kinds_of(config)
+    outlines = [outline(layer) for layer in layers]
     if all(outlines[kinds.index(kind)] == found for kind, found in zip(kinds, outlines, strict=True)):
         return part_of(kinds, vocab_size)
     return Part(list(range(max(map(outlines.index, outlines)) + 1)), min(MOST_ROWS, vocab_size))
 
 
 def outline(layer: Any) -> Any:
-    """Return what layers of one kind have in common: everything in a description but the numbers of weights."""
+    """Return what layers of one kind have in common: their whole description, with shapes in place of weights."""
     if isinstance(layer, Tensor | Blocks):
         return tuple(layer.shape)
     if isinstance(layer, list):
@@ -133,7 +135,8 @@ def refuse_unless_alike(layers: list[Layer], kinds: list[Kind]) -> None:
 
 def small_config(config: PreTrainedConfig, part: Part) -> PreTrainedConfig:
     """Return the configuration of a part."""
-    layers, rows = part.layers, part.rows
+    layers = part.layers
+    rows = part.rows
     small = copy.deepcopy(config)
     small.num_hidden_layers = len(layers)
     for name, numbers in _numbers(config).items():
@@ -162,7 +165,7 @@ def small_model(config: PreTrainedConfig, part: Part, read: ReadTensor) -> PreTr
     model.eval()
     tensors: dict[str, Tensor] = {}
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several would wait for each other, beside the thread that makes the tokenizer
+    torch.set_num_threads(1)  # the thread that makes the tokenizer runs at the same time
     for name, parameter in named_parameters(model):
         whole = read(part.name_in_whole(name))
         if name == _INPUT_PROJECTION:

@@ -48,7 +48,8 @@ _PUNCTUATION = {
     r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
     r" ?[\p{P}\p{S}]+[\r\n]*",
 }
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_UPPER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
+_LOWER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _ALTERNATIVES = {
     *_PUNCTUATION,

@@ -42,7 +42,8 @@ def text_after_answers(
 
     Return None if that is not certain, or if the text ends with a known one.
     """
-    asked, answered = {"role": "user", "content": "Hello."}, {"role": "assistant", "content": _ANSWER}
+    asked = {"role": "user", "content": "Hello."}
+    answered = {"role": "assistant", "content": _ANSWER}
     last = _after_answer(template, [asked, answered])
     found = _run(last, special_texts)
     if not set(found).isdisjoint(known):
@@ -72,7 +73,8 @@ def _after_answer(template: ChatTemplate, messages: list[dict[str, Any]], tools:
 
 def _run(text: str, special_texts: Collection[str]) -> list[str]:
     """Return the special tokens at the beginning of a text, one directly after the other."""
-    text, run = text.lstrip(), []
+    text = text.lstrip()
+    run = []
     while found := max((one for one in special_texts if one and text.startswith(one)), key=len, default=None):
         run.append(found)
         text = text[len(found) :]

@@ -10,9 +10,13 @@ from typing import Any, Protocol
 
 from oaiserve.engine.text.jinja_template import Message
 
-_TEXT, _VALUE, _RESULT = "A text beside calls.", "A sampled value.", "A sampled result of "
-_NAME, _KEY = "sample_tool", "sample_key"
-_USER_TEXT, _RULE = "Hello.", "A sampled rule."
+_TEXT = "A text beside calls."
+_VALUE = "A sampled value."
+_RESULT = "A sampled result of "
+_NAME = "sample_tool"
+_KEY = "sample_key"
+_USER_TEXT = "Hello."
+_RULE = "A sampled rule."
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,8 @@ class HarmonyCalls(ChannelCalls):
             name = match["to"].removeprefix("functions.")
             if name not in self._tools:
                 self.num_unparsed += 1
-                self._text, self._step = self._text[match.end() :], self._in_dropped
+                self._text = self._text[match.end() :]
+                self._step = self._in_dropped
                 return True
             self._begin(segments, name)
             if self._is_raw:
@@ -96,7 +97,8 @@ class HarmonyCalls(ChannelCalls):
         at, tag = find_tag(self._text, _ENDS)
         self._text = self._text[at + len(tag) :]
         if tag:
-            self._is_blank, self._step = True, self._after_call
+            self._is_blank = True
+            self._step = self._after_call
         return bool(tag)
 
     def _in_raw(self, segments: list[Segment]) -> bool:

@@ -13,7 +13,8 @@ from oaiserve.routes.dialects.family import CallFamily, Message
 from oaiserve.routes.dialects.json_calls import JsonCallParser
 from oaiserve.routes.dialects.segments import Segment
 
-_FENCE, _FENCE_END = "```json", "```"
+_FENCE = "```json"
+_FENCE_END = "```"
 _BARE = regex.compile(r'\{\s*+"name"\s*+:')
 
 

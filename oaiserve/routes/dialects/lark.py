@@ -8,7 +8,9 @@ from collections.abc import Mapping
 import msgspec
 
 # Stand for the place of a call in its answer, for the name of an argument, and for its type if that is no string.
-NUMBER, KEY, TYPE = "{number}", "{key}", "{type}"
+NUMBER = "{number}"
+KEY = "{key}"
+TYPE = "{type}"
 _ANY = {NUMBER: "/[0-9]{1,4}/", KEY: '/[^<>"\\s]{1,64}/', TYPE: "/number|boolean|null|object|array/"}
 
 

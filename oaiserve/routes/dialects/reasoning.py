@@ -130,7 +130,8 @@ class ThinkingParser:
         """`calls` returns a parser of the calls that may come before the reasoning is closed."""
         self.is_over = False
         self.end = 0  # characters of the text up to the end of the reasoning, with its tags, as far as it has come
-        self._opening, self._closing = mode.tags[0].lstrip(), mode.tags[1]
+        self._opening = mode.tags[0].lstrip()
+        self._closing = mode.tags[1]
         self._is_open = mode.is_open
         self._has_begun = False
         self._held = ""
@@ -166,7 +167,8 @@ class ThinkingParser:
         reasoning = ""
         while not self._holds_calls():
             if self._trial is not None:
-                self._trial, self._has_call = None, False
+                self._trial = None
+                self._has_call = False
                 reasoning += self._take(len(self._tag))
             at, tag = find_tag(self._held, (self._closing, *self._call_tags))
             reasoning += self._take(at)
@@ -175,7 +177,8 @@ class ThinkingParser:
                 self.is_over = tag != ""
                 return reasoning, self._take(len(self._held))[len(tag) :] if tag else ""
             if self._calls is not None:
-                self._trial, self._tag = self._calls(), tag
+                self._trial = self._calls()
+                self._tag = tag
                 self._num_tried = self._num_searched = 0
         self.end += len(reasoning)
         return reasoning, ""

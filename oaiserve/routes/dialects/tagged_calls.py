@@ -80,7 +80,8 @@ class TaggedCalls(JsonCallParser):
         key = match["key"]
         segments.append(Arguments(f"{self._separator}{msgspec.json.encode(key).decode()}: "))
         self._separator = ", "
-        said, self._types = match.groupdict().get("type"), types_of(self._schema.get(key))
+        said = match.groupdict().get("type")
+        self._types = types_of(self._schema.get(key))
         if said in ("true", "string"):
             self._types = {"string"} if not self._types or "string" in self._types else self._types
         elif said:
@@ -103,7 +104,8 @@ class TaggedCalls(JsonCallParser):
                 self._take(len(opening))
                 self._closing = quote + self._closing
             self._is_begun = True
-        text, closing = self._text, self._closing
+        text = self._text
+        closing = self._closing
         line_break = "\n" if self.form.value_end.startswith("\n") else ""  # before the tag, to which it belongs
         end = text.find(closing)
         if end == -1 and not self._is_string:

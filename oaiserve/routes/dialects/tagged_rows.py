@@ -126,7 +126,8 @@ class MuseCalls(TaggedCalls):
             return False
         if match["name"] is not None:
             return self._begin_call(segments, match)
-        self._text, self._step = self._text[match.end() :], self._in_text
+        self._text = self._text[match.end() :]
+        self._step = self._in_text
         return True
 
 

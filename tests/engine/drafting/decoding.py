@@ -56,16 +56,19 @@ class Decoding:
             sizes.append(step.num_tokens)
             self.drafts.verified(step, int(ns_of[step.num_tokens] * noise()))
             for chunk, text in zip(chunks, self.texts, strict=True):
-                one, known = chunk.sequence, len(chunk.sequence.token_ids)
+                one = chunk.sequence
+                known = len(chunk.sequence.token_ids)
                 right = [text(known + index) for index in range(len(chunk.draft) + 1)]
                 drawn = right[: chunk.num_accepted(right) + 1]
                 one.token_ids += drawn
-                one.num_tokens, one.num_computed = known + len(drawn), known + len(drawn) - 1
+                one.num_tokens = known + len(drawn)
+                one.num_computed = known + len(drawn) - 1
                 self.num_tokens += len(drawn)
         return sizes
 
     def _begun(self, name: str, text: Text) -> Sequence:
         one = sequence(name, [text(place) for place in range(PROMPT)], max_tokens=10**6)
         one.token_ids.append(text(PROMPT))
-        one.num_tokens, one.num_computed = PROMPT + 1, PROMPT
+        one.num_tokens = PROMPT + 1
+        one.num_computed = PROMPT
         return one

@@ -141,7 +141,8 @@ def test_a_guess_is_what_followed_the_longest_and_latest_run(ids: list[int], mos
 @pytest.mark.parametrize("match", [2, 6, 20])
 def test_chances_by_the_length_of_the_match_follow_what_comes_true(match: int) -> None:
     """Whether or not a guess was verified."""
-    lookup, ids = Lookup(), [0, 1]
+    lookup = Lookup()
+    ids = [0, 1]
     run = [*range(100, 100 + match)]
     for number in range(200):  # of every four times that the run comes again, the same token follows three times
         ids += [7 if number % 4 else -number]

@@ -17,9 +17,11 @@ def ratio(times: StepTimes, number: int, to: int) -> float:
 
 
 def test_a_ratio_is_the_mean_of_steps_whatever_the_speed_of_the_machine() -> None:
-    times, rng = StepTimes(), random.Random(1)
+    times = StepTimes()
+    rng = random.Random(1)
     for index in range(2000):
-        number, speed = rng.choice([8, 12]), 1 + index // 200 % 3
+        number = rng.choice([8, 12])
+        speed = 1 + index // 200 % 3
         times.observe(number, int({8: 1000, 12: 1500}[number] * speed * rng.lognormvariate(0, 0.1)))
     assert ratio(times, 12, to=8) == pytest.approx(1.5, rel=0.05)
     assert ratio(times, 10, to=8) == pytest.approx(1.25, rel=0.05), "between two numbers, there is a line"
@@ -58,7 +60,9 @@ COMPUTES = np.array([2.0 + number for number in NUMBERS])
 
 def speed(decoding: Decoding, curve: np.ndarray, noise: float, num_steps: int = 1200) -> float:
     """Return the tokens per second with drafts in relation to those without."""
-    rng, before, clients = random.Random(2), decoding.num_tokens, len(decoding.running)
+    rng = random.Random(2)
+    before = decoding.num_tokens
+    clients = len(decoding.running)
     sizes = decoding.run(num_steps, (1e6 * curve).tolist(), lambda: rng.lognormvariate(0, noise))
     return float((decoding.num_tokens - before) / sum(curve[sizes]) / (clients / curve[clients]))
 

@@ -293,7 +293,8 @@ def flip(path: Path, name: str, at: int = 2) -> None:
 
 @pytest.mark.usefixtures("cache_of_blocks")
 def test_sizes_of_keys_are_the_same_in_a_later_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, options = file_of(FAMILIES["qwen2"], tmp_path), replace(OPTIONS, kv_cache_dtype="int8")
+    path = file_of(FAMILIES["qwen2"], tmp_path)
+    options = replace(OPTIONS, kv_cache_dtype="int8")
     with monkeypatch.context() as patch:
         patch.setattr("oaiserve.engine.model.cpu.key_sizes._POWER", 3)  # random weights have keys of about one size
         expected = kept_logits(path, 20, kv_cache_dtype="int8")

@@ -133,7 +133,8 @@ class ExpertOperations:
         x, width = self._buffers.normed, self._buffers.width
         ups = [weights.pack_gated(expert.gate, expert.up) for expert in mixture.experts]
         if ups[0] in weights.widths:  # a token is quantized once for all its experts
-            x, rows = operations.input_of(x, ups[0], len(ups), with_rests=True), self._groups
+            x = operations.input_of(x, ups[0], len(ups), with_rests=True)
+            rows = self._groups
             read_by = WeightRange(ups[0], len(ups))
             operations.add("route", "gather_groups", x, rows, width, read_by, assignment)
         else:

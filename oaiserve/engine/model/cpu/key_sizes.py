@@ -54,8 +54,11 @@ def _sizes(attention: Attention, input_norm: Norm | None) -> Tensor:
 def _projected(attention: Attention, input_norm: Norm | None) -> Tensor:
     """Return the sizes [rows] of what the key projection gives: its bias, and the sum of all that goes in."""
     assert isinstance(attention.qkv, list)  # latent vectors are never in eight bits
-    shape, start, parts = attention.shape, 0, []
-    first, end = attention.heads * shape.key_dim, (attention.heads + shape.kv_heads) * shape.key_dim
+    shape = attention.shape
+    start = 0
+    parts = []
+    first = attention.heads * shape.key_dim
+    end = (attention.heads + shape.kv_heads) * shape.key_dim
     for matrix in attention.qkv:  # whose rows follow each other: queries, keys, values
         rows = slice(max(first - start, 0), max(end - start, 0))
         start += len(matrix.weight)
@@ -72,7 +75,7 @@ def _projected(attention: Attention, input_norm: Norm | None) -> Tensor:
 
 
 def _normed(sizes: Tensor, norm: Norm | None) -> Tensor:
-    """Return the sizes behind a norm of each head, or of all heads together."""
+    """Return the sizes after a norm of each head, or of all heads together."""
     if norm is None:
         return sizes
     normed = sizes.view(-1, len(norm.weight))
@@ -81,10 +84,11 @@ def _normed(sizes: Tensor, norm: Norm | None) -> Tensor:
 
 
 def _paired(sizes: Tensor, attention: Attention) -> Tensor:
-    """Return the sizes behind the rotation, which mixes the numbers of a pair."""
+    """Return the sizes after rotation, which mixes the two numbers of a pair."""
     if attention.rotary is None:
         return sizes
-    pairs, begin = torch.arange(attention.rotary.cosines.shape[1]), attention.rotary_offset
+    pairs = torch.arange(attention.rotary.cosines.shape[1])
+    begin = attention.rotary_offset
     is_interleaved = attention.rotary.is_interleaved
     one = begin + (2 * pairs if is_interleaved else pairs)
     other = one + (1 if is_interleaved else attention.rotary.apart)

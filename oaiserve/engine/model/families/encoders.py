@@ -11,7 +11,8 @@ from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, windo
 
 
 def _bert(metadata: Metadata) -> Fields:
-    types, positions = metadata.shape(r"^token_types\.weight$"), metadata.shape(r"^position_embd\.weight$")
+    types = metadata.shape(r"^token_types\.weight$")
+    positions = metadata.shape(r"^position_embd\.weight$")
     fields = {"type_vocab_size": 1 if types is None else types[0], "hidden_act": "gelu"}
     return fields if positions is None else fields | {"max_position_embeddings": positions[0]}
 

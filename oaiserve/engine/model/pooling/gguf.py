@@ -75,10 +75,14 @@ def _dense(weight: Tensor) -> Module:
 
 def _rank_head(heads: dict[str, Tensor], mode: str, *, is_modern: bool) -> Head:
     """Return the head of a reranker: a layer with an activation, and the output. Some files have the output alone."""
-    middle, middle_bias = heads.get("cls.weight"), heads.get("cls.bias")
-    output, output_bias = heads.get("cls.output.weight"), heads.get("cls.output.bias")
+    middle = heads.get("cls.weight")
+    middle_bias = heads.get("cls.bias")
+    output = heads.get("cls.output.weight")
+    output_bias = heads.get("cls.output.bias")
     if output is None and middle is not None and middle.shape[0] == 1:
-        output, output_bias, middle = middle, middle_bias, None
+        output = middle
+        output_bias = middle_bias
+        middle = None
     if output is None or output.shape[0] > 2:
         labels = 0 if output is None else output.shape[0]
         raise StartupError(f"Its metadata say that it ranks, but its output has {labels} numbers, not 1 or 2.")

@@ -53,7 +53,9 @@ class _Layer(Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        size, width, parts = config.hidden_size, config.intermediate_size, set(config.layer_parts)
+        size = config.hidden_size
+        width = config.intermediate_size
+        parts = set(config.layer_parts)
         self.num_heads = config.num_attention_heads
         self.gates_are_in_ups = config.gates_are_in_ups
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):

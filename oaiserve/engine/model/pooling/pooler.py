@@ -64,7 +64,8 @@ class OwnForward:
     takes_types: bool
 
     def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
-        found, start = [], 0
+        found = []
+        start = 0
         for length in lengths:
             end = start + length
             output = self.output(ids[start:end], types[start:end])

@@ -104,7 +104,8 @@ def _affixes(vocabulary: Vocabulary) -> tuple[list[int], list[int], list[int]]:
 
     if vocabulary.kind == "bert":
         return first_of("cls", "bos"), first_of("seperator", "eos"), []
-    kind, splits = vocabulary.kind, vocabulary.splits
+    kind = vocabulary.kind
+    splits = vocabulary.splits
     # Files of Gemma 4 may say that it has none.
     is_gemma4 = kind == "gemma4" or splits in GEMMA4
     adds_bos = is_gemma4 or vocabulary.get("add_bos_token", kind == "llama" or splits in ADD_BOS)

@@ -62,7 +62,8 @@ class Vocabulary:
     def chat_template(self) -> str | dict[str, str] | None:
         """The model's chat template; several by name, if it has one of its own for requests with tools."""
         name = "tokenizer.chat_template"
-        template, for_tools = self._values.get(name), self._values.get(f"{name}.tool_use")
+        template = self._values.get(name)
+        for_tools = self._values.get(f"{name}.tool_use")
         return {"default": template, "tool_use": for_tools} if template and for_tools else template or None
 
     def token_id(self, role: str) -> int | None:

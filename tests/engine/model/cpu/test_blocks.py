@@ -182,7 +182,8 @@ def test_what_no_block_can_hold_makes_none() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: FORMATS[kind].name)
 def test_products_are_those_of_the_reference_and_do_not_depend_on_rows_or_threads(library: Library, kind: int) -> None:
-    matrix, table = random_matrix(kind), inputs()
+    matrix = random_matrix(kind)
+    table = inputs()
     product = Product(library, matrix, table, 1)
     together = product.of(list(range(ROWS)))
     columns = np.arange(K) if matrix.columns is None else matrix.columns
@@ -197,7 +198,8 @@ def test_products_are_those_of_the_reference_and_do_not_depend_on_rows_or_thread
 
 @pytest.mark.parametrize("kind", [10, 11, 12, 13, 14, 23], ids=lambda kind: FORMATS[kind].name)
 def test_rows_with_a_number_far_from_the_others_have_more_bits(library: Library, kind: int) -> None:
-    matrix, table = random_matrix(kind), torch.randn(ROWS, K, generator=torch.Generator().manual_seed(1))
+    matrix = random_matrix(kind)
+    table = torch.randn(ROWS, K, generator=torch.Generator().manual_seed(1))
     table[::3, 100] = 2000
     exact = table.double().numpy() @ matrix.expand().double().numpy().T
     products = [Product(library, matrix, table, 1, with_rests=with_rests) for with_rests in (False, True)]

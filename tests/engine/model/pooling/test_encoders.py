@@ -17,7 +17,8 @@ from oaiserve.engine.model.pooling.pooler import LoadedPooler, OwnForward, Packe
 from oaiserve.engine.start import packed_check
 from oaiserve.engine.start.ways import pooling
 from oaiserve.engine.start.ways.pooling import prepare_pooler
-from tests.models.encoders import OWN, PACKED, STATISTICS, encoder_config, look_real
+from tests.models.encoders import OWN, PACKED, ROTARY, encoder_config
+from tests.models.outliers import STATISTICS, give_outliers
 from tests.models.poolers import random_pooler
 
 TEXTS = [[(11 * place + 5 * length) % 290 + 5 for place in range(length)] for length in (7, 1, 40, 7, 200, 30, 200)]
@@ -54,11 +55,14 @@ def test_vectors_equal_those_of_transformers(name: str, caplog: pytest.LogCaptur
         assert torch.equal(pooled(pooler, [TEXTS[place]])[0], found[place]), "the same bytes alone and in company"
 
 
-@pytest.mark.parametrize("name", [*PACKED, *OWN])
+CLASSIFIED = [
+    name for name in (*PACKED, *OWN) if type(encoder_config(name)) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+]
+
+
+@pytest.mark.parametrize("name", CLASSIFIED)
 def test_scores_equal_those_of_transformers(name: str) -> None:
     config = encoder_config(name)
-    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        pytest.skip(f"transformers has no classifier of type {name}")
     expected = reference(random_pooler(config, "score"), "score")
     pooler = prepare_pooler(random_pooler(config, "score"), "score", name=name)
     torch.testing.assert_close(pooled(pooler, TEXTS), expected, atol=2e-4, rtol=0)
@@ -69,7 +73,7 @@ def test_real_looking_weights_stay_packed(name: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for statistic in STATISTICS:
             model = random_pooler(encoder_config(name)).to(dtype)
-            look_real(model, statistic)
+            give_outliers(model, statistic)
             before = {key: value.clone() for key, value in model.state_dict().items()}
             pooler = prepare_pooler(model, "embed", PoolingFiles("mean"), pack=False)
             assert isinstance(pooler.forward, PackedForward), statistic
@@ -111,16 +115,15 @@ MUTANTS: list[Callable[..., Any]] = [scaled, flipped, late, across_texts, causal
 )
 def test_each_fault_of_attention_is_found(name: str, statistic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_pooler(encoder_config(name)).to(torch.bfloat16)
-    look_real(model, statistic)
+    give_outliers(model, statistic)
     for mutant in [*MUTANTS, *[narrow] * (name == "modernbert")]:
         monkeypatch.setattr(packed_check, "packed_attention", mutant)
         assert isinstance(prepare_pooler(model, "embed", pack=False).forward, OwnForward), mutant.__name__
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", sorted(PACKED.keys() - ROTARY))
 def test_positions_that_begin_elsewhere_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if hasattr(model := random_pooler(encoder_config(name)), "rotary_emb") or name == "jina_embeddings_v3":
-        pytest.skip("rotary embeddings know distances alone")
+    model = random_pooler(encoder_config(name))
     right = pooling._first_position
     monkeypatch.setattr(pooling, "_first_position", lambda layers: right(layers) + 1)
     assert isinstance(prepare_pooler(model, "embed", pack=False).forward, OwnForward)

@@ -1,9 +1,9 @@
 // Rows of x in integers, as products with weights in the formats of GGUF files read them.
 //
 // Weights whose scales are floats of 32 neighbours are multiplied with groups of 32 numbers of x that share a scale.
-// Where the scales of a format are integers times a float of 256 neighbours, so many numbers of x share one, too, but each
-// 32 of them may be finer by a power of two: models have a few very large numbers, beside which others would have no bits
-// left. The sum of 256 products, each times the integer scale of its run and shifted, is still an integer, and exact.
+// In some formats, the scale of a weight is an integer times a float that 256 neighbours share. There, 256 numbers of x share
+// a scale, too, but each group of 32 may be finer by a power of two: a few numbers of a model are very large, and would leave
+// the others no bits. The sum of 256 products, each times the integer scale of its run and shifted, is an exact integer.
 //
 // With weights whose scales are floats of 128 neighbours, 256 numbers of x share a scale, too, but have eleven bits: checkpoints
 // with such weights are made for products with floats, and with eight bits for so many numbers answers would be worse.
@@ -46,7 +46,7 @@ struct alignas(64) QuantizedGroup {
 static_assert(sizeof(QuantizedGroup) == sizeof(RowLine));
 
 constexpr int MOST_SHIFT = 3;  // for which sums of QuantizedSuper have room
-// Scales that are finer by that many powers of two in total are worth their time. The tiles of AMX know no shifts.
+// The least sum of shifts in 256 numbers for which shifting pays. AMX tiles can't shift.
 #if defined(WITH_INTEGER_TILES)
 constexpr int LEAST_FINER = MOST_SHIFT * (SUPER / BLOCK_GROUP) + 1;
 #else
@@ -204,8 +204,8 @@ void quantize_long(const T* x, QuantizedLong& out) {
   out.scale = most / MOST + whole * 0.0f;
 }
 
-// A number so many times as large as the mean of its 256 leaves too few bits to the others. Models have such at their first
-// token, in the inputs of their MLPs.
+// A number this many times the mean of its 256 leaves too few bits for the others. Real models have such numbers in the MLP
+// inputs of their first token.
 constexpr float FAR = 64;
 
 // Rounds what supers left of a row, if it has a number that is far from the others. Its products are added to those of
