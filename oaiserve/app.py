@@ -39,7 +39,19 @@ from oaiserve.http.connections import Connections
 from oaiserve.http.key_store import KeyStore
 from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Keyring
-from oaiserve.routes import chat, completions, dashboard, debug, embeddings, health, keys, models, scores, tokens
+from oaiserve.routes import (
+    adaptations,
+    chat,
+    completions,
+    dashboard,
+    debug,
+    embeddings,
+    health,
+    keys,
+    models,
+    scores,
+    tokens,
+)
 from oaiserve.routes.access import APIKeys, CountRefusal, Hosts
 from oaiserve.routes.batches import routes as batch_routes
 from oaiserve.routes.batches.runner import BatchRunner
@@ -71,6 +83,7 @@ EXPOSED_HEADERS = (  # to the scripts of allowed pages
     *(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
     *("x-request-id", "x-max-tokens-cut-to", "server-timing", "traceresponse", "openai-processing-ms", "retry-after"),
     FORECAST_HEADER,
+    adaptations.HEADER,
 )
 TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector that does not answer
 

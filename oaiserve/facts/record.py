@@ -388,6 +388,14 @@ class RequestRecord:
     ttft_deadline_ns: int | None = _deadline(
         "ttft_deadline_ns", "Time from its receipt to the deadline of its first token."
     )
+    adapted: tuple[str, ...] = fact(
+        "The parts of its body that were left out or read differently, and how.",
+        (),
+        json=True,
+        log=True,
+        span="oaiserve.adapted",
+        when="adapted",
+    )
     params: Mapping[str, str | int | float | bool] = fact("The client's parameters, without text.", new=dict, json=True)
     routing: Mapping[str, str | int | float] = fact(
         "The decision of the router that chose this replica, if there is one.", new=dict, json=True

@@ -26,6 +26,7 @@ from oaiserve.facts.times import WAITED_HEADER, RequestTimes, monotonic_ns, wait
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.key_table import Use
 from oaiserve.http.keys import Key
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.middleware import as_api_error, error_response
 from oaiserve.routes.serving import serving_of
 
@@ -76,6 +77,7 @@ class Exchange:
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by index of the choice
     tool_calls: dict[ToolCallOutcome, int] = field(default_factory=dict)  # by outcome, as in the record
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    adaptations: Adaptations = field(default_factory=Adaptations)
     response_id: str | None = None  # as in the answer's `id`
     engine_id: str | None = None  # by which the engine knows it
     conversation_id: str | None = None  # the same of the first answer of its conversation, if there may be several
@@ -250,6 +252,7 @@ class Accounting:
             "completion_tokens": usage.completion_tokens,
             "finish_reasons": tuple(exchange.finish_reasons[index] for index in sorted(exchange.finish_reasons)),
             "deadline": exchange.deadline_outcome(times),
+            "adapted": exchange.adaptations.notes,
         }
         serving.telemetry.record(RequestRecord(**{**shared, **own}))
         # A connection that is kept open keeps the scope of its last request, which must not keep the prompts.

@@ -308,7 +308,9 @@ class Answer:
 
     def _headers(self) -> dict[str, str]:
         cut_to = self.exchange.max_tokens_cut_to
-        told = {} if cut_to is None else {"x-max-tokens-cut-to": f"{cut_to}"}
+        told = self.exchange.adaptations.headers()
+        if cut_to is not None:
+            told["x-max-tokens-cut-to"] = f"{cut_to}"
         is_forecast = self.serving.config.engine.forecast and not self.request.is_background
         if is_forecast and self.exchange.stream is not None:
             told[FORECAST_HEADER] = self.exchange.stream.forecast.in_header()

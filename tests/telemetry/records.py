@@ -108,6 +108,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         finish_reasons=tuple(draw(st.lists(st.sampled_from(["stop", "length"]), max_size=3))),
         tool_calls=draw(st.dictionaries(st.sampled_from(ToolCallOutcome), st.integers(1, 9))),
         deadline=draw(st.none() | st.sampled_from(DeadlineOutcome)),
+        adapted=draw(st.sampled_from([(), ("tools[0].parameters: not is not enforced",)])),
         deadline_ns=draw(st.none() | NS),
         background=draw(st.booleans()),
         params=draw(

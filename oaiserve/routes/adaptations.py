@@ -1,0 +1,39 @@
+"""`Adaptations`: the parts of a request that were left out or read differently, for its response header and account.
+
+Lenient reading is never silent. A note names a place in the body and what happened there, in words of this server: no
+text of the client's, since notes get into logs.
+"""
+
+from __future__ import annotations
+
+HEADER = "x-oaiserve-adapted"
+MOST_NOTES = 20
+MOST_CHARACTERS = 120  # of a note
+
+
+class Adaptations:
+    """The notes on one request, in the order of their first mention."""
+
+    def __init__(self) -> None:
+        self._notes: dict[str, None] = {}
+        self._num_more = 0
+
+    def note(self, place: str, what: str) -> None:
+        """Add a note, such as ``note("messages[2].content[0]", "server_tool_use is left out")``.
+
+        Both are in printable ASCII. Characters that are not allowed in a header become '?'."""
+        text = f"{place}: {what}"[:MOST_CHARACTERS]
+        text = "".join(letter if " " <= letter <= "~" and letter != ";" else "?" for letter in text)
+        if len(self._notes) < MOST_NOTES or text in self._notes:
+            self._notes[text] = None
+        else:
+            self._num_more += 1
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        more = [f"{self._num_more} more"] if self._num_more else []
+        return (*self._notes, *more)
+
+    def headers(self) -> dict[str, str]:
+        """Return the response header, or nothing if the request was read to the letter."""
+        return {HEADER: "; ".join(self.notes)} if self._notes else {}
