@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oaiserve.engine.accounts.waits import QueueWaits
 from oaiserve.engine.blocks import BlockHash, BlockPool, hash_block
 from oaiserve.engine.disk_tier import BlocksRead, DiskTier, KeptBlocks
 from oaiserve.engine.engine import Engine
@@ -48,8 +50,22 @@ def finished(engine: Engine, prompt: list[int], **fields: Any) -> Finished:
 @pytest.mark.compiler
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}, {"block_size": 32}])
 def test_after_a_restart_a_prompt_is_found_and_its_answer_is_the_same(
-    start: Callable[..., Engine], options: dict[str, Any]
+    start: Callable[..., Engine], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    is_parked = threading.Event()
+    park = QueueWaits.park
+    read = BlockFiles.read
+
+    def parking(waits: QueueWaits, *given: Any) -> None:
+        park(waits, *given)
+        is_parked.set()
+
+    def reading(files: BlockFiles, *given: Any) -> bool:
+        assert is_parked.wait(60)  # a faster read is over before the step in which the prompt would wait for it
+        return read(files, *given)
+
+    monkeypatch.setattr(QueueWaits, "park", parking)
+    monkeypatch.setattr(BlockFiles, "read", reading)
     with start(**options) as engine:
         expected = greedy_answers(engine, [PROMPT])
         assert finished(engine, [3, *PROMPT]).usage.cached_tokens == 0
