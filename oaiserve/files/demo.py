@@ -139,8 +139,10 @@ def from_hub(folder: Path) -> None:
     """Download the original weights (270 MB)."""
     from huggingface_hub import snapshot_download
 
-    if not hub.is_reachable():
-        raise SourceUnavailable("the Hugging Face hub does not answer")
+    try:
+        hub.ask_hub(HUB_ID)
+    except hub.HubTrouble as trouble:
+        raise SourceUnavailable(f"the Hugging Face hub {trouble}") from trouble
     _print(f"Downloading the demo model, {NAME}, from the Hugging Face hub (270 MB, only this once) ...")
     wanted: dict[str, Any] = {"revision": HUB_REVISION, "allow_patterns": list(HUB_SHA256), "tqdm_class": Progress}
     try:

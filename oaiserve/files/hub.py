@@ -9,16 +9,20 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from oaiserve.errors import StartupError
+from oaiserve.files.bad_file import BadFile
+from oaiserve.files.checkpoint import INDEX, json_object
 from oaiserve.files.gguf import SHARD
-from oaiserve.files.load_errors import reported
+from oaiserve.files.load_errors import named as as_text
 from oaiserve.files.progress import Progress
 from oaiserve.files.source import ModelSource, best_mmproj, find_model
 
@@ -29,17 +33,67 @@ _WEIGHTS = ".safetensors"
 _MODULE = re.compile(r"\d+_\w+")  # the folders of sentence-transformers' modules behind a model
 _MOST_SHOWN = 12
 TIMEOUT_SECONDS = 3.0
+RETRY_SECONDS = (1.0, 3.0)  # Pauses before the hub is asked again, if a model is not in its cache.
 PROXIES = "Behind a proxy, set HTTPS_PROXY; HF_ENDPOINT names a mirror of the hub"
-_WAYS_OUT = (
-    f"{PROXIES}, and HF_TOKEN opens a model that is not public. Without the hub there are a folder, a .gguf file, and "
-    "'oaiserve serve demo', a small model that the package index has, too."
+_WITHOUT_HUB = (
+    "Without the hub you can serve a folder, a .gguf file, or the small model of 'oaiserve serve demo', which the "
+    "package index has, too"
 )
+# What the hub means by a status, and what the user can do. Any other status is the hub's own trouble.
+_STATUSES = {
+    401: ("shows this model to nobody without a valid token", "Check the name, or set HF_TOKEN to a valid token"),
+    403: (
+        "does not let this token read the model, or it is gated",
+        "Accept its licence at {url}, and set HF_TOKEN to a token of that account",
+    ),
+    404: ("has no such model", "Check the name"),
+    429: ("gets too many requests from here", "Wait some minutes, or set HF_TOKEN: requests with a token may be more"),
+}
+
+
+class HubTrouble(Exception):
+    """The hub does not send what was requested. The message goes on from "the Hugging Face hub"."""
+
+    def __init__(self, reason: str, advice: str = f"{PROXIES}. {_WITHOUT_HUB}", status: int | None = None) -> None:
+        super().__init__(reason)
+        self.advice = advice
+        self.status = status
+
+    @property
+    def is_passing(self) -> bool:
+        """Return whether the same request may soon succeed."""
+        return self.status is not None and (self.status == 429 or self.status >= 500)
+
+
+class _Request(NamedTuple):
+    """What a start needs of a repository."""
+
+    repository: str
+    named: str  # one of its GGUF files, or ""
+    with_media: bool
+
+    def files_in(self, names: Iterable[str]) -> list[str]:
+        """Return the files to read, of all the names in the repository, which the hub may have made up. Raises
+        StartupError."""
+        safe = [name for name in names if not name.startswith("/") and ".." not in PurePosixPath(name).parts]
+        if not self.named:
+            return files_of_model(self.repository, safe)
+        files = gguf_files(self.repository, safe, self.named)
+        beside = [name for name in safe if PurePosixPath(name).parent == PurePosixPath(files[0]).parent]
+        mmproj = best_mmproj(beside) if self.with_media else None
+        return files if mmproj is None else [*files, mmproj]
+
+    def source(self, folder: Path, files: list[str]) -> ModelSource:
+        if not self.named:
+            return ModelSource(str(folder), None, is_local=True)
+        path = folder / files[0]
+        return ModelSource(str(path.parent), path.name, is_local=True)
 
 
 def local_source(model: str | Path) -> ModelSource:
     """Return the place of a model on this machine, after fetching it if it is ID or ID:FORMAT on the hub.
 
-    If the hub does not answer, the model must be in its cache. Raises StartupError if there is no such model.
+    If the hub does not send it, a complete copy must be in its cache. Raises StartupError if there is none.
     """
     source = find_model(model)
     return source if source.is_local else fetched(source)
@@ -48,52 +102,156 @@ def local_source(model: str | Path) -> ModelSource:
 def fetched(source: ModelSource, *, with_media: bool = True) -> ModelSource:
     """Return the place of a model of the hub on this machine, see `local_source`. With `with_media`, a GGUF file has
     beside it what reads its images, if the repository has that."""
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
 
     for client in ("httpx", "httpx2"):  # whichever the hub's client has: a line for each of its requests
         logging.getLogger(client).setLevel(logging.WARNING)
     repository, _, named = source.location.partition(":")
-    offline = not is_reachable()
-    if offline:
-        try:
-            folder = Path(snapshot_download(repository, allow_patterns=[], local_files_only=True))
-        except OSError as error:
+    request = _Request(repository, named, with_media)
+    cached: ModelSource | None = None
+    try:
+        cached = _cached(request)
+        why_not = ""
+    except StartupError as error:
+        why_not = str(error)
+    try:
+        commit, names = _listed(repository, is_patient=cached is None)
+        files = request.files_in(names)
+        folder = _storage(repository) / "snapshots" / commit
+        if _missing(folder, files):
+            try:
+                folder = Path(snapshot_download(repository, allow_patterns=files, tqdm_class=Progress))
+            except Exception as error:  # of any type: the hub's client raises what its libraries raise
+                raise _trouble(error, repository) from error
+        if missing := _missing(folder, files):
+            raise HubTrouble(f"has not sent {_shown(missing)}")
+    except HubTrouble as trouble:
+        if cached is None:
             raise StartupError(
-                f"'{repository}' is no folder here, the Hugging Face hub does not answer, and its cache has none such. "
-                f"{_WAYS_OUT}"
-            ) from error
-        names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    else:
-        with _reported(f"No model could be loaded from {source.shown}"):
-            names = HfApi().list_repo_files(repository)
-    try:
-        wanted = gguf_files(repository, names, named) if named else files_of_model(repository, names)
-    except StartupError as error:
-        if offline:
-            raise StartupError(f"The Hugging Face hub does not answer. In its cache, {error}") from error
-        raise
-    if named and with_media:
-        beside = [name for name in names if PurePosixPath(name).parent == PurePosixPath(wanted[0]).parent]
-        wanted += filter(None, [best_mmproj(beside)])
-    log.info("'%s' is read from the hub's cache%s", repository, ", for the hub does not answer" if offline else "")
-    with _reported(f"The files of '{repository}' could not be fetched"):
-        folder = Path(
-            snapshot_download(repository, allow_patterns=wanted, local_files_only=offline, tqdm_class=Progress)
-        )
-    if not named:
-        return ModelSource(str(folder), None, is_local=True)
-    path = folder / wanted[0]
-    return ModelSource(str(path.parent), path.name, is_local=True)
+                f"No model could be loaded from {source.shown}: the hub {trouble}, and {why_not.rstrip('.')}. "
+                f"{trouble.advice}."
+            ) from trouble
+        level = logging.INFO if _is_offline() else logging.WARNING
+        log.log(level, "'%s' starts from the cache, because the Hugging Face hub %s", source.location, trouble)
+        return cached
+    log.info("'%s' is read from the hub's cache", repository)
+    return request.source(folder, files)
 
 
-@contextmanager
-def _reported(failure: str) -> Iterator[None]:
-    """Raise StartupError in place of any error in the `with` block, with what may help."""
+def _listed(repository: str, *, is_patient: bool) -> tuple[str, list[str]]:
+    """Return the newest commit of a repository on the hub, and the names of its files. Raises HubTrouble, after some
+    tries if it `is_patient`."""
+    for seconds in (*RETRY_SECONDS, None) if is_patient else (None,):
+        try:
+            return ask_hub(repository)
+        except HubTrouble as trouble:
+            if seconds is None or not trouble.is_passing:
+                raise
+            log.warning("The Hugging Face hub %s; trying again in %g s", trouble, seconds)
+            time.sleep(seconds)
+    raise AssertionError
+
+
+def ask_hub(repository: str) -> tuple[str, list[str]]:
+    """Return the newest commit of a repository on the hub, and the names of its files, by one request. Raises
+    HubTrouble."""
+    from huggingface_hub import HfApi
+
+    if _is_offline():
+        raise HubTrouble("is not asked, because HF_HUB_OFFLINE is set", "Unset that once, to fetch it")
+    answers: list[tuple[str, list[str]] | BaseException] = []
+
+    def ask() -> None:
+        try:
+            info = HfApi().model_info(repository, timeout=TIMEOUT_SECONDS)
+            answers.append((info.sha or "", [file.rfilename for file in info.siblings or ()]))
+        except BaseException as error:
+            answers.append(error)
+
+    # The request runs on a thread, because resolving a host name has no timeout.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_SECONDS + 1)
+    answer = answers[0] if answers else TimeoutError(f"no answer in {TIMEOUT_SECONDS:g} s")
+    if isinstance(answer, BaseException):
+        raise _trouble(answer, repository) from answer
+    return answer
+
+
+def _trouble(error: BaseException, repository: str) -> HubTrouble:
+    """Return why the hub's client has failed."""
+    from huggingface_hub import constants
+
+    cause: BaseException | None = error
+    while cause is not None and getattr(cause, "response", None) is None:
+        cause = cause.__cause__
+    status = getattr(getattr(cause, "response", None), "status_code", None)
+    if status is None:
+        return HubTrouble(f"does not answer ({as_text(error).rstrip('.')})")
+    does, advice = _STATUSES.get(status, ("has trouble of its own", "Try again later"))
+    url = f"{constants.ENDPOINT}/{repository}"
+    return HubTrouble(f"{does} (status {status})", f"{advice.format(url=url)}. {_WITHOUT_HUB}", status)
+
+
+def _is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _storage(repository: str) -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).expanduser() / f"models--{repository.replace('/', '--')}"
+
+
+def _cached(request: _Request) -> ModelSource:
+    """Return a complete copy in the hub's cache: that of the main branch, or else the newest one. Raises StartupError
+    with the reason if there is none."""
+    storage, reasons = _storage(request.repository), []
     try:
-        with reported(failure):
-            yield
-    except StartupError as error:
-        raise StartupError(f"{str(error).rstrip('.')}. {_WAYS_OUT}") from error.__cause__
+        main = (storage / "refs" / "main").read_text().strip()
+    except OSError:
+        main = ""
+    folders = [path for path in storage.glob("snapshots/*") if path.is_dir()]
+    for folder in sorted(folders, key=lambda path: (path.name != main, -path.stat().st_mtime)):
+        try:
+            listed = _files_by_hub(storage, folder.name)
+            if listed is not None:
+                files = needed = request.files_in(listed)
+            else:
+                files = request.files_in(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+                needed = [*files, *_further_parts(folder, files)]
+            if not (missing := _missing(folder, needed)):
+                return request.source(folder, files)
+            reasons.append(f"its cache lacks {_shown(missing)}, as after a download that was cut off")
+        except StartupError as error:
+            reasons.append(f"in its cache, {error}")
+    raise StartupError(reasons[0] if reasons else "its cache has none such")
+
+
+def _files_by_hub(storage: Path, commit: str) -> list[str] | None:
+    """Return the names of all files of a commit as the hub lists them, if its client has stored that list."""
+    with suppress(BadFile, OSError):
+        files = json_object(storage / "trees" / f"{commit}.json").get("files")
+        return [*files] if isinstance(files, dict) else None
+    return None
+
+
+def _further_parts(folder: Path, files: list[str]) -> list[str]:
+    """Return the files that a model needs besides these, by what these say."""
+    needed = [] if files[0].endswith(".gguf") else ["config.json"]
+    if (shard := SHARD.search(files[0])) is not None:
+        start, number = files[0][: shard.start()], shard[2]
+        needed += [f"{start}-{part + 1:05}-of-{number}.gguf" for part in range(int(number))]
+    if INDEX in files and "model.safetensors" not in files:
+        with suppress(BadFile, OSError, AttributeError, KeyError):  # the load says what is wrong
+            needed += {str(name) for name in json_object(folder / INDEX)["weight_map"].values()}
+    return needed
+
+
+def _missing(folder: Path, files: Iterable[str]) -> list[str]:
+    return sorted(name for name in {*files} if not (folder / name).is_file())
 
 
 def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:

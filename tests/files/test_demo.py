@@ -109,7 +109,7 @@ def test_the_hub_is_asked_for_one_revision_and_its_files_are_compared(
         for name in allow_patterns:
             (local_dir / name).write_text(name)
 
-    monkeypatch.setattr("oaiserve.files.hub.is_reachable", lambda: True)
+    monkeypatch.setattr("oaiserve.files.hub.ask_hub", lambda _: ("", []))
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(StartupError, match=r"not fetched as published: config\.json has the SHA-256 [0-9a-f]{64} "):
         demo.fetched(tmp_path)

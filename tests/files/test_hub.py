@@ -3,15 +3,18 @@
 import hashlib
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from oaiserve.errors import StartupError
+from oaiserve.files import hub as hub_files
 from oaiserve.files.hub import fetched, files_of_model, gguf_files, local_source
 from oaiserve.files.source import ModelSource, find_model
 from tests.plain_http import Handler, running_http
@@ -26,6 +29,8 @@ GGUFS = [
     "mmproj-Q4_K_M.gguf",
 ]
 MODEL = ["config.json", "tokenizer.json", "tokenizer.model", "model.safetensors", "modules.json", "1_Pool/config.json"]
+INDEX = "model.safetensors.index.json"
+SHARDED = ["config.json", INDEX, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 NOT_READ = ["consolidated.safetensors", "onnx/model.onnx", "onnx/config.json", "README.md", "pytorch_model.bin", "x.py"]
 
 
@@ -36,27 +41,39 @@ class Hub(Handler):
     folder: ClassVar[Path]
     sent: ClassVar[list[str]]  # the names of the files
     hostile: ClassVar[list[str]] = []  # further names, of files that it sends, too
+    commit: ClassVar[str] = COMMIT
+    refusal: ClassVar[tuple[str, int]] = ("", 200)  # the start of the paths with this status; 0: it never answers
+    num_requests: ClassVar[int] = 0
+    may_answer: ClassVar[Event] = Event()
 
     def do_HEAD(self) -> None:
         self.do_GET(has_body=False)
 
     def do_GET(self, *, has_body: bool = True) -> None:
         path, headers, status, data = unquote(urlsplit(self.path).path), {}, 200, b""
+        Hub.num_requests += 1
         digests = {
             str(file.relative_to(self.folder)): hashlib.sha1(file.read_bytes()).hexdigest()
             for file in sorted(self.folder.rglob("*"))
             if file.is_file()
         } | dict.fromkeys(self.hostile, "0" * 40)
-        if path.startswith(f"/api/models/{REPOSITORY}/tree/"):
+        prefix, refused = self.refusal
+        if refused != 200 and path.startswith(prefix):
+            if not refused:
+                self.may_answer.wait()
+                self.close_connection = True
+                return
+            status, headers = refused, {"Connection": "close"}
+        elif path.startswith(f"/api/models/{REPOSITORY}/tree/"):
             tree = [{"type": "file", "path": name, "size": 1, "oid": digest} for name, digest in digests.items()]
             data = json.dumps(tree).encode()
         elif path.startswith(f"/api/models/{REPOSITORY}"):
             siblings = [{"rfilename": name} for name in digests]
-            data = json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode()
-        elif (name := path.removeprefix(f"/{REPOSITORY}/resolve/{COMMIT}/")) in digests:
+            data = json.dumps({"id": REPOSITORY, "sha": self.commit, "siblings": siblings}).encode()
+        elif (name := path.removeprefix(f"/{REPOSITORY}/resolve/{self.commit}/")) in digests:
             self.sent += [name] * has_body
             data = b"{}" if name in self.hostile else (self.folder / name).read_bytes()
-            headers = {"ETag": f'"{digests[name]}"', "X-Repo-Commit": COMMIT}
+            headers = {"ETag": f'"{digests[name]}"', "X-Repo-Commit": self.commit}
         elif path != "/":
             status, data, headers = 404, b"{}", {"X-Error-Code": "RepoNotFound"}
         self.send_response(status)
@@ -76,13 +93,16 @@ def send_files_from(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[str]]]:
     """Run a hub, and return the folder of its repository, and the names of what it has sent."""
-    Hub.folder, Hub.sent = tmp_path / "repository", []
+    Hub.folder, Hub.sent, Hub.num_requests = tmp_path / "repository", [], 0
+    monkeypatch.setattr(Hub, "may_answer", Event())
+    monkeypatch.setattr(hub_files, "RETRY_SECONDS", (0.0, 0.0))
     Hub.folder.mkdir()
     with running_http(Hub) as address:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
         send_files_from(address, monkeypatch)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
         yield Hub.folder, Hub.sent
+        Hub.may_answer.set()
 
 
 def put(folder: Path, names: list[str]) -> None:
@@ -91,8 +111,18 @@ def put(folder: Path, names: list[str]) -> None:
         (folder / name).write_text(f"content of {name}")
 
 
-def away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oaiserve.files.hub.is_reachable", lambda: False)
+TROUBLES = (401, 403, 404, 429, 500, 502, 503, 0, "no such host", "no connection", "HF_HUB_OFFLINE")
+
+
+def break_hub(trouble: int | str, monkeypatch: pytest.MonkeyPatch, prefix: str = "") -> None:
+    monkeypatch.setattr(hub_files, "TIMEOUT_SECONDS", 0.2)
+    if isinstance(trouble, int):
+        monkeypatch.setattr(Hub, "refusal", (prefix, trouble))
+    elif trouble == "HF_HUB_OFFLINE":
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    else:
+        address = "http://hub.invalid" if trouble == "no such host" else "http://127.0.0.1:1"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
 
 
 def test_of_a_repository_only_what_is_read_is_fetched(
@@ -104,9 +134,112 @@ def test_of_a_repository_only_what_is_read_is_fetched(
     assert found == ModelSource(found.location, None, is_local=True)
     assert sorted(sent) == sorted(MODEL)
     assert all((Path(found.location) / name).read_text() == f"content of {name}" for name in MODEL)
-    away(monkeypatch)
+    num_requests = Hub.num_requests
     assert local_source(REPOSITORY) == found
-    assert len(sent) == len(MODEL)
+    assert (len(sent), Hub.num_requests) == (len(MODEL), num_requests + 1)
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_cached_model_starts_at_once_when_the_hub_has_trouble(
+    trouble: int | str, hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(hub[0], MODEL + GGUFS)
+    models = (REPOSITORY, f"{REPOSITORY}:Q4_K_M", f"{REPOSITORY}:Q8_0")
+    found = [local_source(model) for model in models]
+    break_hub(trouble, monkeypatch)
+    Hub.num_requests = 0
+    caplog.set_level("WARNING", "oaiserve")
+    assert [local_source(model) for model in models] == found
+    assert Hub.num_requests == (len(models) if isinstance(trouble, int) else 0)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == (0 if trouble == "HF_HUB_OFFLINE" else len(models))
+    assert all("starts from the cache, because the Hugging Face hub" in warning for warning in warnings)
+    assert not isinstance(trouble, int) or all(str(trouble or "timed out") in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "says", "num_requests"),
+    [
+        (401, "without a valid token .status 401., and its cache has none such. Check the name, or set HF_TOKEN", 1),
+        (403, r"gated .status 403.*Accept its licence at http://127\.0\.0\.1:\d+/someone/model, and set HF_TOKEN", 1),
+        (404, "has no such model .status 404.*Check the name", 1),
+        (429, "too many requests from here .status 429.*Wait some minutes", 3),
+        (500, "trouble of its own .status 500.*Try again later", 3),
+        (0, "does not answer .ReadTimeout: .*HTTPS_PROXY.*HF_ENDPOINT", 1),
+        ("no such host", "does not answer .*HTTPS_PROXY.*HF_ENDPOINT", 0),
+        ("HF_HUB_OFFLINE", "is not asked, because HF_HUB_OFFLINE is set", 0),
+    ],
+)
+def test_trouble_of_the_hub_is_explained_when_nothing_is_cached(
+    trouble: int | str,
+    says: str,
+    num_requests: int,
+    hub: tuple[Path, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put(hub[0], MODEL)
+    break_hub(trouble, monkeypatch)
+    with pytest.raises(StartupError, match=f"No model could be loaded from '{REPOSITORY}', which is no folder.*{says}"):
+        local_source(REPOSITORY)
+    assert Hub.num_requests == num_requests
+
+
+def test_a_gated_file_is_refused_with_its_licence(hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    put(hub[0], MODEL)
+    break_hub(403, monkeypatch, f"/{REPOSITORY}/resolve/")
+    with pytest.raises(StartupError, match="Accept its licence at"):
+        local_source(REPOSITORY)
+
+
+@pytest.mark.parametrize(
+    ("files", "lost", "model"),
+    [
+        (MODEL, "tokenizer.json", REPOSITORY),
+        (MODEL, "config.json", REPOSITORY),
+        (SHARDED, "model-00002-of-00002.safetensors", REPOSITORY),
+        (GGUFS, GGUFS[4], f"{REPOSITORY}:Q8_0"),
+    ],
+)
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_download_that_was_cut_off_does_not_start(
+    files: list[str],
+    lost: str,
+    model: str,
+    is_listed: bool,
+    hub: tuple[Path, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Older clients of the hub store no list of a repository's files."""
+    put(hub[0], files)
+    (hub[0] / INDEX).write_text(json.dumps({"weight_map": {name: name for name in SHARDED if "-of-" in name}}))
+    whole = local_source(model)
+    (lost_path,) = (tmp_path / "cache").glob(f"*/snapshots/*/{lost}")
+    lost_path.unlink()
+    if not is_listed:
+        shutil.rmtree(next((tmp_path / "cache").glob("*/trees")))
+    break_hub(503, monkeypatch)
+    if lost != "tokenizer.json" or is_listed:  # which a model may do without, for all that is known then
+        with pytest.raises(StartupError, match=f"its cache lacks {lost}, as after a download that was cut off"):
+            local_source(model)
+    monkeypatch.setattr(Hub, "refusal", ("", 200))
+    assert local_source(model) == whole
+    assert lost_path.is_file()
+
+
+def test_an_older_copy_starts_when_a_newer_one_was_cut_off(
+    hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(hub[0], MODEL)
+    older = local_source(REPOSITORY)
+    monkeypatch.setattr(Hub, "commit", "1" * 40)
+    (hub[0] / "config.json").write_text("newer")
+    break_hub(403, monkeypatch, f"/{REPOSITORY}/resolve/")
+    assert local_source(REPOSITORY) == older
+    break_hub(403, monkeypatch)
+    assert local_source(REPOSITORY) == older
+    monkeypatch.setattr(Hub, "refusal", ("", 200))
+    assert local_source(REPOSITORY) != older
 
 
 def test_the_gguf_file_that_is_named_is_fetched(hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,11 +254,9 @@ def test_the_gguf_file_that_is_named_is_fetched(hub: tuple[Path, list[str]], mon
     assert parts.path.name == "model-Q8_0-00001-of-00002.gguf"
     fetched(find_model(f"{REPOSITORY}:UD-Q4_K_XL"), with_media=False)
     assert sent[4:] == ["model-UD-Q4_K_XL.gguf"]
-    away(monkeypatch)
+    break_hub("no connection", monkeypatch)
     assert local_source(f"{REPOSITORY}:Q4_K_M") == found
-    with pytest.raises(
-        StartupError, match=r"not answer\. In its cache, .* no GGUF file of the name 'IQ4_XS': it has Q8_0"
-    ):
+    with pytest.raises(StartupError, match=r"not answer.* its cache lacks model-IQ4_XS\.gguf"):
         local_source(f"{REPOSITORY}:IQ4_XS")
 
 
@@ -143,29 +274,6 @@ def test_no_name_in_a_repository_leads_out_of_the_cache(
         local_source(REPOSITORY)
     new = {path for path in tmp_path.parent.rglob("*") if path.is_file()} - before
     assert all(path.is_relative_to(tmp_path / "cache") for path in new)
-
-
-@pytest.mark.parametrize(
-    ("fails", "says"),
-    [
-        ("nothing answers", f"^'{REPOSITORY}' is no folder here, the Hugging Face hub does not"),
-        ("no such model", "'someone/other', which is no folder here and so was looked for on the"),
-        ("no file can be read", REPOSITORY),
-    ],
-)
-def test_a_download_that_fails_names_what_may_help(
-    fails: str, says: str, hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(hub[0], MODEL)
-    if fails == "nothing answers":
-        away(monkeypatch)
-    if fails == "no file can be read":
-        send_files_from("http://127.0.0.1:1", monkeypatch)
-    with pytest.raises(StartupError, match=says) as raised:
-        local_source("someone/other" if fails == "no such model" else REPOSITORY)
-    said = str(raised.value)
-    assert all(word in said for word in ("HTTPS_PROXY", "HF_ENDPOINT", "HF_TOKEN", "a folder", "oaiserve serve demo"))
-    assert ".." not in said
 
 
 @pytest.mark.parametrize(
