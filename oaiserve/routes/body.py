@@ -20,6 +20,7 @@ from oaiserve.routes import protocol
 from oaiserve.routes.serving import Serving, serving_of
 
 RETRY_AFTER_SECONDS = 1
+TOO_MANY_BODIES = "The server is receiving too many large bodies already; try again later."
 MOST_SECONDS = 60.0  # in which a body must arrive
 Body = TypeVar("Body", bound=msgspec.Struct)
 Result = TypeVar("Result")
@@ -50,10 +51,7 @@ async def read_body(
                 if num_bytes + len(part) > limit_bytes:
                     raise too_large
                 if not serving.received_bytes.take(client, len(part)):
-                    raise Overloaded(
-                        "The server is receiving too many large bodies already; try again later.",
-                        retry_after_seconds=RETRY_AFTER_SECONDS,
-                    )
+                    raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
                 num_bytes += len(part)
                 body += part
         is_whole = True

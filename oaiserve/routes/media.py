@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from oaiserve.engine.media import Detail, MediaFile, MediaKind
 from oaiserve.errors import InvalidRequest, NotFetched, Overloaded
-from oaiserve.routes.body import RETRY_AFTER_SECONDS, in_turns_if_large
+from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, in_turns_if_large
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.messages.body import Base64Source, FileSource, ImageBlock
 from oaiserve.routes.objects import ImagePart, InputImage, SoundPart
@@ -172,8 +172,7 @@ async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str
         if taken + num_bytes > most:
             raise InvalidRequest(f"The files that the request names have more than {most} bytes (--body-limit).")
         if not serving.received_bytes.take(client, num_bytes):
-            message = "The server is receiving too many large bodies already; try again later."
-            raise Overloaded(message, retry_after_seconds=RETRY_AFTER_SECONDS)
+            raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
         taken += num_bytes
 
     tasks = [asyncio.create_task(_content(request, serving, *each, take)) for each in named.values()]

@@ -10,7 +10,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from hypothesis import given, settings
@@ -24,7 +23,6 @@ from oaiserve.errors import Overloaded
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.routes.batches import runner
 from oaiserve.routes.batches.objects import BatchObject, BatchUsage, Line
-from oaiserve.routes.batches.routes import _parts
 from oaiserve.routes.batches.store import BatchStore, Owned, Result
 from oaiserve.routes.responses.store import StoreLimits
 from tests.routes.conftest import Serve, Served, run_server, serving
@@ -266,13 +264,6 @@ def test_a_form_without_a_file_is_refused(served: Served) -> None:
         answer = served.http.post("/v1/files", data=form, files=files)
         assert (answer.status_code, reason in answer.json()["error"]["message"]) == (400, True)
     assert "multipart/form-data" in served.http.post("/v1/files", json={}).json()["error"]["message"]
-
-
-@settings(max_examples=100, deadline=None)
-@given(content=st.binary(max_size=300) | st.text(max_size=99).map(str.encode))
-def test_the_content_of_a_file_arrives_as_it_is(content: bytes) -> None:
-    sent = httpx.Request("POST", "http://x", data={"purpose": "batch"}, files={"file": ("a.jsonl", content)})
-    assert _parts(sent.headers["content-type"].encode(), sent.read()) == ("batch", "a.jsonl", content)
 
 
 # -- the end of a server, at any moment --------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from io import BytesIO
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -17,6 +19,7 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/r
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 WINDOW_SECONDS = 24 * 3600
 MOST_LINES = 50_000  # OpenAI's limit
+MOST_BLANK_LINES = 20 * MOST_LINES
 ASSUMED_TOKENS = 256  # of an answer, where its request sets no limit
 MOST_ERRORS = 20  # that a failed batch tells of
 
@@ -209,18 +212,25 @@ def usage_of(body: bytes) -> BatchUsage:
     return BatchUsage(num_prompt, num_answer, total, CachedTokens(cached), ReasoningTokens(reasoning))
 
 
+def is_utf16(content: bytes | bytearray) -> bool:
+    """Return whether a text is in UTF-16 or UTF-32, with a byte-order mark or without one."""
+    return content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or 0 in content[:4]
+
+
 def lines_of(content: bytes, endpoint: str) -> tuple[list[Line], list[LineError]]:
     """Return the requests in the content of a file, and what is wrong with it."""
     lines: list[Line] = []
     errors: list[LineError] = []
     seen: set[str] = set()
-    for number, text in enumerate(content.splitlines(), 1):
-        if text.strip():
+    number = 0
+    for number, raw in enumerate(BytesIO(content), 1):
+        text = raw.strip().removeprefix(BOM_UTF8)  # which editors of Windows write, and `cat` leaves within
+        if text:
             found = _read(number, text, endpoint, seen)
             lines.append(found) if isinstance(found, Line) else errors.append(found)
-        if len(lines) > MOST_LINES or len(errors) == MOST_ERRORS:
+        if len(lines) > MOST_LINES or len(errors) == MOST_ERRORS or number > MOST_BLANK_LINES:
             break
-    if len(lines) > MOST_LINES:
+    if len(lines) > MOST_LINES or number > MOST_BLANK_LINES:
         errors.append(LineError("too_many_requests", f"A batch has at most {MOST_LINES} requests.", MOST_LINES + 1))
     if not lines and not errors:
         errors.append(LineError("empty_file", "The file has no request.", 1))
@@ -231,7 +241,7 @@ def _read(number: int, text: bytes, endpoint: str, seen: set[str]) -> Line | Lin
     try:
         line: _Line = decoder_of(_Line).decode(text)
         asked: _Body = decoder_of(_Body).decode(line.body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return LineError("invalid_json_line", f"The line is no request of a batch: {error}.", number)
     if line.url != endpoint:
         return LineError("mismatched_url", f"'url' must be {endpoint}, the endpoint of the batch.", number, "url")

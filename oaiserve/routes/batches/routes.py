@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from email import message_from_bytes
 from operator import attrgetter
 from typing import Any, Literal
 from uuid import uuid4
@@ -14,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from oaiserve.errors import BodyTooLarge, InvalidRequest, NotFound, Overloaded, UnsupportedMedia
+from oaiserve.routes.batches.form import read_form
 from oaiserve.routes.batches.objects import (
     WINDOW_SECONDS,
     BatchBody,
@@ -23,11 +23,12 @@ from oaiserve.routes.batches.objects import (
     FileObject,
     FilePage,
     LineErrors,
+    is_utf16,
     lines_of,
 )
 from oaiserve.routes.batches.runner import BatchRunner
 from oaiserve.routes.batches.store import Owned
-from oaiserve.routes.body import read_body, read_parsed
+from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, read_body, read_parsed
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import Deleted, Operation, Parameter, read_query
@@ -37,6 +38,7 @@ from oaiserve.routes.serving import serving_of
 
 MOST_FILE_BYTES = 64 * 2**20
 PIECE_BYTES = 64 * 1024
+MOST_PURPOSE_BYTES = 200
 LIMIT = Parameter("limit", "How many. Default: 20.", is_integer=True, most=100)
 AFTER = Parameter("after", "The id behind which to begin.")
 DONE_AFTER = Parameter("after", "How many answers the client has.", is_integer=True, least=0)
@@ -52,30 +54,33 @@ PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES,
     errors=(NotFound, BodyTooLarge, UnsupportedMedia, Overloaded),
 )
 async def upload(request: Request) -> Response:
-    store = _runner(request).store
+    store, received = _runner(request).store, serving_of(request).received_bytes
     body = await read_body(request, serving_of(request), "multipart/form-data", MOST_FILE_BYTES)
-    content_type = request.headers["content-type"].encode("latin-1")
-    purpose, filename, content = await run_in_threadpool(_parts, content_type, body)
-    known = next((one for one in GIVEN_PURPOSES if one == purpose), None)
-    if known is None:
-        raise invalid("purpose", f"must be 'batch', 'vision' or 'user_data', got {show(purpose)}")
-    now, file_id = int(time.time()), f"file-{uuid4().hex}"
-    file = FileObject(id=file_id, bytes=len(content), created_at=now, filename=filename, purpose=known)
-    await store.add_file(request.state.owner, file, content)
+    num_bytes = len(body)
+    if not received.take(request.state.client, num_bytes):  # until it is stored
+        raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
+    try:
+        purpose, filename, content = await run_in_threadpool(_parts, request.headers["content-type"], body)
+        known = next((one for one in GIVEN_PURPOSES if one == purpose), None)
+        if known is None:
+            raise invalid("purpose", f"must be 'batch', 'vision' or 'user_data', got {show(purpose)}")
+        if known == "batch" and is_utf16(content):
+            raise invalid("file", "must be in UTF-8 for a batch, but is in UTF-16 or UTF-32")
+        now, file_id = int(time.time()), f"file-{uuid4().hex}"
+        file = FileObject(id=file_id, bytes=len(content), created_at=now, filename=filename, purpose=known)
+        await store.add_file(request.state.owner, file, content)
+    finally:
+        received.give_back(request.state.client, num_bytes)
     return json_response(file)
 
 
-def _parts(content_type: bytes, body: bytes | bytearray) -> tuple[str, str, bytes]:
-    """Return the purpose, the name and the content of a file in a form."""
-    form = message_from_bytes(b"content-type: " + content_type + b"\r\n\r\n" + body)
-    parts = form.get_payload() if form.is_multipart() else []
-    found = {part.get_param("name", header="content-disposition"): part for part in parts if not isinstance(part, str)}
-    if "file" not in found or "purpose" not in found:
+def _parts(content_type: str, body: bytearray) -> tuple[str, str, bytes | bytearray]:
+    """Return the purpose, the name and the content of a file in a form, which is taken out of the body."""
+    fields = read_form(content_type, body)
+    if "file" not in fields or "purpose" not in fields:
         raise InvalidRequest("The form must have the fields 'file' and 'purpose'.", param="file")
-    purpose, content = (found[name].get_payload(decode=True) for name in ("purpose", "file"))
-    assert isinstance(purpose, bytes)
-    assert isinstance(content, bytes)
-    return purpose.decode(errors="replace").strip(), found["file"].get_filename() or "file", content
+    purpose, file = fields["purpose"].content(body, MOST_PURPOSE_BYTES), fields["file"]
+    return purpose.decode(errors="replace").strip(), file.filename or "file", file.take_content(body)
 
 
 @Operation(summary="The files.", group="Batches", answer=FilePage, query=(LIMIT, AFTER, PURPOSE))

@@ -220,7 +220,10 @@ class BatchRunner:
         """Return the cost of these lines. Prompts are counted in some of them, and by their bytes in the others."""
         batch, num_tokens, num_bytes = owned.batch, 0, 0
         for line in lines[:: -(-len(lines) // SAMPLED_LINES)]:
-            path, body = _counting(batch.endpoint, msgspec.json.decode(line.body))
+            try:
+                path, body = _counting(batch.endpoint, msgspec.json.decode(line.body))
+            except (msgspec.DecodeError, RecursionError):  # its route will refuse it
+                continue
             status, _, _, answer = await self._ask(path, msgspec.json.encode(body), owned, is_background=False)
             if status == 200:
                 found = msgspec.json.decode(answer)

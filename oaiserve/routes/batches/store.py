@@ -122,7 +122,7 @@ class BatchStore:
 
     # -- files --------------------------------------------------------------------------------------------------------
 
-    async def add_file(self, owner: str, file: FileObject, content: bytes) -> None:
+    async def add_file(self, owner: str, file: FileObject, content: bytes | bytearray) -> None:
         """Keep a file. Raises InvalidRequest if there is no room."""
         await self._do(partial(self._add_file, owner, file, content))
 
@@ -138,7 +138,7 @@ class BatchStore:
         """Return a part of a file's content, and where the next one begins, or None; None for a file of nobody."""
         return await self._do(partial(self._content, owner, file_id, after))
 
-    def _add_file(self, owner: str, file: FileObject, content: bytes) -> None:
+    def _add_file(self, owner: str, file: FileObject, content: bytes | bytearray) -> None:
         execute, oldest = self._connection.execute, self._oldest()
         with database.transaction(self._connection):
             execute(
@@ -157,7 +157,12 @@ class BatchStore:
             self._insert_file(owner, file, content)
 
     def _insert_file(
-        self, owner: str, file: FileObject, content: bytes | None, batch: str | None = None, failed: bool | None = None
+        self,
+        owner: str,
+        file: FileObject,
+        content: bytes | bytearray | None,
+        batch: str | None = None,
+        failed: bool | None = None,
     ) -> None:
         self._connection.execute(
             "INSERT INTO files (owner, id, created_at, num_bytes, object, content, batch, failed)"

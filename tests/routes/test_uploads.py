@@ -1,0 +1,159 @@
+"""Uploaded files keep their names and contents, whatever client writes the form, and hostile forms cost little."""
+
+import json
+import time
+import tracemalloc
+from email.mime.multipart import MIMEMultipart
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes.batches.objects import lines_of
+from oaiserve.routes.batches.routes import _parts
+from tests.routes.conftest import Served
+
+NAME = "Übersicht.jsonl"
+TYPE = "multipart/form-data; boundary=b"
+PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+
+
+def form(disposition: bytes, content: bytes = b"{}", headers: bytes = b"") -> bytearray:
+    head = b"--b\r\nContent-Disposition: form-data; " + disposition + b"\r\n" + headers
+    return bytearray(PURPOSE + head + b"\r\n" + content + b"\r\n--b--\r\n")
+
+
+@pytest.mark.parametrize(
+    "filename",
+    [
+        f'filename="{NAME}"'.encode(),
+        f'filename="{NAME}"'.encode("latin-1"),
+        b"filename*=UTF-8''%C3%9Cbersicht.jsonl",
+        b"filename*=utf-8'de'%C3%9Cbersicht.jsonl",
+        b"filename*=ISO-8859-1''%DCbersicht.jsonl",
+        b"filename=\"ubersicht.jsonl\"; filename*=UTF-8''%C3%9Cbersicht.jsonl",
+        b"filename*=no-charset''x; filename=\"" + NAME.encode() + b'"',
+        b"filename*0*=UTF-8''%C3%9Cber; filename*1=sicht; filename*2*=%2Ejsonl",
+        'filename*0="Über"; filename*1="sicht.jsonl"'.encode(),
+        f"filename={NAME}".encode(),
+        f'\r\n filename="{NAME}"'.encode(),
+        f'FILENAME = "{NAME}"'.encode(),
+    ],
+)
+def test_a_name_arrives_however_it_is_encoded(filename: bytes) -> None:
+    for disposition in (b'name="file"; ' + filename, filename + b'; name="file"', b"name=file; " + filename):
+        assert _parts(TYPE, form(disposition)) == ("batch", NAME, b"{}")
+
+
+@pytest.mark.parametrize(
+    ("filename", "shown"),
+    [
+        (rb'filename="a\"b;c.jsonl"', 'a"b;c.jsonl'),
+        (b'filename="a%22b%25.jsonl"', 'a"b%25.jsonl'),
+        (rb'filename="C:\files\a.jsonl"', r"C:\files\a.jsonl"),
+        (b'filename="a\x1b[31m.jsonl"', "a\N{REPLACEMENT CHARACTER}[31m.jsonl"),
+        (b'filename=""', "file"),
+        (b"x=y", "file"),
+        (b'filename="' + b"x" * 255 + b'"', "x" * 255),
+    ],
+)
+def test_odd_names_are_read_as_browsers_write_them(filename: bytes, shown: str) -> None:
+    assert _parts(TYPE, form(b'name="file"; ' + filename))[1] == shown
+
+
+@pytest.mark.parametrize("kind", ["message/rfc822", "message/delivery-status", "multipart/mixed; boundary=c", "x"])
+def test_a_part_of_any_type_is_stored_as_it_is(served: Served, kind: str) -> None:
+    nested = MIMEMultipart(boundary="c").as_bytes() + b"--c\r\n\r\nx\r\n--c--\r\n"
+    answer = served.http.post("/v1/files", data={"purpose": "user_data"}, files={"file": (NAME, nested, kind)})
+    assert (answer.status_code, answer.json()["filename"]) == (200, NAME)
+    assert served.http.get(f"/v1/files/{answer.json()['id']}/content").content == nested
+
+
+@settings(max_examples=100, deadline=None)
+@given(content=st.binary(max_size=300) | st.text("\r\n-b:", max_size=40).map(str.encode))
+def test_the_content_of_a_file_arrives_as_it_is(content: bytes) -> None:
+    sent = httpx.Request("POST", "http://x", data={"purpose": "batch"}, files={"file": ("a.jsonl", content)})
+    assert _parts(sent.headers["content-type"], bytearray(sent.read())) == ("batch", "a.jsonl", content)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "sent"),
+    [("base64", b"w5xi\r\nZXI="), ("quoted-printable", b"=C3=9C=\r\nber"), ("8bit", "Über".encode())],
+)
+def test_a_transfer_encoding_is_undone(encoding: str, sent: bytes) -> None:
+    header = f"Content-Transfer-Encoding: {encoding}\r\n".encode()
+    assert _parts(TYPE, form(b'name="file"', sent, header))[2] == "Über".encode()
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (form(b'name="file"')[:-9], "cut off"),
+        (PURPOSE + form(b'name="file"'), "two fields of one name"),
+        (b"--c\r\n", "does not have its boundary"),
+        (b"", "does not have its boundary"),
+        (form(b'name="file"; filename="' + b"x" * 256 + b'"'), "at most 255 characters, got 256"),
+        (form(b'name="file"; filename="' + b"x" * 9000 + b'"'), "headers are too long"),
+        (
+            b"".join(b'--b\r\ncontent-disposition: x; name="%d"\r\n\r\n\r\n' % n for n in range(40)) + b"--b--",
+            "32 fields",
+        ),
+        (form(b'name="other"'), "must have the fields 'file' and 'purpose'"),
+        (form(b'name="file"', b"x", b"content-transfer-encoding: base64\r\n"), "not valid base64"),
+    ],
+)
+def test_a_form_that_is_wrong_is_refused_with_the_reason(sent: bytes, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        _parts(TYPE, bytearray(sent))
+    with pytest.raises(InvalidRequest, match="boundary"):
+        _parts("multipart/form-data", bytearray(sent))
+
+
+@pytest.mark.parametrize("unit", [b"\n", b"\r\n", b"\r\n--b", b"\r\n--b\r\n\r\n", b"--b: x\r\n", b'; a*0="b'])
+@pytest.mark.parametrize("place", ["content", "preamble", "head"])
+def test_hostile_forms_take_little_time_and_no_more_memory(unit: bytes, place: str) -> None:
+    junk = unit * (2**23 // len(unit))
+    sent = {
+        "content": form(b'name="file"', junk),
+        "preamble": bytearray(junk) + form(b'name="file"'),
+        "head": form(b'name="file"' + junk),
+    }[place]
+    tracemalloc.start()
+    began = time.thread_time()
+    try:
+        _parts(TYPE, sent)
+    except InvalidRequest:
+        pass
+    finally:
+        seconds, (_, peak) = time.thread_time() - began, tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert (seconds < 2, peak < 2**20) == (True, True)
+
+
+LINES: list[dict[str, Any]] = [
+    {"custom_id": f"{number}", "method": "POST", "url": "/v1/completions", "body": {"prompt": "ä"}} for number in (1, 2)
+]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n", "\r\n \r\n", "\n\ufeff"])
+@pytest.mark.parametrize("start", ["", "\ufeff", "\r\n\r\n"])
+def test_the_lines_of_a_batch_are_read_as_editors_write_them(start: str, end: str) -> None:
+    text = start + end.join(json.dumps(line, ensure_ascii=False) for line in LINES)
+    lines, errors = lines_of(text.encode(), "/v1/completions")
+    assert ([line.custom_id for line in lines], errors) == (["1", "2"], [])
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_a_batch_in_another_encoding_is_refused(served: Served, encoding: str) -> None:
+    file = ("a.jsonl", json.dumps(LINES[0]).encode(encoding))
+    answer = served.http.post("/v1/files", data={"purpose": "batch"}, files={"file": file})
+    assert (answer.status_code, "must be in UTF-8" in answer.text) == (400, True)
+    assert served.http.post("/v1/files", data={"purpose": "user_data"}, files={"file": file}).status_code == 200
+
+
+def test_a_file_of_empty_lines_is_no_batch() -> None:
+    lines, errors = lines_of(b"\n" * 2**21, "/v1/completions")
+    assert (lines, [error.code for error in errors]) == ([], ["too_many_requests"])
