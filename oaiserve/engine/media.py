@@ -27,7 +27,7 @@ class MediaFile:
     """An image or a sound as a client sends it. It is not decoded yet, so it may be anything."""
 
     kind: MediaKind
-    content: bytes | str  # a text is base64
+    content: bytes | str  # a text is base64, as `data_url.base64_decoded` reads it
     detail: Detail = "auto"
     param: str = "messages"  # the field of the request that it came from, for errors
     where: str = ""  # its place in that, such as messages[0].content[1]

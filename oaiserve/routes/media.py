@@ -6,16 +6,18 @@ Nothing is decoded here: that is done where prompts are tokenized.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import msgspec
 from starlette.requests import Request
 
+from oaiserve.engine.data_url import is_bare_image, is_data_url, is_for_urls, percent_decoded, read_data_url
 from oaiserve.engine.media import Detail, MediaFile, MediaKind
 from oaiserve.errors import InvalidRequest, NotFetched, Overloaded
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, in_turns_if_large
+from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.messages.body import Base64Source, FileSource, ImageBlock
 from oaiserve.routes.objects import ImagePart, InputImage, SoundPart
@@ -23,7 +25,6 @@ from oaiserve.routes.serving import Serving, serving_of
 
 MediaPart = ImagePart | SoundPart | InputImage | ImageBlock
 Part = dict[str, Any]
-_DATA = re.compile(r"data:([a-z]+)/[a-z0-9.+-]+(?:;[a-z0-9=._-]+)*;base64,", re.IGNORECASE)
 _NOUNS = {"image": "images", "audio": "sounds"}
 _HOLDERS = ("messages", "input", "content", "output")  # the fields of bodies, messages and items with parts below
 
@@ -40,7 +41,7 @@ class Given(NamedTuple):
     @property
     def name(self) -> str:
         """Return where it is to be had, or "" for one that is given itself."""
-        return self.file_id or ("" if self.url[:5].lower() == "data:" else self.url)
+        return self.file_id or ("" if is_data_url(self.url) or is_bare_image(self.url) else self.url)
 
 
 def given_by(part: MediaPart, where: str) -> Given:
@@ -66,12 +67,18 @@ def given_by(part: MediaPart, where: str) -> Given:
 class MediaReader:
     """Makes the parts and the files of a prompt from the media in the body of a request."""
 
-    def __init__(self, serving: Serving, contents: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        contents: Mapping[str, bytes] | None = None,
+        adaptations: Adaptations | None = None,
+    ) -> None:
         """`contents` are those of media that the body only names."""
         self._model, self._kinds = serving.config.model_name, serving.engine.media
         self._most = serving.config.server.max_images
         self._has_front_ends = serving.config.server.front_ends > 0
         self.contents = contents or {}
+        self._adaptations = adaptations or Adaptations()
 
     @property
     def num_bytes(self) -> int:
@@ -81,17 +88,29 @@ class MediaReader:
         """Return a part of a chat message, with its file, which `taken` takes. Raises InvalidRequest."""
         given, param = given_by(part, where), param or _top(where)
         self.check_kind(given.kind, param, where)
-        if given.base64 is not None:
-            content: bytes | str = given.base64
-        elif given.name:
-            content = self.contents[given.name]
-        else:
-            match = _DATA.match(given.url, 0, 200)
-            if match is None or match[1].lower() != given.kind:
-                reason = f"must be a URL with data:{given.kind}/...;base64, or http(s):, got {show(given.url)}"
-                raise invalid(param, reason, where)
-            content = given.url[match.end() :]
+        content = self.contents[given.name] if given.name else self._content(given, param, where)
         return {"type": given.kind, "file": MediaFile(given.kind, content, given.detail, param, where)}
+
+    def _content(self, given: Given, param: str, where: str) -> bytes | str:
+        """Return a file that the body itself has: its bytes, or its base64. Raises InvalidRequest."""
+        text = given.url if given.base64 is None else given.base64
+        if is_data_url(text):
+            url = read_data_url(text)
+            major = "" if url is None else url.type.partition("/")[0]
+            # The file itself says what it is. Clients give it all kinds of types, or none.
+            if url is None or major in {"image", "audio", "video"} - {given.kind}:
+                reason = f"must be a URL with data:{given.kind}/...;base64, or http(s):, got {show(text)}"
+                raise invalid(param, reason, where)
+            if not url.is_base64:
+                return b"".join(percent_decoded(url.data))
+            text = url.data
+        elif given.base64 is None:
+            if not text:
+                raise invalid(param, "must be a URL with data:, http: or https:, got ''", where)
+            self._adaptations.note(where, "base64 without a data URL is read as an image")
+        if is_for_urls(text):
+            self._adaptations.note(where, "base64 in the alphabet for URLs is read")
+        return text
 
     def check_kind(self, kind: MediaKind, param: str, where: str) -> None:
         if kind not in self._kinds:
@@ -139,7 +158,9 @@ async def read_media(
         return {name: each for name, each in found.items() if name not in contents}
 
     found = await in_turns_if_large(request, named(), num_bytes)
-    return MediaReader(serving, {**contents, **await _fetched(request, serving, found)})
+    exchange: Exchange | None = getattr(request.state, "exchange", None)  # without it, nothing is generated
+    adaptations = None if exchange is None else exchange.adaptations
+    return MediaReader(serving, {**contents, **await _fetched(request, serving, found)}, adaptations)
 
 
 def _given_in(value: Any, where: str) -> Iterator[tuple[str, Given]]:

@@ -228,11 +228,38 @@ def test_files_that_are_only_named_have_together_at_most_the_bytes_of_a_body(
 
 
 @pytest.mark.parametrize(
+    ("given", "content", "note"),
+    [
+        ("data:;base64,aGVsbG8=", "aGVsbG8=", ""),
+        ("data:application/octet-stream;BASE64,aGVs\nbG8", "aGVs\nbG8", ""),
+        ("data:text/plain;base64,aGVsbG8=", "aGVsbG8=", ""),
+        ("data:image/png,%89PNG", b"\x89PNG", ""),
+        ("data:image/png;base64,-_-_", "-_-_", "base64 in the alphabet for URLs is read"),
+        ("iVBORw0KGgo=", "iVBORw0KGgo=", "base64 without a data URL is read as an image"),
+    ],
+)
+def test_a_file_in_the_body_is_read_in_every_form(served: Served, given: str, content: str | bytes, note: str) -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": given.replace("image/", "audio/"), "format": "wav"}}
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": given}}
+    for answer in (
+        served.chat(messages=[user(image(given))]),
+        served.post(RESPONSES, input=[user({"type": "input_image", "image_url": given})]),
+        served.post(MESSAGES, messages=[user(block)], max_tokens=9),
+        served.chat(messages=[user(sound)]),
+    ):
+        assert prompt_of(served, answer).media[0].content == content
+        is_image_url = "without" not in note or answer.request.url.path != MESSAGES
+        if is_image_url and b"input_audio" not in answer.request.content:
+            assert note in answer.headers.get("x-oaiserve-adapted", "")
+            assert bool(note) == ("x-oaiserve-adapted" in answer.headers)
+
+
+@pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("data:image/png,abc", "must be a URL with data:image/...;base64, or http(s):, got 'data:image/png,abc'"),
+        ("data:image/png", "must be a URL with data:image/...;base64, or http(s):, got 'data:image/png'"),
         ("data:video/mp4;base64,AA==", "got 'data:video/mp4;base64,AA=='"),
-        ("data:text/plain;base64,AA==", "must be a URL with data:image/"),
+        ("data:audio/wav;base64,AA==", "must be a URL with data:image/"),
         ("file:///etc/passwd", "must be a URL with data:, http: or https:, got 'file:///etc/passwd'"),
         ("/etc/passwd", "must be a URL with data:, http: or https:"),
         ("", "must be"),

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import warnings
-from binascii import a2b_base64
 from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oaiserve.engine.data_url import base64_decoded
 from oaiserve.engine.media import MediaFile
 from oaiserve.errors import InvalidRequest, invalid
 
@@ -28,12 +28,13 @@ LOW_DETAIL_PIXELS = 512  # of the longer side
 # A JPEG may be sent in ever finer scans, each over all pixels. Usual are 10, and this many of the largest image.
 MOST_SCANS = 16
 SOUND_REFUSED = 3  # the exit code of a process that says why it has no samples
-BASE64_PIECE = 2**18  # decoded at once, for which no other thread runs
+STRIP_ROWS = 64  # of a transparent image, put on white at once
 
 
-def decode_image(file: MediaFile, max_pixels: int, max_bytes: int) -> Image:
+def decode_image(file: MediaFile, max_pixels: int, max_bytes: int, *, on_white: bool = False) -> Image:
     """Return the image in RGB, as transformers' `load_image` does: upright by its EXIF data, and an animation's first
-    frame. With the detail `low`, it is made smaller. Raises InvalidRequest.
+    frame. What is transparent becomes white if `on_white`, else it shows the color below. With the detail `low`, the
+    image is made smaller. Raises InvalidRequest.
     """
     content = content_of(file, max_bytes)
     image_type, ops = _pillow()
@@ -45,7 +46,7 @@ def decode_image(file: MediaFile, max_pixels: int, max_bytes: int) -> Image:
         is_jpeg = image.format in ("JPEG", "MPO") or image.info.get("compression") == "jpeg"
         if is_jpeg and content.count(b"\xff\xda") * width * height > MOST_SCANS * max_pixels:
             raise _wrong(file, f"the image has too many scans for its {width} x {height} pixels")
-        image = ops.exif_transpose(image).convert("RGB")
+        image = _rgb(ops.exif_transpose(image), on_white=on_white)
     except InvalidRequest:
         raise
     except image_type.DecompressionBombError:
@@ -77,18 +78,35 @@ def decode_sound(file: MediaFile, rate: int, max_seconds: float, max_bytes: int)
 
 def content_of(file: MediaFile, max_bytes: int) -> bytes:
     """Return the bytes of a file. Raises InvalidRequest for too many, and for wrong base64."""
-    content = file.content
-    if len(content) > (max_bytes if isinstance(content, bytes) else (max_bytes + 2) // 3 * 4):
-        raise _wrong(file, f"the file has more than {max_bytes} bytes")
-    if isinstance(content, bytes):
-        return content
-    pieces = (content[start : start + BASE64_PIECE] for start in range(0, len(content), BASE64_PIECE))
+    too_large = _wrong(file, f"the file has more than {max_bytes} bytes")
+    if isinstance(file.content, bytes):
+        if len(file.content) > max_bytes:
+            raise too_large
+        return file.content
+    content = bytearray()
     try:
-        if "=" in content[:-2]:
-            raise ValueError("there is text behind its end")
-        return b"".join(a2b_base64(piece, strict_mode=True) for piece in pieces)
+        for piece in base64_decoded(file.content):
+            content += piece
+            if len(content) > max_bytes:
+                raise too_large
     except ValueError as error:  # not ASCII, or not base64
         raise _wrong(file, f"the file is not valid base64: {error}") from None
+    return bytes(content)
+
+
+def _rgb(image: Image, *, on_white: bool) -> Image:
+    """Return the image in RGB. If `on_white`, it has the pixels that transformers' `convert_to_rgb` makes, which needs
+    twice the memory."""
+    if not on_white or not image.has_transparency_data:
+        return image.convert("RGB")
+    image_type, _ = _pillow()
+    image = image.convert("RGBA")
+    opaque: Image = image_type.new("RGB", image.size)
+    for top in range(0, image.height, STRIP_ROWS):
+        strip = image.crop((0, top, image.width, min(top + STRIP_ROWS, image.height)))
+        white = image_type.new("RGBA", strip.size, "white")
+        opaque.paste(image_type.alpha_composite(white, strip).convert("RGB"), (0, top))
+    return opaque
 
 
 @cache

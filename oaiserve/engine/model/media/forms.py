@@ -38,7 +38,8 @@ class Form:
         processor, arguments = self.settings.processor, dict(self.family.arguments(self.settings))
         try:
             if self.kind == "image":
-                image = decode_image(file, limits.max_pixels, limits.max_bytes)
+                on_white = bool(getattr(processor, "do_convert_rgb", False))
+                image = decode_image(file, limits.max_pixels, limits.max_bytes, on_white=on_white)
                 return dict(processor(images=[image], return_tensors="pt", **arguments))
             rate: int = processor.sampling_rate
             seconds = min(limits.max_seconds, self.family.max_seconds(self.settings))

@@ -126,7 +126,7 @@ def _decode(kind: str, content: bytes) -> None:
     if kind in SOUNDS:
         samples_of(content, 16000, MOST_SECONDS)
     else:
-        image = decode_image(MediaFile("image", content), MOST_PIXELS, MOST_BYTES)
+        image = decode_image(MediaFile("image", content), MOST_PIXELS, MOST_BYTES, on_white=True)
         assert image.mode == "RGB"
         assert image.width * image.height <= MOST_PIXELS
 

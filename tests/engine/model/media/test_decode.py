@@ -10,14 +10,19 @@ from base64 import b64encode
 import numpy as np
 import pytest
 import soundfile
+import torch
 from PIL import Image
+from transformers import Qwen2VLImageProcessorPil
 from transformers.image_utils import load_image
 
 from oaiserve.engine.media import Detail, MediaFile
 from oaiserve.engine.model.media.decode import decode_image, decode_sound
+from oaiserve.engine.model.media.families import IMAGES, Settings
+from oaiserve.engine.model.media.forms import Form
 from oaiserve.engine.model.media.resample import resampled
 from oaiserve.engine.model.media.sound_process import Refused, samples_of
 from oaiserve.errors import InvalidRequest
+from oaiserve.facts.media import MediaLimits
 
 WHERE = "messages[0].content[1]"
 ORIENTATION = 0x0112
@@ -87,6 +92,31 @@ def test_low_detail_makes_an_image_smaller_and_keeps_its_shape() -> None:
     assert image_of(saved(noise(size=(9, 300)), "PNG"), "low").size == (9, 300)
 
 
+TRANSPARENT = {
+    "RGBA": noise("RGBA"),
+    "LA": noise("LA"),
+    "P": noise("RGBA").quantize(),
+    "RGB": noise("RGB"),  # with one color that is transparent
+    "L": noise("L"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
+@pytest.mark.parametrize("mode", TRANSPARENT)
+@pytest.mark.parametrize("converts", [True, False, None])
+def test_what_is_transparent_has_the_color_that_the_models_processor_gives_it(mode: str, converts: bool | None) -> None:
+    one_color = {"RGB": tuple(noise("RGB").getpixel((0, 0))), "L": noise("L").getpixel((0, 0))}  # type: ignore[arg-type]
+    more = {"transparency": one_color[mode]} if mode in one_color else {}
+    content = saved(TRANSPARENT[mode].resize((60, 200)), "PNG", **more)
+    image = Image.open(io.BytesIO(content))
+    assert image.has_transparency_data
+    processor = Qwen2VLImageProcessorPil(do_convert_rgb=converts)
+    form = Form("image", IMAGES["qwen2_vl"], Settings({}, {}, processor, "<|image_pad|>"), 0)
+    found = form.fields(MediaFile("image", content), MediaLimits())
+    expected = processor(images=[image if converts else image.convert("RGB")], return_tensors="pt")
+    assert torch.equal(found["pixel_values"], expected["pixel_values"])
+
+
 def png(width: int, height: int) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return len(data).to_bytes(4) + kind + data + zlib.crc32(kind + data).to_bytes(4)
@@ -113,7 +143,7 @@ def test_what_is_no_image_is_refused_with_the_reason() -> None:
     assert refusal(whole[: len(whole) // 2]) == f"{kinds}it is cut off, or damaged."
     assert refusal(b"") == refusal(b"<svg/>") == f"{kinds}it is none of these."
     assert refusal(saved(noise(), "PPM")) == f"{kinds}it is none of these."
-    for text in ("a", "ab=c", "====", "aGVsbG8", "aGVsbG8=aGVsbG8=", "b\u00e4", "aGVs bG8="):
+    for text in ("a", "ab=c", "====", "aGVsbG8=aGVsbG8=", "b\u00e4", "aGVsb%zz8=", "aGVsbG8!"):
         assert refusal(text).startswith("the file is not valid base64: ")
 
 
