@@ -118,7 +118,10 @@ class ChatTemplate:
                 variables["tools"] = []
             adds, continues = (variables.pop(one, False) for one in ("add_generation_prompt", "continue_final_message"))
             return self._template(variables.get("tools")).render(
-                special.marked(messages), variables, add_generation_prompt=adds, continue_final_message=continues
+                special.marked_messages(messages),
+                variables,
+                add_generation_prompt=adds,
+                continue_final_message=continues,
             )
         except Exception as error:  # a template is a program that runs on the client's data, and can raise anything
             raise InvalidRequest(

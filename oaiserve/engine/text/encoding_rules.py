@@ -97,18 +97,20 @@ class EncodingRules:
             self._recognise_byte_level(definition)
             self._recognise_spaces(definition)
 
-    def pieces(self, text: str) -> Iterator[str]:
+    def pieces(self, text: str, backend: tokenizers.Tokenizer | None = None) -> Iterator[str]:
         """Yield pieces of a text, whose ids, one after the other and without special tokens, are exactly its own.
 
-        The text must be valid Unicode. Where no cut is certain, a piece is as long as it has to be.
+        The text must be valid Unicode. Where no cut is certain, a piece is as long as it has to be. `backend` is the
+        tokenizer, or the same one with fewer added tokens.
         """
+        backend = backend or self._backend
         start = 0
-        while len(text) - start > PIECE_CHARACTERS and (cut := self._find_cut(text, start)) is not None:
+        while len(text) - start > PIECE_CHARACTERS and (cut := self._find_cut(text, start, backend)) is not None:
             yield text[start:cut]
             start = cut + self._drops_space
         yield text[start:]
 
-    def _find_cut(self, text: str, start: int) -> int | None:
+    def _find_cut(self, text: str, start: int, backend: tokenizers.Tokenizer) -> int | None:
         """Return the last cut of the next piece, or else the first one after it. None: the rest has none."""
         if self._candidates is None:
             return None
@@ -117,32 +119,32 @@ class EncodingRules:
         for end in range(last, start + 1, -256):
             first = max(start + 1, end - 256)  # no piece may be empty
             for found in reversed([match.start() for match in self._candidates.finditer(text, first, end)]):
-                if self._is_cut(text, found):
+                if self._is_cut(text, found, backend):
                     return found
                 num_tried += 1
                 if num_tried == MOST_CANDIDATES:
                     return None
         for match in self._candidates.finditer(text, last, last + SEARCHED_CHARACTERS):
-            if self._is_cut(text, match.start()):
+            if self._is_cut(text, match.start(), backend):
                 return match.start()
             num_tried += 1
             if num_tried == MOST_CANDIDATES:
                 return None
         return None
 
-    def _is_cut(self, text: str, at: int) -> bool:
+    def _is_cut(self, text: str, at: int, backend: tokenizers.Tokenizer) -> bool:
         """Return whether a candidate is a cut. The tokenizer has to agree, in case its definition misleads."""
         if self._left is not None and text[at - 1] not in self._left:
             return False
         right = at + self._drops_space
         if right == len(text) or any(self._is_touched(text, place) for place in {at, right}):
             return False
-        return self._agrees(text, at, right)
+        return self._agrees(text, at, right, backend)
 
-    def _agrees(self, text: str, at: int, right: int) -> bool:
+    def _agrees(self, text: str, at: int, right: int, backend: tokenizers.Tokenizer) -> bool:
         before, after = text[max(0, at - WINDOW_CHARACTERS) : at], text[right : right + WINDOW_CHARACTERS]
         both = before + text[at:right] + after
-        encoded = self._backend.encode_batch_fast([both, before, after], add_special_tokens=False)
+        encoded = backend.encode_batch_fast([both, before, after], add_special_tokens=False)
         return bool(encoded[0].ids == encoded[1].ids + encoded[2].ids)
 
     def _is_touched(self, text: str, at: int) -> bool:

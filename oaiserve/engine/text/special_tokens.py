@@ -1,17 +1,36 @@
-"""Special tokens in the contents of messages: marks within them, at which a rendered text is cut before it is encoded.
+"""Control tokens in the contents of messages: marks within them, so that they are encoded as plain text.
 
-A chat template cannot tell its own `<|im_end|>` from one that a client has sent, which would end the message and begin
-another role's. A special token that is cut is encoded as plain text. Texts without any keep all their ids.
+A chat template cannot tell its own `<|im_end|>` or `<tool_call>` from one that a client or a web page has sent, which
+would end the message or forge a call. So texts are marked before they are rendered. If a rendered text has marks, the
+control tokens that the template wrote get their ids, and everything else is encoded by a tokenizer without them. Texts
+without any keep all their ids.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-MARK = "\ufdd0"  # a noncharacter, which no text for people has
-_START_CHARACTERS = 3  # of a special token, by which a text is searched: there may be thousands of tokens
+from tokenizers import AddedToken, Tokenizer
+
+MARK = "\ufdd0\ufdd1"  # noncharacters, which no text for people has
+ESCAPED_MARK = MARK.encode("unicode_escape").decode()  # in JSON of ASCII, and in Python's notation of a string
+_WRITTEN = "\ufdd2"  # takes the place of a control token that the template wrote
+_START_CHARACTERS = 3  # of a control token, by which a text is searched: there may be thousands of tokens
+# An added token is a control token if it is special, or a tag in brackets or bars, such as `<tool_call>`, `[THINK]`
+# or `｜DSML｜`. Others are text, such as several spaces. So are tags of HTML (Gemma), unless the template writes them.
+_TAG = re.compile(r"▁?[<\[{|｜](?=\S*\w)\S*[>\]}|｜]")
+_HTML = re.compile(
+    r"</?(a|article|b|blockquote|body|br|button|caption|center|code|col|dd|del|details|div|dl|dt|em|figcaption|figure"
+    r"|font|footer|form|h[1-6]|head|header|hr|html|i|iframe|img|input|ins|kbd|label|li|link|main|mark|meta|nav|ol"
+    r"|option|p|pre|s|script|section|select|small|span|strong|style|sub|summary|sup|svg|table|tbody|td|textarea|tfoot"
+    r"|th|thead|title|tr|u|ul|video)>"
+)
+# Reasoning at the beginning of an assistant's message, as servers that do not separate it return it.
+_REASONING = re.compile(
+    r"(\s*[<\[]([^\s<>\[\]/]{0,20}think[^\s<>\[\]]{0,20})[>\]])(?:(.*?)([<\[]/\2[>\]]))?", re.I | re.S
+)
 # Tokens with these texts end an answer in every model that has them as tokens of their own. `end_tokens.py` has the
 # exceptions.
 END_TEXTS = frozenset(
@@ -28,21 +47,54 @@ END_TEXTS = frozenset(
 )
 
 
-class SpecialTexts:
-    """The texts of a tokenizer's special tokens. Those of one character cannot be cut, and are left out."""
+def control_tokens(tokenizer: Tokenizer, template: str, *, splits_special: bool) -> dict[str, int]:
+    """Return the ids of the control tokens by their texts. A tokenizer that `splits_special` tokens has none of these.
 
-    def __init__(self, texts: Collection[str]) -> None:
+    Those of one character cannot be cut, and are left out."""
+    return {
+        token.content: token_id
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        if len(token.content) > 1
+        and (not splits_special if token.special else _is_control_tag(token.content, template))
+    }
+
+
+def _is_control_tag(text: str, template: str) -> bool:
+    return _TAG.fullmatch(text) is not None and (_HTML.fullmatch(text) is None or text in template)
+
+
+class SpecialTexts:
+    """The texts of a tokenizer's control tokens, which it finds in other texts."""
+
+    def __init__(self, texts: Collection[str], normalize: Callable[[str], str] | None = None) -> None:
+        """`normalize` is the tokenizer's, if it makes control tokens of other texts, such as those in full width."""
         self._by_start: dict[str, tuple[str, ...]] = {}
-        texts = [text for text in texts if len(text) > 1]
+        texts = sorted(texts, key=len, reverse=True)
         size = min([_START_CHARACTERS, *map(len, texts)])
         for text in texts:
             self._by_start[text[:size]] = (*self._by_start.get(text[:size], ()), text)
         self._starts = re.compile("|".join(map(re.escape, self._by_start)) or "(?!)")
         self._beginnings = {text[:length] for text in texts for length in range(1, len(text))}
         self._longest = max(map(len, texts), default=0)
+        self._normalize = normalize
+
+    def marked_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return messages with their texts marked, but for the tags around reasoning with which an assistant's content
+        begins: templates look for them."""
+        result = []
+        for message in messages:
+            marked = self.marked(message)
+            if message.get("role") == "assistant":
+                match message.get("content"):
+                    case str(text):
+                        marked["content"] = self._marked_after_reasoning(text)
+                    case [{"type": "text", "text": str(text)}, *_]:
+                        marked["content"][0]["text"] = self._marked_after_reasoning(text)
+            result.append(marked)
+        return result
 
     def marked(self, value: Any) -> Any:
-        """Return JSON data with a mark behind the first character of each special token in a string or a name.
+        """Return JSON data with a mark behind the first character of each control token in a string or a name.
 
         A text among several parts that ends with the beginning of one gets a mark behind it, too.
         """
@@ -55,12 +107,36 @@ class SpecialTexts:
             return marked
         return [self.marked(one) for one in value] if isinstance(value, (list, tuple)) else value
 
+    def written(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yield each control token without a mark, with the text before it; then what is left, with ""."""
+        start, at = 0, 0
+        while (found := self._starts.search(text, at)) is not None:
+            at = found.start()
+            tokens = self._by_start[found[0]]
+            if text.startswith(tokens, at):
+                token = next(each for each in tokens if text.startswith(each, at))
+                yield text[start:at], token
+                start = at = at + len(token)
+            else:
+                at += 1
+        yield text[start:], ""
+
+    def _marked_after_reasoning(self, text: str) -> str:
+        if (found := _REASONING.match(text)) is None:
+            return self._marked(text)
+        opening, _, reasoning, closing = found.groups(default="")
+        return opening + self._marked(reasoning) + closing + self._marked(text[found.end() :])
+
     def _marked(self, text: str) -> str:
         places = [0, *self._places(text)]
-        return text if len(places) == 1 else MARK.join(map(text.__getitem__, map(slice, places, [*places[1:], None])))
+        if len(places) > 1:
+            return MARK.join(map(text.__getitem__, map(slice, places, [*places[1:], None])))
+        if self._normalize is not None and any(self._places(self._normalize(text))):
+            return text + MARK
+        return text
 
     def _places(self, text: str) -> Iterator[int]:
-        """Yield where to cut each special token, also those that overlap."""
+        """Yield where to cut each control token, also those that overlap."""
         start = 0
         while (found := self._starts.search(text, start)) is not None:
             start = found.start() + 1
@@ -69,3 +145,54 @@ class SpecialTexts:
 
     def _ends_within(self, text: str) -> bool:
         return any(text[-length:] in self._beginnings for length in range(1, self._longest))
+
+
+class MarkedTexts:
+    """Encodes rendered texts with marks, by a tokenizer that has no control tokens. It shares the model of another."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, control_ids: Mapping[str, int], texts: SpecialTexts
+    ) -> None:
+        """`vocab_size` is more than each id of the tokenizer."""
+        self.backend = plain = Tokenizer(tokenizer.model)
+        if tokenizer.normalizer is not None:
+            plain.normalizer = tokenizer.normalizer
+        if tokenizer.pre_tokenizer is not None:
+            plain.pre_tokenizer = tokenizer.pre_tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        others = [token for token in added.values() if token.content not in control_ids and not token.special]
+        plain.add_tokens(others)
+        ids = {token.content: token_id for token_id, token in plain.get_added_tokens_decoder().items()}
+        self._ids = {ids[token.content]: token_id for token_id, token in added.items() if token.content in ids}
+        # The tokens of this class get ids that no other token has.
+        unused = [f"{MARK}{number}{_WRITTEN}" for number in range(vocab_size - plain.get_vocab_size())]
+        plain.add_tokens([AddedToken(text, normalized=False) for text in (*unused, MARK, _WRITTEN)])
+        self._dropped = {*map(plain.token_to_id, (*unused, MARK))}
+        self._written_id = plain.token_to_id(_WRITTEN)
+        self._control = {text: (token_id, added[token_id]) for text, token_id in control_ids.items()}
+        self.control_ids = frozenset(control_ids.values())
+        self._texts = texts
+
+    def prepared(self, text: str) -> tuple[str, list[int]]:
+        """Return the text to encode, and the ids of the control tokens that the template wrote into it."""
+        parts: list[str] = []
+        written: list[int] = []
+        takes_space = False
+        for before, token in self._texts.written(text):
+            part = before.replace(_WRITTEN, MARK)
+            part = part.lstrip() if takes_space else part
+            if token:
+                token_id, added = self._control[token]
+                written.append(token_id)
+                part, takes_space = part.rstrip() if added.lstrip else part, added.rstrip
+            parts.append(part)
+        return _WRITTEN.join(parts), written
+
+    def restored(self, token_ids: Sequence[int], written: Sequence[int]) -> list[int]:
+        """Return the ids of a prepared text, with those of the control tokens in their places."""
+        rest = iter(written)
+        return [
+            next(rest) if token_id == self._written_id else self._ids.get(token_id, token_id)
+            for token_id in token_ids
+            if token_id not in self._dropped
+        ]

@@ -10,6 +10,7 @@ import logging
 from array import array
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.text.encoding_rules import PIECE_CHARACTERS, EncodingRules
 from oaiserve.engine.text.gguf.tokenizer import load_gguf_tokenizer
-from oaiserve.engine.text.special_tokens import MARK, SpecialTexts
+from oaiserve.engine.text.special_tokens import ESCAPED_MARK, MARK, MarkedTexts, SpecialTexts, control_tokens
 from oaiserve.engine.text.stored_tokenizer import (
     StoredTokenizer,
     recall_tokenizer,
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 
 Expand = Callable[[str], str]  # may raise InvalidRequest
 UNCUT_CHARACTERS = 2**16  # encoded within some 30 milliseconds
-MARKED_PIECES = 256  # short ones, which are encoded in one turn
 
 
 class Tokenizer:
@@ -69,11 +69,19 @@ class Tokenizer:
         self.special_ids = self._table.special_ids
         added = self.backend.get_added_tokens_decoder()
         self.special_token_ids = {added[token_id].content: token_id for token_id in self.special_ids}
-        self._special_texts = SpecialTexts(() if tokenizer.split_special_tokens else self.special_token_ids)
         template, special_tokens = tokenizer.chat_template, tokenizer.special_tokens_map
         self.chat_template = ChatTemplate(template, special_tokens, tokenizer.response_template) if template else None
+        source = "" if self.chat_template is None else self.chat_template.source
+        self._control_ids = control_tokens(self.backend, source, splits_special=tokenizer.split_special_tokens)
+        rewrites = _rewrites(self.backend) and any(added[each].normalized for each in self._control_ids.values())
+        normalize = self.backend.normalizer.normalize_str if rewrites else None
+        self._special_texts = SpecialTexts(self._control_ids, normalize)
         self._rules = EncodingRules(self.backend)
         self._affixes = self._find_affixes()
+
+    @cached_property
+    def _marked_texts(self) -> MarkedTexts:
+        return MarkedTexts(self.backend, self.vocab_size, self._control_ids, self._special_texts)
 
     @classmethod
     def from_pretrained(cls, path: Path | str, chat_template: str | None = None, *, recheck: bool = False) -> Tokenizer:
@@ -183,52 +191,58 @@ class Tokenizer:
     def _encode_rendered(
         self, text: str, add_special_tokens: bool, param: str, most_tokens: int | None
     ) -> Generator[None, None, list[int]]:
-        """Return the token ids of a template's text, cut at its marks."""
+        """Return the token ids of a template's text. In a marked one, only the template's control tokens are any."""
+        text = text.replace(ESCAPED_MARK, MARK)
         if MARK not in text:
             return (yield from self._encode_text(text, add_special_tokens, param, most_tokens))
         before, after = self._affixes if add_special_tokens and self._affixes is not None else ([], [])
-        token_ids = [*before]
-        for number, piece in enumerate(filter(None, text.split(MARK))):
-            if number % MARKED_PIECES == 0:
-                yield
-            room = None if most_tokens is None else most_tokens - len(token_ids)
-            try:
-                token_ids += yield from self._encode_text(piece, False, param, room)
-            except TooManyTokens as error:
-                raise TooManyTokens(len(token_ids) + error.num_tokens, is_exact=False) from error
-        return [*token_ids, *after]
+        marked = self._marked_texts
+        prepared, written = marked.prepared(text)
+        room = None if most_tokens is None else most_tokens - len(before) - len(after)
+        token_ids = yield from self._encode_text(prepared.replace(MARK, ""), False, param, room, marked.backend)
+        if not marked.control_ids.isdisjoint(token_ids):  # a model of whole words or pieces may have them, too
+            token_ids = yield from self._encode_text(prepared, False, param, room, marked.backend)
+        return [*before, *marked.restored(token_ids, written), *after]
 
     def _encode_text(
-        self, text: str, add_special_tokens: bool, param: str, most_tokens: int | None
+        self,
+        text: str,
+        add_special_tokens: bool,
+        param: str,
+        most_tokens: int | None,
+        backend: RustTokenizer | None = None,
     ) -> Generator[None, None, list[int]]:
+        backend = backend or self.backend
         if len(text) <= PIECE_CHARACTERS or (add_special_tokens and self._affixes is None):
-            token_ids = self._encode(text, add_special_tokens, param)
+            token_ids = self._encode(text, add_special_tokens, param, backend)
         else:
             _check_characters(text, param)  # all of it, as a cut may be next to any of them
             before, after = self._affixes if add_special_tokens and self._affixes is not None else ([], [])
             # An array, because a list of as many integers takes nine times its memory while the others come.
             so_far = array("i", before)
-            for number, piece in enumerate(self._rules.pieces(text)):
+            for number, piece in enumerate(self._rules.pieces(text, backend)):
                 if most_tokens is not None and len(so_far) > most_tokens:
                     raise TooManyTokens(len(so_far), is_exact=False)
                 if number:
                     yield
                 if most_tokens is not None and len(piece) > UNCUT_CHARACTERS:
-                    yield from self._check_uncut(piece, param, most_tokens)
-                so_far.extend(self._encode(piece, False, param))
+                    yield from self._check_uncut(piece, param, most_tokens, backend)
+                so_far.extend(self._encode(piece, False, param, backend))
             token_ids = [*so_far, *after]
         if most_tokens is not None and len(token_ids) > most_tokens:
             raise TooManyTokens(len(token_ids), is_exact=True)
         return token_ids
 
-    def _check_uncut(self, text: str, param: str, most_tokens: int) -> Generator[None, None, None]:
+    def _check_uncut(
+        self, text: str, param: str, most_tokens: int, backend: RustTokenizer
+    ) -> Generator[None, None, None]:
         """Raise TooManyTokens for a long text without cuts, in a turn for each part: whole, it might take seconds.
 
         Parts may have some tokens more than the whole, but not half as many again.
         """
         num_tokens = 0
         for start in range(0, len(text), UNCUT_CHARACTERS):
-            num_tokens += len(self._encode(text[start : start + UNCUT_CHARACTERS], False, param))
+            num_tokens += len(self._encode(text[start : start + UNCUT_CHARACTERS], False, param, backend))
             if 2 * num_tokens > 3 * most_tokens:
                 raise TooManyTokens(most_tokens + 1, is_exact=False)
             yield
@@ -268,11 +282,13 @@ class Tokenizer:
                 return whole[:num_before], whole[num_both:]
         return None
 
-    def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+    def _encode(
+        self, text: str, add_special_tokens: bool, param: str, backend: RustTokenizer | None = None
+    ) -> list[int]:
         _check_characters(text, param)
         try:
             # Only the backend's methods for batches release the GIL. This one also skips offsets.
-            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            return (backend or self.backend).encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except Exception as error:  # the Rust encoder raises Exception itself for all its errors
             raise invalid(param, f"the model's tokenizer cannot encode it: {error}") from error
 
@@ -295,6 +311,12 @@ def _load(folder: Path) -> StoredTokenizer:
         found = json.loads(path.read_text(encoding="utf-8"))
         tokenizer.chat_template = found.get("chat_template") if isinstance(found, dict) else None
     return stored(tokenizer)
+
+
+def _rewrites(backend: RustTokenizer) -> bool:
+    """Return whether the normalizer changes more than spaces, such as letters in full width."""
+    letters = "<\uff1cAé\u212a"
+    return backend.normalizer is not None and backend.normalizer.normalize_str(letters).strip("▁ ") != letters
 
 
 def _check_characters(text: str, param: str) -> None:
