@@ -13,6 +13,7 @@ import msgspec
 
 from oaiserve.routes.objects import (
     ConversationId,
+    Effort,
     InputItem,
     Integer,
     Message,
@@ -196,7 +197,8 @@ class ChatBody(SamplingBody, kw_only=True):
     tool_choice: Annotated[ToolChoice | None, described("Whether to call tools, and which. Default: auto.")] = None
     parallel_tool_calls: Annotated[bool | None, described("Whether there may be several calls. Default: true.")] = None
     reasoning_effort: Annotated[
-        str | None, described("Passed on to the chat template. For one that has none: none, minimal and low are less.")
+        Effort | None,
+        described("Passed on to the chat template. For one that has none: none, minimal and low are less."),
     ] = None
     thinking_token_budget: ThinkingBudget = None
     reasoning_format: Annotated[ReasoningFormat | None, described("none leaves reasoning in the content.")] = None

@@ -72,7 +72,7 @@ def _top(path: str) -> str | None:
 
 def _allowed(body: type[msgspec.Struct], path: str) -> list[str]:
     """Return the words allowed at a place such as messages[0].role, if there are only certain ones."""
-    nodes = _members(inspect.type_info(body))
+    nodes = members(inspect.type_info(body))
     for step in re.findall(r"[^.\[]+", path):
         is_entry = step.endswith("]")
         inner: list[inspect.Type] = []
@@ -82,17 +82,17 @@ def _allowed(body: type[msgspec.Struct], path: str) -> list[str]:
                 inner += [inspect.LiteralType((node.tag,))] if node.tag_field == step else []
             elif isinstance(node, inspect.ListType) and is_entry:
                 inner.append(node.item_type)
-        nodes = [member for each in inner for member in _members(each)]
+        nodes = [member for each in inner for member in members(each)]
     words = [value for node in nodes if isinstance(node, inspect.LiteralType) for value in node.values]
     return [word for word in dict.fromkeys(words) if isinstance(word, str)]
 
 
-def _members(node: inspect.Type) -> list[inspect.Type]:
+def members(node: inspect.Type) -> list[inspect.Type]:
     """Return the types of which a value may be one."""
     if isinstance(node, inspect.Metadata):
-        return _members(node.type)
+        return members(node.type)
     if isinstance(node, inspect.UnionType):
-        return [member for each in node.types for member in _members(each)]
+        return [member for each in node.types for member in members(each)]
     return [node]
 
 

@@ -346,10 +346,14 @@ class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     verbosity: Annotated[str | None, described("Changes nothing.")] = None
 
 
+# OpenAI's and Anthropic's, and those of chat templates.
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "no_think"]
+
+
 class ReasoningOptions(msgspec.Struct):
     """The model is to reason like this."""
 
-    effort: Annotated[str | None, described("Passed on to the chat template.")] = None
+    effort: Annotated[Effort | None, described("Passed on to the chat template.")] = None
 
 
 class ConversationId(msgspec.Struct):

@@ -212,7 +212,7 @@ class Wanted:
 
 def wanted(body: SamplingBody, params: SamplingParams) -> Wanted:
     options = body.stream_options or {}
-    if options and not body.stream:
+    if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "is only allowed with 'stream': true")
     include_usage = bool(options.get("include_usage"))
     return Wanted(

@@ -191,7 +191,7 @@ async def prepare(
         raise InvalidRequest(f"This is no request of a gateway: {error}.") from None
 
     def parse() -> Generator[None, None, Intake[Body]]:
-        body = yield from protocol.parse(kind, content, check_given)
+        body = yield from protocol.parse(kind, content, check_given, exchange.adaptations)
         exchange.is_streaming = bool(getattr(body, "stream", None))  # vectors and scores are never streamed
         exchange.adapter = serving.check_model(getattr(body, "model", None))
         if exchange.use is not None:

@@ -6,15 +6,19 @@ This file knows nothing of HTTP. Every refusal is an `InvalidRequest` that names
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping
+from difflib import get_close_matches
 from functools import cache, lru_cache
 from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes.invalid import invalid_type, show
+from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes.invalid import invalid_type, members, show
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +63,9 @@ IGNORED = frozenset(
 
 
 MOST_TOLD = 10  # unknown parameters of a body
+_SIMILAR = 0.82  # share of the letters that a misspelled name has in common with the one that was meant
+_MOST_NESTED_BYTES = 4096  # of an object whose names are checked
+_STREAM_OPTIONS = ("include_usage", "include_timings", "continuous_usage_stats", "include_obfuscation")
 
 
 @lru_cache(256)
@@ -80,11 +87,12 @@ def parse(
     kind: type[Body],
     body: bytes | bytearray,
     check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
+    adaptations: Adaptations | None = None,
 ) -> Generator[None, None, Body]:
     """Decode a JSON body of this kind and check its types, and yield after each long part. The route checks the ranges.
 
-    `check_given` may refuse a body by its names and the JSON of their values, before these are decoded. Raises
-    InvalidRequest, RecursionError, and the errors of `check_given`.
+    `check_given` may refuse a body by its names and the JSON of their values, before these are decoded. Misspelled
+    names are noted. Raises InvalidRequest, RecursionError, and the errors of `check_given`.
     """
     decoder = decoder_of(kind)
     try:
@@ -120,7 +128,49 @@ def parse(
     unknown = given.keys() - set(parsed.__struct_fields__) - UNSUPPORTED.keys() - IGNORED
     for name in islice(unknown, MOST_TOLD):
         _tell_of(name[:61])  # of which 60 characters are shown
+    if adaptations is not None:
+        _note_misspelled(kind, given, unknown, adaptations)
     return parsed
+
+
+def _note_misspelled(
+    kind: type[msgspec.Struct], given: Mapping[str, msgspec.Raw], unknown: Iterable[str], adaptations: Adaptations
+) -> None:
+    """Note the parameters that unknown names of a body, or of the options in it, were probably meant to be."""
+    where = {"": (unknown, kind.__struct_fields__)}
+    for option, known in _options_of(kind).items():
+        value = bytes(given.get(option, b""))
+        if value.startswith(b"{") and len(value) <= _MOST_NESTED_BYTES:
+            where[f"{option}."] = (_names_decoder.decode(value).keys() - known, known)
+    for prefix, (names, known) in where.items():
+        for name in islice(names, MOST_TOLD):
+            if (meant := _meant(name[:40], known)) is not None:
+                adaptations.note(f"{prefix}{meant}", "an unknown parameter with a similar name is ignored")
+
+
+@lru_cache(256)
+def _meant(name: str, known: tuple[str, ...]) -> str | None:
+    """Return the known name that a name is probably meant to be, also without regard to capitals and underscores."""
+    plain = {each.replace("_", ""): each for each in known}
+    found = get_close_matches(re.sub("[_-]", "", name).lower(), plain, 1, _SIMILAR)
+    return plain[found[0]] if found else None
+
+
+@cache
+def _options_of(kind: type[msgspec.Struct]) -> Mapping[str, tuple[str, ...]]:
+    """Return the names in those parameters of a body that are objects of one kind."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    found = {
+        field.name: [each for each in members(field.type) if not isinstance(each, inspect.NoneType)]
+        for field in info.fields
+    }
+    options = {
+        name: tuple(field.encode_name for field in types[0].fields)
+        for name, types in found.items()
+        if len(types) == 1 and isinstance(types[0], inspect.StructType)
+    }
+    return options | ({"stream_options": _STREAM_OPTIONS} if "stream_options" in found else {})
 
 
 def num_ids(value: msgspec.Raw | None) -> int:

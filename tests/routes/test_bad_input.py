@@ -159,6 +159,8 @@ BAD_REQUESTS = [
     completion("prompt_logprobs streamed", "not available", "prompt_logprobs", prompt_logprobs=1, stream=True),
     completion("stream as text", "must be true or false, got a string", "stream", stream="true"),
     completion("stream_options alone", "only allowed", "stream_options", stream_options={"include_usage": True}),
+    completion("empty stream_options alone", "only allowed", "stream_options", stream_options={}, stream=False),
+    chat("unknown effort", "'none' or 'xhigh', got 'vast'", "reasoning_effort", reasoning_effort="vast"),
     completion("stream_options a list", "must be an object", "stream_options", stream=True, stream_options=[]),
     completion("include_usage as text", "true or false", "stream_options", stream=True, stream_options={"x": "y"}),
     # Messages.

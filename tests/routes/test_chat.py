@@ -122,6 +122,13 @@ def test_token_ids_and_prompt_logprobs_of_the_prompt_are_beside_the_choices(serv
     assert stream_of(served, CHAT, return_token_ids=True)[0]["prompt_token_ids"] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_misspelled_parameter_is_named_in_a_header_and_in_the_record(served: Served, stream: bool) -> None:
+    note = "temperature: an unknown parameter with a similar name is ignored"
+    assert served.chat(temprature=0, stream=stream).headers["x-oaiserve-adapted"] == note
+    assert served.telemetry.next_record().adapted == (note,)
+
+
 @pytest.mark.parametrize("options", [{"tools": []}, {"tool_choice": "none"}, {"modalities": ["text"]}, {"store": True}])
 def test_parameters_that_change_nothing_are_accepted(served: Served, options: dict[str, Any]) -> None:
     assert served.chat(**options, parallel_tool_calls=True, reasoning_effort="low").status_code == 200

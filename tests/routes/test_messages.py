@@ -332,6 +332,7 @@ CALLS = {"role": "assistant", "content": [{**USE, "id": "1"}]}
         ({"messages": [*HI, {"role": "assistant", "content": ""}]}, "messages", "does not end with text"),
         ({"max_tokens": None}, "max_tokens", "must be an integer"),
         ({"n": 2}, "n", "one answer"),
+        ({"output_config": {"effort": "enormous"}}, "output_config", "'output_config.effort': must be 'high', "),
         ({"stop": "x"}, "stop", "use 'stop_sequences'"),
         ({"stop_sequences": [""]}, "stop_sequences", "must not be empty"),
         ({"tools": [{"name": "x"}]}, "tools", "'tools[0].input_schema': is required"),

@@ -13,7 +13,8 @@ from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes.bodies import ChatBody, CompletionBody
+from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes.bodies import ChatBody, CompletionBody, ResponsesBody
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.logprobs import CompletionLogprobs, completion_logprobs_in_parts
 from oaiserve.routes.parameters import sampling_params
@@ -71,6 +72,33 @@ def test_an_unknown_name_is_logged_once_and_shown_short_and_escaped(caplog: pyte
 def test_of_many_unknown_names_few_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     at_once(parse(CompletionBody, json.dumps({"prompt": "Hi"} | {f"x{number}": 1 for number in range(1000)}).encode()))
     assert len(caplog.messages) == MOST_TOLD
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "meant"),
+    [
+        (ChatBody, {"temprature": 1, "maxTokens": 5, "top-p": 1}, {"temperature", "max_tokens", "top_p"}),
+        (
+            CompletionBody,
+            {"stream_options": {"include_usgae": True, "include_obfuscation": True}, "Logprob": 1},
+            {"stream_options.include_usage", "logprobs"},
+        ),
+        (
+            ResponsesBody,
+            {"reasoning": {"efort": "low", "summary": "auto"}, "stream_options": None},
+            {"reasoning.effort"},
+        ),
+        (ChatBody, {"user": "me", "user_id": 1, "top_a": 0.5, "service_tier": "x", "x" * 1000: 1}, set()),
+    ],
+)
+def test_misspelled_names_are_noted_as_those_that_were_probably_meant(
+    kind: type[msgspec.Struct], body: dict[str, Any], meant: set[str]
+) -> None:
+    adaptations = Adaptations()
+    at_once(
+        parse(kind, msgspec.json.encode({"prompt": "Hi", "input": "Hi", "messages": [], **body}), None, adaptations)
+    )
+    assert set(adaptations.notes) == {f"{name}: an unknown parameter with a similar name is ignored" for name in meant}
 
 
 def test_the_two_bodies_share_every_sampling_field() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from oaiserve.routes.bodies import MAX_INT32, MAX_STRINGS, MAX_TOOLS, SamplingBody, ThinkingBudget
-from oaiserve.routes.objects import Integer, NonEmpty, Schema, TextPart, described
+from oaiserve.routes.objects import Effort, Integer, NonEmpty, Schema, TextPart, described
 
 
 class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
@@ -121,7 +121,7 @@ class JSONFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unk
 class OutputConfig(msgspec.Struct, kw_only=True):
     """The answer is to be like this."""
 
-    effort: Annotated[str | None, described("As reasoning_effort of chat.")] = None
+    effort: Annotated[Effort | None, described("As reasoning_effort of chat.")] = None
     format: JSONFormat | None = None
 
 

@@ -262,6 +262,7 @@ def chosen(choice: Any) -> dict[str, Any]:
         ({"tools": [STOP, STOP]}, "tools", "two have the name 'stop'"),
         ({"tool_choice": "required"}, "tool_choice", "only allowed with 'tools'"),
         (chosen("any"), "tool_choice", "got 'any'"),
+        ({"reasoning": {"effort": "enormous"}}, "reasoning", "'reasoning.effort': must be 'high', "),
         (chosen({"type": "function", "name": "g"}), "tool_choice", "no tool with the name 'g'"),
         (chosen({"type": "function", "function": {"name": "stop"}}), "tool_choice", "'tool_choice.name'"),
         (chosen({"type": "web_search"}), "tool_choice", "run on OpenAI's servers, so none can be forced"),
