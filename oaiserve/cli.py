@@ -116,7 +116,24 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
     if argv[:1] == ["--install-completion"]:
         return commands.run(_completed(), argv)
     app = command_line(serve_app or _serve_app, all_flags="--help-all" in argv)
-    return commands.run(app, argv, _message_for)
+    return commands.run(app, _with_each_name(argv), _message_for)
+
+
+def _with_each_name(argv: Sequence[str]) -> list[str]:
+    """Return a command line with `--served-model-name a b` as `--served-model-name a --served-model-name b`.
+
+    As vLLM's, but only behind MODEL. Before it, there is one name, so that MODEL may follow."""
+    flag = flag_of("served_model_name")
+    has_model = (
+        argv[:1] == ["serve"] and len(argv) > 1 and (not argv[1].startswith("-") or f"{ENV_PREFIX}MODEL" in os.environ)
+    )
+    result: list[str] = []
+    is_name = False
+    for word in argv:
+        is_further = is_name and not word.startswith("-") and result[-2:-1] == [flag]
+        result += [flag, word] if is_further else [word]
+        is_name = has_model and (word == flag or (is_name and not word.startswith("-")))
+    return result
 
 
 def small_command(name: str) -> App:

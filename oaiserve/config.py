@@ -186,8 +186,9 @@ class ServerOptions(ListenerOptions):
     """Origin whose web pages may call this server, such as https://app.example.com, or * for any. May be repeated.
     Pages of other origins get a 403."""
 
-    served_model_name: str | None = field(default=None, metadata=FREQUENT)
-    """Name of the model in the API. Default: MODEL as given on the command line."""
+    served_model_name: tuple[str, ...] = field(default=(), metadata=FREQUENT)
+    """Name of the model in the API. Default: MODEL as given on the command line. Behind MODEL, several names may follow
+    (--served-model-name a b): requests may have any of them, and answers and metrics have the first."""
 
     write_timeout_seconds: float = 60
     """Seconds after which the server cuts a connection whose client reads nothing of the waiting data. 0: never."""
@@ -277,7 +278,7 @@ class ServerOptions(ListenerOptions):
         for origin in self.cors_origin:
             is_origin = origin == "*" or _ORIGIN.fullmatch(origin) is not None
             _check(is_origin, "--cors-origin", f"'{origin}'", "* or scheme://host[:port], without a path")
-        _check(self.served_model_name != "", "--served-model-name", "empty", "a name")
+        _check("" not in self.served_model_name, "--served-model-name", "empty", "a name")
         is_seconds = 0 <= self.write_timeout_seconds < float("inf")
         _check(is_seconds, "--write-timeout-seconds", self.write_timeout_seconds, "at least 0, and finite")
         is_seconds = 0 <= self.progress_after_seconds < float("inf")
@@ -693,10 +694,16 @@ class Config:
     file: Path | None = None  # where some of these settings came from
 
     def __post_init__(self) -> None:
-        if self.model_name in self.engine.adapters:
-            raise OptionError(f"--lora names an adapter '{self.model_name}', which is the name of the model itself.")
+        for name in self.model_names:
+            if name in self.engine.adapters:
+                raise OptionError(f"--lora names an adapter '{name}', which is the name of the model itself.")
 
     @property
     def model_name(self) -> str:
-        """Return the name of the model in the API."""
-        return self.server.served_model_name or self.model
+        """Return the name of the model in answers and in telemetry."""
+        return self.model_names[0]
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Return the names that requests may give to the model."""
+        return tuple(dict.fromkeys(self.server.served_model_name)) or (self.model,)

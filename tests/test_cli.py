@@ -123,7 +123,23 @@ def test_the_environment_can_name_model_and_config_file(
     monkeypatch.setenv("OAISERVE_CONFIG", str(tmp_path / "c.toml"))
     monkeypatch.setenv("OAISERVE_MODEL", "demo")
     assert cli.main(["serve"], served) == 0
-    assert (served.config.model, served.config.server.served_model_name) == ("demo", "small")
+    assert (served.config.model, served.config.server.served_model_name) == ("demo", ("small",))
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (("demo", "--port", "0", "--served-model-name", "a", "b", "c"), ("a", "b", "c")),
+        (("demo", "--served-model-name", "a", "b", "--port", "0", "--served-model-name", "c"), ("a", "b", "c")),
+        (("--port", "0", "--served-model-name", "a", "demo"), ("a",)),
+        (("demo", "--port", "0"), ("demo",)),
+    ],
+)
+def test_several_names_may_follow_one_flag_behind_the_model(
+    served: Served, argv: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    assert cli.main(["serve", *argv], served) == 0
+    assert (served.config.model, served.config.model_names) == ("demo", names)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ WRONG_OF_SERVER: list[tuple[dict[str, Any], str]] = [
     ({"allow_media_from": ("https://a.test",)}, "--allow-media-from is 'https://a.test', but must be HOST, *.HOST or"),
     ({"allow_media_from": ("*",)}, "--allow-media-from is '*'"),
     ({"max_images": -1}, "--max-images is -1, but must be at least 0."),
-    ({"served_model_name": ""}, "--served-model-name is empty"),
+    ({"served_model_name": ("a", "")}, "--served-model-name is empty"),
     ({"drain_timeout_seconds": -1}, "--drain-timeout-seconds is -1, but must be at least 0."),
     ({"write_timeout_seconds": -1.0}, "--write-timeout-seconds is -1.0, but must be at least 0"),
     ({"write_timeout_seconds": float("nan")}, "--write-timeout-seconds is nan"),

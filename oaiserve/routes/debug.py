@@ -77,7 +77,7 @@ async def report(request: Request) -> Response:
     Who guesses a prompt knows its keys. So where API keys are kept apart, only a trusted gateway gets them."""
     serving, engine = serving_of(request), serving_of(request).engine
     made = await run_in_threadpool(engine.report)
-    models = (serving.config.model_name, *(adapter.name for adapter in engine.adapters.served))
+    models = (*serving.config.model_names, *(adapter.name for adapter in engine.adapters.served))
     shown = Report.of(made, is_ready=engine.is_ready, is_hung=bool(engine.hang), models=models)
     if not serving.config.server.shares_prefix_cache and ROUTER_HEADER not in request.headers:
         shown.keys = b""

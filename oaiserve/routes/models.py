@@ -49,19 +49,21 @@ class ModelList(msgspec.Struct):
 async def list_models(request: Request) -> Response:
     serving = serving_of(request)
     served = (None, *serving.engine.adapters.served)
-    return json_response(ModelList("list", [model_of(serving, adapter) for adapter in served]))
+    models = [model_of(serving, adapter, name) for adapter in served for name in serving.names_of(adapter)]
+    return json_response(ModelList("list", models))
 
 
 @Operation(summary="The model of this name.", group="Models", answer=Model, errors=(NotFound,))
 async def retrieve_model(request: Request) -> Response:
     """Answer with a model by its name, which may hold slashes, plain or as %2F. Raises ModelNotFound."""
     serving = serving_of(request)
-    return json_response(model_of(serving, serving.check_model(request.path_params["model_id"])))
+    name = request.path_params["model_id"]
+    return json_response(model_of(serving, serving.check_model(name), name))
 
 
-def model_of(serving: Serving, adapter: ServedAdapter | None) -> Model:
+def model_of(serving: Serving, adapter: ServedAdapter | None, name: str) -> Model:
     return Model(
-        id=serving.name_of(adapter),
+        id=name,
         object="model",
         created=serving.created if adapter is None else adapter.created,
         owned_by="oaiserve",
@@ -91,14 +93,14 @@ async def load(request: Request) -> Response:
     name, path = body.lora_name, _path(serving, body.lora_path)
     if not (0 < len(name) <= MOST_NAME and name.isprintable()):
         raise invalid("lora_name", f"must be 1 to {MOST_NAME} printable characters, got {show(name)}")
-    if name == serving.config.model_name:
+    if name in serving.config.model_names:
         raise invalid("lora_name", f"is the name of the model itself: '{name}'")
     try:
         adapter = await run_in_threadpool(serving.engine.load_adapter, name, path)
     except BadAdapter as error:
         raise InvalidRequest(f"The adapter cannot be used: {error}.", param="lora_path") from error
     logger.info("The adapter '%s' is loaded from %s", name, path)
-    return json_response(model_of(serving, adapter))
+    return json_response(model_of(serving, adapter, name))
 
 
 @Operation(

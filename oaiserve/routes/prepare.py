@@ -195,7 +195,7 @@ async def prepare(
         exchange.is_streaming = bool(getattr(body, "stream", None))  # vectors and scores are never streamed
         exchange.adapter = serving.check_model(getattr(body, "model", None))
         if exchange.use is not None:
-            exchange.use.key.check_model(serving.name_of(exchange.adapter))
+            exchange.use.key.check_model(*serving.names_of(exchange.adapter))
         serving.check_task(*tasks)
         exchange.deadline_ns = deadline_ns(http.headers, body, "deadline_ms")
         exchange.wants_cost = http.headers.get(COST_HEADER) == "true"

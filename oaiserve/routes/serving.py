@@ -82,16 +82,20 @@ class Serving:
 
     def check_model(self, asked: str | None) -> ServedAdapter | None:
         """Return the adapter that a request names as its model, or None. Raises ModelNotFound."""
-        if asked is None or asked == self.config.model_name:
+        if asked is None or asked in self.config.model_names:
             return None
         adapters = self.engine.adapters
         if (adapter := adapters.get(asked)) is not None:
             return adapter
-        raise ModelNotFound(asked, self.config.model_name, *(adapter.name for adapter in adapters.served))
+        raise ModelNotFound(asked, *self.config.model_names, *(adapter.name for adapter in adapters.served))
 
     def name_of(self, adapter: ServedAdapter | None) -> str:
         """Return the name of the model with this adapter, which answers and records have."""
-        return self.config.model_name if adapter is None else adapter.name
+        return self.names_of(adapter)[0]
+
+    def names_of(self, adapter: ServedAdapter | None) -> tuple[str, ...]:
+        """Return the names that requests may give to the model with this adapter."""
+        return self.config.model_names if adapter is None else (adapter.name,)
 
 
 def serving_of(request: Request) -> Serving:

@@ -24,14 +24,16 @@ def test_a_model_with_a_slash_is_found(served: Served, name: str) -> None:
     assert served.http.get(f"/v1/models/{name}").json()["id"] == "org/demo"
 
 
-def test_a_model_may_be_served_under_another_name_and_its_root_is_its_path_or_hub_id(serve: Serve) -> None:
-    served = serve(served_model_name="mine")
-    assert served.complete(model="mine").json()["model"] == "mine"
-    assert served.complete(model="org/demo").status_code == 404
-    served.telemetry.next_record()
-    assert served.telemetry.next_record().model == "mine"
-    (model,) = served.http.get("/v1/models").json()["data"]
-    assert (model["id"], model["root"]) == ("mine", "org/demo")
+def test_a_model_may_be_served_under_other_names_of_which_answers_have_the_first(serve: Serve) -> None:
+    served = serve(served_model_name=("mine", "gpt-4o"))
+    for name in ("mine", "gpt-4o"):
+        assert served.complete(model=name).json()["model"] == "mine"
+        assert served.telemetry.next_record().model == "mine"
+        assert served.http.get(f"/v1/models/{name}").json()["id"] == name
+    refused(served.complete(model="org/demo"), "model", "This server serves 'mine', 'gpt-4o'", status=404)
+    listed = served.http.get("/v1/models").json()["data"]
+    assert [(model["id"], model["root"]) for model in listed] == [("mine", "org/demo"), ("gpt-4o", "org/demo")]
+    assert served.http.get("/debug/report").json()["models"] == ["mine", "gpt-4o"]
 
 
 def test_text_and_messages_can_be_tokenized(served: Served) -> None:

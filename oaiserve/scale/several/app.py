@@ -82,11 +82,13 @@ def create_app(
         """Return all models and adapters as the API shows them: of those that are not loaded, only what is known."""
         listed = await all_models(watch, routers, _credentials(request))
         found = {str(each["id"]): each for each in msgspec.json.decode(listed.body).get("data", ())}
-        for name, model in models.models.items():
+        own: dict[str, dict[str, object]] = {}
+        for model in models.models.values():
             root = demo.HUB_ID if model.config.model == "demo" else model.config.model
-            known = {"id": name, "object": "model", "created": created, "owned_by": "oaiserve", "root": root}
-            found[name] = {**known, **found.get(name, {}), "is_loaded": model.process is not None}
-        return [found[name] for name in (*models.models, *(found.keys() - models.models.keys()))]
+            for name in model.config.model_names:
+                known = {"id": name, "object": "model", "created": created, "owned_by": "oaiserve", "root": root}
+                own[name] = {**known, **found.pop(name, {}), "is_loaded": model.process is not None}
+        return [*own.values(), *found.values()]
 
     async def list_models(request: Request) -> Response:
         return json_response({"object": "list", "data": await every_model(request)})

@@ -57,7 +57,9 @@ class LoadedModels:
         called when one takes requests, or takes none any more; a request for it is sent after that has returned."""
         self.models = {name: Model(name, config, num_bytes) for name, (config, num_bytes) in models.items()}
         self._of = {
-            name: model for model in self.models.values() for name in (model.name, *model.config.engine.adapters)
+            name: model
+            for model in self.models.values()
+            for name in (*model.config.model_names, *model.config.engine.adapters)
         }
         self._options = options
         self._start = start

@@ -40,8 +40,8 @@ def models_of(given: Iterable[str], tables: Mapping[str, Mapping[str, Any]], bas
             raise OptionError(f'[models.{name}] in the config file needs a model, as in: model = "demo".')
         found.append((name, table["model"], {key: value for key, value in table.items() if key != "model"}))
     _refuse_what_one_has(base, len(found))
-    if (own_name := base.server.served_model_name) is not None:
-        found = [(own_name, model, table) for _, model, table in found]
+    if base.server.served_model_name:
+        found = [(base.model_name, model, table) for _, model, table in found]
     configs: dict[str, Config] = {}
     for name, model, table in found:
         if name in configs:
@@ -49,7 +49,7 @@ def models_of(given: Iterable[str], tables: Mapping[str, Mapping[str, Any]], bas
         if model != "demo":
             find_model(model)
         configs[name] = _of_model(name, model, table, base)
-    names = [name for config in configs.values() for name in (config.model_name, *config.engine.adapters)]
+    names = [name for config in configs.values() for name in (*config.model_names, *config.engine.adapters)]
     if double := next((name for name in names if names.count(name) > 1), None):
         raise OptionError(f"Two models or adapters have the name '{double}'. Each needs a name of its own.")
     return configs
@@ -60,7 +60,7 @@ def _refuse_what_one_has(base: Config, num_models: int) -> None:
     for flag, is_set, instead in (
         ("--front-ends", base.server.front_ends, "the process in front does their work"),
         ("--lora-dir", base.engine.lora_dir, "name adapters by lora in a table [models.NAME] of --config"),
-        ("--served-model-name", base.server.served_model_name and num_models > 1, "give names as in NAME=MODEL"),
+        ("--served-model-name", bool(base.server.served_model_name) and num_models > 1, "give names as in NAME=MODEL"),
     ):
         if is_set:
             raise OptionError(f"{flag} is not for several models: {instead}.")
@@ -85,7 +85,7 @@ def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config) -> 
     server = replace(
         base.server,
         **own["server"],
-        served_model_name=name,
+        served_model_name=base.server.served_model_name or (name,),
         host="127.0.0.1",
         trusted_proxy=("127.0.0.1",),
         # Whoever can ask the front can ask this: the front has checked names, origins and the number of connections.

@@ -39,6 +39,13 @@ def test_a_front_with_keys_asks_for_one() -> None:
         assert client.get("/v1/models/none", headers={"authorization": "Bearer mine"}).status_code == 404
 
 
+def test_a_front_of_one_model_lists_each_of_its_names() -> None:
+    with front(ServerOptions(served_model_name=("mine", "gpt-4o"))) as client:
+        listed = client.get("/v1/models").json()["data"]
+        assert [(model["id"], model["is_loaded"]) for model in listed] == [("mine", False), ("gpt-4o", False)]
+        assert client.get("/v1/models/gpt-4o").json()["root"] == listed[0]["root"]
+
+
 def test_the_front_knows_stored_keys_and_refuses_a_model_before_it_is_loaded(tmp_path: Path) -> None:
     server = ServerOptions(stored_keys=True, response_store=tmp_path / "store")
     table = KeyTable(tmp_path / "store")

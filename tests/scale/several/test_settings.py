@@ -45,8 +45,8 @@ def test_a_folder_stands_for_the_models_in_it(tmp_path: Path) -> None:
 
 
 def test_one_model_that_is_unloaded_when_idle_has_the_name_that_it_is_given() -> None:
-    base = Config("models", ServerOptions(served_model_name="mine"))
-    assert models_of(["demo"], {}, base)["mine"].model_name == "mine"
+    base = Config("models", ServerOptions(served_model_name=("mine", "other")))
+    assert models_of(["demo"], {}, base)["mine"].model_names == ("mine", "other")
     with pytest.raises(OptionError, match="--served-model-name is not for several models: give names as in NAME=MODEL"):
         models_of(["demo", "b=demo"], {}, base)
 
