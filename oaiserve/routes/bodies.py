@@ -275,6 +275,8 @@ class ResponsesBody(SamplingBody, kw_only=True):
     ] = None
     metadata: _Metadata = None
     user: Annotated[str | None, described("Is sent back with the response.")] = None
+    safety_identifier: Annotated[str | None, described("Is sent back with the response.")] = None
+    prompt_cache_key: Annotated[str | None, described("Is sent back with the response.")] = None
     background: Annotated[
         bool | None, described("Answer at once, and make the response meanwhile. It has to be stored.")
     ] = None

@@ -244,6 +244,7 @@ class AllowedChoice(msgspec.Struct, tag_field="type", tag="allowed_tools"):
 class ChosenTool(msgspec.Struct, kw_only=True):
     """A tool, by its name, and by its namespace if it is in one."""
 
+    type: str = "function"
     name: str | None = None
     namespace: str | None = None
 

@@ -149,7 +149,10 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool
     previous_response_id: str | None
     conversation: dict[str, str] | UnsetType = UNSET
+    presence_penalty: float
+    frequency_penalty: float
     reasoning: dict[str, Any]
+    service_tier: str = "default"  # there is no other
     store: bool
     temperature: float
     text: dict[str, Any]
@@ -161,6 +164,8 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncated_items: int | UnsetType = UNSET  # of the beginning of the conversation, which had no room
     metadata: dict[str, str]
     user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
     ignored_tools: list[str] | UnsetType = UNSET  # the types of those that run on OpenAI's servers
     usage: ResponseUsage | None
 

@@ -193,6 +193,13 @@ def _reported(intake: Intake[ResponsesBody], offered: OfferedTools, *, stores: b
     defaults = intake.serving.engine.default_params
     text = body.text or TextOptions()
     form = msgspec.to_builtins(text.format or PlainText())
+    if form["type"] == "json_schema":
+        form["strict"] = bool(form["strict"])
+
+    def number(name: str, default: float) -> float:
+        value: float | None = getattr(body, name)
+        return defaults.get(name, default) if value is None else value
+
     return {
         "background": bool(body.background),
         "instructions": body.instructions,
@@ -203,16 +210,20 @@ def _reported(intake: Intake[ResponsesBody], offered: OfferedTools, *, stores: b
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
         "store": stores,
-        "temperature": defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
+        "temperature": number("temperature", 1.0),
+        "presence_penalty": number("presence_penalty", 0.0),
+        "frequency_penalty": number("frequency_penalty", 0.0),
         "text": {"format": form} | ({} if text.verbosity is None else {"verbosity": text.verbosity}),
         "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
         "tools": [_shown(tool) for tool in body.tools or [] if tool.type not in offered.left_out],
         "ignored_tools": list(offered.left_out) or UNSET,
         "top_logprobs": integer(body, "top_logprobs") or 0,
-        "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
+        "top_p": number("top_p", 1.0),
         "truncation": body.truncation or "disabled",
         "metadata": body.metadata or {},
         "user": body.user,
+        "safety_identifier": body.safety_identifier,
+        "prompt_cache_key": body.prompt_cache_key,
     }
 
 

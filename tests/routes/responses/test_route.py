@@ -27,14 +27,20 @@ def without_ids(value: Any) -> Any:
 
 MESSAGE = {"id": "msg", "type": "message", "status": "completed", "role": "assistant"}
 TEXT = {"type": "output_text", "annotations": [], "logprobs": []}
-NOT_GIVEN = ("error", "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "user")
+NOT_GIVEN = (
+    *("error", "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "user"),
+    *("safety_identifier", "prompt_cache_key"),
+)
 TOLD = dict.fromkeys(NOT_GIVEN) | {
     "background": False,
+    "frequency_penalty": 0.0,
     "metadata": {},
     "model": "org/demo",
     "object": "response",
     "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
     "reasoning": {"effort": None, "summary": None},
+    "service_tier": "default",
     "store": True,
     "temperature": 1.0,
     "text": {"format": {"type": "text"}},
@@ -220,15 +226,20 @@ def test_a_call_of_no_tool_stays_text(serve: Serve) -> None:
 def test_parameters_are_told_back_as_they_took_effect(served: Served) -> None:
     served.engine.default_params = {"temperature": 0.25, "top_p": 0.5}
     told = {
+        "frequency_penalty": 0.5,
         "instructions": "Be brief.",
         "max_output_tokens": 7,
         "max_tool_calls": 3,
         "metadata": {"a": "b"},
         "parallel_tool_calls": False,
+        "presence_penalty": -0.5,
+        "prompt_cache_key": "k",
         "reasoning": {"effort": "low", "summary": None},
+        "safety_identifier": "s",
+        "service_tier": "default",
         "store": False,
         "temperature": 0.25,
-        "text": {"format": {"type": "json_schema", "name": "n", "schema": {}, "description": None, "strict": None}},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {}, "description": None, "strict": False}},
         "tool_choice": "none",
         "tools": [TIME, {**STOP, "description": None, "parameters": None, "strict": None}],
         "top_p": 0.75,
@@ -239,6 +250,7 @@ def test_parameters_are_told_back_as_they_took_effect(served: Served) -> None:
     as_sent = {
         "tools": TOOLS,
         "reasoning": {"effort": "low", "summary": "auto"},
+        "service_tier": "flex",
         "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
     }
     answer = ask(served, **asked | as_sent)
