@@ -68,12 +68,12 @@ class SpecialTexts:
 
     def __init__(self, texts: Collection[str], normalize: Callable[[str], str] | None = None) -> None:
         """`normalize` is the tokenizer's, if it makes control tokens of other texts, such as those in full width."""
-        self._by_start: dict[str, tuple[str, ...]] = {}
-        texts = sorted(texts, key=len, reverse=True)
+        self._texts = frozenset(texts)
+        self._lengths: dict[str, list[int]] = {}  # of the tokens with the same start, longest first
         size = min([_START_CHARACTERS, *map(len, texts)])
-        for text in texts:
-            self._by_start[text[:size]] = (*self._by_start.get(text[:size], ()), text)
-        self._starts = re.compile("|".join(map(re.escape, self._by_start)) or "(?!)")
+        for start, length in sorted({(text[:size], len(text)) for text in texts}, reverse=True):
+            self._lengths.setdefault(start, []).append(length)
+        self._starts = re.compile("|".join(map(re.escape, self._lengths)) or "(?!)")
         self._beginnings = {text[:length] for text in texts for length in range(1, len(text))}
         self._longest = max(map(len, texts), default=0)
         self._normalize = normalize
@@ -81,17 +81,21 @@ class SpecialTexts:
     def marked_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages with their texts marked, but for the tags around reasoning with which an assistant's content
         begins: templates look for them."""
-        result = []
-        for message in messages:
-            marked = self.marked(message)
-            if message.get("role") == "assistant":
-                match message.get("content"):
-                    case str(text):
-                        marked["content"] = self._marked_after_reasoning(text)
-                    case [{"type": "text", "text": str(text)}, *_]:
-                        marked["content"][0]["text"] = self._marked_after_reasoning(text)
-            result.append(marked)
-        return result
+        return [self._marked_message(message) for message in messages]
+
+    def _marked_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        match message:
+            case {"role": "assistant", "content": str(text)}:
+                reasoning, rest = self._after_reasoning(text)
+                marked: dict[str, Any] = self.marked({**message, "content": rest})
+                marked["content"] = reasoning + marked["content"]
+            case {"role": "assistant", "content": [{"type": "text", "text": str(text)} as part, *more]}:
+                reasoning, rest = self._after_reasoning(text)
+                marked = self.marked({**message, "content": [{**part, "text": rest}, *more]})
+                marked["content"][0]["text"] = reasoning + marked["content"][0]["text"]
+            case _:
+                marked = self.marked(message)
+        return marked
 
     def marked(self, value: Any) -> Any:
         """Return JSON data with a mark behind the first character of each control token in a string or a name.
@@ -112,20 +116,19 @@ class SpecialTexts:
         start, at = 0, 0
         while (found := self._starts.search(text, at)) is not None:
             at = found.start()
-            tokens = self._by_start[found[0]]
-            if text.startswith(tokens, at):
-                token = next(each for each in tokens if text.startswith(each, at))
+            if token := self._token(text, at, found[0]):
                 yield text[start:at], token
                 start = at = at + len(token)
             else:
                 at += 1
         yield text[start:], ""
 
-    def _marked_after_reasoning(self, text: str) -> str:
+    def _after_reasoning(self, text: str) -> tuple[str, str]:
+        """Return the reasoning with which a text begins, marked but for its tags, and the rest of the text."""
         if (found := _REASONING.match(text)) is None:
-            return self._marked(text)
+            return "", text
         opening, _, reasoning, closing = found.groups(default="")
-        return opening + self._marked(reasoning) + closing + self._marked(text[found.end() :])
+        return opening + self._marked(reasoning) + closing, text[found.end() :]
 
     def _marked(self, text: str) -> str:
         places = [0, *self._places(text)]
@@ -140,8 +143,13 @@ class SpecialTexts:
         start = 0
         while (found := self._starts.search(text, start)) is not None:
             start = found.start() + 1
-            if text.startswith(self._by_start[found[0]], start - 1):
+            if self._token(text, found.start(), found[0]):
                 yield start
+
+    def _token(self, text: str, at: int, start: str) -> str:
+        """Return the longest control token at a place where one may start, or ""."""
+        found = (text[at : at + length] for length in self._lengths[start])
+        return next((each for each in found if each in self._texts), "")
 
     def _ends_within(self, text: str) -> bool:
         return any(text[-length:] in self._beginnings for length in range(1, self._longest))
