@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 Entry = tuple[int, bytes, float]  # a token's id, its true bytes on its own, and its log-probability
-# Ids, bytes and log-probabilities of all entries, and of each position: where the entries of the next one begin.
-Columns: TypeAlias = "tuple[array[int], list[bytes], array[float], array[int]]"
+# Ids, bytes and log-probabilities of all entries, and of each position: where the entries of the next one begin, and
+# the rank of its token.
+Columns: TypeAlias = "tuple[array[int], list[bytes], array[float], array[int], array[int]]"
 
 
 class TokenLogprobs:
@@ -22,30 +23,32 @@ class TokenLogprobs:
     __slots__ = ("columns",)
 
     def __init__(self, columns: Columns | None = None) -> None:
-        self.columns: Columns = columns or (array("i"), [], array("d"), array("q"))
+        self.columns: Columns = columns or (array("i"), [], array("d"), array("q"), array("i"))
 
-    def add(self, ids: Iterable[int], texts: Iterable[bytes], logprobs: Iterable[float]) -> None:
-        """Add a position: the token first, then its alternatives, best first."""
-        all_ids, all_texts, all_logprobs, ends = self.columns
+    def add(self, ids: Iterable[int], texts: Iterable[bytes], logprobs: Iterable[float], *, rank: int = 0) -> None:
+        """Add a position: the token first, then its alternatives, best first. The rank of the token is 0 if unknown."""
+        all_ids, all_texts, all_logprobs, ends, ranks = self.columns
         all_ids.extend(ids)
         all_texts.extend(texts)
         all_logprobs.extend(logprobs)
         ends.append(len(all_ids))
+        ranks.append(rank)
 
     def extend(self, more: TokenLogprobs) -> None:
-        ids, texts, logprobs, ends = self.columns
-        more_ids, more_texts, more_logprobs, more_ends = more.columns
+        ids, texts, logprobs, ends, ranks = self.columns
+        more_ids, more_texts, more_logprobs, more_ends, more_ranks = more.columns
         ends.extend([len(ids) + end for end in more_ends])
         ids.extend(more_ids)
         texts.extend(more_texts)
         logprobs.extend(more_logprobs)
+        ranks.extend(more_ranks)
 
     def truncate(self, num_tokens: int) -> None:
         """Keep only the first so many positions."""
-        ids, texts, logprobs, ends = self.columns
+        ids, texts, logprobs, ends, ranks = self.columns
         if num_tokens < len(ends):
             end = ends[num_tokens - 1] if num_tokens else 0
-            del ids[end:], texts[end:], logprobs[end:], ends[num_tokens:]
+            del ids[end:], texts[end:], logprobs[end:], ends[num_tokens:], ranks[num_tokens:]
 
     @property
     def num_entries(self) -> int:
@@ -53,7 +56,7 @@ class TokenLogprobs:
 
     def entries(self) -> Iterator[list[Entry]]:
         """Yield the entries of each position: the token's, then those of its alternatives."""
-        ids, texts, logprobs, ends = self.columns
+        ids, texts, logprobs, ends, _ = self.columns
         start = 0
         for end in ends:
             yield list(zip(ids[start:end], texts[start:end], logprobs[start:end], strict=True))
@@ -61,11 +64,16 @@ class TokenLogprobs:
 
     def tokens(self) -> Iterator[Entry]:
         """Yield the entry of each token, without its alternatives."""
-        ids, texts, logprobs, ends = self.columns
+        ids, texts, logprobs, ends, _ = self.columns
         start = 0
         for end in ends:
             yield ids[start], texts[start], logprobs[start]
             start = end
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The rank of each token in the whole vocabulary, from 1; 0: unknown."""
+        return self.columns[4]
 
     def __len__(self) -> int:
         return len(self.columns[3])

@@ -141,7 +141,8 @@ class ChoiceOutput:
 def add_logprobs(rows: TokenLogprobs, table: TokenTable, logprobs: Logprobs) -> None:
     """Add the log-probabilities at one position, with the texts of their tokens."""
     ids = [logprobs.token_id, *logprobs.top_ids]
-    rows.add(ids, map(table.bytes_alone, ids), [logprobs.logprob, *logprobs.top_logprobs])
+    values = [logprobs.logprob, *logprobs.top_logprobs]
+    rows.add(ids, map(table.bytes_alone, ids), values, rank=logprobs.rank)
 
 
 def prompt_logprobs(table: TokenTable, first_token_id: int) -> TokenLogprobs:

@@ -133,6 +133,7 @@ class Logprobs:
     logprob: float
     top_ids: list[int]  # best first
     top_logprobs: list[float]
+    rank: int = 0  # of the token in the whole vocabulary, from 1; 0: not looked up
 
 
 @dataclass(slots=True)

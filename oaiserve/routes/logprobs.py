@@ -49,11 +49,11 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """The log-probability of a token in the prompt, or of one in its place. `rank` counts from 1; null: not among the
-    likeliest."""
+    """The log-probability of a token in the prompt, or of one in its place. `rank` counts from 1, in the whole
+    vocabulary."""
 
     logprob: float | None
-    rank: int | None
+    rank: int
     decoded_token: str
 
 
@@ -112,7 +112,8 @@ def completion_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, text_offse
 
 def prompt_logprobs_in_parts(tokens: TokenLogprobs, num_top: int) -> Iterator[bytes]:
     """Yield the log-probabilities by token id, as vLLM has them."""
-    return _list(_by_token_id(batch, num_top) for batch in _batches(tokens.entries(), 1 + num_top))
+    rows = zip(tokens.entries(), tokens.ranks, strict=True)
+    return _list(_by_token_id(batch, num_top) for batch in _batches(rows, 1 + num_top))
 
 
 def num_characters(tokens: Iterable[Entry]) -> int:
@@ -155,17 +156,17 @@ def _best(rows: Iterable[list[Entry]], num_top: int) -> list[dict[str, float | N
     return found
 
 
-def _by_token_id(rows: Iterable[list[Entry]], num_top: int) -> PromptLogprobs:
+def _by_token_id(rows: Iterable[tuple[list[Entry], int]], num_top: int) -> PromptLogprobs:
     found: PromptLogprobs = []
-    for token, *top in rows:
+    for (token, *top), own_rank in rows:
         if math.isnan(token[2]):
             found.append(None)
             continue
-        ranks = {token_id: rank for rank, (token_id, _, _) in enumerate(top, start=1)}
+        ranked = [*enumerate(top[:num_top], start=1), (own_rank, token)]
         found.append(
             {
-                str(token_id): PromptLogprob(_value(logprob), ranks.get(token_id), text_of(data))
-                for token_id, data, logprob in [*top[:num_top], token]
+                str(token_id): PromptLogprob(_value(logprob), rank, text_of(data))
+                for rank, (token_id, data, logprob) in ranked
             }
         )
     return found

@@ -3,11 +3,11 @@
 from oaiserve.engine.logprobs import Entry, TokenLogprobs
 
 
-def token_logprobs(*positions: list[Entry]) -> TokenLogprobs:
+def token_logprobs(*positions: list[Entry], rank: int = 0) -> TokenLogprobs:
     """Return the log-probabilities of these positions: in each, the token first, then its alternatives."""
     rows = TokenLogprobs()
     for entries in positions:
-        rows.add(*map(list, zip(*entries, strict=True)))
+        rows.add(*zip(*entries, strict=True), rank=rank)
     return rows
 
 

@@ -24,6 +24,7 @@ def test_rows_come_out_as_they_were_put_in(first: list[list[Entry]], second: lis
     assert list(rows.tokens()) == [entries[0] for entries in first + second]
     rows.truncate(len(first))
     assert list(rows.entries()) == first
+    assert len(rows.ranks) == len(first)
 
 
 def test_an_alternative_takes_about_20_bytes() -> None:

@@ -304,7 +304,7 @@ def prompts_done(request: Request) -> Iterable[PromptDone]:
     for index in range(len(request.prompts)):
         tokens = None
         if request.params.prompt_logprobs is not None:
-            tokens = token_logprobs([(1, b"In", math.nan)], logprob(" a", 2))
+            tokens = token_logprobs([(1, b"In", math.nan)], logprob(" a", 2), rank=2)
         echoed = "In a" if request.echo else None
         yield PromptDone(request.request_id, index, [1, 2, 3], echoed, tokens, RequestTimes(), 0 if index else 2)
 

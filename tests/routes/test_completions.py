@@ -225,13 +225,12 @@ def test_token_ids_can_be_returned(served: Served) -> None:
     assert [token_id for choice in rest for token_id in choice.get("token_ids", [])] == [10, 11]
 
 
-def test_prompt_logprobs_are_by_token_id(served: Served) -> None:
-    first, second = served.complete(prompt_logprobs=1).json()["choices"][0]["prompt_logprobs"]
+@pytest.mark.parametrize("num_top", [0, 1, 2])
+def test_prompt_logprobs_are_by_token_id_with_ranks_below_the_best_ones_too(served: Served, num_top: int) -> None:
+    first, second = served.complete(prompt_logprobs=num_top).json()["choices"][0]["prompt_logprobs"]
     assert first is None
-    assert second == {
-        "3": {"logprob": -0.25, "rank": 1, "decoded_token": " a!"},
-        "2": {"logprob": -1.5, "rank": 2, "decoded_token": " a"},
-    }
+    best = {"3": {"logprob": -0.25, "rank": 1, "decoded_token": " a!"}}
+    assert second == (best if num_top else {}) | {"2": {"logprob": -1.5, "rank": 2, "decoded_token": " a"}}
 
 
 def test_the_answer_has_the_stop_reason(served: Served) -> None:

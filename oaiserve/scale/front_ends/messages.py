@@ -215,8 +215,7 @@ def _encoded(value: Any) -> Any:
     if isinstance(value, array):
         return value.typecode, value.tobytes()
     if isinstance(value, TokenLogprobs):
-        ids, texts, logprobs, ends = value.columns
-        return ids.tobytes(), texts, logprobs.tobytes(), ends.tobytes()
+        return [column if isinstance(column, list) else column.tobytes() for column in value.columns]
     if isinstance(value, Exception):
         text = str(value).encode(errors="surrogatepass")  # it may quote half of a surrogate pair
         attributes = vars(value) if isinstance(value, APIError) else {}
@@ -230,8 +229,8 @@ def _decoded(kind: Any, value: Any) -> Any:
         typecode, items = value
         return array(typecode, items)
     if kind is TokenLogprobs:
-        ids, texts, logprobs, ends = value
-        return TokenLogprobs((array("i", ids), texts, array("d", logprobs), array("q", ends)))
+        ids, texts, logprobs, ends, ranks = value
+        return TokenLogprobs((array("i", ids), texts, array("d", logprobs), array("q", ends), array("i", ranks)))
     if isinstance(kind, type) and issubclass(kind, Exception):
         name, text, param, code, retry_after_seconds, forecast = value
         message = text.decode(errors="surrogatepass")

@@ -64,6 +64,7 @@ def test_logprobs_of_prompts_and_tokens_are_those_of_the_model(loaded: LoadedMod
         rows = result.prompt_logprobs or []
         for found, token_id, of_position in zip(rows, prompt[1:], expected, strict=False):
             check(found, token_id, num_prompt_top, of_position)
+            assert found.rank == (of_position > of_position[token_id]).sum() + 1
         assert len(rows) == (0 if num_prompt_top is None else len(prompt) - 1)
 
 

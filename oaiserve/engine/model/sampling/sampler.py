@@ -65,7 +65,7 @@ class Sampling:
         if known:
             logprobs = logits[len(chunks) :].float().log_softmax(dim=-1)
             known_ids = on_device([token_id for token_id, _ in known], logits.device)
-            results += _look_up(logprobs, known_ids, self._num_known_top)
+            results += [*_look_up(logprobs, known_ids, self._num_known_top), _ranks(logprobs, known_ids)]
         self.read_back = ReadBack(results)
 
     def wait(self) -> Sampled:
@@ -77,7 +77,7 @@ class Sampling:
             token_ids.tolist(),
             are_finite.astype(bool).tolist(),
             [of_row.get(row) for row in range(self._num_rows)],
-            _logprobs(self._num_known_top, *found[-2:]) if self._num_known_top else [],
+            _logprobs(self._num_known_top, *found[-3:]) if self._num_known_top else [],
         )
 
 
@@ -98,8 +98,23 @@ def _look_up(logprobs: torch.Tensor, token_ids: torch.Tensor, num_top: list[int]
     return [ids, logprobs.gather(1, ids)]
 
 
-def _logprobs(num_top: list[int], ids: np.ndarray, values: np.ndarray) -> list[Logprobs]:
+def _ranks(logprobs: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return the rank of each token in its row, from 1. Of equal ones the lower id comes first, as in `_look_up`."""
+    values = logprobs.gather(1, token_ids[:, None])
+    if logprobs.device.type == "cpu":  # row by row, so that each stays in the cache: 20 times as fast as below
+        rows = zip(logprobs.numpy(), values.numpy(), token_ids.tolist(), strict=True)
+        better = [np.count_nonzero(row > value) + np.count_nonzero(row[:own] == value) for row, value, own in rows]
+        return torch.tensor(better) + 1
+    ids = torch.arange(logprobs.shape[-1], device=logprobs.device)
+    is_before = (logprobs > values) | ((logprobs == values) & (ids < token_ids[:, None]))
+    return is_before.sum(dim=-1) + 1
+
+
+def _logprobs(
+    num_top: list[int], ids: np.ndarray, values: np.ndarray, ranks: np.ndarray | None = None
+) -> list[Logprobs]:
+    of_tokens = [0] * len(num_top) if ranks is None else ranks.tolist()
     return [
-        Logprobs(of_row[0], at_row[0], of_row[1 : 1 + count], at_row[1 : 1 + count])
-        for of_row, at_row, count in zip(ids.tolist(), values.tolist(), num_top, strict=True)
+        Logprobs(of_row[0], at_row[0], of_row[1 : 1 + count], at_row[1 : 1 + count], rank)
+        for of_row, at_row, count, rank in zip(ids.tolist(), values.tolist(), num_top, of_tokens, strict=True)
     ]

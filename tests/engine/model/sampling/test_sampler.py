@@ -274,6 +274,15 @@ def test_logprobs_are_those_of_the_unmodified_logits_best_first() -> None:
     assert (last.token_id, last.logprob, last.top_ids) == (1, pytest.approx(expected[1]), [])
 
 
+@pytest.mark.parametrize("num_top", [0, 3])
+def test_ranks_of_known_tokens_count_the_whole_vocabulary(num_top: int) -> None:
+    logits = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5)).round()  # with equal ones
+    rows = list(range(VOCAB))
+    expected = [logits[i].argsort(descending=True, stable=True).tolist().index(i) + 1 for i in rows]
+    sampled = sample(logits, [], [(i, num_top) for i in rows])
+    assert [one.rank for one in sampled.known_logprobs] == expected
+
+
 def test_no_rows_give_empty_results() -> None:
     assert sample(torch.zeros(0, VOCAB), []) == Sampled([], [], [], [])
 
