@@ -357,6 +357,7 @@ def routes(config: Config) -> list[Route]:
         ),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokens.tokenizer_info),
         Route("/", dashboard.root),
         Route("/health", health.health),
         Route("/ready", health.ready),

@@ -292,6 +292,8 @@ class TokenizeStage:
             raise ContextLengthExceeded(
                 self._max_model_len, error.num_tokens, max_tokens, param=prompt.param, is_exact=error.is_exact
             ) from error
+        if not token_ids:
+            raise invalid(prompt.param, "it has no tokens, so there is nothing to continue")
         self._check_ids(token_ids, prompt.param)
         return token_ids, second_start
 

@@ -1,6 +1,6 @@
-"""/tokenize and /detokenize: the model's tokenizer over HTTP, with the bodies and answers of vLLM.
+"""/tokenize, /detokenize and /tokenizer_info: the model's tokenizer over HTTP, with the bodies and answers of vLLM.
 
-The work is done in the tokenize stage, in turns with that of all other requests.
+The work of the first two is done in the tokenize stage, in turns with that of all other requests.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from oaiserve.routes.chat import build_prompt
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.media import MediaReader, read_media
+from oaiserve.routes.middleware import json_response
 from oaiserve.routes.objects import Integer
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import token_ids
@@ -77,6 +78,25 @@ async def detokenize(request: Request) -> Response:
 
     body, num_bytes = await read_parsed(request, DetokenizeBody, check_number)
     return await answer_in_turns(request, body.model, _detokenize(serving, body.tokens), num_bytes)
+
+
+class TokenizerInfo(msgspec.Struct):
+    """What a client needs to render prompts itself: special tokens as texts, and the chat template in Jinja."""
+
+    bos_token: str | None = None
+    eos_token: str | None = None
+    unk_token: str | None = None
+    pad_token: str | None = None
+    chat_template: str | None = None
+
+
+@Operation(summary="The special tokens and the chat template.", group="Tokenizer", answer=TokenizerInfo)
+async def tokenizer_info(request: Request) -> Response:
+    """Describe the tokenizer. lm-eval asks for this first, to learn whether it can use the server's tokenizer."""
+    stored = serving_of(request).engine.tokenizer.stored
+    source = stored.chat_template
+    template = source.get("default") if isinstance(source, dict) else source
+    return json_response(msgspec.convert(stored.special_tokens_map | {"chat_template": template}, TokenizerInfo))
 
 
 async def answer_in_turns(

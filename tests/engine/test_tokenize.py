@@ -394,3 +394,9 @@ def test_a_request_that_is_aborted_while_its_grammar_compiles_is_not_encoded() -
         result = stage.result()
     assert result == Tokenized(Request("r", (TextPrompt("ab"),), params), [])
     assert stage.encoder.prompts == []
+
+
+@pytest.mark.parametrize("prompt", [TextPrompt(""), TokenPrompt([])])
+def test_a_prompt_without_tokens_is_refused(prompt: Prompt) -> None:
+    with running() as stage:
+        assert "has no tokens" in stage.error(prompt).message

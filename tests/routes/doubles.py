@@ -74,13 +74,13 @@ class FakeTokenizer:
     def __init__(self, template: FakeTemplate | None = None) -> None:
         self.chat_template = template
         self.special_token_ids = {"<tool_call>": 998, "<special>": 999}
+        template_source = None if template is None else {"default": template.source, "tool_use": ""}
+        self.stored = SimpleNamespace(special_tokens_map={"eos_token": "<special>"}, chat_template=template_source)
 
     def encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, ChatPrompt):
             return [ord(c) for message in prompt.messages for c in str(message["content"])]
         if isinstance(prompt, TextPrompt):
-            if not prompt.text:
-                raise InvalidRequest("Invalid 'prompt': it has no tokens. Send at least one.", param="prompt")
             return [ord(c) for c in prompt.text]
         if isinstance(prompt, PairPrompt):
             return [ord(c) for c in prompt.first + prompt.second]
@@ -207,6 +207,8 @@ class FakeEngine:
         }
         if any(not word.strip(" ") for word in params.bad_words):
             raise InvalidRequest("Invalid 'bad_words': a word has no tokens of its own.", param="bad_words")
+        if any(isinstance(prompt, TextPrompt) and not prompt.text for prompt in request.prompts):
+            raise InvalidRequest("Invalid 'prompt': it has no tokens. Send at least one.", param="prompt")
         for name, ids in named_ids.items():
             if max(ids, default=0) >= VOCAB_SIZE:
                 raise InvalidRequest(f"Invalid '{name}': a token id is outside the model's vocabulary.", param=name)

@@ -44,6 +44,21 @@ def test_text_and_messages_can_be_tokenized(served: Served) -> None:
     assert answer == {"count": 2, "max_model_len": 4096, "tokens": [97, 98], "token_strs": None}
 
 
+def test_an_empty_text_has_no_tokens(served: Served) -> None:
+    answer = served.post("/tokenize", prompt="", return_token_strs=True).json()
+    assert answer == {"count": 0, "max_model_len": 4096, "tokens": [], "token_strs": []}
+
+
+def test_the_tokenizer_is_described(serve: Serve) -> None:
+    assert serve(template="{{ messages }}").http.get("/tokenizer_info").json() == {
+        "bos_token": None,
+        "eos_token": "<special>",
+        "unk_token": None,
+        "pad_token": None,
+        "chat_template": "{{ messages }}",
+    }
+
+
 def test_tokens_can_be_detokenized(served: Served) -> None:
     assert served.post("/detokenize", tokens=[97, 98]).json() == {"prompt": "ab"}
     assert served.post("/detokenize", tokens=[]).json() == {"prompt": ""}

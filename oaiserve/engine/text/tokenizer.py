@@ -108,7 +108,7 @@ class Tokenizer:
             return cls(tokenizer, chat_template)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt. Raises InvalidRequest if it cannot be encoded, or has no tokens."""
+        """Return the token ids of a prompt. Raises InvalidRequest if it cannot be encoded."""
         return at_once(self.encode_in_pieces(prompt))
 
     def encode_in_pieces(
@@ -117,36 +117,31 @@ class Tokenizer:
         """Encode a prompt in turns: one for each piece of a long text, and one for the template. Return the token ids.
         `expand` puts the texts of images into that of the template.
 
-        Raises InvalidRequest if the prompt cannot be encoded, or has no tokens, and TooManyTokens as soon as there are
-        certainly more than `most_tokens`.
+        Raises InvalidRequest if the prompt cannot be encoded, and TooManyTokens as soon as there are certainly more
+        than `most_tokens`.
         """
         match prompt:
             case TokenPrompt():
                 if most_tokens is not None and len(prompt.token_ids) > most_tokens:
                     raise TooManyTokens(len(prompt.token_ids), is_exact=True)
-                param, token_ids = prompt.param, list(prompt.token_ids)
-            case TextPrompt(most_tokens=int(room)):
-                param = prompt.param
-                token_ids = yield from self._encode_start(prompt.text, prompt.add_special_tokens, param, room)
-            case TextPrompt():
-                param = prompt.param
-                token_ids = yield from self._encode_text(prompt.text, prompt.add_special_tokens, param, most_tokens)
+                return list(prompt.token_ids)
+            case TextPrompt(text, special, param, int(room)):
+                return (yield from self._encode_start(text, special, param, room))
+            case TextPrompt(text, special, param):
+                return (yield from self._encode_text(text, special, param, most_tokens))
             case PairPrompt():
-                param, (token_ids, _) = prompt.param, self.encode_pair(prompt, most_tokens)
+                return self.encode_pair(prompt, most_tokens)[0]
             case ChatPrompt():
                 if self.chat_template is None:
                     raise InvalidRequest(
                         "The model has no chat template. Use /v1/completions, or give the server a --chat-template.",
                         param=prompt.param,
                     )
-                param, text = prompt.param, self.chat_template.render(prompt, self._special_texts)
+                text = self.chat_template.render(prompt, self._special_texts)
                 text = text if expand is None else expand(text)
                 if len(text) > PIECE_CHARACTERS:
                     yield
-                token_ids = yield from self._encode_rendered(text, prompt.add_special_tokens, param, most_tokens)
-        if not token_ids:
-            raise invalid(param, "it has no tokens, so there is nothing to continue")
-        return token_ids
+                return (yield from self._encode_rendered(text, prompt.add_special_tokens, prompt.param, most_tokens))
 
     def encode_pair(self, prompt: PairPrompt, most_tokens: int | None = None) -> tuple[list[int], int]:
         """Return the token ids of two texts, and the index of the second one, for models with token types.

@@ -61,8 +61,6 @@ def without_unknown() -> Tokenizer:
 @pytest.mark.parametrize(
     ("tokenizer", "prompt", "reason", "param"),
     [
-        (BYTE_LEVEL, TextPrompt(""), "has no tokens", "prompt"),
-        (SENTENCEPIECE, TokenPrompt([]), "has no tokens", "prompt"),
         (BYTE_LEVEL, TextPrompt("smile \ud83d"), r"half of a surrogate pair \(U\+D83D\)", "prompt"),
         (BYTE_LEVEL, TextPrompt("hello wow " * 5000 + "\ud83d"), "half of a surrogate pair", "prompt"),
         (without_unknown(), TextPrompt("xyz"), "cannot encode it", "prompt"),
@@ -77,6 +75,7 @@ def test_what_has_no_ids_is_refused(tokenizer: Tokenizer, prompt: Prompt, reason
 
 def test_token_ids_are_used_as_they_are_and_special_tokens_fill_an_empty_text() -> None:
     assert SENTENCEPIECE.encode(TokenPrompt((5, 7, 5))) == [5, 7, 5]
+    assert BYTE_LEVEL.encode(TextPrompt("")) == []
     assert SENTENCEPIECE.encode(TextPrompt("")) == [1]
 
 
