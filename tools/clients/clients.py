@@ -223,7 +223,7 @@ embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", 
         language="sh",
         flags=("--dtype", "float32"),
         needs_torch=True,
-        note="It takes the tokenizer from the hub or from a folder. The task `capitals` is one of its own, in a file, "
+        note="It takes the tokenizer from the server (`tokenizer_backend=auto`). The tasks are its own, in files, "
         "because those that lm-eval brings fetch their data from the hub.",
     ),
     "vllm-bench": Client(
