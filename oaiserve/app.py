@@ -81,7 +81,15 @@ LAG_INTERVAL_SECONDS = 0.1
 KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys, and stored keys, are looked at
 EXPOSED_HEADERS = (  # to the scripts of allowed pages
     *(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
-    *("x-request-id", "x-max-tokens-cut-to", "server-timing", "traceresponse", "openai-processing-ms", "retry-after"),
+    *(
+        "x-request-id",
+        "request-id",
+        "x-max-tokens-cut-to",
+        "server-timing",
+        "traceresponse",
+        "openai-processing-ms",
+        "retry-after",
+    ),
     FORECAST_HEADER,
     adaptations.HEADER,
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 _MOST_NAMED = 20  # models that an error names
 ANTHROPIC_PATH = "/v1/messages"  # and all below it
+MODELS_PATH = "/v1/models"
 DEADLINE_HEADER = "x-oaiserve-deadline"  # of a refusal for a deadline, which says nothing of other requests
 # Anthropic's types of errors by status. Other errors are the request's below 500, and the server's from there on.
 _ANTHROPIC_TYPES = {
@@ -98,6 +99,18 @@ class InvalidRequest(ClientError):
 def invalid(param: str, reason: str, where: str = "") -> InvalidRequest:
     """Return the error of a parameter. `where` is the wrong place in it, such as tools[0].function.name."""
     return InvalidRequest(f"Invalid '{where or param}': {reason}.", param=param)
+
+
+class ThreadUnsupported(InvalidRequest):
+    """The request is a turn of a conversation that the server should keep. Anthropic's SDKs look for this code, and
+    send the whole conversation instead."""
+
+    code = "thread_unsupported_request"
+
+    def body(self, path: str = "", **ids: str) -> dict[str, Any]:
+        found = super().body(path, **ids)
+        found["error"]["details"] = {"error_code": self.code}
+        return found
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -21,7 +21,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from oaiserve.errors import APIError, InternalError, InvalidRequest, MethodNotAllowed, NotFound, Unavailable
+from oaiserve.errors import (
+    ANTHROPIC_PATH,
+    MODELS_PATH,
+    APIError,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    Unavailable,
+)
 from oaiserve.facts.routing_decision import DECISION_HEADER, of_text
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
@@ -65,6 +74,8 @@ class RequestHeaders:
             if message["type"] == "http.response.start":
                 response = MutableHeaders(scope=message)
                 response["x-request-id"] = request_id
+                if is_of_anthropic(scope):
+                    response["request-id"] = request_id
                 if self._is_sampled is not None:
                     response["openai-processing-ms"] = str((monotonic_ns() - started_ns) // 1_000_000)
                     is_sampled = "exchange" in scope["state"] and self._is_sampled(trace)
@@ -76,6 +87,14 @@ class RequestHeaders:
             await send(message)
 
         await self.app(scope, receive, send_with_headers)
+
+
+def is_of_anthropic(scope: Scope) -> bool:
+    """Return whether a request is one of Anthropic's API. The path of models is that of both APIs."""
+    path: str = scope["path"]
+    return path.startswith(ANTHROPIC_PATH) or (
+        path.startswith(MODELS_PATH) and "anthropic-version" in Headers(scope=scope)
+    )
 
 
 def request_ids(scope: Scope) -> dict[str, Any]:
@@ -142,7 +161,8 @@ def as_api_error(error: BaseException, scope: Scope) -> APIError:
 
 def error_response(error: APIError, scope: Scope) -> Response:
     state = scope["state"]
-    body = error.body(scope["path"], request_id=state["request_id"], trace_id=state["trace"].trace_id_hex)
+    path = ANTHROPIC_PATH if is_of_anthropic(scope) else scope["path"]
+    body = error.body(path, request_id=state["request_id"], trace_id=state["trace"].trace_id_hex)
     return json_response(body, status=error.status, headers=error.headers())
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.pooling import Task
@@ -18,14 +23,17 @@ from oaiserve.files.adapters import BadAdapter
 from oaiserve.routes.bodies import LoadAdapterBody, UnloadAdapterBody
 from oaiserve.routes.body import read_parsed
 from oaiserve.routes.invalid import invalid, show
-from oaiserve.routes.middleware import json_response
-from oaiserve.routes.operation import PRIVATE, Deleted, Operation, closed
+from oaiserve.routes.middleware import is_of_anthropic, json_response
+from oaiserve.routes.operation import PRIVATE, Deleted, Operation, Parameter, closed
 from oaiserve.routes.serving import Serving, serving_of
+
+AnyModel = Mapping[str, Any]
 
 
 class Model(msgspec.Struct):
     """A model that is served, or the model with an adapter. `root` is its folder or hub id, `parent` the model of an
-    adapter, and `input_modalities` are text and what else it reads: image or audio."""
+    adapter, and `input_modalities` are text and what else it reads: image or audio. Clients of Anthropic's API, who
+    send `anthropic-version`, get the last six fields, too."""
 
     id: str
     object: Literal["model"]
@@ -36,21 +44,37 @@ class Model(msgspec.Struct):
     max_model_len: int
     task: Task
     input_modalities: list[str]
+    type: Literal["model"] | UnsetType = UNSET
+    display_name: str | UnsetType = UNSET
+    created_at: str | UnsetType = UNSET
+    lifecycle: Literal["active"] | UnsetType = UNSET
+    max_input_tokens: int | UnsetType = UNSET
+    max_tokens: int | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct):
-    """All models that are served."""
+    """The models that are served. Clients of Anthropic's API get them in pages, with the last three fields."""
 
     object: Literal["list"]
     data: list[Model]
+    first_id: str | UnsetType | None = UNSET
+    last_id: str | UnsetType | None = UNSET
+    has_more: bool | UnsetType = UNSET
 
 
-@Operation(summary="The model that is served, and its adapters.", group="Models", answer=ModelList)
+PAGE = (
+    Parameter("limit", "With anthropic-version: models of a page. Default: 20.", is_integer=True, most=1000),
+    Parameter("after_id", "With anthropic-version: the model before the page."),
+    Parameter("before_id", "With anthropic-version: the model behind the page."),
+)
+
+
+@Operation(summary="The model that is served, and its adapters.", group="Models", answer=ModelList, query=PAGE)
 async def list_models(request: Request) -> Response:
     serving = serving_of(request)
     served = (None, *serving.engine.adapters.served)
     models = [model_of(serving, adapter, name) for adapter in served for name in serving.names_of(adapter)]
-    return json_response(ModelList("list", models))
+    return list_answer(request.scope, [msgspec.to_builtins(model) for model in models])
 
 
 @Operation(summary="The model of this name.", group="Models", answer=Model, errors=(NotFound,))
@@ -58,7 +82,38 @@ async def retrieve_model(request: Request) -> Response:
     """Answer with a model by its name, which may hold slashes, plain or as %2F. Raises ModelNotFound."""
     serving = serving_of(request)
     name = request.path_params["model_id"]
-    return json_response(model_of(serving, serving.check_model(name), name))
+    model = model_of(serving, serving.check_model(name), name)
+    return json_response(in_form(request.scope, msgspec.to_builtins(model)))
+
+
+def list_answer(scope: Scope, models: Sequence[AnyModel]) -> Response:
+    """Answer with models, by name, in the form of the request's API. Raises InvalidRequest for a page that isn't."""
+    if not is_of_anthropic(scope):
+        return json_response({"object": "list", "data": models})
+    query, ids = QueryParams(scope["query_string"]), [model["id"] for model in models]
+    given = {each.name: each.value(query[each.name]) for each in PAGE if each.name in query}
+    for name in ("after_id", "before_id"):
+        if name in given and given[name] not in ids:
+            raise invalid(name, f"there is no model {show(given[name])} here")
+    limit = given.get("limit", 20)
+    start = ids.index(given["after_id"]) + 1 if "after_id" in given else 0
+    end = ids.index(given["before_id"]) if "before_id" in given else len(ids)
+    shown = range(start, end)[-limit:] if "before_id" in given else range(start, end)[:limit]
+    first, last = (ids[shown[0]], ids[shown[-1]]) if shown else (None, None)
+    data = [in_form(scope, models[number]) for number in shown]
+    has_more = len(shown) < end - start
+    return json_response({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more})
+
+
+def in_form(scope: Scope, model: AnyModel) -> AnyModel:
+    """Return a model in the form of the request's API."""
+    if not is_of_anthropic(scope):
+        return model
+    created_at = datetime.fromtimestamp(model["created"], UTC).isoformat()
+    form = {"type": "model", "display_name": model["id"], "created_at": created_at, "lifecycle": "active"}
+    length = model.get("max_model_len")  # which is not known of a model that is not loaded
+    limits = {} if length is None else {"max_input_tokens": length, "max_tokens": length}
+    return {**model, **form, **limits}
 
 
 def model_of(serving: Serving, adapter: ServedAdapter | None, name: str) -> Model:

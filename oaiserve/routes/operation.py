@@ -141,6 +141,7 @@ class ErrorDetails(msgspec.Struct):
     code: str | None
     request_id: str
     trace_id: str
+    details: dict[str, str] | UnsetType = UNSET
 
 
 class ErrorAnswer(msgspec.Struct):

@@ -1,6 +1,7 @@
 """Requests that name an adapter as their model, and the routes that load and unload adapters."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,34 @@ def test_adapters_are_listed_with_their_parent(served: Served) -> None:
     assert (model["id"], model["parent"], model["root"]) == ("org/demo", None, "org/demo")
     assert (adapter["id"], adapter["parent"], adapter["root"]) == ("sql", "org/demo", "/adapters/sql")
     assert served.http.get("/v1/models/sql").json() == adapter
+
+
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
+
+
+def test_clients_of_anthropics_api_get_models_in_its_form_and_in_pages(served: Served) -> None:
+    for name in ("a", "b"):
+        served.engine.load_adapter(name, Path(f"/adapters/{name}"))
+    plain = served.http.get("/v1/models").json()["data"]
+
+    def page(**query: str) -> tuple[list[str], str | None, str | None, bool]:
+        listed = served.http.get("/v1/models", params=query, headers=ANTHROPIC).json()
+        return [each["id"] for each in listed["data"]], listed["first_id"], listed["last_id"], listed["has_more"]
+
+    assert page(beta="true") == (["org/demo", "a", "b"], "org/demo", "b", False)
+    assert page(limit="2") == (["org/demo", "a"], "org/demo", "a", True)
+    assert page(limit="2", after_id="a") == (["b"], "b", "b", False)
+    assert page(limit="1", before_id="b") == (["a"], "a", "a", True)
+    assert page(after_id="b") == ([], None, None, False)
+    answer = served.http.get("/v1/models/a", headers=ANTHROPIC)
+    assert answer.json().items() >= {**plain[1], "type": "model", "display_name": "a", "lifecycle": "active"}.items()
+    assert datetime.fromisoformat(answer.json()["created_at"]).timestamp() == plain[1]["created"]
+    assert answer.headers["request-id"] == answer.headers["x-request-id"]
+    for query in ({"limit": "0"}, {"limit": "1001"}, {"after_id": "c"}, {"before_id": "c"}):
+        refused(served.http.get("/v1/models", params=query, headers=ANTHROPIC), next(iter(query)))
+    error = served.http.get("/v1/models/c", headers=ANTHROPIC)
+    assert (error.status_code, error.json()["type"], error.json()["error"]["type"]) == (404, "error", "not_found_error")
+    assert "type" not in served.http.get("/v1/models/c").json()
 
 
 def test_an_unknown_name_is_answered_with_what_there_is(served: Served) -> None:

@@ -27,6 +27,7 @@ from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.errors import (
     ANTHROPIC_PATH,
     DEADLINE_HEADER,
+    MODELS_PATH,
     BadGateway,
     BodyTooLarge,
     InvalidRequest,
@@ -46,7 +47,7 @@ from oaiserve.http.keys import Key
 from oaiserve.routes import sse
 from oaiserve.routes.body import client_left
 from oaiserve.routes.serving import MEDIA_BODY_BYTES
-from oaiserve.scale.gateway.lists import all_kept, all_models
+from oaiserve.scale.gateway.lists import all_kept, models_answer
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream, UpstreamAnswer
 from oaiserve.scale.gateway.watch import Watch
@@ -86,7 +87,6 @@ _OF_ONE_REPLICA = ("/admin", "/debug", "/dashboard", "/v1/load_lora_adapter", "/
 # What one replica keeps, unless all have one store: it is asked for until one has it.
 _KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations", b"/v1/files/", b"/v1/batches", b"/debug/requests/")
 _LISTS = ("/v1/files", "/v1/batches")
-_MODELS = "/v1/models"
 
 Result = TypeVar("Result")
 
@@ -240,8 +240,8 @@ class Gateway:
             try:
                 asked = scope["state"]["asked"] = await _asked(scope, body, has_ids=self._continues != "never")
                 listing = None
-                if path == _MODELS and self._router.differ:
-                    listing = all_models(self._watch, self._router, asked.headers)
+                if path == MODELS_PATH and self._router.differ:
+                    listing = models_answer(self._watch, self._router, scope, asked.headers)
                 elif path in _LISTS and asked.method == "GET" and self._residents is None:
                     listing = all_kept(self._watch, asked.target, asked.headers)
                 if listing is not None:
@@ -470,8 +470,8 @@ class Gateway:
 async def _asked(scope: Scope, body: bytearray, *, has_ids: bool) -> _Asked:
     began_ns = monotonic_ns()
     prompt = await asyncio.to_thread(prompt_of_body, body) if len(body) > LARGE_BYTES else prompt_of_body(body)
-    if scope["path"].startswith(f"{_MODELS}/"):
-        prompt = prompt._replace(model=scope["path"].removeprefix(f"{_MODELS}/"))
+    if scope["path"].startswith(f"{MODELS_PATH}/"):
+        prompt = prompt._replace(model=scope["path"].removeprefix(f"{MODELS_PATH}/"))
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     query, state = scope["query_string"], scope["state"]
     if scope["path"].startswith(_OF_ONE_REPLICA):  # of several models, it may name one

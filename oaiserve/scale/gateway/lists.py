@@ -7,8 +7,10 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Scope
 
 from oaiserve.routes.middleware import json_response
+from oaiserve.routes.models import list_answer
 from oaiserve.routes.pages import Page, page_of
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Headers, Unreachable
 from oaiserve.scale.gateway.watch import Watch
@@ -24,9 +26,11 @@ class _List(msgspec.Struct):
     has_more: bool = False
 
 
-async def all_models(watch: Watch, routers: Routers, headers: Headers) -> Response:
-    """Ask one replica of each set of models for its list, with a client's `headers`, and answer with all models."""
+async def all_models(watch: Watch, routers: Routers, headers: Headers) -> list[Item] | Response:
+    """Ask one replica of each set of models for its list, with a client's `headers`, and return all models, or a
+    replica's refusal."""
     found: dict[str, Item] = {}
+    headers = [header for header in headers if header[0] != b"anthropic-version"]  # it would get a page
     for name in sorted(watch.joined - watch.silent):
         if (models := routers.models_of(name)) and found.keys() >= {*models}:
             continue
@@ -35,7 +39,13 @@ async def all_models(watch: Watch, routers: Routers, headers: Headers) -> Respon
             return listed
         for model in listed:
             found.setdefault(str(model.get("id")), model)
-    return json_response({"object": "list", "data": [*found.values()]})
+    return [*found.values()]
+
+
+async def models_answer(watch: Watch, routers: Routers, scope: Scope, headers: Headers) -> Response:
+    """Answer a request for the list of models with those of all replicas."""
+    models = await all_models(watch, routers, headers)
+    return models if isinstance(models, Response) else list_answer(scope, models)
 
 
 async def all_kept(watch: Watch, target: bytes, headers: Headers) -> Response:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from secrets import token_urlsafe
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -34,6 +33,7 @@ from oaiserve.files.private import cache_folder
 from oaiserve.files.source import find_model
 from oaiserve.routes import dashboard, debug, keys
 from oaiserve.routes.middleware import json_response, render_http_exception
+from oaiserve.routes.models import AnyModel, in_form, list_answer
 from oaiserve.scale.gateway.app import health, version
 from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.lists import all_models
@@ -78,11 +78,11 @@ def create_app(
     gateway = Gateway(routers, watch, metrics, front, None, models)
     created = int(time.time())
 
-    async def every_model(request: Request) -> list[dict[str, object]]:
+    async def every_model(request: Request) -> list[AnyModel]:
         """Return all models and adapters as the API shows them: of those that are not loaded, only what is known."""
         listed = await all_models(watch, routers, _credentials(request))
-        found = {str(each["id"]): each for each in msgspec.json.decode(listed.body).get("data", ())}
-        own: dict[str, dict[str, object]] = {}
+        found = {} if isinstance(listed, Response) else {str(each["id"]): each for each in listed}
+        own: dict[str, AnyModel] = {}
         for model in models.models.values():
             root = demo.HUB_ID if model.config.model == "demo" else model.config.model
             for name in model.config.model_names:
@@ -91,13 +91,13 @@ def create_app(
         return [*own.values(), *found.values()]
 
     async def list_models(request: Request) -> Response:
-        return json_response({"object": "list", "data": await every_model(request)})
+        return list_answer(request.scope, await every_model(request))
 
     async def retrieve_model(request: Request) -> Response:
         name = request.path_params["model_id"]
         for model in await every_model(request):
             if model["id"] == name:
-                return json_response(model)
+                return json_response(in_form(request.scope, model))
         raise ModelNotFound(name, *models.names)
 
     async def show_metrics(request: Request) -> Response:

@@ -42,6 +42,8 @@ def test_the_list_has_all_models_once(two_models: Fleet) -> None:
     assert sorted(model["id"] for model in listed["data"]) == ["m", "other"]
     for name in ("m", "other"):
         assert two_models.http.get(f"/v1/models/{name}").json()["id"] == name
+    page = two_models.http.get("/v1/models?limit=1", headers={"anthropic-version": "2023-06-01"}).json()
+    assert (page["data"][0]["type"], page["last_id"], page["has_more"]) == ("model", page["data"][0]["id"], True)
 
 
 def test_a_stored_response_is_found_at_the_server_that_has_it(two_models: Fleet) -> None:
