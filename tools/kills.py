@@ -31,7 +31,8 @@ from loadtest.metrics_page import values_of
 from tools.server_process import exit_on_sigterm, free_port, running_process
 
 SERVERS, STREAMS, TOKENS = 3, 8, 150
-FLAGS = ("--kv-cache-memory", "64MiB", "--cpu-threads", "1", "--trusted-proxy", "127.0.0.1", "--log-level", "warning")
+FLAGS = ("--kv-cache-memory", "64MiB", "--cpu-threads", "1", "--trusted-proxy", "127.0.0.1", "--log-level", "warning",
+         "--served-model-name", "small")  # fmt: skip
 # What a server imports, so that it starts in a moment.
 PRELOADED = [*(f"oaiserve.{name}" for name in ("cli", "app", "engine.engine", "engine.start.ways.expanded")),
              "transformers.models.llama.modeling_llama"]  # fmt: skip
@@ -45,7 +46,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, ASKED | {"response_format": SCHEMA}),
     ("/v1/completions", {"prompt": "Once upon a time. " * 20, "return_token_ids": True, "logprobs": 2}),
     ("/v1/responses", {"input": "Tell me of seven hills. " * 8, "store": False}),
-    ("/v1/messages", ASKED),
+    ("/v1/messages", ASKED | {"model": "small"}),
 )
 TEXTS = ("text", "content", "delta")  # whose pieces are joined: tokens that wait for a reader come in one event
 BY_TIME_OR_CACHE = ("created", "created_at", "completed_at", "sequence_number", "cached_tokens", "input_tokens",

@@ -24,6 +24,10 @@ BYTES_PER_TOKEN = 4  # about, in English text; only sizes are estimated by it
 _FIRST_FIELDS = ("tools", "instructions", "system")
 _TEXT_FIELDS = ("messages", "input", "prompt")
 
+SYSTEM_ROLES = ("system", "developer")
+_SYSTEM_FIELDS = ("instructions", "system")
+_BILLING = re.compile(r"\A\s*x-anthropic-billing-header[^\n]*\s*")
+
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 # Clients of Anthropic's API mark the end of a conversation so far, which is another one in each turn.
 _MEDIA_TYPES = ("image_url", "input_image", "image", "input_audio")  # of parts of messages
@@ -65,11 +69,8 @@ def prompt_of(body: Mapping[str, Any]) -> Prompt:
     for name in _TEXT_FIELDS:
         text = body.get(name)
         messages += text if isinstance(text, list) else [text] if text else []
-    if isinstance(system := body.get("system"), list):
-        body = {
-            **body,
-            "system": [one for one in system if not (isinstance(one, dict) and is_billing(one.get("text")))],
-        }
+    messages = [_without_billing(one) for one in messages]
+    body = {**body, **{name: without_billing(body[name]) for name in _SYSTEM_FIELDS if name in body}}
     parts = [_encode(body[name]) for name in _FIRST_FIELDS if body.get(name)] + [
         _encode(_with_short_media(one)) for one in messages
     ]
@@ -95,12 +96,28 @@ def _with_short_media(value: Any) -> Any:
     return {**value, **{name: [*map(_with_short_media, parts)] for name, parts in lists.items()}}
 
 
-def is_billing(text: object) -> bool:
-    """Return whether a system's text is the one in which Claude Code tells of its billing, in front of all others.
+def without_billing(content: Any) -> Any:
+    """Return the content of a system message without the line about billing that Claude Code puts first.
 
-    It holds nothing for the model, and changes at each request, so that no two prompts would have a prefix in common.
+    The line holds nothing for the model and changes with each request, so no two prompts would share a prefix. Gateways
+    pass it on as a block or join it with the text after it.
     """
-    return isinstance(text, str) and text.startswith("x-anthropic-billing-header")
+    if isinstance(content, str):
+        return _BILLING.sub("", content)
+    if not isinstance(content, list):
+        return content
+    kept = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) else None
+        rest = _BILLING.sub("", text) if isinstance(text, str) else text
+        if rest or not text:
+            kept.append(part if rest == text else {**part, "text": rest})
+    return kept
+
+
+def _without_billing(message: Any) -> Any:
+    is_system = isinstance(message, dict) and message.get("role") in SYSTEM_ROLES and "content" in message
+    return {**message, "content": without_billing(message["content"])} if is_system else message
 
 
 def _encode(value: Any) -> bytes:

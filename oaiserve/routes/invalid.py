@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -12,6 +12,7 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.errors import invalid as invalid
 from oaiserve.routes.objects import NAME
 
+Kind = TypeVar("Kind", bound=msgspec.Struct)
 _name = re.compile(NAME.removeprefix("^").removesuffix("$"))
 _JSON_TYPES = {
     "array": "a list",
@@ -64,6 +65,16 @@ def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
     if not path:
         return InvalidRequest(f"Invalid body: {reason}.")
     return InvalidRequest(f"Invalid '{path}': {reason}.", param=_top(path))
+
+
+def converted(kind: type[Kind], value: object, where: str) -> Kind:
+    """Return a value of a body, at this place, as a struct. Raises InvalidRequest."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        message = invalid_type(kind, str(error)).message.replace("Invalid body", f"Invalid '{where}'", 1)
+        inner = message if where in message else message.replace("'", f"'{where}.", 1)
+        raise InvalidRequest(inner, param=_top(where)) from None
 
 
 def _top(path: str) -> str | None:

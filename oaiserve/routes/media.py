@@ -18,7 +18,7 @@ from oaiserve.errors import InvalidRequest, NotFetched, Overloaded
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, in_turns_if_large
 from oaiserve.routes.exchange import Exchange
-from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.invalid import converted, invalid, show
 from oaiserve.routes.messages.body import Base64Source, FileSource, ImageBlock
 from oaiserve.routes.objects import ImagePart, InputImage, SoundPart
 from oaiserve.routes.serving import Serving, serving_of
@@ -169,6 +169,8 @@ def _given_in(value: Any, where: str) -> Iterator[tuple[str, Given]]:
         yield where, given_by(value, where)
     elif isinstance(value, dict) and value.get("type") == "input_image":
         yield where, given_by(msgspec.convert(value, InputImage), where)
+    elif isinstance(value, dict) and value.get("type") == "image":
+        yield where, given_by(converted(ImageBlock, value, where), where)
     elif isinstance(value, list):
         for number, each in enumerate(value):
             yield from _given_in(each, f"{where}[{number}]")

@@ -10,13 +10,14 @@ answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
 
 from oaiserve.engine.request import ChatPrompt, Grammar
+from oaiserve.facts.prefix_keys import SYSTEM_ROLES, without_billing
 from oaiserve.routes.bodies import MAX_TOOLS, ChatBody, ResponseInputBody, ResponsesBody
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.family import CallFamily, Message
@@ -166,8 +167,17 @@ def prompt_with_tools(
     messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect, media: MediaReader, **more: Any
 ) -> ChatPrompt:
     """Return the prompt of checked messages, in which the tools `shown` are described. `more` are its other fields."""
+    messages = [*_without_billing(messages)]
     prompt = _with_tools(messages, shown, dialect, **more)
     return replace(prompt, media=media.taken(prompt.messages))
+
+
+def _without_billing(messages: Iterable[Message]) -> Iterator[Message]:
+    for message in messages:
+        if message["role"] not in SYSTEM_ROLES:
+            yield message
+        elif (content := without_billing(message["content"])) or not message["content"]:
+            yield {**message, "content": content}
 
 
 def _with_tools(

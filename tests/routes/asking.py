@@ -14,7 +14,7 @@ BODIES: dict[str, dict[str, Any]] = {  # of the routes that generate
     "/v1/completions": {"prompt": "Hi"},
     CHAT: {"messages": HI},
     "/v1/responses": {"input": "Hi"},
-    "/v1/messages": {"messages": HI, "max_tokens": 16},
+    "/v1/messages": {"model": "org/demo", "messages": HI, "max_tokens": 16},
 }
 
 CHATML = "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"  # it knows no tools

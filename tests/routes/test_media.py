@@ -107,7 +107,7 @@ def test_blocks_of_messages_become_parts_with_results_before_what_is_said(served
     use = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "1", "content": [by_url, text("done")], "is_error": True}
     turns = [user(text("Look"), block), {"role": "assistant", "content": [use]}, user(block, result)]
-    prompt = prompt_of(served, served.post(MESSAGES, messages=turns, max_tokens=9))
+    prompt = prompt_of(served, served.post(MESSAGES, model="org/demo", messages=turns, max_tokens=9))
     assert [file.content for file in prompt.media] == [ONE, TWO, ONE]
     assert [file.where for file in prompt.media] == [
         "messages[0].content[1]",
@@ -116,7 +116,7 @@ def test_blocks_of_messages_become_parts_with_results_before_what_is_said(served
     ]
     assert prompt.messages[0]["content"] == [text("Look"), {"type": "image"}]
     assert text("Error: ") in prompt.messages[2]["content"]
-    assert served.post(f"{MESSAGES}/count_tokens", messages=turns).status_code == 200
+    assert served.post(f"{MESSAGES}/count_tokens", model="org/demo", messages=turns).status_code == 200
 
 
 def test_input_images_of_responses_are_stored_and_there_again_in_the_next_turn(served: Served) -> None:
@@ -154,7 +154,10 @@ def test_files_that_were_uploaded_are_read_by_their_ids(served: Served) -> None:
     block = {"type": "image", "source": {"type": "file", "file_id": uploaded.id}}
     assert prompt_of(served, served.post(RESPONSES, input=[user(part)])).media[0].content == b"an image"
     assert (
-        prompt_of(served, served.post(MESSAGES, messages=[user(block)], max_tokens=9)).media[0].content == b"an image"
+        prompt_of(served, served.post(MESSAGES, model="org/demo", messages=[user(block)], max_tokens=9))
+        .media[0]
+        .content
+        == b"an image"
     )
     served.sdk().files.delete(uploaded.id)
     assert "there is no file 'file-" in refusal(served.post(RESPONSES, input=[user(part)]), "input")

@@ -44,12 +44,12 @@ def tool(name: str) -> dict[str, str]:
 
 
 def ask(served: Served, **body: Any) -> dict[str, Any]:
-    return answered(served.post(MESSAGES, **{"messages": HI, "max_tokens": 64, **body}))
+    return answered(served.post(MESSAGES, **{"model": "org/demo", "messages": HI, "max_tokens": 64, **body}))
 
 
 def streamed(served: Served, **body: Any) -> list[dict[str, Any]]:
     """Return the events of a stream, but for pings."""
-    response = served.post(MESSAGES, **{"messages": HI, "max_tokens": 64, "stream": True, **body})
+    response = served.post(MESSAGES, **{"model": "org/demo", "messages": HI, "max_tokens": 64, "stream": True, **body})
     assert response.status_code == 200, response.text
     *blocks, rest = response.text.split("\n\n")
     assert rest == ""
@@ -255,7 +255,11 @@ def test_a_count_is_that_of_the_prompt_and_waits_its_turn(served: Served) -> Non
     assert response.json() == {"input_tokens": len(served.engine.tokenizer.encode(submitted(served, **body)[1]))}
     assert not served.engine.turns.empty()
     refused(served.post(COUNT, messages=HI, model="other"), "model", "does not exist", status=404)
-    refused(served.post(COUNT, messages=[{"role": "user", "content": "x" * 300_000}]), "messages", "at most 262144")
+    refused(
+        served.post(COUNT, model="org/demo", messages=[{"role": "user", "content": "x" * 300_000}]),
+        "messages",
+        "at most 262144",
+    )
 
 
 # Tools and reasoning.
@@ -302,7 +306,7 @@ def test_thinking_is_the_switch_of_the_template(
     serve: Serve, template: str, thinking: dict[str, Any] | None, kwargs: dict[str, Any], budget: int | None
 ) -> None:
     effort = {"output_config": {"effort": "low"}} if "reasoning_effort" in kwargs else {}
-    request, prompt = submitted(serve(template=template), thinking=thinking, **effort)
+    request, prompt = submitted(serve(template=template), thinking=thinking, max_tokens=2000, **effort)
     assert prompt.template_kwargs == kwargs
     assert request.params.reasoning.budget == budget
 
@@ -318,8 +322,6 @@ def test_a_format_is_a_grammar(served: Served, name: str) -> None:
 
 
 IMAGE = {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}
-RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "12"}]}
-CALLS = {"role": "assistant", "content": [{**USE, "id": "1"}]}
 
 
 @pytest.mark.parametrize(
@@ -327,9 +329,12 @@ CALLS = {"role": "assistant", "content": [{**USE, "id": "1"}]}
     [
         ({"messages": [IMAGE]}, "messages", "the model 'org/demo' reads text alone, no images"),
         ({"messages": []}, "messages", "at least one turn"),
-        ({"messages": [RESULT]}, "messages", "'messages[0].content[0].tool_use_id': there is no call '1'"),
-        ({"messages": [*HI, CALLS]}, "messages", "does not end with text"),
-        ({"messages": [*HI, {"role": "assistant", "content": ""}]}, "messages", "does not end with text"),
+        ({"model": None}, "model", "must be a string"),
+        ({"thinking": {"type": "enabled"}}, "thinking", "'thinking.budget_tokens': is required"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "thinking", "must be >= 1024, got 1023"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking", "must be < max_tokens (8), got 2000"),
+        ({"compaction": {"type": "summarize"}}, "compaction", "is not available"),
+        ({"tools": [{"input_schema": {}}]}, "tools", "'tools[0].name': is required"),
         ({"max_tokens": None}, "max_tokens", "must be an integer"),
         ({"n": 2}, "n", "one answer"),
         ({"output_config": {"effort": "enormous"}}, "output_config", "'output_config.effort': must be 'high', "),
@@ -344,13 +349,31 @@ CALLS = {"role": "assistant", "content": [{**USE, "id": "1"}]}
     ],
 )
 def test_what_is_refused(served: Served, body: dict[str, Any], param: str, words: str) -> None:
-    refused(served.post(MESSAGES, **{"messages": HI, "max_tokens": 8, **body}), param, words)
+    refused(served.post(MESSAGES, **{"model": "org/demo", "messages": HI, "max_tokens": 8, **body}), param, words)
+
+
+def test_budget_of_a_turn_with_several_answers_may_be_more_than_max_tokens(serve: Serve) -> None:
+    served = serve(template=HYBRID)
+    body = {"model": "org/demo", "messages": HI, "max_tokens": 8}
+    thinking = {"type": "enabled", "budget_tokens": 2000}
+    headers = {"anthropic-beta": "other,interleaved-thinking-2025-05-14"}
+    answered(served.http.post(MESSAGES, headers=headers, json={**body, "thinking": thinking}))
+    assert asking.submitted(served)[0].params.reasoning.budget == 2000
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+def test_threads_are_refused_so_that_sdks_send_the_whole_conversation(served: Served, thread: dict[str, str]) -> None:
+    body = {"model": "org/demo", "messages": HI, "thread": thread}
+    for response in (served.post(COUNT, **body), served.post(MESSAGES, **body, max_tokens=8, stream=True)):
+        check_form(response, 400, "invalid_request_error")
+        assert response.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    assert ask(served, thread=None)["content"]
 
 
 def check_form(response: httpx.Response, status: int, kind: str) -> None:
     body = response.json()
     assert (response.status_code, body["type"], body["error"]["type"]) == (status, "error", kind), body
-    assert body["request_id"] == response.headers["x-request-id"]
+    assert body["request_id"] == response.headers["x-request-id"] == response.headers["request-id"]
     assert body["error"]["message"]
 
 
@@ -365,14 +388,14 @@ def check_form(response: httpx.Response, status: int, kind: str) -> None:
 )
 def test_errors_have_anthropics_form(served: Served, error: APIError, kind: str) -> None:
     served.engine.script = fails(error)
-    response = served.post(MESSAGES, messages=HI, max_tokens=8)
+    response = served.post(MESSAGES, model="org/demo", messages=HI, max_tokens=8)
     check_form(response, error.status, kind)
     assert response.json()["error"]["message"].startswith("prompt is too long: ") == (kind == "invalid_request_error")
     served.engine.script = fails(error, "a")
     *_, last = streamed(served)
     assert (last["type"], last["error"]["type"]) == ("error", kind)
     served.engine.submit_error = error
-    check_form(served.post(COUNT, messages=HI), error.status, kind)
+    check_form(served.post(COUNT, model="org/demo", messages=HI), error.status, kind)
 
 
 def test_errors_from_outside_the_routes_have_it_too(serve: Serve) -> None:
@@ -386,5 +409,5 @@ def test_errors_from_outside_the_routes_have_it_too(serve: Serve) -> None:
         check_form(served.http.post(f"{path}/x", headers=headers), 404, "not_found_error")
         check_form(served.http.post(path, headers=headers, content=b" " * 1001), 413, "request_too_large")
         check_form(served.http.post(path, headers=headers, content=b"{"), 400, "invalid_request_error")
-    answer = served.http.post(MESSAGES, headers=headers, json={"messages": HI, "max_tokens": 8})
+    answer = served.http.post(MESSAGES, headers=headers, json={"model": "org/demo", "messages": HI, "max_tokens": 8})
     assert answer.json()["content"][0]["text"] == "Hello world"

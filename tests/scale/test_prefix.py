@@ -1,6 +1,6 @@
 """Keys of prompts: equal beginnings have equal keys, and nothing else does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -91,6 +91,22 @@ def test_the_turns_of_claude_code_have_the_keys_of_those_before() -> None:
     assert after.keys[: len(before.keys)] == before.keys
     assert turn(1, "hello").conversation == after.conversation
     assert prompt_of({"system": "be brief " + LONG, "messages": []}).keys != prompt_of({"system": LONG}).keys
+
+
+@pytest.mark.parametrize("is_joined", [True, False])
+@pytest.mark.parametrize("place", ["system", "instructions", "messages", "input"])
+def test_billing_in_any_system_message_is_no_part_of_the_prefix(place: str, is_joined: bool) -> None:
+    def keys(text: str) -> Sequence[int]:
+        billing = f"x-anthropic-billing-header: cch={text};"
+        parts = [{"type": "text", "text": billing}, {"type": "text", "text": LONG}]
+        content = f"{billing}\n\n{LONG}" if is_joined else parts
+        is_message = place in ("messages", "input")
+        return prompt_of(
+            {"model": "m", place: [{"role": "developer", "content": content}] if is_message else content}
+        ).keys
+
+    assert keys("1") == keys("2")
+    assert len(keys("1")) >= 3
 
 
 def test_the_order_of_fields_in_a_message_does_not_matter() -> None:

@@ -13,14 +13,6 @@ from oaiserve.routes.bodies import MAX_INT32, MAX_STRINGS, MAX_TOOLS, SamplingBo
 from oaiserve.routes.objects import Effort, Integer, NonEmpty, Schema, TextPart, described
 
 
-class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
-    """The model called a tool."""
-
-    id: str
-    name: str
-    input: Annotated[dict[str, Any], described("The arguments.")]
-
-
 class Base64Source(msgspec.Struct, tag_field="type", tag="base64"):
     """An image itself."""
 
@@ -40,58 +32,61 @@ class FileSource(msgspec.Struct, tag_field="type", tag="file"):
     file_id: str
 
 
-class ImageBlock(msgspec.Struct, tag_field="type", tag="image"):
+class ImageBlock(msgspec.Struct):
     """An image."""
 
     source: Base64Source | URLSource | FileSource
 
 
-class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result", kw_only=True):
+class ToolUseBlock(msgspec.Struct):
+    """A call, by the model, of a tool that runs here or elsewhere."""
+
+    id: str
+    name: str
+    input: Annotated[Any, described("The arguments.")] = None
+
+
+class ToolResultBlock(msgspec.Struct):
     """The result of a call."""
 
     tool_use_id: Annotated[str, described("The call that it belongs to.")]
-    content: str | list[TextPart | ImageBlock] | None = None
+    content: Any = None
     is_error: Annotated[bool | None, described("The model reads 'Error: ' before the content.")] = None
 
 
-class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+class ThinkingBlock(msgspec.Struct):
     """The model thought this before it answered."""
 
     thinking: str
 
 
-class RedactedThinkingBlock(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
-    """Reasoning that another server has encrypted. The model is not shown it."""
+# A history may have begun at Anthropic, whose types of blocks grow in number. So a block is any object with a type,
+# and `blocks` reads those that it knows.
+Block = dict[str, Any]
 
 
-class UserTurn(msgspec.Struct, tag_field="role", tag="user"):
-    """The user says this, with the results of the model's calls."""
+class Turn(msgspec.Struct, kw_only=True):
+    """A turn of the user, with the results of the model's calls, of the assistant, which is continued if it is the
+    last one, or an instruction in the midst of the conversation."""
 
-    content: str | list[TextPart | ImageBlock | ToolResultBlock]
-
-
-class AssistantTurn(msgspec.Struct, tag_field="role", tag="assistant"):
-    """The model said this. As the last turn, it is continued."""
-
-    content: str | list[TextPart | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock]
-
-
-class SystemTurn(msgspec.Struct, tag_field="role", tag="system"):
-    """An instruction in the midst of the conversation."""
-
-    content: str | list[TextPart]
-
-
-Turn = UserTurn | AssistantTurn | SystemTurn
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        str | list[Block] | None,
+        described("A text, or blocks: text, image, document, thinking, tool_use, tool_result and others."),
+    ] = None
+    clear_at: Annotated[
+        str | None, described("With the role system: next_user_message leaves it out once the user has said more.")
+    ] = None
 
 
 class MessagesTool(msgspec.Struct, kw_only=True):
     """A tool that the client runs. One of a type that Anthropic defines is not shown to the model."""
 
-    name: str
+    name: Annotated[str | None, described("Of each tool with an input_schema.")] = None
     type: Annotated[str | None, described("custom, or left out, for a tool with an input_schema.")] = None
     description: str | None = None
     input_schema: Annotated[dict[str, Any] | None, described("The JSON Schema of an object with its arguments.")] = None
+    strict: Annotated[bool | None, described("The arguments obey the schema.")] = None
 
 
 class MessagesToolChoice(msgspec.Struct, kw_only=True):
@@ -125,31 +120,37 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     format: JSONFormat | None = None
 
 
+Model = Annotated[str, described("Name of the model.")]
 Turns = Annotated[list[Turn], described("The conversation so far.", minItems=1)]
 System = Annotated[str | list[TextPart] | None, described("The system's message, before all others.")]
 Offered = Annotated[list[MessagesTool] | None, described("What the model may call.", maxItems=MAX_TOOLS)]
 Choice = Annotated[MessagesToolChoice | None, described("Whether to call tools. Default: auto.")]
 Thinking = Annotated[ThinkingOptions | None, described("How the model reasons. Default: as it does.")]
 Output = Annotated[OutputConfig | None, described("The form of the answer.")]
+MCPServers = Annotated[list[Any] | None, described("Are left out: this server runs no tools.")]
+Thread = Annotated[dict[str, Any] | None, described("Is refused, so that the client sends the whole conversation.")]
 TemplateKwargs = Annotated[dict[str, Any] | None, described("Variables of the chat template.")]
 
 
 class CountTokensBody(msgspec.Struct, kw_only=True):
     """A client sends a prompt whose tokens are to be counted."""
 
-    model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
+    model: Model
     messages: Turns
     system: System = None
     tools: Offered = None
     tool_choice: Choice = None
     thinking: Thinking = None
     output_config: Output = None
+    mcp_servers: MCPServers = None
+    thread: Thread = None
     chat_template_kwargs: TemplateKwargs = None
 
 
 class MessagesBody(SamplingBody, kw_only=True):
     """A client sends the conversation to answer, and says how."""
 
+    model: Model
     messages: Turns
     max_tokens: Annotated[
         Integer,
@@ -164,4 +165,7 @@ class MessagesBody(SamplingBody, kw_only=True):
     thinking: Thinking = None
     output_config: Output = None
     output_format: Annotated[JSONFormat | None, described("Older name of output_config.format.")] = None
+    mcp_servers: MCPServers = None
+    thread: Thread = None
+    compaction: Annotated[dict[str, Any] | None, described("Is refused: this server makes no summaries.")] = None
     chat_template_kwargs: TemplateKwargs = None

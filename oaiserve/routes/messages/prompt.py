@@ -1,23 +1,27 @@
 """The prompt of a request of /v1/messages: its turns and tools in the form in which chat has them.
 
-This file knows nothing of HTTP. Every refusal is an `InvalidRequest` that names the parameter.
+A history may have begun on another server, or have lost some of its turns. So only blocks that are wrong by Anthropic's
+own types are refused; what cannot be shown is left out with a note. This file knows nothing of HTTP. Every refusal is
+an `InvalidRequest` that names the parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from oaiserve.engine.request import ChatPrompt
-from oaiserve.facts.prefix_keys import is_billing
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.dialect import Dialect
-from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.invalid import converted, invalid, show
 from oaiserve.routes.media import MediaReader
+from oaiserve.routes.messages.blocks import LEFT_OUT, is_unreadable, name_of, text_of
 from oaiserve.routes.messages.body import (
-    AssistantTurn,
+    Block,
     CountTokensBody,
     ImageBlock,
     MessagesBody,
@@ -27,22 +31,29 @@ from oaiserve.routes.messages.body import (
     ToolResultBlock,
     ToolUseBlock,
     Turn,
-    UserTurn,
 )
 from oaiserve.routes.objects import Function, TextPart
 from oaiserve.routes.parameters import integer
+from oaiserve.routes.responses.items import BEFORE_SUMMARY
 from oaiserve.routes.tools import Kind, Tools, chosen, prompt_with_tools, shown_tools
 
 Message = dict[str, Any]
 Said = str | dict[str, Any]  # a text, or the part of an image
 _KINDS: dict[str, Kind] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+MIN_BUDGET = 1024  # Anthropic's
+_NO_RESULT = "There is no result: the call was interrupted."
 
 
 def conversed(
-    body: MessagesBody | CountTokensBody, dialect: Dialect, media: MediaReader, *, is_constrained: bool
+    body: MessagesBody | CountTokensBody,
+    dialect: Dialect,
+    media: MediaReader,
+    adaptations: Adaptations,
+    *,
+    is_constrained: bool,
 ) -> tuple[Conversation, ChatPrompt]:
     """Return the tools and the reasoning of a request, and its prompt. `is_constrained` as for `Conversation`."""
-    messages = chat_messages(body.system, body.messages, media)
+    messages = chat_messages(body.system, body.messages, media, adaptations)
     continues = messages[-1]["role"] == "assistant"
     thinking = body.thinking or ThinkingOptions(type="adaptive")
     effort = None if body.output_config is None else body.output_config.effort
@@ -51,9 +62,11 @@ def conversed(
         switched = {**dialect.reasoning.switched(on=thinking.type == "enabled")}
     if thinking.type == "disabled" and not switched:
         effort = "none"
+    if body.mcp_servers:
+        adaptations.note("mcp_servers", "tools of servers are left out")
     conversation = Conversation(
         dialect,
-        requested_tools(body),
+        requested_tools(body, adaptations),
         {**switched, **(body.chat_template_kwargs or {})},
         effort=effort,
         thinking_budget=integer(thinking, "budget_tokens"),
@@ -71,55 +84,169 @@ def conversed(
     return conversation, conversation.completed(prompt)
 
 
-def chat_messages(system: str | Sequence[TextPart] | None, turns: Iterable[Turn], media: MediaReader) -> list[Message]:
-    """Return the messages of chat. Turns of the same role in a row become one message, and results stand before the
-    text beside them."""
-    messages: list[Message] = []
-    call_ids: set[str] = set()
-    _say(messages, "system", [text for text in _texts(system or "") if text and not is_billing(text)])
+def check_thinking(thinking: ThinkingOptions | None, max_tokens: int | None) -> None:
+    """Raise InvalidRequest for reasoning without a budget within Anthropic's limits: of what an answer may have, too,
+    unless `max_tokens` is None."""
+    if thinking is None or thinking.type != "enabled":
+        return
+    budget = integer(thinking, "budget_tokens")
+    place = "thinking.budget_tokens"
+    if budget is None:
+        raise invalid("thinking", "is required for the type 'enabled'", place)
+    if budget < MIN_BUDGET:
+        raise invalid("thinking", f"must be >= {MIN_BUDGET}, got {budget}", place)
+    if max_tokens is not None and budget >= max_tokens:
+        raise invalid("thinking", f"must be < max_tokens ({max_tokens}), got {budget}", place)
+
+
+def chat_messages(
+    system: str | Sequence[TextPart] | None, turns: Sequence[Turn], media: MediaReader, adaptations: Adaptations
+) -> list[Message]:
+    """Return the messages of chat. The last one is the assistant's only if it has a text to go on with."""
+    if not turns:
+        raise invalid("messages", "must hold at least one turn")
+    history = _History(media, adaptations)
+    for text in [system] if isinstance(system, str) else [part.text for part in system or []]:
+        if text:
+            history.say("system", text)
+    last_of_user = max((number for number, turn in enumerate(turns) if turn.role == "user"), default=-1)
     for number, turn in enumerate(turns):
-        where, content = f"messages[{number}]", turn.content
-        blocks: Sequence[object] = [TextPart(content)] if isinstance(content, str) else content
-        said = [*_said(blocks, f"{where}.content", media)]
-        if isinstance(turn, AssistantTurn):
-            _say(messages, "assistant", said, always=True)
-            _add_thoughts_and_calls(messages[-1], blocks)
-            call_ids.update(block.id for block in blocks if isinstance(block, ToolUseBlock))
-        else:
-            for place, block in enumerate(blocks):
-                if isinstance(block, ToolResultBlock):
-                    if block.tool_use_id not in call_ids:
-                        reason = f"there is no call {show(block.tool_use_id)} before this result of it"
-                        raise invalid("messages", reason, f"{where}.content[{place}].tool_use_id")
-                    messages.append(_result(block, f"{where}.content[{place}].content", media))
-            _say(messages, "user" if isinstance(turn, UserTurn) else "system", said)
-    if not messages or (messages[-1]["role"] == "system" and len(messages) == 1):
-        raise invalid("messages", "must hold at least one turn with a text or an image")
-    last = messages[-1]
-    if last["role"] == "assistant" and (not any(last["content"]) or "tool_calls" in last):
-        reason = "the last turn is the assistant's, so it is continued, but it does not end with text"
-        raise invalid("messages", reason)
-    for message in messages:
-        if isinstance(said := message["content"], list):
-            message["content"] = _content(said)
-    return messages
+        if turn.clear_at != "next_user_message" or number > last_of_user:
+            history.add_turn(turn, f"messages[{number}]", is_asked=number == last_of_user)
+    return history.ended()
 
 
-def _say(messages: list[Message], role: str, said: list[Said], *, always: bool = False) -> None:
-    """Add what is said in a role to the last message, or in one of its own: none if it is nothing, but `always`."""
-    if messages and messages[-1]["role"] == role:
-        messages[-1]["content"] += said
-    elif said or always:
-        messages.append({"role": role, "content": said})
+class _History:
+    """The messages of chat so far. Turns of the same role in a row become one message."""
 
+    def __init__(self, media: MediaReader, adaptations: Adaptations) -> None:
+        self._media = media
+        self._adaptations = adaptations
+        self._messages: list[Message] = []
+        self._unanswered: list[tuple[str, str]] = []  # the ids of calls, and their places
 
-def _said(blocks: Iterable[object], where: str, media: MediaReader) -> Iterator[Said]:
-    """Yield the texts of blocks, and the parts of images."""
-    for place, block in enumerate(blocks):
-        if isinstance(block, TextPart):
-            yield block.text
-        elif isinstance(block, ImageBlock):
-            yield media.part(block, f"{where}[{place}]")
+    def add_turn(self, turn: Turn, where: str, *, is_asked: bool) -> None:
+        """Add a turn. If it `is_asked`, it is the user's last one, so what cannot be read in it is refused."""
+        given = [{"type": "text", "text": turn.content}] if isinstance(turn.content, str) else turn.content or []
+        placed = [(block, f"{where}.content[{number}]") for number, block in enumerate(given)]
+        for block, place in placed:
+            if not isinstance(block.get("type"), str):
+                raise invalid("messages", "must be the type of the block", f"{place}.type")
+        if turn.role == "user":  # results stand before the text beside them
+            placed.sort(key=lambda each: not each[0]["type"].endswith("tool_result"))
+        for block, place in placed:
+            self._add_block(turn.role, block, place, is_asked=is_asked)
+
+    def _add_block(self, role: str, block: Block, where: str, *, is_asked: bool) -> None:
+        kind: str = block["type"]
+        if kind.endswith("tool_result"):
+            self._add_result(converted(ToolResultBlock, block, where), block, where)
+        elif kind.endswith("tool_use") and role == "assistant":
+            self._add_call(converted(ToolUseBlock, block, where), where)
+        elif kind == "thinking" and role == "assistant":
+            message = self._message_of(role)
+            thought = converted(ThinkingBlock, block, where).thinking
+            message["reasoning"] = "\n".join(filter(None, (message.get("reasoning"), thought)))
+        elif kind == "compaction" and isinstance(block.get("content"), str):
+            # All turns before it are in this summary.
+            self._messages = [message for message in self._messages[:1] if message["role"] == "system"]
+            self._unanswered = []
+            self.say("user", f"{BEFORE_SUMMARY}\n\n{block['content']}")
+        elif kind not in ("tool_addition", "tool_removal"):  # these are read with the tools
+            if is_asked and is_unreadable(block):
+                raise invalid("messages", "only text is read of documents, no PDF and no other files", where)
+            said = [*self._said(block, where, is_asked=is_asked)]
+            if not said:
+                self._adaptations.note(where, f"{name_of(block)} is left out")
+            for one in said:
+                if one or role == "user":
+                    self.say(role, one)
+
+    def _said(self, block: Block, where: str, *, is_asked: bool) -> Iterator[Said]:
+        """Yield a block as a text or the part of an image, or nothing if there is nothing in it for the model."""
+        if block["type"] == "text":
+            yield converted(TextPart, block, where).text
+            return
+        if block["type"] == "image":
+            image = converted(ImageBlock, block, where)
+            try:
+                yield self._media.part(image, where)
+                return
+            except InvalidRequest:
+                if is_asked:
+                    raise
+        if text := text_of(block):
+            if LEFT_OUT in text:
+                self._adaptations.note(where, f"{name_of(block)} is left out, or has a part that is")
+            yield text
+
+    def _add_call(self, call: ToolUseBlock, where: str) -> None:
+        arguments = call.input
+        if not isinstance(arguments, dict):
+            self._adaptations.note(f"{where}.input", "is no object")
+            arguments = {} if arguments is None else {"input": arguments}
+        function = {"name": call.name, "arguments": msgspec.json.encode(arguments).decode()}
+        made = {"id": call.id, "type": "function", "function": function}
+        self._message_of("assistant").setdefault("tool_calls", []).append(made)
+        self._unanswered.append((call.id, where))
+
+    def _add_result(self, result: ToolResultBlock, block: Block, where: str) -> None:
+        said = self._said_in_result(result.content, f"{where}.content")
+        if result.is_error:
+            begins = bool(said) and isinstance(said[0], str)
+            said = [f"Error: {said[0]}" if begins else "Error: ", *said[begins:]]
+        call = next((each for each in self._unanswered if each[0] == result.tool_use_id), None)
+        if call is None:
+            self._adaptations.note(where, f"{name_of(block)} without its call is shown as the user's text")
+            for one in said:
+                self.say("user", one)
+            return
+        if block["type"] != "tool_result":
+            self._adaptations.note(where, f"the text of {name_of(block)} is shown as the result of a tool")
+        self._unanswered.remove(call)
+        self._messages.append({"role": "tool", "content": said, "tool_call_id": result.tool_use_id})
+
+    def _said_in_result(self, content: object, where: str) -> list[Said]:
+        """Return the content of a result: one text, or texts and images."""
+        said: list[Said] = []
+        for number, each in enumerate(content if isinstance(content, list) else [content]):
+            if isinstance(each, dict) and isinstance(each.get("type"), str):
+                said += self._said(each, f"{where}[{number}]", is_asked=False)
+            else:
+                said.append(text_of(each))
+        if all(isinstance(one, str) for one in said):
+            said = ["\n".join(map(str, said))]
+        return said
+
+    def say(self, role: str, said: Said) -> None:
+        self._message_of(role)["content"].append(said)
+
+    def _message_of(self, role: str) -> Message:
+        """Return the message of this role at the end, or a new one."""
+        if not self._messages or self._messages[-1]["role"] != role:
+            self._end_calls()
+            self._messages.append({"role": role, "content": []})
+        return self._messages[-1]
+
+    def _end_calls(self) -> None:
+        """Give each call a result: templates and models expect one before the next turn."""
+        for call_id, where in self._unanswered:
+            self._adaptations.note(where, "the call has no result")
+            self._messages.append({"role": "tool", "content": [_NO_RESULT], "tool_call_id": call_id})
+        self._unanswered = []
+
+    def ended(self) -> list[Message]:
+        """Return all messages."""
+        self._end_calls()
+        if self._messages and self._messages[-1]["role"] == "assistant" and not any(self._messages[-1]["content"]):
+            self._adaptations.note("messages", "the last turn has no text to go on with and is left out")
+            del self._messages[-1]
+        if all(message["role"] != "user" for message in self._messages):  # which some templates want
+            is_system = bool(self._messages) and self._messages[0]["role"] == "system"
+            self._messages.insert(int(is_system), {"role": "user", "content": []})
+        for message in self._messages:
+            message["content"] = _content(message["content"])
+        return self._messages
 
 
 def _content(said: Sequence[Said]) -> str | list[Message]:
@@ -129,53 +256,58 @@ def _content(said: Sequence[Said]) -> str | list[Message]:
     return [{"type": "text", "text": one} if isinstance(one, str) else one for one in said]
 
 
-def _texts(content: str | Sequence[TextPart]) -> list[str]:
-    return [content] if isinstance(content, str) else [part.text for part in content]
-
-
-def _add_thoughts_and_calls(message: Message, blocks: Iterable[object]) -> None:
-    for block in blocks:
-        if isinstance(block, ThinkingBlock):
-            message["reasoning"] = "\n".join(filter(None, (message.get("reasoning"), block.thinking)))
-        elif isinstance(block, ToolUseBlock):
-            function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
-            call = {"id": block.id, "type": "function", "function": function}
-            message.setdefault("tool_calls", []).append(call)
-
-
-def _result(block: ToolResultBlock, where: str, media: MediaReader) -> Message:
-    given = block.content or ""
-    said: list[Said] = [given] if isinstance(given, str) else [*_said(given, where, media)]
-    if all(isinstance(one, str) for one in said):
-        said = ["\n".join(map(str, said))]
-    if block.is_error:
-        said = [f"Error: {said[0]}" if isinstance(said[0], str) else "Error: ", *said[isinstance(said[0], str) :]]
-    return {"role": "tool", "content": _content(said), "tool_call_id": block.tool_use_id}
-
-
-def requested_tools(body: MessagesBody | CountTokensBody) -> Tools | None:
+def requested_tools(body: MessagesBody | CountTokensBody, adaptations: Adaptations) -> Tools | None:
     """Return the tools for the model, or None without any: those with a schema, which clients define and run."""
-    given, choice = body.tools or [], body.tool_choice
-    numbered = [(number, tool) for number, tool in enumerate(given) if tool.type in (None, "custom")]
+    given, choice = _offered(body), body.tool_choice
     kind: Kind = "auto" if choice is None else _KINDS[choice.type]
     names = None if choice is None or kind != "named" else [choice.name or ""]
     if choice is not None and kind in ("required", "named"):
-        _check_may_be_forced(choice.name if names else None, given)
-    if not numbered:
+        _check_may_be_forced(choice.name if names else None, [*given.values()])
+    functions: list[Function] = []
+    for where, tool in given.items():
+        if tool.type not in (None, "custom"):
+            adaptations.note(where, "a tool that Anthropic defines is left out")
+            continue
+        for name in ("name", "input_schema"):
+            if getattr(tool, name) is None:
+                reason = "is required for a tool without a type that Anthropic defines"
+                raise invalid("tools", reason, f"{where}.{name}")
+        functions.append(
+            Function(
+                name=tool.name or "", description=tool.description, parameters=tool.input_schema, strict=tool.strict
+            )
+        )
+    if not functions:
         return None
-    for number, tool in numbered:
-        if tool.input_schema is None:
-            reason = "is required for a tool without a type that Anthropic defines"
-            raise invalid("tools", reason, f"tools[{number}].input_schema")
-    functions = [
-        Function(name=tool.name, description=tool.description, parameters=tool.input_schema) for _, tool in numbered
-    ]
     shown = shown_tools("tools", functions, "tools[{}]", "input_schema")
     if kind == "none":
         return Tools(shown, {}, kind, only_one=False)
     all_schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown}
     only_one = kind == "named" or bool(choice and choice.disable_parallel_tool_use)
     return Tools(shown, chosen("tool_choice", names, all_schemas), kind, only_one)
+
+
+def _offered(body: MessagesBody | CountTokensBody) -> dict[str, MessagesTool]:
+    """Return the tools by their places: those of the request, as turns of the system have changed them since."""
+    offered = {f"tools[{number}]": tool for number, tool in enumerate(body.tools or [])}
+    removed: set[str | None] = set()
+    for number, turn in enumerate(body.messages):
+        if turn.role != "system" or not isinstance(turn.content, list):
+            continue
+        for place, block in enumerate(turn.content):
+            tool = block.get("tool")
+            if block.get("type") not in ("tool_addition", "tool_removal") or not isinstance(tool, dict):
+                continue
+            added, where = tool.get("definition"), f"messages[{number}].content[{place}].tool.definition"
+            if block["type"] == "tool_removal":
+                removed.add(str(tool.get("name")))
+            elif added is None:
+                removed.discard(str(tool.get("name")))
+            else:
+                new = converted(MessagesTool, added, where)
+                removed.discard(new.name)
+                offered = {key: each for key, each in offered.items() if each.name != new.name} | {where: new}
+    return {where: tool for where, tool in offered.items() if tool.name not in removed}
 
 
 def _check_may_be_forced(name: str | None, given: Sequence[MessagesTool]) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oaiserve.errors import ANTHROPIC_PATH
+from oaiserve.errors import ANTHROPIC_PATH, ThreadUnsupported
 from oaiserve.routes import constraints, parameters
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.body import read_parsed
 from oaiserve.routes.media import MediaReader, read_media
 from oaiserve.routes.messages.body import CountTokensBody, MessagesBody, OutputConfig
-from oaiserve.routes.messages.prompt import conversed
+from oaiserve.routes.messages.prompt import check_thinking, conversed
 from oaiserve.routes.messages.shape import AnswerMessage, MessageEvent, MessagesShape
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import integer
@@ -29,6 +31,7 @@ _ELSEWHERE = {
     "stop": "use 'stop_sequences'",
     "response_format": "use 'output_config.format'",
     "prompt_logprobs": "a message has no place for it",
+    "compaction": "send the turns, or a summary of your own",
     "return_progress": "its streams tell of it without being asked",
     "return_token_ids": "a message has no place for them",
 }
@@ -40,22 +43,29 @@ _ELSEWHERE = {
     body=MessagesBody,
     answer=AnswerMessage,
     event=MessageEvent,
-    example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
+    example={"model": "demo", "messages": [{"role": "user", "content": "Good morning"}], "max_tokens": 64},
 )
 async def messages(http: Request) -> Answer:
-    return await prepare(http, MessagesBody, _answer, id_prefix="msg_")
+    # Between calls of tools, the budget is that of all reasoning of a turn, which has several answers.
+    is_budget_of_turn = "interleaved-thinking" in http.headers.get("anthropic-beta", "")
+    answer = partial(_answer, is_budget_of_turn=is_budget_of_turn)
+    return await prepare(http, MessagesBody, answer, id_prefix="msg_")
 
 
-def _answer(intake: Intake[MessagesBody]) -> Answer:
+def _answer(intake: Intake[MessagesBody], *, is_budget_of_turn: bool) -> Answer:
     body = intake.body
+    _refuse_thread(body)
     parameters.refuse(body, ANTHROPIC_PATH, _ELSEWHERE)
     config = body.output_config or OutputConfig()
     wanted_format = config.format or body.output_format
     json_format = None if wanted_format is None else constraints.json_format(wanted_format.schema)
     stop = parameters.strings("stop_sequences", body.stop_sequences or [])
     is_constrained = bool(stop) or json_format is not None or constraints.is_constrained(body)
-    conversation, prompt = conversed(body, intake.serving.dialect, intake.media, is_constrained=is_constrained)
+    conversation, prompt = conversed(
+        body, intake.serving.dialect, intake.media, intake.exchange.adaptations, is_constrained=is_constrained
+    )
     max_tokens = integer(body, "max_tokens") or 0
+    check_thinking(body.thinking, None if is_budget_of_turn else max_tokens)
     own = conversation.own_params(max_tokens, None, constraints.grammar(body, json_format))
     # Its clients ask for the most tokens that Anthropic's models give, whatever the context of this one.
     params, wanted = intake.checked(replace(own, stop=stop, ends_with_context=True))
@@ -71,6 +81,12 @@ def _answer(intake: Intake[MessagesBody]) -> Answer:
     return intake.answer(params, (prompt,), shape)
 
 
+def _refuse_thread(body: MessagesBody | CountTokensBody) -> None:
+    if body.thread is not None:
+        message = "'thread' is not supported by this server. Please send the whole conversation without it."
+        raise ThreadUnsupported(message, param="thread")
+
+
 class TokenCount(msgspec.Struct):
     """A prompt has this many tokens."""
 
@@ -82,15 +98,23 @@ class TokenCount(msgspec.Struct):
     group="Tokenizer",
     body=CountTokensBody,
     answer=TokenCount,
-    example={"messages": [{"role": "user", "content": "Good morning"}]},
+    example={"model": "demo", "messages": [{"role": "user", "content": "Good morning"}]},
 )
 async def count_tokens(request: Request) -> Response:
     body, num_bytes = await read_parsed(request, CountTokensBody)
     media = await read_media(request, body, num_bytes)
-    return await answer_in_turns(request, body.model, _count(serving_of(request), body, media), num_bytes)
+    adaptations = Adaptations()
+    counting = _count(serving_of(request), body, media, adaptations)
+    response = await answer_in_turns(request, body.model, counting, num_bytes)
+    response.headers.update(adaptations.headers())
+    return response
 
 
-def _count(serving: Serving, body: CountTokensBody, media: MediaReader) -> Generator[None, None, bytes]:
-    _, prompt = conversed(body, serving.dialect, media, is_constrained=False)
+def _count(
+    serving: Serving, body: CountTokensBody, media: MediaReader, adaptations: Adaptations
+) -> Generator[None, None, bytes]:
+    _refuse_thread(body)
+    check_thinking(body.thinking, None)
+    _, prompt = conversed(body, serving.dialect, media, adaptations, is_constrained=False)
     ids = yield from encoded(serving, prompt)
     return msgspec.json.encode(TokenCount(len(ids)))

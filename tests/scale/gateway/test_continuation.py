@@ -50,8 +50,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "calls": (CHAT, {"messages": ASKED, "tools": TOOLS}),
     "response": (RESPONSES, {"input": "Hi", "max_output_tokens": 16}),
     "response with calls": (RESPONSES, {"input": "Hi", "tools": OF_RESPONSES}),
-    "message": (MESSAGES, {"messages": ASKED, "max_tokens": 16}),
-    "message with calls": (MESSAGES, {"messages": ASKED, "max_tokens": 900, "tools": OF_MESSAGES}),
+    "message": (MESSAGES, {"model": "m", "messages": ASKED, "max_tokens": 16}),
+    "message with calls": (MESSAGES, {"model": "m", "messages": ASKED, "max_tokens": 900, "tools": OF_MESSAGES}),
 }
 
 
@@ -124,7 +124,7 @@ LONG = "Hello " * 30
 LONG_CASES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": LONG}], "max_tokens": 9},
     RESPONSES: {"input": LONG, "max_output_tokens": 9},
-    MESSAGES: {"messages": [{"role": "user", "content": LONG}], "max_tokens": 9},
+    MESSAGES: {"model": "m", "messages": [{"role": "user", "content": LONG}], "max_tokens": 9},
 }
 
 
