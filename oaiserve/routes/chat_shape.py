@@ -124,6 +124,8 @@ class ChatCompletionChunk(StreamChunk[ChatChunkChoice]):
 class ChatShape(ChoicesShape):
     """Renders answers, with calls and reasoning apart from the content: each choice has a reader of its own."""
 
+    empty_choice = ChatChunkChoice(index=0, delta=ChatDelta())
+
     def __init__(
         self,
         kind: str,

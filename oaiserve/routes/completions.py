@@ -123,6 +123,8 @@ def build_prompts(body: CompletionBody) -> tuple[Prompt, ...]:
 class CompletionShape(ChoicesShape):
     """Renders the answers of /v1/completions. Choice `i` belongs to prompt `i // n`."""
 
+    empty_choice = CompletionChoice(0, "")
+
     def __init__(self, head: Head, wanted: Wanted, *, echo: bool) -> None:
         super().__init__("text_completion", head, wanted)
         self._echo = echo

@@ -18,7 +18,7 @@ from starlette.requests import Request as HTTPRequest
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.request import Prompt, Request, SamplingParams, Usage
 from oaiserve.errors import InvalidRequest
-from oaiserve.facts.continuation import IDS_HEADER, SENT_HEADER, Piece, ids_of, take_sent
+from oaiserve.facts.continuation import IDS_HEADER, SENT_HEADER, SIGN, Piece, ids_of, take_sent
 from oaiserve.facts.prefix_keys import prefix_keys_of, prompt_of_body
 from oaiserve.facts.record import Origin
 from oaiserve.facts.times import monotonic_ns
@@ -189,6 +189,8 @@ async def prepare(
         sent = take_sent(content, http.headers.get(SENT_HEADER, ""))
     except ValueError as error:
         raise InvalidRequest(f"This is no request of a gateway: {error}.") from None
+    exchange.num_signs = sent.count(SIGN)
+    sent = tuple(piece for piece in sent if piece != SIGN)
 
     def parse() -> Generator[None, None, Intake[Body]]:
         body = yield from protocol.parse(kind, content, check_given, exchange.adaptations)

@@ -19,7 +19,7 @@ from oaiserve.routes import sse
 from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.logprobs import PromptLogprobs
 from oaiserve.routes.parameters import Wanted
-from oaiserve.routes.respond import Timings
+from oaiserve.routes.respond import ACTIVITY_SECONDS, Timings
 
 encode = msgspec.json.Encoder().encode
 DONE = sse.event(b"[DONE]")
@@ -144,6 +144,10 @@ class Whole(_Object, Generic[Choice]):
 class ChoicesShape:
     """Renders answers with choices: the part of `respond.Shape` that chat and completions have in common."""
 
+    activity_seconds = ACTIVITY_SECONDS
+    is_numbered = False
+    empty_choice: msgspec.Struct  # of a chunk that adds nothing
+
     def __init__(self, kind: str, head: Head, wanted: Wanted) -> None:
         self._first_values = (head.id, kind, head.created, head.model, head.system_fingerprint)
         self._wanted = wanted
@@ -163,6 +167,9 @@ class ChoicesShape:
         rest_ms = UNSET if event.rest_ns is None else event.rest_ns // 1_000_000
         tokens, time_ms = (event.num_tokens, event.num_cached, event.num_computed), event.elapsed_ns // 1_000_000
         return self._chunk_event((), prompt_progress=Progress(*tokens, time_ms, rest_ms))
+
+    def activity(self) -> bytes:
+        return self._event(self.empty_choice)
 
     def finished(self, usage: Usage, timings: Timings) -> Iterator[bytes]:
         """Render the end of the stream. A chunk without choices is only for requests with usage or timings, because

@@ -11,7 +11,10 @@ import pytest
 from oaiserve.engine.request import FinishReason, PromptDone, PromptProgress, Request, TokenChunk, Usage
 from oaiserve.errors import InternalError
 from oaiserve.facts.times import RequestTimes
-from tests.routes.asking import BODIES
+from oaiserve.routes.messages.shape import MessagesShape
+from oaiserve.routes.responses.shape import ResponsesShape
+from oaiserve.routes.shapes import ChoicesShape
+from tests.routes.asking import BODIES, CHAT, CHATML
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import failed, finished, says, starts
 
@@ -36,7 +39,7 @@ def tokens(request: Request) -> list[Any]:
 @pytest.fixture
 def soon(serve: Serve) -> Served:
     """Return a server whose streams begin at once when a prompt is long."""
-    served = serve(progress_after_seconds=1e-6, script=starts())
+    served = serve(progress_after_seconds=1e-6, template=CHATML, script=starts())
     return served
 
 
@@ -97,6 +100,77 @@ def test_the_events_with_data_are_those_of_a_short_prompt(soon: Served, path: st
     numbers = [json.loads(event.split("data: ")[1]).get("sequence_number") for event in long if "DONE" not in event]
     if path == "/v1/responses":
         assert numbers == [*range(1, len(numbers) + 1)]
+
+
+ACTIVITY = {
+    "/v1/completions": {"index": 0, "text": "", "logprobs": None, "finish_reason": None},
+    "/v1/chat/completions": {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None},
+}
+
+
+@pytest.fixture
+def impatient(soon: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
+    """Return a server whose streams never wait with an event that clients count as activity."""
+    for shape in (ChoicesShape, ResponsesShape, MessagesShape):
+        monkeypatch.setattr(shape, "activity_seconds", 0.0)
+    return soon
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_long_prompts_send_events_that_clients_count_as_activity(impatient: Served, path: str) -> None:
+    with streaming(impatient, path) as (request, _, events):
+        begun = [next(events) for _ in range(len(SIGNS[path]) + 1)]
+        impatient.engine.deliver([progress(request, 60)])
+        signs = [data(begun[-1]), *(data(next(events)) for _ in range(2))]
+        impatient.engine.deliver([*tokens(request), finished(request.request_id, Usage(100, 20, 1))])
+        rest = [data(event) for event in events if "DONE" not in event]
+    signs = [sign for sign in signs if sign.get("type") != "ping" and sign]
+    assert len(signs) == 2
+    if path == "/v1/responses":
+        assert {sign["type"] for sign in signs} == {"response.in_progress"}
+        numbers = [each["sequence_number"] for each in [*map(data, begun[:2]), *signs, *rest]]
+        assert numbers == [*range(len(numbers))]
+        assert signs[0]["response"] == data(begun[1])["response"]
+    elif path == "/v1/messages":
+        usage = data(begun[0])["message"]["usage"]
+        delta = {"stop_reason": None, "stop_sequence": None}
+        assert signs == [{"type": "message_delta", "delta": delta, "usage": usage}] * 2
+    else:
+        assert [sign["choices"] for sign in signs] == [[ACTIVITY[path]]] * 2
+    assert impatient.telemetry.next_record().event_tokens.tolist() == [1]
+
+
+def data(event: str) -> Any:
+    """Return the data of an event, or nothing if it is a comment."""
+    return {} if event.startswith(":") else json.loads(event.split("data: ")[1])
+
+
+TOOL = {"name": "f", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "tool"),
+    [
+        ("/v1/chat/completions", {"type": "function", "function": TOOL}),
+        ("/v1/responses", {"type": "function", **TOOL}),
+        ("/v1/messages", {"name": "f", "input_schema": {"type": "object"}}),
+    ],
+)
+def test_text_that_is_held_back_sends_such_events_too(impatient: Served, path: str, tool: dict[str, Any]) -> None:
+    with streaming(impatient, path, tools=[tool]) as (request, _, events):
+        begun = [next(events) for _ in range(len(SIGNS[path]) + 1)]
+        done, _ = tokens(request)
+        held = [TokenChunk(request.request_id, 0, text, [10], None) for text in ("```json", "\n{")]
+        for event in (done, *held):
+            impatient.engine.deliver([event])
+            while not is_activity(data(begun.append(next(events)) or begun[-1])):
+                pass
+    assert not any("```" in event for event in begun)
+
+
+def is_activity(event: dict[str, Any]) -> bool:
+    choices = event.get("choices", ())
+    return event.get("type") in ("response.in_progress", "message_delta") or [*choices] == [ACTIVITY.get(CHAT)]
 
 
 def test_chunks_say_how_far_the_prompt_is_where_a_client_asks_for_them(soon: Served) -> None:

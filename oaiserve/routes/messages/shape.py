@@ -87,7 +87,7 @@ class MessageDelta(msgspec.Struct, kw_only=True):
     thinking: str | UnsetType = UNSET
     signature: str | UnsetType = UNSET
     partial_json: str | UnsetType = UNSET
-    stop_reason: StopReason | UnsetType = UNSET
+    stop_reason: StopReason | UnsetType | None = UNSET
     stop_sequence: str | UnsetType | None = UNSET
 
 
@@ -105,6 +105,9 @@ class MessageEvent(msgspec.Struct, kw_only=True):
 
 class MessagesShape:
     """Renders one answer. A stream has the blocks of the whole answer, whatever the pieces of its text."""
+
+    activity_seconds = 100.0  # Claude Code adds the usage of each of these events to its totals, so they are few
+    is_numbered = False
 
     def __init__(
         self,
@@ -131,6 +134,7 @@ class MessagesShape:
         self._called = ""  # the tool of the call that is being written
         self._arguments: list[str] = []  # of that call
         self._end: TokenChunk | None = None
+        self._so_far = Usage(0, 0, 0)
         self._has_begun = False
         self._events: list[bytes] = []  # that were not returned yet
 
@@ -141,6 +145,11 @@ class MessagesShape:
         self._add_event("ping")
         return self._taken_events()
 
+    def activity(self) -> bytes:
+        delta = MessageDelta(stop_reason=None, stop_sequence=None)
+        self._add_event("message_delta", delta=delta, usage=self._usage(self._so_far))
+        return self._taken_events()
+
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
         yield self._begin(Usage(len(event.token_ids), event.cached_tokens, 0))
 
@@ -148,9 +157,11 @@ class MessagesShape:
         if not self._has_begun:
             self._add_event("message_start", message=self._message(self._usage(usage), []))
         self._has_begun = True
+        self._so_far = usage
         return self._taken_events()
 
     def delta(self, chunk: TokenChunk) -> bytes:
+        self._so_far.completion_tokens += len(chunk.token_ids)
         self._read(chunk)
         if self._called and not self._events:
             self._add_event("ping")  # a sign of life while a call is written

@@ -246,6 +246,21 @@ class ResponseOutput:
             case CallEnd():
                 self.close()
 
+    def touch(self) -> bool:
+        """Report a delta that adds nothing to the open item. Return False if none is open."""
+        if not self._is_open:
+            return False
+        match item := self.items[-1]:
+            case OutputMessage():
+                self.add(Content(""), TokenLogprobs())
+            case ReasoningItem():
+                self.add(Reasoning(""), TokenLogprobs())
+            case FunctionCallItem():
+                self.add(Arguments(""), TokenLogprobs())
+            case CustomCallItem():
+                self._report("response.custom_tool_call_input.delta", **self._place(item), delta="")
+        return True
+
     def end(self, logprobs: TokenLogprobs, *, is_cut: bool, has_text: bool) -> None:
         """Close the open item at the end of the answer. One that may have text has a message in any case."""
         if has_text and not self.items:

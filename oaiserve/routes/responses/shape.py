@@ -15,7 +15,7 @@ from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.segments import Content
 from oaiserve.routes.logprobs import drop_end_logprob
 from oaiserve.routes.parameters import Wanted
-from oaiserve.routes.respond import Timings
+from oaiserve.routes.respond import ACTIVITY_SECONDS, Timings
 from oaiserve.routes.responses.offered import OfferedTools
 from oaiserve.routes.responses.output import (
     CompactionItem,
@@ -35,6 +35,9 @@ from oaiserve.routes.shapes import Head, encode, filled, progress_comment, told_
 
 class ResponsesShape:
     """Renders one answer. Whole or streamed, its last object is the same, and it goes to the store."""
+
+    activity_seconds = ACTIVITY_SECONDS
+    is_numbered = True
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class ResponsesShape:
         self._add_event("response.queued", {"response": self._object("queued")})
         return self._taken_events()
 
-    def begun(self, _event: PromptProgress | PromptDone) -> bytes:
+    def begun(self, _event: PromptProgress | PromptDone | None = None) -> bytes:
         if not self._has_begun:
             if self._num_events == 0:
                 self._add_event("response.created", {"response": self._object("in_progress")})
@@ -83,6 +86,13 @@ class ResponsesShape:
 
     def progress(self, event: PromptProgress) -> bytes:
         return progress_comment(event)
+
+    def activity(self) -> bytes:
+        begun = self.begun()
+        if not self._output.touch():
+            fields = {"response": self._object("in_progress")}
+            self._add_event("response.in_progress", fields, self._output.fillings())
+        return begun + self._taken_events()
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
         yield self.begun(event)
@@ -175,7 +185,7 @@ class ResponsesShape:
             error=error,
             incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
             model=self._head.model,
-            output=self._items if status not in ("queued", "in_progress") else [],
+            output=self._items,
             **self._reported,
             usage=usage,
         )

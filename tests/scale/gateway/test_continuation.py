@@ -17,6 +17,7 @@ from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.errors import Unavailable
 from oaiserve.facts.continuation import Piece
+from oaiserve.routes.responses.shape import ResponsesShape
 from oaiserve.routes.responses.store import ResponseDatabase
 from oaiserve.scale.gateway.gateway import SIGN_OF_LIFE
 from tests.answers import by_choice, shown
@@ -126,6 +127,18 @@ LONG_CASES: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": LONG, "max_output_tokens": 9},
     MESSAGES: {"model": "m", "messages": [{"role": "user", "content": LONG}], "max_tokens": 9},
 }
+
+
+@pytest.mark.parametrize("after", [2, 40])
+def test_numbers_of_events_go_on_behind_signs_of_life(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ResponsesShape, "activity_seconds", 0.0)
+    server = replace(BEHIND_A_GATEWAY, progress_after_seconds=1e-6)
+    with fleet(2, gated=True, server=server) as running:
+        disturb = lambda name: running.replicas[name].server.kill()  # noqa: E731
+        found = run_stream(running, RESPONSES, LONG_CASES[RESPONSES], disturb, after)
+    events = [json.loads(event.split(b"data: ")[1]) for event in found.split(b"\n\n") if b"data: " in event]
+    assert [event["type"] for event in events].count("response.in_progress") > 2
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
 
 
 @pytest.mark.parametrize("after", [0, 2, 40])  # before the next part of the prompt, before the last, in the answer
