@@ -247,7 +247,7 @@ def test_a_file_in_the_body_is_read_in_every_form(served: Served, given: str, co
     for answer in (
         served.chat(messages=[user(image(given))]),
         served.post(RESPONSES, input=[user({"type": "input_image", "image_url": given})]),
-        served.post(MESSAGES, messages=[user(block)], max_tokens=9),
+        served.post(MESSAGES, model="org/demo", messages=[user(block)], max_tokens=9),
         served.chat(messages=[user(sound)]),
     ):
         assert prompt_of(served, answer).media[0].content == content
