@@ -125,7 +125,7 @@ def test_token_ids_and_prompt_logprobs_of_the_prompt_are_beside_the_choices(serv
 @pytest.mark.parametrize("stream", [False, True])
 def test_misspelled_parameter_is_named_in_a_header_and_in_the_record(served: Served, stream: bool) -> None:
     note = "temperature: an unknown parameter with a similar name is ignored"
-    assert served.chat(temprature=0, stream=stream).headers["x-oaiserve-adapted"] == note
+    assert served.chat(temperatur=0, stream=stream).headers["x-oaiserve-adapted"] == note
     assert served.telemetry.next_record().adapted == (note,)
 
 

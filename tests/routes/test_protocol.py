@@ -77,7 +77,7 @@ def test_of_many_unknown_names_few_are_logged(caplog: pytest.LogCaptureFixture) 
 @pytest.mark.parametrize(
     ("kind", "body", "meant"),
     [
-        (ChatBody, {"temprature": 1, "maxTokens": 5, "top-p": 1}, {"temperature", "max_tokens", "top_p"}),
+        (ChatBody, {"temperatur": 1, "maxTokens": 5, "top-p": 1}, {"temperature", "max_tokens", "top_p"}),
         (
             CompletionBody,
             {"stream_options": {"include_usgae": True, "include_obfuscation": True}, "Logprob": 1},
