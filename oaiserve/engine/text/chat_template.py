@@ -13,7 +13,7 @@ from jinja2 import TemplateSyntaxError
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.engine.text.jinja_template import JinjaTemplate, Message, TemplateLimit
 from oaiserve.engine.text.special_tokens import SpecialTexts
-from oaiserve.engine.text.template_abilities import abilities_of, one_call_each
+from oaiserve.engine.text.template_abilities import abilities_of, in_turns, one_call_each
 from oaiserve.errors import InvalidRequest, StartupError, invalid
 
 NO_SPECIAL_TEXTS = SpecialTexts(())
@@ -144,6 +144,8 @@ class ChatTemplate:
             prepared = [{"role": "system", "content": self._content(text)}, *others]
         if not self.abilities.system and prepared and prepared[0].get("role") == "system":
             prepared = self._without_system(prepared)
+        if self.abilities.wants_turns:
+            prepared = in_turns(prepared)
         if self.abilities.takes_one_call:
             prepared = one_call_each(prepared)
         return _with_embedded_results(prepared) if self.abilities.embeds_results else prepared

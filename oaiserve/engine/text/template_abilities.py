@@ -31,6 +31,7 @@ class Abilities:
     takes_one_call: bool = False  # a message, without a text beside it
     results: bool = True
     embeds_results: bool = False  # in the message with the calls
+    wants_turns: bool = False  # of the user and the assistant, the user's first
 
 
 class Sample(Protocol):
@@ -92,7 +93,38 @@ def abilities_of(sample: Sample, content: Callable[[str], Any], source: str) -> 
         takes_one_call=takes_calls and (loses(2) or loses(1, _TEXT)),
         results=takes_results and (takes_tools or takes_message or takes_calls),
         embeds_results="tool_responses" in source and embedded != as_object and _RESULT in embedded,
+        wants_turns=not sample([hello, hello]) and _USER_TEXT in sample([hello]),
     )
+
+
+def in_turns(messages: Sequence[Message]) -> list[Message]:
+    """Return messages in which the user and the assistant take turns. A user's text after results joins the last one,
+    an empty message stands before an assistant who speaks first, and earlier ones who say nothing are left out."""
+    result: list[Message] = []
+    for message in messages:
+        role, last = message.get("role"), result[-1] if result else {"role": "system"}
+        is_empty = not message.get("content") and not message.get("tool_calls")
+        if role == "assistant" and is_empty and message is not messages[-1]:
+            continue
+        joins = role == last["role"] in ("user", "assistant") or (role, last["role"]) == ("user", "tool")
+        if role == "assistant" and last["role"] == "system":
+            result.append({"role": "user", "content": ""})
+        if joins and not last.get("tool_calls"):
+            contents = _joined(last.get("content", ""), message.get("content", ""))
+            result[-1] = {**message, **last, "content": contents}
+        else:
+            result.append(message)
+    return result
+
+
+def _joined(first: Any, second: Any) -> Any:
+    if isinstance(first, str) and isinstance(second, str):
+        return "\n\n".join(filter(None, (first, second)))
+    return [
+        part
+        for each in (first, second)
+        for part in ([{"type": "text", "text": each}] if isinstance(each, str) else each)
+    ]
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:

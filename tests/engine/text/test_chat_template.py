@@ -60,7 +60,7 @@ def test_a_template_that_is_no_jinja_stops_the_start() -> None:
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (ALTERNATING, "Roles must alternate."),
+        ("{{ raise_exception('Roles must alternate.') }}", "Roles must alternate."),
         ("{{ messages[1].content }}", "list object has no element 1"),
         ("{{ 'text: ' + messages[0] }}", "can only concatenate str"),
     ],
@@ -105,6 +105,26 @@ def test_system_messages_are_merged_only_where_the_template_takes_one() -> None:
     messages = [{"role": "system", "content": "A"}, HELLO, {"role": "developer", "content": "B"}]
     assert render(ALTERNATING, *messages) == "[A\n\nB]<user:hello>"
     assert render(STRING_OR_PARTS, *messages) == "<system:A><user:hello><system:B>"
+
+
+SAID = {"role": "assistant", "content": "yes"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([HELLO, HELLO], "<user:hello\n\nhello>"),
+        ([SAID, HELLO], "<user:><assistant:yes><user:hello>"),
+        (
+            [HELLO, {"role": "assistant", "content": ""}, HELLO, SAID, SAID],
+            "<user:hello\n\nhello><assistant:yes\n\nyes>",
+        ),
+        ([HELLO, {"role": "tool", "content": "got"}, HELLO], "<user:hello><tool:got\n\nhello>"),
+    ],
+)
+def test_messages_are_joined_for_a_template_that_wants_turns(messages: list[Any], expected: str) -> None:
+    assert render(ALTERNATING, *messages) == expected
+    assert render(STRING_OR_PARTS, *messages).count("<") == len(messages)
 
 
 @pytest.mark.parametrize(
