@@ -212,9 +212,16 @@ class BodyTooLarge(ClientError):
 
 
 class UnsupportedMedia(ClientError):
-    """The body is compressed."""
+    """The body is compressed in a way that is not read. `accepted` are the ways that are."""
 
     status = 415
+
+    def __init__(self, message: str, accepted: str) -> None:
+        super().__init__(message)
+        self.accepted = accepted
+
+    def headers(self) -> dict[str, str]:
+        return {"accept-encoding": self.accepted}
 
 
 class Overloaded(APIError):

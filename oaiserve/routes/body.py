@@ -15,7 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, at_once
-from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout, UnsupportedMedia
+from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
+from oaiserve.http.codings import codings_of, decoded
 from oaiserve.routes import protocol
 from oaiserve.routes.serving import Serving, serving_of
 
@@ -29,13 +30,9 @@ Result = TypeVar("Result")
 async def read_body(
     request: Request, serving: Serving, kind: str = "application/json", limit_bytes: int | None = None
 ) -> bytearray:
-    """Read the whole body of the request. Raises its errors, Overloaded if clients send too many large bodies at once,
-    and ClientDisconnect."""
-    encodings = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
-    if encodings not in ("", "identity"):
-        raise UnsupportedMedia(
-            f"The body must not be compressed: this server reads no content-encoding, got {encodings[:80]!r}."
-        )
+    """Read the whole body of the request, and undo its content codings. Raises its errors, Overloaded if clients send
+    too many large bodies at once, and ClientDisconnect."""
+    codings = codings_of(request.headers.getlist("content-encoding"))
     limit_bytes = limit_bytes or serving.body_limit
     too_large = BodyTooLarge(f"The body is too large: this server reads at most {int(limit_bytes)} bytes.")
     length = request.headers.get("content-length", "")
@@ -63,6 +60,8 @@ async def read_body(
             body.clear()
             if num_bytes >= MUCH_BYTES:
                 serving.engine.give_back_later()
+    if codings:
+        body = await _decoded(request, body, codings, limit_bytes)
     if body.startswith(BOM_UTF8):  # as editors of Windows write it
         del body[: len(BOM_UTF8)]
     # A web page can send a body without a type to any server, as a form. Everything else that can is not a browser.
@@ -72,6 +71,27 @@ async def read_body(
         advice = " With curl: -H 'content-type: application/json'." if kind == "application/json" else ""
         raise InvalidRequest(f"The content type must be {kind}, got {content_type[:80]!r}.{advice}")
     return body
+
+
+async def _decoded(request: Request, body: bytearray, codings: list[str], limit_bytes: int) -> bytearray:
+    """Return a body without its codings: a small one at once, a large one in the tokenize stage."""
+    received, client, num_bytes = serving_of(request).received_bytes, request.state.client, 0
+
+    def take(number: int) -> None:
+        nonlocal num_bytes
+        if not received.take(client, number):
+            raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
+        num_bytes += number
+
+    work = decoded(body, codings, limit_bytes, take)
+    try:
+        next(work)
+        return await in_turns(request, work, max(len(body), LARGE_BYTES + 1))
+    except StopIteration as stop:
+        whole: bytearray = stop.value
+        return whole
+    finally:
+        received.give_back(client, num_bytes)
 
 
 async def read_parsed(

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.errors import Unavailable
+from oaiserve.http.codings import page_response
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import serving_of
@@ -51,4 +52,4 @@ async def version(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     render = serving_of(request).telemetry.render
     content, content_type = await run_in_threadpool(render, request.headers.get("accept", ""))
-    return Response(content, headers={"content-type": content_type})
+    return await page_response(request, content, content_type)

@@ -24,7 +24,7 @@ STATUSES = {
     404: "There is no such model, or nothing else of that name.",
     408: "The headers, the body or the answer took too long.",
     413: "The body is too large (`--body-limit`).",
-    415: "The body is compressed.",
+    415: "The body is compressed, but not in zstd, gzip or deflate.",
     429: "Too much waits already. The header `retry-after` says when to try again.",
     431: "The headers are too many or too large.",
     500: "A fault of the server. Its log says more under the request id.",

@@ -59,11 +59,12 @@ def test_no_path_makes_the_server_fail(served: Served, target: str) -> None:
     check(response)
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP", "identity, gzip", "deflate", "x" * 500])
-def test_a_compressed_body_is_refused_by_its_encoding(served: Served, encoding: str) -> None:
+@pytest.mark.parametrize("encoding", ["br", "BR", "gzip, br", "x" * 500])
+def test_a_body_in_another_coding_is_refused_with_those_that_are_read(served: Served, encoding: str) -> None:
     response = send(served, "/v1/completions", b"\x1f\x8b\x08", **{"content-encoding": encoding})
     assert response.status_code == 415
-    assert encoding.lower()[:80] in response.json()["error"]["message"]
+    assert encoding.lower().removeprefix("gzip, ")[:80] in response.json()["error"]["message"]
+    assert response.headers["accept-encoding"] == "zstd, gzip, deflate"
     check(response)
 
 

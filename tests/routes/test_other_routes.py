@@ -137,5 +137,13 @@ def test_metrics_come_in_the_form_that_the_scraper_accepts(served: Served) -> No
     assert response.headers["content-type"] == "text/plain; version=0.0.4"
 
 
+@pytest.mark.parametrize(("accepted", "coding"), [("gzip", "gzip"), ("gzip;q=0", None), ("identity", None)])
+def test_metrics_are_compressed_for_a_scraper_that_reads_gzip(
+    served: Served, accepted: str, coding: str | None
+) -> None:
+    response = served.http.get("/metrics", headers={"accept": "x", "accept-encoding": accepted})
+    assert (response.text, response.headers.get("content-encoding")) == ("# accept: x\n", coding)
+
+
 def test_head_is_answered_like_get(served: Served) -> None:
     assert served.http.head("/health").status_code == 200

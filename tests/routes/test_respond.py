@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import gzip
 import json
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from backports import zstd
 from opentelemetry import trace as otel
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
@@ -18,7 +20,7 @@ from starlette.types import Message
 from oaiserve.app import create_app
 from oaiserve.config import Bytes, Config, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
-from oaiserve.engine.request import TokenChunk
+from oaiserve.engine.request import TextPrompt, TokenChunk
 from oaiserve.engine.turn_workers import MUCH_BYTES
 from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.facts.record import Outcome
@@ -252,14 +254,17 @@ def part(body: bytes, more_body: bool = True) -> Message:
     return {"type": "http.request", "body": body, "more_body": more_body}
 
 
-async def read(serving: Any, *messages: Message, client: str = "one") -> bytearray:
+async def read(serving: Any, *messages: Message, client: str = "one", coding: bytes = b"") -> bytearray:
     """Read a body that comes in these messages, after which none comes."""
     coming, never = list(messages), asyncio.Future[Message]()
 
     async def receive() -> Message:
         return coming.pop(0) if coming else await never
 
-    return await read_body(Request({"type": "http", "headers": [], "state": {"client": client}}, receive), serving)
+    app = SimpleNamespace(state=SimpleNamespace(serving=serving))
+    headers = [(b"content-encoding", coding)]
+    scope = {"type": "http", "headers": headers, "state": {"client": client}, "app": app}
+    return await read_body(Request(scope, receive), serving)
 
 
 def test_a_body_that_does_not_arrive_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +296,42 @@ async def test_bodies_that_are_being_received_are_bounded_by_client() -> None:
     cancelled.cancel()
     await asyncio.wait(waiting)
     assert serving.received_bytes.total == 0
+
+
+@pytest.mark.parametrize("num_words", [1, 50_000])
+@pytest.mark.parametrize("coding", ["zstd", "gzip"])
+def test_a_compressed_body_is_decoded(serve: Serve, coding: str, num_words: int) -> None:
+    served = serve(body_limit=400_000)
+    compress = zstd.compress if coding == "zstd" else gzip.compress
+    headers = {"content-type": "application/json", "content-encoding": coding}
+
+    def post(path: str, body: dict[str, Any]) -> httpx.Response:
+        return served.http.post(path, content=compress(json.dumps(body).encode()), headers=headers)
+
+    prompt = "word " * num_words
+    assert post("/v1/completions", {"prompt": prompt}).status_code == 200
+    assert served.engine.submitted.get(timeout=60).prompts == (TextPrompt(prompt),)
+    messages = [{"role": "user", "content": prompt}]
+    for path, more in (
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/v1/messages", {"messages": messages, "max_tokens": 9}),
+        ("/v1/responses", {"input": prompt}),
+        ("/tokenize", {"prompt": prompt}),
+        ("/v1/messages/count_tokens", {"messages": messages}),
+    ):
+        assert post(path, more).status_code == 200
+    bomb = post("/v1/completions", {"prompt": " " * 500_000})
+    assert (bomb.status_code, "decodes from" in bomb.text) == (413, True)
+    damaged = served.http.post("/v1/completions", content=compress(b'{"prompt": "Hi"}')[:-1], headers=headers)
+    assert (damaged.status_code, "cut off" in damaged.text) == (400, True)
+
+
+async def test_decoded_bytes_count_as_received() -> None:
+    serving = serving_of(300_000, engine=FakeEngine())
+    serving.received_bytes.take("other", 2)
+    with pytest.raises(Overloaded, match="too many large bodies"):
+        await read(serving, part(gzip.compress(bytes(299_999)), more_body=False), coding=b"gzip")
+    assert serving.received_bytes.total == 2
 
 
 # -- what is kept -----------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from oaiserve.config import RouteOptions
 from oaiserve.errors import StartupError, Unavailable
 from oaiserve.facts.record import AccessRefusal
 from oaiserve.facts.times import monotonic_ns
+from oaiserve.http.codings import page_response
 from oaiserve.routes.access import Hosts
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, json_response, render_http_exception
 from oaiserve.scale.gateway import page
@@ -64,7 +65,7 @@ def create_gateway(
         return Response()
 
     async def show_metrics(request: Request) -> Response:
-        return Response(await run_in_threadpool(metrics.render), headers={"content-type": CONTENT_TYPE})
+        return await page_response(request, await run_in_threadpool(metrics.render), CONTENT_TYPE)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

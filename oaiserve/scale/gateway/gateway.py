@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from oaiserve.config import RouteOptions
 from oaiserve.engine.backpressure import SharedLimit
+from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import (
     ANTHROPIC_PATH,
     DEADLINE_HEADER,
@@ -42,6 +43,7 @@ from oaiserve.facts.report import Within
 from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.facts.trace import Attempt, TraceContext
+from oaiserve.http.codings import codings_of, decoded
 from oaiserve.http.connections import CONNECTION
 from oaiserve.http.keys import Key
 from oaiserve.routes import sse
@@ -79,7 +81,8 @@ _OF_CONNECTION = {
     *(b"trailer", b"transfer-encoding", b"upgrade", b"expect"),
 }
 # These are written anew, but for the origin, which has been checked here against a name that the replica does not know.
-_NOT_ASKED = _OF_CONNECTION | {b"host", b"content-length", b"origin", b"x-request-id", b"forwarded", b"x-real-ip"}
+_OF_BODY = {b"content-length", b"content-encoding"}
+_NOT_ASKED = _OF_CONNECTION | _OF_BODY | {b"host", b"origin", b"x-request-id", b"forwarded", b"x-real-ip"}
 _NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")  # told by the gateway alone
 _NOT_ANSWERED = _OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-options", KIND_HEADER.encode()}
 # Whoever asks for these means one replica, and would be misled by whichever answers.
@@ -263,19 +266,42 @@ class Gateway:
             self._received.give_back(client, len(body))
 
     async def _read(self, request: Request, client: str, body: bytearray) -> None:
-        """Read the body. Raises BodyTooLarge, Overloaded, RequestTimeout and ClientDisconnect."""
+        """Read the body, without its content codings: its prompt is needed. Raises an APIError, and
+        ClientDisconnect."""
+        codings = codings_of(request.headers.getlist("content-encoding"))
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for part in request.stream():
                     if len(body) + len(part) > self._body_limit:
                         raise BodyTooLarge(f"The body is too large: at most {int(self._body_limit)} bytes are read.")
-                    if not self._received.take(client, len(part)):
-                        text = "Too many large bodies are under way already; try again later."
-                        raise Overloaded(text, retry_after_seconds=1)
+                    self._take(client, len(part))
                     body += part
         except TimeoutError:
             text = f"The body did not arrive within {BODY_SECONDS:g} seconds. Please try again."
             raise RequestTimeout(text) from None
+        if not codings or not body:
+            return
+        num_bytes = 0
+
+        def take(number: int) -> None:
+            nonlocal num_bytes
+            self._take(client, number)
+            num_bytes += number
+
+        work = decoded(body, codings, self._body_limit, take)
+        try:
+            whole = await asyncio.to_thread(at_once, work)
+        except BaseException:
+            self._received.give_back(client, num_bytes)
+            raise
+        self._received.give_back(client, len(body))
+        body[:] = whole
+
+    def _take(self, client: str, num_bytes: int) -> None:
+        """Count bytes of a body. Raises Overloaded."""
+        if not self._received.take(client, num_bytes):
+            text = "Too many large bodies are under way already; try again later."
+            raise Overloaded(text, retry_after_seconds=1)
 
     async def _have_model(
         self, asked: _Asked, key: Key | None, residents: Residents, stack: AsyncExitStack, left: asyncio.Task[None]

@@ -31,6 +31,7 @@ from oaiserve.facts.record import AccessRefusal
 from oaiserve.files import demo
 from oaiserve.files.private import cache_folder
 from oaiserve.files.source import find_model
+from oaiserve.http.codings import page_response
 from oaiserve.routes import dashboard, debug, keys
 from oaiserve.routes.middleware import json_response, render_http_exception
 from oaiserve.routes.models import AnyModel, in_form, list_answer
@@ -109,7 +110,7 @@ def create_app(
                     _, content = await upstream.get(b"/metrics", _authorization(own_key))
                     texts[model.name] = content.decode()
         text = await run_in_threadpool(lambda: merged(metrics.render().decode(), texts, [*models.models.values()]))
-        return Response(text, headers={"content-type": CONTENT_TYPE})
+        return await page_response(request, text.encode(), CONTENT_TYPE)
 
     def count_refused(reason: AccessRefusal) -> None:
         metrics.refused_access.labels(reason).inc()

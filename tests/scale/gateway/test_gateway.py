@@ -1,11 +1,14 @@
 """Requests through the gateway: the replicas' own answers, at the right replica, and what is left of them in faults."""
 
 import asyncio
+import gzip
 import http.client
+import json
 import random
 import re
 import socket
 import time
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+from backports import zstd
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 from starlette.applications import Starlette
@@ -179,9 +183,35 @@ def test_a_body_over_the_limit_is_refused(four: Fleet) -> None:
     assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
 
 
+@pytest.mark.parametrize("coding", ["zstd", "gzip", "identity, deflate"])
+def test_a_compressed_body_is_decoded_for_its_prompt(four: Fleet, coding: str) -> None:
+    compress = {"zstd": zstd.compress, "gzip": gzip.compress}.get(coding, zlib.compress)
+    headers = {"content-type": "application/json", "content-encoding": coding}
+
+    def post(body: dict[str, Any], headers: dict[str, str] = headers) -> httpx.Response:
+        content = compress(json.dumps(body).encode())
+        return httpx.post(four.http.base_url.join(COMPLETIONS), content=content, headers=headers, timeout=60)
+
+    prompt = f"The words of a long prompt in {coding}. " * 20
+    replica = replica_of(four.ask(prompt))
+    answers = [post({"prompt": prompt, "max_tokens": 4}) for _ in range(4)]
+    assert {(answer.status_code, replica_of(answer), reason_of(answer)) for answer in answers} == {
+        (200, replica, "prefix")
+    }
+    assert post({"prompt": "x" * 30_000}).status_code == 413
+    assert post({"prompt": "x"}, headers | {"content-encoding": "br"}).status_code == 415
+    damaged = httpx.post(
+        four.http.base_url.join(COMPLETIONS), content=compress(b"{}")[:-1], headers=headers, timeout=60
+    )
+    assert (damaged.status_code, "cut off" in damaged.text) == (400, True)
+    wait_until(lambda: four.gateway._received.total == 0)
+
+
 def test_health_readiness_and_metrics_are_its_own(four: Fleet) -> None:
     assert [four.http.get(path).status_code for path in ("/health", "/ready", "/version")] == [200, 200, 200]
-    text = four.http.get("/metrics").text
+    response = four.http.get("/metrics")
+    assert response.headers["content-encoding"] == "gzip"
+    text = response.text
     for name in four.replicas:
         assert f'oaiserve_gateway_replica_up{{replica="{four.number_of(name)}"}} 1.0' in text
         assert name not in text

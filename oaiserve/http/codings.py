@@ -1,0 +1,160 @@
+"""Content codings: decodes compressed bodies in pieces and within bounds, and compresses the pages of metrics.
+
+A bomb ends early: each coding of a list may decode to at most the limit of the body. `backports.zstd` is the module of
+Python 3.14. Unlike others, it bounds what one call returns. It is imported with the first such body.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Protocol
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oaiserve.errors import BodyTooLarge, InvalidRequest, UnsupportedMedia
+
+CODINGS = ("zstd", "gzip", "deflate")
+MOST_CODINGS = 3  # of one body
+MOST_MEMBERS = 10_000  # of gzip or zstd in one body: each takes some time to begin
+PIECE_BYTES = 2**16  # of the body that is decoded between two turns
+_INPUT_BYTES = 2**14  # that a decoder gets at once
+_LEAST_TURN_BYTES = 2**12  # which a piece counts for in a turn: even an empty one takes time
+_WINDOW_LOG = 23  # of zstd: the limit for HTTP by RFC 9659
+_GZIP_LEVEL = 4
+_NO_GZIP = re.compile(r"q\s*=\s*0(\.0*)?")
+
+
+class _Decoder(Protocol):
+    """A decoder with the interface of those in `bz2`, `lzma` and `compression.zstd`."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
+
+
+class _Inflate:
+    """A `_Decoder` of zlib's formats."""
+
+    def __init__(self, window_bits: int) -> None:
+        self._inner: Any = zlib.decompressobj(window_bits)
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._inner.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        return bytes(self._inner.unused_data)
+
+    def decompress(self, data: bytes, max_length: int = 0, /) -> bytes:
+        piece = bytes(self._inner.decompress(data or self._inner.unconsumed_tail, max_length))
+        self.needs_input = not self._inner.unconsumed_tail and len(piece) < max_length
+        return piece
+
+
+def codings_of(headers: Iterable[str]) -> list[str]:
+    """Return the codings of a body by its headers content-encoding, in the order in which they were applied. Raises
+    UnsupportedMedia."""
+    named = [name.strip().lower().removeprefix("x-") for name in ",".join(headers).split(",")]
+    codings = [name for name in named if name not in ("", "identity")]
+    accepted = ", ".join(CODINGS)
+    for coding in codings:
+        if coding not in CODINGS:
+            reason = f"The content-encoding of a body must be one of {accepted}, got {coding[:80]!r}."
+            raise UnsupportedMedia(reason, accepted)
+    if len(codings) > MOST_CODINGS:
+        raise UnsupportedMedia(f"A body must have at most {MOST_CODINGS} codings, got {len(codings)}.", accepted)
+    return codings
+
+
+def decoded(
+    body: bytes | bytearray, codings: list[str], limit_bytes: int, take: Callable[[int], None]
+) -> Generator[None, None, bytearray]:
+    """Return a body without its codings, in turns. `take` gets the number of bytes of each piece, and may raise.
+
+    Raises BodyTooLarge, and InvalidRequest for what is not in its coding."""
+    pieces: Iterator[bytes] = (bytes(body[at : at + _INPUT_BYTES]) for at in range(0, len(body), _INPUT_BYTES))
+    for coding in reversed(codings):
+        pieces = _without(coding, pieces, limit_bytes)
+    whole, turn_bytes = bytearray(), 0
+    for piece in pieces:
+        take(len(piece))
+        whole += piece
+        turn_bytes += max(len(piece), _LEAST_TURN_BYTES)
+        if turn_bytes >= PIECE_BYTES:
+            turn_bytes = 0
+            yield
+    return whole
+
+
+def _without(coding: str, pieces: Iterator[bytes], limit_bytes: int) -> Iterator[bytes]:
+    """Yield what pieces in a coding stand for. A body may have several members of gzip, or frames of zstd."""
+    decoder: _Decoder | None = None
+    num_bytes = num_members = 0
+    for data in pieces:
+        while data:
+            if decoder is None:
+                if num_members and coding == "deflate":
+                    raise InvalidRequest("The body has data behind its end in deflate.")
+                if num_members == MOST_MEMBERS:
+                    raise InvalidRequest(f"The body has more than {MOST_MEMBERS} members in {coding}.")
+                decoder = _decoder_of(coding, data)
+                num_members += 1
+            while True:
+                try:
+                    piece = decoder.decompress(data, PIECE_BYTES)
+                except Exception as error:  # zlib's and zstd's own
+                    raise InvalidRequest(f"The body is not valid {coding}: {error}.") from None
+                num_bytes += len(piece)
+                if num_bytes > limit_bytes:
+                    raise BodyTooLarge(
+                        f"The body is too large: it decodes from {coding} to more than {int(limit_bytes)} bytes."
+                    )
+                yield piece
+                data = b""
+                if decoder.eof:
+                    data, decoder = decoder.unused_data, None
+                    break
+                if decoder.needs_input:
+                    break
+    if decoder is not None or not num_members:
+        raise InvalidRequest(f"The body is cut off: its {coding} has no end.")
+
+
+def _decoder_of(coding: str, start: bytes) -> _Decoder:
+    """Return a new decoder for data with this start."""
+    if coding == "zstd":
+        from backports.zstd import DecompressionParameter, ZstdDecompressor
+
+        return ZstdDecompressor(options={DecompressionParameter.window_log_max: _WINDOW_LOG})
+    if coding == "gzip":
+        return _Inflate(16 + zlib.MAX_WBITS)
+    # In HTTP, deflate is zlib's format, but some clients send it bare.
+    return _Inflate(zlib.MAX_WBITS if start[0] & 0x0F == zlib.DEFLATED else -zlib.MAX_WBITS)
+
+
+async def page_response(request: Request, content: bytes, content_type: str) -> Response:
+    """Return a page of metrics, in gzip for a client that reads it."""
+    headers = {"content-type": content_type, "vary": "accept, accept-encoding"}
+    if _reads_gzip(",".join(request.headers.getlist("accept-encoding"))):
+        content = await run_in_threadpool(gzip.compress, content, _GZIP_LEVEL, mtime=0)
+        headers["content-encoding"] = "gzip"
+    return Response(content, headers=headers)
+
+
+def _reads_gzip(accepted: str) -> bool:
+    for each in accepted.lower().split(","):
+        name, *parameters = (part.strip() for part in each.split(";"))
+        if name in ("gzip", "x-gzip"):
+            return not any(_NO_GZIP.fullmatch(parameter) for parameter in parameters)
+    return False
