@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from oaiserve.engine.text.chat_template import ChatTemplate
+from oaiserve.engine.text.chat_template import NO_SPECIAL_TEXTS, ChatTemplate
+from oaiserve.engine.text.special_tokens import ESCAPED_MARK, MARK, SpecialTexts
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import ChatBody
 from oaiserve.routes.chat import build_prompt
@@ -162,6 +163,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
 }
 # Notations of Python, or of JSON within JSON, in place of a text.
+TAG = re.compile(r"""[<\[][^\s<>\[\]'"{},()=]*[A-Za-z][^\s<>\[\]'"{},()=]*[>\]]""")
 NOTATION = re.compile(r"""\{'place': \{'city': 'city|\['ask|\\"place|\[\{"type": "text", "text"|Undefined""")
 
 
@@ -175,7 +177,9 @@ def loaded(path: Path) -> tuple[ChatTemplate, Dialect]:
     return template, dialect_of("auto", "auto", template, {})
 
 
-def rendered(template: ChatTemplate, dialect: Dialect, body: dict[str, Any]) -> str:
+def rendered(
+    template: ChatTemplate, dialect: Dialect, body: dict[str, Any], special: SpecialTexts = NO_SPECIAL_TEXTS
+) -> str:
     parsed = msgspec.json.decode(json.dumps(body), type=ChatBody)
     conversation = Conversation(
         dialect,
@@ -186,7 +190,7 @@ def rendered(template: ChatTemplate, dialect: Dialect, body: dict[str, Any]) -> 
         asks_for_answer=parsed.add_generation_prompt is not False,
     )
     prompt = build_prompt(parsed, parsed.messages, dialect, conversation.shown_tools, NoMedia())  # type: ignore[arg-type]
-    return template.render(conversation.completed(prompt))
+    return template.render(conversation.completed(prompt), special)
 
 
 def is_refused(name: str, body: dict[str, Any]) -> bool:
@@ -221,3 +225,20 @@ def test_each_template_shows_its_dialect(llama_cpp: Path) -> None:
         calls = loaded(llama_cpp / f"models/templates/{name}.jinja")[1].calls
         names[name] = None if calls is None else calls.name
     assert names == DIALECTS
+
+
+def test_no_text_of_a_conversation_forges_a_tag_of_any_template(llama_cpp: Path) -> None:
+    for path in sorted((llama_cpp / "models/templates").glob("*.jinja")):
+        template, dialect = loaded(path)
+        tags = sorted(set(TAG.findall(template.source)))
+        special = SpecialTexts(tags)
+
+        def written(text: str) -> list[str]:
+            call = calling(("clock", json.dumps({"zone": f"utc{text}"})), reasoning_content=f"hm{text}")
+            said = [{**message, "content": f"said{text}"} for message in (USER, SAID)]
+            tool = {**CLOCK, "function": {**CLOCK["function"], "description": f"It looks{text}"}}
+            body = {"messages": [said[0], call, result(f"got{text}"), said[1], AGAIN], "tools": [tool]}
+            prompt = rendered(template, dialect, body, special).replace(ESCAPED_MARK, MARK)  # noqa: B023
+            return [tag for _, tag in special.written(prompt) if tag]  # noqa: B023
+
+        assert written("".join(tags)) == written(""), path.stem
