@@ -28,7 +28,12 @@ class Agent:
         return f"{'npm install -g' if self.is_javascript else 'uv tool install'} {self.package}"
 
 
-_PROVIDER = 'name="oaiserve", base_url="$url/v1", env_key="OPENAI_API_KEY", wire_api="responses"'
+# Long prompts take longer than the 300 s after which most tools give up without an event, or without an answer's head.
+_PATIENCE_MS = 3_600_000
+_PROVIDER = (
+    'name="oaiserve", base_url="$url/v1", env_key="OPENAI_API_KEY", wire_api="responses", '
+    f"stream_idle_timeout_ms={_PATIENCE_MS}"
+)
 _OPENAI = {"OPENAI_BASE_URL": "$url/v1", "OPENAI_API_KEY": "$key"}
 
 AGENTS = {
@@ -55,6 +60,10 @@ AGENTS = {
             "CLAUDE_CODE_SUBAGENT_MODEL": "$model",
             "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "$context",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it changes with each request, at the beginning of the prompt
+            "API_TIMEOUT_MS": f"{_PATIENCE_MS}",
+            "API_FORCE_IDLE_TIMEOUT": "0",
+            "CLAUDE_STREAM_IDLE_TIMEOUT_MS": f"{_PATIENCE_MS}",
         },
     ),
     "opencode": Agent(
@@ -68,7 +77,9 @@ AGENTS = {
   "provider": {
     "oaiserve": {
       "npm": "@ai-sdk/openai-compatible",
-      "options": {"baseURL": "$url/v1", "apiKey": "$key"},
+      "options": {
+        "baseURL": "$url/v1", "apiKey": "$key", "timeout": false, "headerTimeout": false, "chunkTimeout": false
+      },
       "models": {"$model": {"limit": {"context": $context, "output": 4096}}}
     }
   }
@@ -107,7 +118,7 @@ AGENTS = {
         "aider",
         "aider-chat",
         {"OPENAI_API_BASE": "$url/v1", "OPENAI_API_KEY": "$key"},
-        ("--model", "openai/$model", "--no-show-model-warnings"),
+        ("--model", "openai/$model", "--no-show-model-warnings", "--timeout", f"{_PATIENCE_MS // 1000}"),
         is_javascript=False,
     ),
 }

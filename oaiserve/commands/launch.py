@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from string import Template
@@ -17,6 +15,7 @@ from cyclopts import Parameter
 
 from oaiserve.commands.agents import AGENTS, Agent
 from oaiserve.commands.client import client_for
+from oaiserve.commands.foreground import run
 from oaiserve.errors import StartupError
 
 
@@ -58,13 +57,7 @@ def command(
             path = Path(folder) / f"{variable.lower()}.json"
             path.write_text(Template(content).substitute(values))
             environment[variable] = str(path)
-        # Ctrl-C is the tool's, which runs in the foreground, too. A handler, unlike SIG_IGN, is not passed on to it.
-        before = signal.signal(signal.SIGINT, lambda *_: None)
-        try:
-            code = subprocess.run([program, *_arguments(agent, values), *arguments], env=environment).returncode
-        finally:
-            signal.signal(signal.SIGINT, before)
-    return code if code >= 0 else 128 - code  # as a shell has it
+        return run([program, *_arguments(agent, values), *arguments], environment)
 
 
 def script(agent: Agent, values: dict[str, str], arguments: Iterable[str] = ()) -> str:

@@ -22,27 +22,27 @@ class Terminal:
     """The keyboard and the screen of a program."""
 
     def __init__(self, master: int, process: subprocess.Popen[bytes]) -> None:
-        self.process, self._master, self._new = process, master, ""
+        self.process, self.master, self._new = process, master, ""
 
     def types(self, text: str) -> None:
         self._new = ""
-        os.write(self._master, text.encode())
+        os.write(self.master, text.encode())
 
     def interrupts(self, pattern: str) -> None:
         """Type Ctrl-C until the pattern is shown: one that comes while readline looks for signals waits for a key."""
         self.types(interrupt := "\x03")
         for _ in range(int(LIMIT_SECONDS)):
-            if select.select([self._master], [], [], 1.0)[0]:
+            if select.select([self.master], [], [], 1.0)[0]:
                 break
-            os.write(self._master, interrupt.encode())
+            os.write(self.master, interrupt.encode())
         self.shows(pattern)
 
     def shows(self, pattern: str) -> None:
         """Read until the pattern matches what was shown since something was typed."""
         while not re.search(pattern, _UNSEEN.sub("", self._new)):
-            has_more, _, _ = select.select([self._master], [], [], LIMIT_SECONDS)
+            has_more, _, _ = select.select([self.master], [], [], LIMIT_SECONDS)
             try:
-                piece = os.read(self._master, 65536) if has_more else b""
+                piece = os.read(self.master, 65536) if has_more else b""
             except OSError:  # the program has ended
                 piece = b""
             assert piece, f"{pattern!r} is not shown: {self._new[-800:]!r}"

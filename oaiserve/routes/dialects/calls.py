@@ -30,6 +30,7 @@ class CallParser(ABC):
     opening_tags: ClassVar[tuple[str, ...]]  # with each of these, a call may begin
     bare: ClassVar[tuple[str, ...]] = ()  # with which an answer begins that is a call without a tag
     closing_tags: ClassVar[tuple[str, ...]] = ()  # that may follow a call, in this order
+    untagged: ClassVar[tuple[str, ...]] = ()  # with which a call may begin, too, but most often plain text does
     hidden_tags: ClassVar[tuple[str, ...]] = ()  # around texts that are no calls: dropped, with or without tools
     tags: ClassVar[tuple[str, ...]]  # all tags of the family
     form: ClassVar[TaggedForm | None] = None  # of calls that are not in JSON
@@ -62,9 +63,10 @@ class CallParser(ABC):
             if self._text and not (self._is_blank and self.num_called and self._text.isspace()):
                 segments.append(Content(self._text))
         elif self._step == self._in_head:
-            self.num_unparsed += not is_cut
-            name = self._name_in_head() if is_cut else None
-            segments.append(Content("".join(self._raw) + self._text) if name is None else CallBegin(name))
+            if not self._is_complete(segments):
+                self.num_unparsed += not is_cut and self._tag not in self.untagged
+                name = self._name_in_head() if is_cut else None
+                segments.append(Content("".join(self._raw) + self._text) if name is None else CallBegin(name))
         elif self._step not in (self._after_call, self._after_last_call) and not is_cut:
             self._take(len(self._text))
             self._break(segments)
@@ -95,7 +97,11 @@ class CallParser(ABC):
             num_spaces = len(text) - len(text.lstrip())
             if text.startswith(self.bare, num_spaces):
                 return num_spaces, text[num_spaces]
-        return find_tag(text, (*self.opening_tags, *self.hidden_tags))
+        return find_tag(text, self._sought())
+
+    def _sought(self) -> tuple[str, ...]:
+        """Return the tags that may come next."""
+        return (*self.opening_tags, *self.hidden_tags)
 
     def _begin_head(self, tag: str, before: str = "") -> None:
         self._tag, self._raw, self._step = tag, [before], self._in_head
@@ -104,7 +110,7 @@ class CallParser(ABC):
         try:
             return self._head(segments)
         except NotACall:
-            self.num_unparsed += 1
+            self.num_unparsed += self._tag not in self.untagged
             self._take(len(self._tag))
             segments.append(Content("".join(self._raw)))
             self._is_blank, self._step = False, self._in_text
@@ -113,6 +119,10 @@ class CallParser(ABC):
     @abstractmethod
     def _head(self, segments: list[Segment]) -> bool:
         """Take the text from the tag up to the arguments. Raises NotACall, and then takes nothing."""
+
+    def _is_complete(self, _segments: list[Segment]) -> bool:
+        """Take the call if it is whole although its end is missing, and return whether it is."""
+        return False
 
     def _name_in_head(self) -> str | None:
         """Return the tool's name if the text ends before the arguments, or in ones that are read as a whole."""

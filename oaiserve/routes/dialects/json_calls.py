@@ -224,14 +224,20 @@ def _call(text: str) -> tuple[str, str] | None:
     """Return the name and the arguments, as JSON, of a whole object. Return None if it is no call."""
     try:
         call = _decoder.decode(text)
-        arguments = (bytes(call.arguments) or bytes(call.parameters) or b"{}").decode()
-        if arguments.startswith('"'):  # some models write JSON within JSON
-            arguments = msgspec.json.decode(arguments, type=str) or "{}"
     except (msgspec.MsgspecError, RecursionError):
         return None
-    if arguments == "null":
-        arguments = "{}"
-    return (call.name or call.tool_name, arguments) if is_json_object(arguments) else None
+    arguments = object_text(bytes(call.arguments) or bytes(call.parameters) or b"{}")
+    return None if arguments is None else (call.name or call.tool_name, arguments)
+
+
+def object_text(arguments: bytes) -> str | None:
+    """Return arguments as the text of an object. Return None if they are none."""
+    text = arguments.decode()
+    if text.startswith('"'):  # some models write JSON within JSON
+        text = msgspec.json.decode(text, type=str) or "{}"
+    if text == "null":
+        text = "{}"
+    return text if is_json_object(text) else None
 
 
 def is_json_object(text: str) -> bool:

@@ -96,53 +96,98 @@ def test_text_is_held_back_only_while_it_may_be_a_mark() -> None:
     assert reader.push("box>") == [Content("<tool_box>")]
 
 
-FENCED = '```json\n{"name": "add", "arguments": {"a": 1}}\n```'
+OBJECT = '{"name": "add", "arguments": {"a": 1}}'
+FENCED = f"```json\n{OBJECT}\n```"
+ADDED = ("add", '{"a": 1}')
+ONE = Read("", "", [ADDED])
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (FENCED, Read("", "", [("add", '{"a": 1}')])),
-        (f"I add.\n{FENCED}\n{FENCED}\nDone.", Read("I add.\n\nDone.", "", [("add", '{"a": 1}')] * 2)),
-        (FENCED.replace("add", "unknown"), Read(FENCED.replace("add", "unknown"))),
-        (FENCED.replace('"arguments"', '"parameters"'), Read(FENCED.replace('"arguments"', '"parameters"'))),
+        (FENCED, ONE),
+        (FENCED.removesuffix("```"), ONE),
+        (f"I add.\n{FENCED}\n{FENCED}\nDone.", Read("I add.\n\nDone.", "", [ADDED] * 2)),
+        *((FENCED.replace("json", language), ONE) for language in ("", "tool_call", "xml", "JSON", "javascript")),
+        (f"```xml\n<tool_call>\n{OBJECT}\n</tool_call>\n```", ONE),
+        (f"```json\n{OBJECT}\n{OBJECT}\n```", Read("", "", [ADDED] * 2)),
+        (f"```json\n[{OBJECT}, {OBJECT}]\n```", Read("", "", [ADDED] * 2)),
+        (f"<tools>\n{OBJECT}\n{OBJECT}\n</tools>", Read("", "", [ADDED] * 2)),
+        (f"<tool_call>\n{FENCED}\n</tool_call>", ONE),
+        (f"<tool_call>[{OBJECT}]</tool_call>", ONE),
+        (f"<tool_call>{{{OBJECT}}}</tool_call>", ONE),
+        (f"```json\n{{{OBJECT}}}\n```", ONE),
+        (f"{{{OBJECT}}}", ONE),
+        ('{{"name": "add", "arguments": {{"a": 1}}}}', ONE),
+        ('{"name": "add", "arguments": "{\\"a\\": 1}"}', ONE),
+        ('{"name": "functions.add", "parameters": {"a": 1}}', ONE),
+        ('{"type": "function", "name": "add", "arguments": {"a": 1}}', ONE),
+        (OBJECT, ONE),
+        (r"""{"name": "add", "arguments": {"text": "\'a\\\'"}}""", Read("", "", [("add", r"""{"text": "'a\\'"}""")])),
+        (f"\n{OBJECT}\n", ONE),
+        (f"[{OBJECT}, {OBJECT}]", Read("", "", [ADDED] * 2)),
+        *((f"{OBJECT}{between}{OBJECT}", Read("", "", [ADDED] * 2)) for between in ("\n", "\n\n", ",\n", ", ")),
+        (f"{OBJECT}, and so on", Read(", and so on", "", [ADDED])),
+        (f"{OBJECT},\n{{}}", Read(",\n{}", "", [ADDED])),
+        *((f"{{{OBJECT}{braces}\n", ONE) for braces in ("", "}}", "\n}")),
+        (f"<tools></tools>\n{{{OBJECT}\n{{{OBJECT}\n```", Read("<tools></tools>\n\n```", "", [ADDED] * 2)),
         (
-            FENCED.replace('"name"', '"type": "function", "name"'),
-            Read(FENCED.replace('"name"', '"type": "function", "name"')),
+            f'<tools>\n{{"type": "function"}}\n</tools>\n<tools>\n{OBJECT}\n</tools>',
+            Read('<tools>\n{"type": "function"}\n</tools>\n', "", [ADDED]),
         ),
-        (FENCED.replace("\n```", "\n[]\n```"), Read(FENCED.replace("\n```", "\n[]\n```"))),
-        (FENCED.removesuffix("```"), Read(FENCED.removesuffix("```"))),
-        ('```json\n{"a": 1}\n```', Read('```json\n{"a": 1}\n```')),
-        ("```json\n[1]\n```", Read("```json\n[1]\n```")),
+        (f"```json\n[{{{OBJECT}}}]\n```", ONE),
+        (f"Sure:\n\n{OBJECT}\nDone.", Read("Sure:\n\n\nDone.", "", [ADDED])),
+        (f"```python\n1\n```\n{OBJECT}", Read("```python\n1\n```\n", "", [ADDED])),
     ],
 )
-def test_a_fenced_block_that_is_exactly_one_call_of_a_known_tool_is_one(text: str, expected: Read) -> None:
-    assert whole(HermesCalls, text) == expected
-    for at in range(1, len(text)):
-        assert read(segments_of(parser(HermesCalls), [text[:at], text[at:]])) == expected
-    assert read(segments_of(parser(HermesCalls), text)) == expected
-
-
-BARE = '{"name": "add", "arguments": {"a": 1}}'
+def test_plain_json_that_names_a_known_tool_is_a_call(text: str, expected: Read) -> None:
+    check(text, expected)
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    "text",
     [
-        (BARE, Read("", "", [("add", '{"a": 1}')])),
-        (f"\n{BARE}\n", Read("", "", [("add", '{"a": 1}')])),
-        (f"I add: {BARE}", Read(f"I add: {BARE}")),
-        (BARE.replace("add", "unknown"), Read(BARE.replace("add", "unknown"))),
-        (BARE.replace('"a"', '"b"')[:-1], Read(BARE.replace('"a"', '"b"')[:-1])),
-        ('{"name": "Anna", "age": 3}', Read('{"name": "Anna", "age": 3}')),
-        ('{"answer": {"name": "add"}}', Read('{"answer": {"name": "add"}}')),
+        *(FENCED.replace("add", "unknown"), OBJECT.replace("add", "unknown"), f"I add: {OBJECT}"),
+        *(OBJECT[:-1], FENCED.replace("}}", "}"), FENCED.replace("\n```", "\n[]\n```"), f"[{OBJECT}, 1]", f"[{OBJECT}"),
+        *(OBJECT.replace("}}", '}, "reason": "x"}'), '{"name": "add"}', '{"name": "add", "arguments": [1]}'),
+        *(
+            '```json\n{"a": 1}\n```',
+            "```json\n[1]\n```",
+            "```json\n[]\n```",
+            "```\n```",
+            "[]",
+            "[link](x)",
+            "```" + "x" * 99,
+        ),
+        *(
+            '{"name": "Anna", "age": 3}',
+            '{"answer": {"name": "add"}}',
+            f'{{"answer":\n{OBJECT}\n}}',
+            f"[\n{OBJECT},\n1]",
+        ),
+        f"```python\nprint(\n{OBJECT}\n)\n```",
+        '<tools>\n{"name": "add", "parameters": {"type": "object", "properties": {}}}\n</tools>',
+        f"```json\n{OBJECT}\n{OBJECT.replace('add', 'unknown')}\n```",
     ],
 )
-def test_an_answer_that_begins_with_the_object_of_a_known_tool_is_a_call(text: str, expected: Read) -> None:
+def test_plain_json_that_is_no_call_stays_text(text: str) -> None:
+    check(text, Read(text))
+    reader = parser(HermesCalls)
+    segments_of(reader, [text])
+    assert reader.calls is not None
+    assert reader.calls.num_unparsed == 0
+
+
+def check(text: str, expected: Read) -> None:
     assert whole(HermesCalls, text) == expected
     for at in range(1, len(text)):
         assert read(segments_of(parser(HermesCalls), [text[:at], text[at:]])) == expected
     assert read(segments_of(parser(HermesCalls), text)) == expected
+
+
+def test_plain_json_is_passed_on_as_soon_as_it_can_be_no_call() -> None:
+    for text in ('{"name": "x"', "```python\nx", '```json\n{"a"', "[1", "[link", '{"name": "add", "arguments": 1}'):
+        assert read(parser(HermesCalls).push(text)).content == text
 
 
 def test_a_broken_call_tells_all_that_was_written_of_it() -> None:
@@ -157,7 +202,7 @@ def test_a_broken_call_tells_all_that_was_written_of_it() -> None:
 SNIPPETS = st.sampled_from(
     [
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<function=add>"),
-        *("```json\n", "\n```", FENCED),
+        *("```json\n", "\n```", FENCED, "```", "<tools>", "</tools>", OBJECT, f"\n{OBJECT}", "{{", "\n[", "[{"),
         *("</function>", "<parameter=a>", "<parameter=text>", "</parameter>", "<function=", "<tool_", "[TOOL"),
         *('{"name": "add", "arguments": ', '{"name": "get_time", "parameters": {}}', '{"name": "x", "arguments": {}}'),
         *('{"arguments": {}, "name": "add"}', '{"a": 1}', '{"text": "', '"}', '"', "\\", "{", "}", "[", "]", ","),

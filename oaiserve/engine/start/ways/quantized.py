@@ -256,7 +256,7 @@ def load_quantized(
 
     small = small_model(config, part, read)
     scale_frequencies(small, weights.rope_factors)
-    if source.gguf_file is None and (defaults := generation_defaults(Path(source.location))) is not None:
+    if (defaults := generation_defaults(Path(source.location))) is not None:
         small.generation_config = defaults
     name = source.gguf_file or source.location
     checked, known, known_parameters = reference_of(small, part, name, options, dtype, is_quantized=True)

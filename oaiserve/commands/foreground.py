@@ -1,0 +1,67 @@
+"""Runs another program in the foreground of the terminal, and ends it when this process is told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+GRACE_SECONDS = 10.0  # for the program to end after a signal
+POLL_SECONDS = 0.5  # where another thread has taken the signal that it has ended
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+# Leave the alternate screen, show the cursor, and turn off reports of the mouse, of pastes and of keys.
+_PLAIN = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[<u\x1b[0m"
+
+
+def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program to its end, and return its exit code, which is that of a shell if a signal ended it.
+
+    SIGTERM, SIGHUP and SIGINT are passed on to it. Ctrl-C reaches it by itself.
+    """
+    awaited = {signal.SIGCHLD, *_PASSED_ON}
+    # They are blocked and waited for, since a handler cannot tell Ctrl-C from a signal that another process sends.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    try:
+        with (
+            _terminal_restored(),
+            subprocess.Popen(
+                words, env=environment, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            ) as process,
+        ):
+            kill_at = float("inf")
+            while process.poll() is None:
+                found = signal.sigtimedwait(awaited, POLL_SECONDS)
+                if (
+                    found is not None
+                    and found.si_signo in _PASSED_ON
+                    and (
+                        found.si_signo != signal.SIGINT or found.si_code <= 0  # a process has sent it
+                    )
+                ):
+                    process.send_signal(found.si_signo)
+                    kill_at = min(kill_at, time.monotonic() + GRACE_SECONDS)
+                if time.monotonic() >= kill_at:
+                    process.kill()
+            code = process.returncode
+            if code < 0 and sys.stdout.isatty():
+                print(_PLAIN, end="", flush=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _terminal_restored() -> Iterator[None]:
+    """Give the terminal its settings back, if this process is in its foreground."""
+    is_terminal = sys.stdin.isatty()
+    before = termios.tcgetattr(0) if is_terminal else None
+    try:
+        yield
+    finally:
+        if before is not None and os.tcgetpgrp(0) == os.getpgrp():
+            termios.tcsetattr(0, termios.TCSADRAIN, before)

@@ -1,0 +1,183 @@
+"""Calls that a model writes as plain JSON where its template asks for tags: in fenced blocks, or as bare objects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import ClassVar
+
+import msgspec
+import regex
+
+from oaiserve.routes.dialects.calls import NotACall
+from oaiserve.routes.dialects.json_calls import JsonCallParser, JsonScanner, object_text
+from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallEnd, Segment
+
+_FENCE = "```"
+_TOOLS = "<tools>"
+_CLOSING = ("</tool_call>", "</tools>")
+_MOST_CHARACTERS = 24  # of what may stand between objects
+_LANGUAGE = re.compile(r"```[^\s`{\[<]{,24}+")
+_BETWEEN = re.compile(r"(?:[\s,;]|<tool_call>|<tools>)*+")
+_BEHIND_DOUBLED = re.compile(r"(?:\s*+\})*+")  # models close fewer braces than they have opened, or more
+_DOUBLED = re.compile(r"\{\s*+(?=\{)")
+_ODD = regex.compile(r"\s*+(?:[\[`]|\{\s*+\{)")  # what JsonCallParser doesn't read in tags
+_FIRST_KEY = regex.compile(r'[\[{\s]++"(?:name"\s*+:\s*+"(?P<name>[^"\\]*+)"|(?:arguments|parameters|type|id)")')
+_BRACES = re.compile(r'("(?:[^"\\]|\\.)*+")|\{\s*\{|\}\s*\}', re.DOTALL)
+_QUOTE = re.compile(r"(?<!\\)((?:\\\\)*+)\\'")  # escaped as in JavaScript, which JSON does not have
+_PREFIXES = ("functions.", "function.", "tools.", "tool.")
+_decode_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_name = msgspec.json.Decoder(str).decode
+
+
+class UntaggedCalls(JsonCallParser):
+    """Reads fenced blocks of objects, and at the beginning of a line an object or a list of objects.
+
+    They are calls if each object has the name of a tool, its arguments, and nothing else, and they come when the block
+    or the object ends. All other text stays as it is.
+    """
+
+    bare: ClassVar[tuple[str, ...]] = ("{", "[")
+    untagged: ClassVar[tuple[str, ...]] = (_FENCE, _TOOLS, "{", "[", ",")
+    _is_fenced = False  # in a fenced block that is no call
+    _is_plain = False  # behind bare JSON that is no call: an object within it is none, either
+    _is_doubled = False  # the last call, in its braces
+    _at: int  # the place behind the objects that were read
+    _calls: list[tuple[str, str]]  # names and arguments in these
+
+    def _begin_head(self, tag: str, before: str = "") -> None:
+        super()._begin_head(tag, before)
+        self._at, self._calls = -1, []
+
+    def _sought(self) -> tuple[str, ...]:
+        tags = (*super()._sought(), _FENCE)
+        if not self._is_fenced:
+            tags += (_TOOLS,) if self._is_plain else (_TOOLS, "\n{", "\n[")
+        return tags
+
+    def _find(self, text: str) -> tuple[int, str]:
+        at, tag = super()._find(text)
+        return (at + 1, tag[1:]) if tag.startswith("\n") else (at, tag)
+
+    def _head(self, segments: list[Segment]) -> bool:
+        if self._tag not in self.untagged and not self._calls and not _ODD.match(self._text, len(self._tag)):
+            return super()._head(segments)
+        try:
+            return self._has_all() and self._take_all(segments)
+        except NotACall:
+            if self._tag == _FENCE:
+                language = _LANGUAGE.match(self._text)
+                self._is_fenced = not self._is_fenced or (language is not None and language[0] != _FENCE)
+            self._is_plain |= self._tag in self.bare
+            raise
+
+    def _after_call(self, segments: list[Segment]) -> bool:
+        if self._is_doubled:
+            self._text = _BEHIND_DOUBLED.sub("", self._text, count=1)
+            self._is_doubled = not self._text.strip()
+        return (self._tag in (*self.bare, ",") and self._goes_on(",")) or super()._after_call(segments)
+
+    def _is_complete(self, segments: list[Segment]) -> bool:
+        # A model may leave out the end of a block.
+        return bool(self._calls) and not _BETWEEN.sub("", self._text[self._at :]) and self._take_all(segments)
+
+    def _name_in_head(self) -> str | None:
+        return None if self._tag in self.untagged else super()._name_in_head()
+
+    def _has_all(self) -> bool:
+        """Read the objects that have come. Return whether no more follow. Raises NotACall."""
+        text = self._text
+        if self._at < 0:
+            self._at = self._begin_of_block()
+        while self._at >= 0:
+            at = self._behind(_BEHIND_DOUBLED, self._at) if self._is_doubled else self._at
+            at = self._behind(_BETWEEN, at)
+            rest = text[at : at + _MOST_CHARACTERS]
+            if rest[:1] in ("{", "["):
+                start = self._behind(_DOUBLED, at)
+                if (end := self._end_of_objects(start)) is None:
+                    return False
+                self._calls += self._calls_in(text[start:end])
+                self._at, self._scanner, self._num_scanned = end, JsonScanner(), 0
+                self._is_doubled = start > at
+                if self._tag in (*self.bare, ","):
+                    return True
+            elif self._calls and rest.startswith((_FENCE, *_CLOSING)):
+                is_fence = rest.startswith(_FENCE)
+                self._at = at + len(_FENCE if is_fence else rest.partition(">")[0] + ">")
+                if is_fence == (self._tag == _FENCE):
+                    return True
+            elif any(tag.startswith(rest) for tag in (_FENCE, *_CLOSING, _TOOLS, "<tool_call>")):
+                return False
+            elif (language := _LANGUAGE.match(text, at)) is not None and self._tag != _FENCE:
+                if language.end() == len(text):
+                    return False
+                self._at = language.end()
+            else:
+                raise NotACall
+        return False
+
+    def _begin_of_block(self) -> int:
+        """Return the place behind what a block of objects begins with, or -1 if it has not come. Raises NotACall."""
+        if self._tag != _FENCE:
+            return 0 if self._tag in self.bare else len(self._tag)
+        language = _LANGUAGE.match(self._text)
+        assert language is not None
+        if self._is_fenced and language[0] == _FENCE and language.end() < len(self._text):  # it ends the block
+            raise NotACall
+        return language.end() if language.end() < len(self._text) else -1
+
+    def _behind(self, pattern: re.Pattern[str], at: int) -> int:
+        match = pattern.match(self._text, at)
+        return at if match is None else match.end()
+
+    def _end_of_objects(self, at: int) -> int | None:
+        if not self._text[at + 1 : at + _MOST_CHARACTERS].strip():  # another brace may follow
+            return None
+        match = _FIRST_KEY.match(self._text, at, partial=True)
+        if match is None or (not match.partial and match["name"] and self._tool(match["name"]) is None):
+            raise NotACall
+        return self._end_of_json(at)
+
+    def _tool(self, name: str) -> str | None:
+        """Return the tool of this name, before which some models put what OpenAI's calls."""
+        names = (name, *(name.removeprefix(prefix) for prefix in _PREFIXES))
+        return next((name for name in names if name in self._tools), None)
+
+    def _calls_in(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yield the names and arguments of an object, or of the objects in a list. Raises NotACall."""
+        text = _QUOTE.sub(r"\1'", text)
+        for variant in (text, _BRACES.sub(lambda match: match[1] or match[0][0], text)):
+            try:
+                objects = _decode_objects(variant if variant.startswith("[") else f"[{variant}]")
+            except (msgspec.MsgspecError, RecursionError):
+                continue
+            if not objects:
+                raise NotACall
+            yield from map(self._call_in, objects)
+            return
+        raise NotACall
+
+    def _call_in(self, given: dict[str, msgspec.Raw]) -> tuple[str, str]:
+        key = "arguments" if "arguments" in given else "parameters"
+        if not {"name", key} <= given.keys() <= {"name", key, "type", "id"}:
+            raise NotACall
+        try:
+            name = self._tool(_decode_name(given["name"]))
+        except msgspec.MsgspecError:
+            raise NotACall from None
+        arguments = object_text(bytes(given[key]))
+        if name is None or arguments is None:
+            raise NotACall
+        if key == "parameters" and {"type", "properties"} <= _decode_object(arguments).keys():  # it's the tool's schema
+            raise NotACall
+        return name, arguments
+
+    def _take_all(self, segments: list[Segment]) -> bool:
+        self._take(self._at)
+        for number, (name, arguments) in enumerate(self._calls[:1] if self._only_one else self._calls):
+            segments += [CallEnd()] * (number > 0)
+            segments += [CallBegin(name), Arguments(arguments)]
+            self.num_called += number > 0
+        return self._end(segments)

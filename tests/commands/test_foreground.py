@@ -1,0 +1,71 @@
+"""A program in the foreground ends with the process that has started it, which has its exit code."""
+
+import os
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from tests.agents.scripted import ScriptedServer
+from tests.commands.terminal import Terminal, terminal
+from tests.waiting import LIMIT_SECONDS
+
+# Runs a program that says its process id, and then does as it is told.
+RUN = """\
+import sys
+from oaiserve.commands import foreground
+foreground.GRACE_SECONDS = 0.1
+program = "import os, signal, sys, time; " + sys.argv[1] + "; print(os.getpid(), flush=True); time.sleep(600)"
+sys.exit(foreground.run([sys.executable, "-c", program], {}))
+"""
+OBEYS = "signal.signal(signal.SIGINT, signal.SIG_DFL)"
+ENDS_WELL = "[signal.signal(number, lambda *_: sys.exit(5)) for number in (1, 2, 15)]"
+IGNORES = "[signal.signal(number, signal.SIG_IGN) for number in (1, 2, 15)]"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("program", [OBEYS, ENDS_WELL, IGNORES])
+def test_signal_ends_program(number: signal.Signals, program: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", RUN, program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        running = int(process.stdout.readline())
+        process.send_signal(number)
+        expected = {OBEYS: 128 + number, ENDS_WELL: 5, IGNORES: 128 + signal.SIGKILL}[program]
+        assert process.wait(LIMIT_SECONDS) == expected
+    with pytest.raises(ProcessLookupError):
+        os.kill(running, 0)
+
+
+def test_ctrl_c_reaches_program_once_and_terminal_is_restored(server: ScriptedServer, tmp_path: Path) -> None:
+    stub = tmp_path / "codex"
+    stub.write_text(f"#!{sys.executable}\n{WITHOUT_ECHO}")
+    stub.chmod(0o755)
+    with terminal("launch", "codex", "--url", server.url, PATH=str(tmp_path)) as screen:
+        screen.shows("ready")
+        assert not echoes(screen)
+        screen.types("\x03")
+        screen.shows("interrupted 1\n")
+        screen.types("\x03")
+        screen.shows("interrupted 2\n")
+        screen.process.terminate()
+        assert screen.process.wait(LIMIT_SECONDS) == 128 + signal.SIGTERM
+        assert echoes(screen)
+
+
+WITHOUT_ECHO = """\
+import itertools, signal, termios, time
+settings = termios.tcgetattr(0)
+settings[3] &= ~termios.ECHO
+termios.tcsetattr(0, termios.TCSANOW, settings)
+numbers = itertools.count(1)
+signal.signal(signal.SIGINT, lambda *_: print("interrupted", next(numbers), flush=True))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def echoes(screen: Terminal) -> bool:
+    return bool(termios.tcgetattr(screen.master)[3] & termios.ECHO)
