@@ -21,6 +21,7 @@ from oaiserve.engine.encoder import Encoding
 from oaiserve.engine.forecast.forecaster import Ended
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp, GrammarViolation
+from oaiserve.engine.grammars.parts import Leads, PartsConstraint
 from oaiserve.engine.grammars.thinking import Thinking
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.media import Encoded
@@ -275,10 +276,22 @@ class OpenRequests:
         params, grammar = tokenized.request.params, tokenized.grammar
         reasoning, thinking = params.reasoning, None
         # An answer that may begin with reasoning obeys a grammar from its first token on.
-        if reasoning is not None and (reasoning.budget is not None if grammar is None else not reasoning.opening):
+        leads = () if params.grammar is None else params.grammar.leads
+        is_free = grammar is None or bool(leads)
+        if reasoning is not None and (reasoning.budget is not None if is_free else not reasoning.opening):
             thinking = Thinking(reasoning, self.table, tokenized.closing_ids)
         if grammar is None and thinking is None:
             return None
+        if grammar is not None and leads:
+            hidden = self.table.special_ids - params.visible_special_ids if params.skip_special_tokens else frozenset()
+            return PartsConstraint(
+                Leads(leads, self.table, hidden),
+                grammar.matcher,
+                params,
+                thinking=thinking,
+                eos_token_ids=self._eos_token_ids,
+                stop_ids=stop_ids,
+            )
         matcher = None if grammar is None else grammar.matcher()
         return Constraint(matcher, params, thinking=thinking, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids)
 

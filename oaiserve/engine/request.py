@@ -90,6 +90,9 @@ GrammarKind = Literal[
 ]
 
 
+ANSWER_START = "\x02"  # the beginning of an answer, to the `leads` of a grammar
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A constraint on the text of an answer. It is compiled in the tokenize stage."""
@@ -97,10 +100,14 @@ class Grammar:
     kind: GrammarKind
     # JSON text of a schema, of a list of choices or a format; a regex; a grammar. "" for json_object. JSON of an object
     # for lark_with_schemas: a grammar, `lark`, and `schemas` by name; the first is @schema_0 in the grammar, and so on.
-    # The JSON text of one more schema may be there as `answer`, which is @answer.
+    # The JSON text of one more schema may be there as `answer`, which is @answer, and the names of schemas that are
+    # obeyed as far as they can be as `lenient`.
     text: str
     param: str = "response_format"  # the field of the request that it came from, for errors
     prefix: str = ""  # Lark of a text of the server's own that comes before it, with special tokens by their ids
+    # With some, only parts of the answer obey the grammar. A part begins after a match of one of these regexes, and
+    # ends where the grammar may first end. To the grammar, the part has "A" in front for the first regex, and so on.
+    leads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from oaiserve.engine.request import FinishReason, TokenChunk
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.channels import ChannelCalls
 from oaiserve.routes.dialects.reasoning import ThinkingParser
-from oaiserve.routes.dialects.segments import Content, Reasoning, Segment, joined
+from oaiserve.routes.dialects.segments import CallBegin, Content, Reasoning, Segment, joined
 
 
 class AnswerReader:
     """Turns the chunks of one choice into segments of its answer."""
 
     def __init__(
-        self, thinking: ThinkingParser | None, calls: CallParser | None, *, breaks_cut_calls: bool = False
+        self,
+        thinking: ThinkingParser | None,
+        calls: CallParser | None,
+        *,
+        breaks_cut_calls: bool = False,
+        client_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """A call within which the answer is cut stays open, or else it is broken."""
+        """A call within which the answer is cut stays open, or else it is broken. `client_names` are those of tools, by
+        the model's, where they differ."""
+        self._client_names = client_names
         self._breaks_cut_calls = breaks_cut_calls
         self.num_reasoning_tokens = 0
         self.thinking = thinking
@@ -38,6 +48,9 @@ class AnswerReader:
             segments += self.finish(is_cut=is_cut and not self._breaks_cut_calls)
         if chunk.text_lengths is not None:
             self._count(chunk.text_lengths)
+        for segment in segments if self._client_names else ():
+            if isinstance(segment, CallBegin):
+                segment.name = self._client_names.get(segment.name, segment.name)
         return joined(segments) if len(segments) > 1 else segments
 
     def add_calls(self, counted: dict[ToolCallOutcome, int]) -> None:

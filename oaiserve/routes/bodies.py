@@ -41,7 +41,8 @@ MAX_SALT_CHARACTERS = 128
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_DEADLINE_MS = 86_400_000  # a day
-MAX_TOOLS = 128  # this one and the next three are OpenAI's limits
+MAX_TOOLS = 1024
+# These three are OpenAI's limits.
 MAX_ITEMS = 20  # of a conversation at once
 MAX_METADATA = 16
 MAX_KEY_CHARACTERS = 64

@@ -47,7 +47,7 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
     body, dialect = intake.body, intake.serving.dialect
     conversation = Conversation(
         dialect,
-        requested_tools(body),
+        requested_tools(body, intake.exchange.adaptations),
         body.chat_template_kwargs or {},
         effort=body.reasoning_effort,
         thinking_budget=parameters.integer(body, "thinking_token_budget"),

@@ -95,7 +95,9 @@ class Conversation:
         tools, family = self.tools, self._dialect.calls
         if tools is not None and tools.is_forced and family is not None:
             schemas = {name: forced_schema(schema) for name, schema in tools.schemas.items()}
-            text = family.grammar(schemas, only_one=tools.only_one, special_ids=self._dialect.special_ids)
+            text = family.grammar(
+                schemas, only_one=tools.only_one, special_ids=self._dialect.special_ids, strict=tools.strict
+            )
             forced = Grammar("lark_with_schemas", text, param="tools")
             if tools.raw is not None:
                 (name,) = tools.schemas
@@ -103,18 +105,37 @@ class Conversation:
         if grammar is not None and forced is not None and grammar.param not in TEXT_FORMATS:
             # A forced call has no text, which a text format is about; clients send both.
             raise invalid(grammar.param, f"is not allowed together with '{forced.param}' of which one must be called")
+        if forced is None and grammar is None:
+            return self._on_strict_calls()
         return forced or (None if grammar is None else self._or_calls(grammar))
 
+    def _on_strict_calls(self) -> Grammar | None:
+        """Return the constraint on the calls of strict tools in an answer that is free but for them."""
+        tools, family = self.tools, self._dialect.calls
+        if tools is None or family is None or not tools.strict:
+            return None
+        schemas = {name: forced_schema(tools.schemas[name]) for name in tools.schemas if name in tools.strict}
+        leads, text = family.strict_grammar(schemas, self._dialect.special_ids)
+        return Grammar("lark_with_schemas", text, param="tools", leads=leads)
+
     def _or_calls(self, constraint: Grammar) -> Grammar:
-        """Return a constraint under which the model may also call tools, with any object, if it is one on JSON."""
+        """Return a constraint under which the model may also call tools, if it is one on JSON. The arguments of those
+        that aren't strict are any object."""
         tools, family = self.tools, self._dialect.calls
         if tools is None or family is None or constraint.kind not in ("json_object", "json_schema"):
+            if tools is not None:  # such an answer holds no call, and strict ones would be out of the grammar's sight
+                others = {name: schema for name, schema in tools.schemas.items() if name not in tools.strict}
+                self.tools = replace(tools, schemas=others)
             opening = "" if family is None else family.answer_opening
             return replace(constraint, prefix=lark_of(opening, self._dialect.special_ids)) if opening else constraint
         text = family.grammar(
-            dict.fromkeys(tools.schemas, ANY_OBJECT),
+            {
+                name: forced_schema(schema) if name in tools.strict else ANY_OBJECT
+                for name, schema in tools.schemas.items()
+            },
             only_one=tools.only_one,
             special_ids=self._dialect.special_ids,
+            strict=tools.strict,
             answer=constraint.text if constraint.kind == "json_schema" else msgspec.json.encode(ANY_OBJECT).decode(),
         )
         return replace(constraint, kind="lark_with_schemas", text=text)
@@ -135,17 +156,23 @@ class Conversation:
         tools = self.tools
         family = self._dialect.calls
         schemas = {} if tools is None else tools.schemas
+        names = {} if tools is None else tools.client_names
+        strict = frozenset[str]() if tools is None else tools.strict
         only_one, is_raw = (False, False) if tools is None else (tools.only_one, tools.raw is not None)
         calls: CallParser | None = None
         thinking = None
         if family is not None and issubclass(family.parser, ChannelCalls):
             if self.reads_reasoning or tools is not None:
                 in_reasoning = self._mode is not None and self._mode.is_open
-                calls = family.parser(schemas, only_one=only_one, in_reasoning=in_reasoning, is_raw=is_raw)
-            return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls)
+                calls = family.parser(
+                    schemas, only_one=only_one, in_reasoning=in_reasoning, is_raw=is_raw, strict=strict
+                )
+            return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls, client_names=names)
         if family is not None and (tools is not None or (family.parser.hidden_tags and not self._shows_tags)):
-            calls = (RawCall if is_raw else family.parser)(schemas, only_one=only_one)
+            calls = (RawCall if is_raw else family.parser)(schemas, only_one=only_one, strict=strict)
         if self.reads_reasoning and self._mode is not None:
-            parser = partial(family.parser, schemas) if family is not None and tools is not None else None
+            parser = (
+                partial(family.parser, schemas, strict=strict) if family is not None and tools is not None else None
+            )
             thinking = ThinkingParser(self._mode, parser)
-        return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls)
+        return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls, client_names=names)

@@ -125,6 +125,6 @@ def needed(where: str, holder: Any, name: str) -> Any:
 
 
 def check_name(param: str, where: str, name: str) -> None:
-    """Raise InvalidRequest unless the name is allowed for a tool or a schema."""
+    """Raise InvalidRequest unless the name is allowed for a schema."""
     if not _name.fullmatch(name):
         raise invalid(param, f"must have 1 to 64 letters, digits, '_', '.' or '-', got {show(name)}", where)

@@ -12,7 +12,8 @@ import msgspec
 
 from oaiserve.engine.grammars.structural_tag import Format
 
-NAME = "^[A-Za-z0-9_.-]{1,64}$"  # of tools and schemas
+NAME = "^[A-Za-z0-9_.-]{1,64}$"  # of schemas
+MAX_TOOL_NAME = 128
 
 
 def described(text: str, low: float | None = None, high: float | None = None, **keywords: object) -> msgspec.Meta:
@@ -27,6 +28,15 @@ Integer = int | float  # JSON libraries of some languages write every number as 
 NonEmpty = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
 TokenId = Annotated[Integer, msgspec.Meta(extra_json_schema={"minimum": 0})]
 Name = Annotated[str, described("1 to 64 letters, digits, '_', '.' or '-'.", pattern=NAME)]
+ToolName = Annotated[
+    str,
+    described(
+        "The model is shown '_' for characters other than letters, digits, '_', '.' and '-'.",
+        minLength=1,
+        maxLength=MAX_TOOL_NAME,
+    ),
+]
+Strict = Annotated[bool | None, described("true: the arguments of all its calls obey its schema.")]
 # A text, several of them, one as token ids, or several as token ids. Lists are not mixed.
 Prompts = (
     str
@@ -146,13 +156,13 @@ Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | To
 class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A function that the model may call."""
 
-    name: Name
+    name: ToolName
     description: str | None = None
     parameters: Annotated[dict[str, Any] | None, described("The JSON Schema of an object with its arguments.")] = None
     returns: Annotated[dict[str, Any] | None, described("The JSON Schema of its result, for templates.")] = (
         msgspec.field(name="return", default=None)
     )
-    strict: bool | None = None
+    strict: Strict = None
 
 
 class Tool(msgspec.Struct):
@@ -202,10 +212,10 @@ class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     The others run on OpenAI's servers."""
 
     type: Literal["function", "namespace", "custom"] | HostedType
-    name: Name | None = None
+    name: ToolName | None = None
     description: str | None = None
     parameters: Annotated[dict[str, Any] | None, described("The JSON Schema of an object with its arguments.")] = None
-    strict: bool | None = None
+    strict: Strict = None
     tools: Annotated[list[NamespaceTool] | None, described("Of a namespace.")] = None
     format: Annotated[InputFormat | None, described("Of a custom tool's input. Default: any text.")] = None
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from oaiserve.engine.request import Prompt, TextPrompt, TooManyTokens
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.bodies import DetokenizeBody, TokenizeBody
 from oaiserve.routes.body import in_turns, read_parsed
 from oaiserve.routes.chat import build_prompt
@@ -25,7 +26,7 @@ from oaiserve.routes.objects import Integer
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import token_ids
 from oaiserve.routes.serving import Serving, serving_of
-from oaiserve.routes.tools import shown_tools
+from oaiserve.routes.shown_tools import shown_tools
 
 # Most tokens of a text, or of a list of ids. People count the tokens of documents that are longer than the context, so
 # this is twice the longest usual context, the length of some books. The answer has two megabytes then.
@@ -58,7 +59,9 @@ class Detokenized(msgspec.Struct):
 async def tokenize(request: Request) -> Response:
     body, num_bytes = await read_parsed(request, TokenizeBody)
     media = await read_media(request, body, num_bytes)
-    return await answer_in_turns(request, body.model, _tokenize(serving_of(request), body, media), num_bytes)
+    adaptations = Adaptations()
+    work = _tokenize(serving_of(request), body, media, adaptations)
+    return await answer_in_turns(request, body.model, work, num_bytes, adaptations)
 
 
 @Operation(
@@ -100,15 +103,23 @@ async def tokenizer_info(request: Request) -> Response:
 
 
 async def answer_in_turns(
-    request: Request, model: str | None, work: Generator[None, None, bytes], num_bytes: int
+    request: Request,
+    model: str | None,
+    work: Generator[None, None, bytes],
+    num_bytes: int,
+    adaptations: Adaptations | None = None,
 ) -> Response:
     """Answer with the JSON that the work makes in the tokenize stage."""
     serving_of(request).check_model(model)
-    return Response(await in_turns(request, work, num_bytes), media_type="application/json")
+    content = await in_turns(request, work, num_bytes)
+    headers = {} if adaptations is None else adaptations.headers()
+    return Response(content, media_type="application/json", headers=headers)
 
 
-def _tokenize(serving: Serving, body: TokenizeBody, media: MediaReader) -> Generator[None, None, bytes]:
-    ids = yield from encoded(serving, _prompt(body, serving.dialect, media))
+def _tokenize(
+    serving: Serving, body: TokenizeBody, media: MediaReader, adaptations: Adaptations
+) -> Generator[None, None, bytes]:
+    ids = yield from encoded(serving, _prompt(body, serving.dialect, media, adaptations))
     tokenizer, max_model_len = serving.engine.tokenizer, serving.engine.max_model_len
     rendered = yield from _rendered(ids, lambda part: part)
     texts = b"null"
@@ -151,11 +162,11 @@ def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -
     return b"[" + b",".join(parts) + b"]"
 
 
-def _prompt(body: TokenizeBody, dialect: Dialect, media: MediaReader) -> Prompt:
+def _prompt(body: TokenizeBody, dialect: Dialect, media: MediaReader, adaptations: Adaptations) -> Prompt:
     if body.messages is not None and body.prompt is None:
         functions = [tool.function for tool in body.tools or []]
-        shown = shown_tools("tools", functions, "tools[{}].function")
-        return build_prompt(body, body.messages, dialect, shown, media)
+        shown = shown_tools("tools", functions, "tools[{}].function", adaptations)
+        return build_prompt(body, body.messages, dialect, shown.tools, media)
     if body.prompt is not None and body.messages is None:
         return TextPrompt(body.prompt, body.add_special_tokens is not False)
     raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")

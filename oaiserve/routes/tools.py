@@ -10,19 +10,22 @@ answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
 
+from oaiserve.engine.grammars.json_schema.prepare import prepare_leniently
 from oaiserve.engine.request import ChatPrompt, Grammar
 from oaiserve.facts.prefix_keys import SYSTEM_ROLES, without_billing
-from oaiserve.routes.bodies import MAX_TOOLS, ChatBody, ResponseInputBody, ResponsesBody
+from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes.bodies import ChatBody, ResponseInputBody, ResponsesBody
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.family import CallFamily, Message
 from oaiserve.routes.dialects.hermes import HERMES
-from oaiserve.routes.invalid import check_name, invalid, show
+from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.media import MediaReader
 from oaiserve.routes.objects import (
     AllowedChoice,
@@ -33,6 +36,7 @@ from oaiserve.routes.objects import (
     ResponseToolChoice,
     ToolChoice,
 )
+from oaiserve.routes.shown_tools import ShownTools, model_name, shown_tools
 
 Kind = Literal["none", "auto", "required", "named"]
 # With one of these, a schema says itself which properties there are beside those in `properties`.
@@ -51,6 +55,8 @@ class Tools:
     choice: Kind
     only_one: bool  # at most one call
     raw: Grammar | None = None  # of the input of the only tool that may be called, which is all of the answer then
+    client_names: Mapping[str, str] = field(default_factory=dict)  # by the model's, where they differ
+    strict: frozenset[str] = frozenset()  # those whose arguments obey their schemas whenever they are called
 
     @property
     def is_forced(self) -> bool:
@@ -58,9 +64,13 @@ class Tools:
 
 
 def requested_tools(
-    body: ChatBody | ResponsesBody | ResponseInputBody, offered: Sequence[Function] = ()
+    body: ChatBody | ResponsesBody | ResponseInputBody,
+    adaptations: Adaptations,
+    offered: Sequence[Function] = (),
+    joined: Container[str] = (),
 ) -> Tools | None:
-    """Return the tools for the model, or None without any. `offered` are those of a response, as functions."""
+    """Return the tools for the model, or None without any. `offered` are those of a response, as functions, and
+    `joined` are the names of those in namespaces."""
     choice: ToolChoice | ResponseToolChoice | None = body.tool_choice
     without: tuple[str | None, ...] = (None, "none")
     functions: Sequence[Function]
@@ -72,47 +82,41 @@ def requested_tools(
         if choice not in without:
             raise invalid("tool_choice", f"is only allowed with 'tools', got {show(msgspec.to_builtins(choice))}")
         return None
-    shown = shown_tools("tools", functions, where)
-    if choice == "none":
-        return Tools(shown, {}, "none", only_one=False)
+    shown = shown_tools("tools", functions, where, adaptations, joined=joined)
     kind, names = _choice(choice)
-    schemas = chosen("tool_choice", names, {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown})
-    only_one = kind == "named" or body.parallel_tool_calls is False
-    return Tools(shown, schemas, kind, only_one)
+    return tools_of(shown, kind, names, adaptations, only_one=kind == "named" or body.parallel_tool_calls is False)
 
 
-def shown_tools(
-    param: str, functions: Sequence[Function], where: str, schema_field: str = "parameters"
-) -> list[dict[str, Any]]:
-    """Return the tools as they are shown to the model, with parameters in any case. For errors, `where` is the place of
-    the function with a number, and `schema_field` that of its schema."""
-    if len(functions) > MAX_TOOLS:
-        raise invalid(param, f"at most {MAX_TOOLS} are allowed, got {len(functions)}")
-    names: set[str] = set()
-    for number, function in enumerate(functions):
-        place = where.format(number)
-        check_name(param, f"{place}.name", function.name)
-        schema = function.parameters or {}
-        for key, wanted, words in (("properties", dict, "an object"), ("required", list, "a list")):
-            if key in schema and not isinstance(schema[key], wanted):
-                raise invalid(param, f"must be {words}, got {show(schema[key])}", f"{place}.{schema_field}.{key}")
-        if (kind := schema.get("type", "object")) != "object":
-            raise invalid(param, f"must be 'object', got {show(kind)}", f"{place}.{schema_field}.type")
-        if function.name in names:
-            raise invalid(param, f"two have the name {show(function.name)}")
-        names.add(function.name)
-    return [{"type": "function", "function": _shown(function)} for function in functions]
+def tools_of(
+    shown: ShownTools, kind: Kind, names: Iterable[str] | None, adaptations: Adaptations, *, only_one: bool
+) -> Tools:
+    """Return the tools of a request by its choice. `names` are those of the remaining tools, as the client has them;
+    None: all. Raises InvalidRequest for none, or a missing one."""
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown.tools}
+    clients = {model: client for client, model in shown.names.items() if model != client}
+    if kind == "none":
+        return Tools(shown.tools, {}, "none", only_one=False, client_names=clients)
+    if names is not None:
+        named = list(names)
+        for name in named:
+            if name not in shown.names:
+                raise invalid("tool_choice", f"there is no tool with the name {show(name)}")
+        if not named:
+            raise invalid("tool_choice", "must allow at least one tool, got an empty list")
+        schemas = {shown.names[name]: schemas[shown.names[name]] for name in named}
+    strict = shown.strict & schemas.keys()
+    if kind in ("required", "named"):
+        for name in (name for name in schemas if name not in strict):
+            for keyword in _not_obeyed(msgspec.json.encode(schemas[name]).decode()):
+                what = f"'{keyword}' is not enforced" if keyword else "the schema is not enforced"
+                adaptations.note(shown.places[name], what)
+    return Tools(shown.tools, schemas, kind, only_one, client_names=clients, strict=strict)
 
 
-def _shown(function: Function) -> dict[str, Any]:
-    fields = {
-        "name": function.name,
-        "description": function.description,
-        "parameters": {"type": "object", **(function.parameters or {"properties": {}})},
-        "return": function.returns,
-        "strict": function.strict,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
+@lru_cache(1024)
+def _not_obeyed(schema: str) -> Sequence[str]:
+    """Return the keywords of a schema that no grammar can enforce: "" for all."""
+    return prepare_leniently(schema)[1]
 
 
 def _choice(choice: ToolChoice | ResponseToolChoice | None) -> tuple[Kind, Iterable[str] | None]:
@@ -131,23 +135,7 @@ def _choice(choice: ToolChoice | ResponseToolChoice | None) -> tuple[Kind, Itera
                 needed = "mode" if kind == "allowed_tools" else "name"
                 raise invalid("tool_choice", f"is required for the type '{kind}'", f"tool_choice.{needed}")
             raise invalid("tool_choice", f"tools of the type '{kind}' run on OpenAI's servers, so none can be forced")
-    return ("required" if choice == "required" else "auto"), None
-
-
-def chosen(
-    param: str, names: Iterable[str] | None, schemas: Mapping[str, Mapping[str, Any]]
-) -> Mapping[str, Mapping[str, Any]]:
-    """Return the schemas of the tools with these names, or all. Raises InvalidRequest for none, or a missing one."""
-    if names is None:
-        return schemas
-    chosen = {}
-    for name in names:
-        if name not in schemas:
-            raise invalid(param, f"there is no tool with the name {show(name)}")
-        chosen[name] = schemas[name]
-    if not chosen:
-        raise invalid(param, "must allow at least one tool, got an empty list")
-    return chosen
+    return choice or "auto", None
 
 
 def joined_name(namespace: str | None, name: str) -> str:
@@ -185,7 +173,8 @@ def _with_tools(
 ) -> ChatPrompt:
     family = dialect.calls or HERMES
     abilities = dialect.abilities
-    given = list(messages) if family.history is None else family.history(list(messages))
+    given = [_with_model_names(message) for message in messages]
+    given = given if family.history is None else list(family.history(given))
     result: list[Message] = []
     results_so_far = False  # the last message has results of calls, and takes further ones
     for message in given:
@@ -206,6 +195,17 @@ def _with_tools(
     if abilities.tools:
         return ChatPrompt(result, tools=shown, **more)
     return ChatPrompt(_introduced(result, shown, family) if shown else result, **more)
+
+
+def _with_model_names(message: Message) -> Message:
+    """Return a message in which tools have the names by which the model knows them."""
+    changed = dict(message)
+    if message["role"] == "tool" and isinstance(name := message.get("name"), str):
+        changed["name"] = model_name(name)
+    if calls := message.get("tool_calls"):
+        functions = ({**call["function"], "name": model_name(call["function"]["name"])} for call in calls)
+        changed["tool_calls"] = [{**call, "function": one} for call, one in zip(calls, functions, strict=True)]
+    return changed
 
 
 def _introduced(messages: list[Message], shown: Sequence[Mapping[str, Any]], family: CallFamily) -> list[Message]:

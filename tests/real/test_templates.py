@@ -11,6 +11,7 @@ import pytest
 from oaiserve.engine.text.chat_template import NO_SPECIAL_TEXTS, ChatTemplate
 from oaiserve.engine.text.special_tokens import ESCAPED_MARK, MARK, SpecialTexts
 from oaiserve.errors import InvalidRequest
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.bodies import ChatBody
 from oaiserve.routes.chat import build_prompt
 from oaiserve.routes.conversation import Conversation
@@ -183,7 +184,7 @@ def rendered(
     parsed = msgspec.json.decode(json.dumps(body), type=ChatBody)
     conversation = Conversation(
         dialect,
-        requested_tools(parsed),
+        requested_tools(parsed, Adaptations()),
         parsed.chat_template_kwargs or {},
         effort=parsed.reasoning_effort,
         is_constrained=False,

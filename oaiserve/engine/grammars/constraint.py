@@ -98,12 +98,16 @@ class Constraint:
             for words, token_id in zip(rows, forced, strict=False):
                 words[token_id // 32] = np.uint32(1 << token_id % 32)
             return
-        assert self._matcher is not None
         if self._thinking is not None:
+            assert self._matcher is not None
             for words in rows:
                 self._matcher.fill_free(words)
                 _remove(words, self._eos_token_ids | self._stop_ids)
             return
+        self._fill_by_grammar(rows, num_generated, draft)
+
+    def _fill_by_grammar(self, rows: np.ndarray, num_generated: int, draft: Sequence[int]) -> None:
+        assert self._matcher is not None
         self._matcher.fill_mask(rows[0])
         if draft:
             self._matcher.fill_masks_behind(draft, rows[1:])

@@ -309,6 +309,29 @@ class Matcher:
         self._matcher.consume_tokens(self._tokens.tokenizer.tokenize_bytes(text))
         self._check(GrammarViolation)
 
+    def begins(self, text: bytes) -> bool:
+        """Begin with this text, if it may come."""
+        token_ids = self._tokens.tokenizer.tokenize_bytes(text)
+        if self._matcher.validate_tokens(token_ids) < len(token_ids):
+            return False
+        self.begin(text)
+        return True
+
+    @property
+    def may_end(self) -> bool:
+        """Return whether the text so far is complete, also if more may follow."""
+        return self._matcher.is_accepting()
+
+    def num_before_end(self, token_ids: list[int]) -> int:
+        """Return the number of these ids that may come, in turn, before the text may end."""
+        number = self.num_possible(token_ids)
+        ahead = self._matcher.deep_copy()
+        for place in range(number):
+            ahead.consume_token(token_ids[place])
+            if ahead.is_accepting():
+                return place
+        return number
+
     def _check(self, error: type[GrammarViolation | GrammarGivenUp]) -> None:
         if self._matcher.is_error():
             self._original.is_spent = True

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from oaiserve.engine.grammars import gbnf, regexes, structural_tag
-from oaiserve.engine.grammars.json_schema.prepare import PreparedSchema, prepare
+from oaiserve.engine.grammars.json_schema.prepare import PreparedSchema, prepare, prepare_leniently
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import GrammarKind
 
@@ -97,11 +97,14 @@ def _unforced(lark: str) -> dict[str, str]:
     return {"lark_grammar": f'{lark}\n%llguidance {{"no_forcing": true}}'}
 
 
-def _lark_with_schemas(lark: str, schemas: dict[str, Any], answer: str | None = None) -> Translated:
-    """Translate a grammar of the server's own. Only the schemas in it come from a client."""
+def _lark_with_schemas(
+    lark: str, schemas: dict[str, Any], answer: str | None = None, lenient: Container[str] = ()
+) -> Translated:
+    """Translate a grammar of the server's own. Only the schemas in it come from a client. Those by `lenient` names are
+    obeyed as far as they can be."""
     grammars: list[dict[str, Any]] = [_unforced(lark)]
     for number, (name, schema) in enumerate(schemas.items()):
-        grammars.append(_schema_part(number, schema, f"in the parameters of '{name}'", {}))
+        grammars.append(_schema_part(number, schema, f"in the parameters of '{name}'", {}, name in lenient))
     if answer is None:
         return Translated(json.dumps({"grammars": grammars}))
     prepared = prepare(answer)
@@ -118,10 +121,13 @@ def _structural_tag(text: str) -> Translated:
     return Translated(json.dumps({"grammars": grammars}))
 
 
-def _schema_part(number: int, schema: Any, place: str, separators: dict[str, Any]) -> dict[str, Any]:
+def _schema_part(
+    number: int, schema: Any, place: str, separators: dict[str, Any], is_lenient: bool = False
+) -> dict[str, Any]:
     """Return a schema as a part of a grammar, which calls it `@schema_` with the number. Raises Refused."""
+    text = json.dumps(schema)
     try:
-        document = prepare(json.dumps(schema)).document
+        document = prepare_leniently(text)[0].document if is_lenient else prepare(text).document
     except Refused as refused:
         raise Refused(f"{refused.reason}, {place}") from None
     return {"name": f"schema_{number}", "json_schema": {**document, "x-guidance": _SPACED_OPTIONS | separators}}

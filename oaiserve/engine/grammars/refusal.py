@@ -9,6 +9,8 @@ class Refused(Exception):
     The reason is the end of a sentence, such as "the schema's keyword 'not' at $.properties.a.not is not supported".
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, keyword: str = "") -> None:
+        """`keyword` is the one to leave out of a schema for which no other one speaks."""
         super().__init__(reason)
         self.reason = reason
+        self.keyword = keyword

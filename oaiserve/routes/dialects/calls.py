@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import regex
 
 from oaiserve.routes.dialects.segments import CallBegin, CallBroken, CallEnd, Content, Segment, find_tag
+from oaiserve.routes.dialects.sites import Site
 from oaiserve.routes.dialects.tagged_form import TaggedForm
 
 Step = Callable[[list[Segment]], bool]
@@ -34,9 +35,18 @@ class CallParser(ABC):
     hidden_tags: ClassVar[tuple[str, ...]] = ()  # around texts that are no calls: dropped, with or without tools
     tags: ClassVar[tuple[str, ...]]  # all tags of the family
     form: ClassVar[TaggedForm | None] = None  # of calls that are not in JSON
+    sites: ClassVar[tuple[Site, ...]] = ()  # in which the names of calls come
 
-    def __init__(self, tools: Mapping[str, Mapping[str, Any]], *, only_one: bool = False) -> None:
-        """`tools` are schemas of parameters by name. With `only_one`, the text ends with the first call."""
+    def __init__(
+        self,
+        tools: Mapping[str, Mapping[str, Any]],
+        *,
+        only_one: bool = False,
+        strict: frozenset[str] = frozenset(),
+    ) -> None:
+        """`tools` are schemas of parameters by name. With `only_one`, the text ends with the first call. Calls of
+        `strict` tools are read only in the forms that a grammar holds to their schemas."""
+        self._strict = strict
         self.num_called = 0
         self.num_unparsed = 0  # tags that no call followed, and calls that broke
         self._tools = tools
@@ -46,6 +56,15 @@ class CallParser(ABC):
         self._is_blank = True  # nothing but whitespace has come since the beginning, or since the last call
         self._tag = ""  # that the call has begun with
         self._raw: list[str] = []  # the text of the call up to `_text`, with the whitespace before it
+
+    @classmethod
+    def own_arguments(
+        cls, name: str, schema: Mapping[str, Any], schemas: dict[str, Any], special_ids: Mapping[str, int]
+    ) -> str | None:
+        """Return the Lark of arguments in a form that is not JSON, or None if that cannot hold the schema.
+
+        It adds to `schemas` those of values. Lark names them by their place."""
+        return None
 
     def push(self, text: str) -> list[Segment]:
         """Take the next piece of the text."""

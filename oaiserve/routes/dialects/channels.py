@@ -17,9 +17,10 @@ class ChannelCalls(NamedCalls):
         only_one: bool = False,
         in_reasoning: bool = False,
         is_raw: bool = False,
+        strict: frozenset[str] = frozenset(),
     ) -> None:
         """`in_reasoning`: the prompt ends within the reasoning. With `is_raw`, a call's text is its only argument."""
-        super().__init__(tools, only_one=only_one)
+        super().__init__(tools, only_one=only_one, strict=strict)
         self._in_reasoning = in_reasoning
         self._is_raw = is_raw
         self.is_over = False

@@ -6,6 +6,7 @@ import regex
 
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import NamedCalls
+from oaiserve.routes.dialects.sites import NAME, SPACE, Site
 from oaiserve.routes.dialects.tagged_calls import TaggedCalls
 from oaiserve.routes.dialects.tagged_form import TaggedForm
 
@@ -22,6 +23,10 @@ class DeepSeekCalls(NamedCalls):
     named = regex.compile(
         rf"(?:{_CALLS}\s*)?{_CALL}\s*(?:function{_SEP}(?P<name>[^\s<>{{}}]++)\s*```json\s*"
         rf"|(?P<name>[^\s<>{{}}]++){_SEP}\s*)(?=\{{)"
+    )
+    sites = (
+        Site(_CALL, NAME, (_SEP, SPACE), is_spaced=True),
+        Site(_SEP, NAME, (r"/[ \t\n\r]{0,20}```json[ \t\n\r]{0,20}/",)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,11 +54,13 @@ class CallFamily:
         only_one: bool,
         special_ids: Mapping[str, int],
         answer: str | None = None,
+        strict: Collection[str] = (),
     ) -> str:
         """Return the text of a grammar (`lark_with_schemas`) for one call of these tools, or for several.
 
         The schemas are those of the arguments. Special tokens are text to the parsers, but a grammar needs their ids.
-        With the JSON text of a schema as `answer`, an instance of it may come instead of the calls.
+        With the JSON text of a schema as `answer`, an instance of it may come instead of the calls. Schemas of
+        tools that aren't `strict` are obeyed as far as they can be.
         """
 
         def lark(*texts: str) -> str:
@@ -66,11 +68,14 @@ class CallFamily:
 
         all_schemas, form = dict(schemas), self.parser.form
         bodies = []
+        lenient = [name for name in schemas if name not in strict]
         for number, (name, schema) in enumerate(schemas.items()):
             head, tail = self._around(name)
             bodies.append(lark(head, f"@schema_{number}", tail))
             if form is not None and (body := form.body(name, schema, all_schemas, special_ids)):
                 bodies.append(body)
+            if name not in strict:
+                lenient += [each for each in all_schemas if each.startswith(f"{name}/")]
         is_single = only_one or self.by_channels
         more = "" if is_single else f"({lark(self.separator)} call){{0,{MOST_FORCED_CALLS - 1}}}"
         start = f"{lark(self.before)} call {more} {lark(self.after)}"
@@ -79,7 +84,33 @@ class CallFamily:
         rules = f"start: {start}\ncall: {lark(self.opening)} body {lark(self.closing)}\nbody: {' | '.join(bodies)}"
         if "TEXT" in rules and form is not None:
             rules += f"\n{form.terminals(special_ids)}"
-        return msgspec.json.encode({"lark": rules, "schemas": all_schemas, "answer": answer}).decode()
+        return msgspec.json.encode(
+            {"lark": rules, "schemas": all_schemas, "answer": answer, "lenient": lenient}
+        ).decode()
+
+    def strict_grammar(
+        self, schemas: Mapping[str, Mapping[str, Any]], special_ids: Mapping[str, int]
+    ) -> tuple[tuple[str, ...], str]:
+        """Return the leads of the parser's sites, and the grammar of what follows them where one of these tools is
+        called. It begins with a letter for the lead."""
+        all_schemas: dict[str, Any] = dict(schemas)
+        as_json = {name: f"@schema_{number}" for number, name in enumerate(schemas)}
+        tags, starts, rules = (*self.parser.tags, *self.parser.hidden_tags), [], []
+        for number, site in enumerate(self.parser.sites):
+            arguments = as_json
+            if site.is_own_form:
+                own = {
+                    name: self.parser.own_arguments(name, schema, all_schemas, special_ids)
+                    for name, schema in schemas.items()
+                }
+                arguments = {name: as_json[name] if rule is None else rule for name, rule in own.items()}
+            starts.append(f'"{chr(ord("A") + number)}" site_{number}')
+            rules.append(site.rules(number, arguments, special_ids, tags))
+        text = "\n".join([f"start: {' | '.join(starts)}", *rules])
+        if "TEXT" in text and self.parser.form is not None:
+            text += f"\n{self.parser.form.terminals(special_ids)}"
+        grammar = msgspec.json.encode({"lark": text, "schemas": all_schemas})
+        return tuple(site.lead for site in self.parser.sites), grammar.decode()
 
     def _around(self, name: str) -> tuple[str, str]:
         """Return the texts before and after the arguments of a call."""

@@ -11,6 +11,7 @@ from oaiserve.routes.dialects.calls import NotACall
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import NamedCalls, is_json_object
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, Segment
+from oaiserve.routes.dialects.sites import NAME, SPACE, Site
 
 
 class GemmaCalls(NamedCalls):
@@ -22,6 +23,7 @@ class GemmaCalls(NamedCalls):
     quote = '<|"|>'
     _depth: int  # of brackets, in the characters of `_text` that are scanned
     tags: ClassVar[tuple[str, ...]] = (*opening_tags, *closing_tags, quote)
+    sites: ClassVar[tuple[Site, ...]] = (Site(r"<\|tool_call>\s*call:", NAME, (SPACE,)),)
     named = regex.compile(r"<\|tool_call>\s*call:(?P<name>[^\s<>{}]++)\s*(?=\{)")
 
     def _head(self, segments: list[Segment]) -> bool:
@@ -31,7 +33,7 @@ class GemmaCalls(NamedCalls):
         first = self._text[match.end() + 1 :].lstrip()[:1]
         if first in ("", '"'):
             return first != "" and super()._head(segments)
-        if match["name"] not in self._tools:
+        if match["name"] not in self._tools or (match["name"] in self._strict and first != "}"):
             raise NotACall
         end = self._end_of_object(match.end())
         if end is None:
@@ -73,6 +75,7 @@ class FunctionGemmaCalls(GemmaCalls):
     hidden_tags = ()
     quote = "<escape>"
     tags = (*opening_tags, *closing_tags, quote)
+    sites = (Site(r"<start_function_call>\s*call:", NAME, (SPACE,)),)
     named = regex.compile(r"<start_function_call>\s*call:(?P<name>[^\s<>{}]++)\s*(?=\{)")
 
 

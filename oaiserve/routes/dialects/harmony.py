@@ -13,6 +13,7 @@ from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import in_quotes
 from oaiserve.routes.dialects.raw_call import RAW_BEGIN, RAW_END
 from oaiserve.routes.dialects.segments import Arguments, Content, Reasoning, Segment, find_tag
+from oaiserve.routes.dialects.sites import SPACE, Site
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -31,8 +32,24 @@ class HarmonyCalls(ChannelCalls):
     closing_tags = _ENDS
     tags = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS)
     named = _HEADER
+    sites = (
+        Site(
+            "to=",
+            r"^\s<>",
+            (
+                "/ {0,2}/",
+                f"{_CHANNEL}commentary?",
+                "/ {0,2}/",
+                f"{_CONSTRAIN}?",
+                "/(json|code)? {0,2}/",
+                _MESSAGE,
+                SPACE,
+            ),
+            prefix=r"functions\.",
+        ),
+    )
 
-    def __init__(self, tools: Mapping[str, Mapping[str, Any]], **options: bool) -> None:
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
         super().__init__(tools, **options)
         self._step = self._in_analysis if self._in_reasoning else self._at_start
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import regex
 
+from oaiserve.engine.request import ANSWER_START
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import NamedCalls
 from oaiserve.routes.dialects.lark import NUMBER
 from oaiserve.routes.dialects.mistral import with_short_ids
 from oaiserve.routes.dialects.segments import Segment, find_tag
+from oaiserve.routes.dialects.sites import NAME, SPACE, Site
 
 _ASSISTANT = "<|begin|>assistant"
 
@@ -28,6 +30,7 @@ class SolarCalls(NamedCalls):
         r"(?:(?:<\|begin\|>assistant)?<\|tool_calls\|>\s*)?<\|tool_call:begin\|>[^<]*+<\|tool_call:name\|>"
         r"(?P<name>[^\s<>{}]++)<\|tool_call:args\|>\s*(?=\{)"
     )
+    sites = (Site(regex.escape("<|tool_call:name|>"), NAME, ("<|tool_call:args|>", SPACE)),)
 
 
 class RecipientCalls(NamedCalls):
@@ -37,9 +40,10 @@ class RecipientCalls(NamedCalls):
     hidden_tags = (">>>all\n",)
     tags = ()
     named = regex.compile(r"(?:>>>)?(?P<name>[^\s<>{}]++)\n\s*(?=\{)")
+    sites = (Site(f"(?:{ANSWER_START}|>>>)", NAME, (r"/\n[ \t\n\r]{0,20}/",)),)
 
-    def __init__(self, tools: Mapping[str, Mapping[str, Any]], *, only_one: bool = False) -> None:
-        super().__init__(tools, only_one=only_one)
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
+        super().__init__(tools, **options)
         self._step = self._at_start
 
     def finish(self, *, is_cut: bool) -> list[Segment]:

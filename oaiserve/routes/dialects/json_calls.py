@@ -10,6 +10,7 @@ import regex
 
 from oaiserve.routes.dialects.calls import CallParser, NotACall
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, Segment
+from oaiserve.routes.dialects.sites import OBJECT, Site
 
 # Characters of a string up to its end, or up to an escape that is not whole.
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]*+(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*+)*+')
@@ -103,6 +104,7 @@ _object_decoder = msgspec.json.Decoder(dict[str, Any])
 class JsonCallParser(CallParser):
     """Reads the objects. The tags around them are the family's."""
 
+    sites: ClassVar[tuple[Site, ...]] = (OBJECT,)
     _scanner: JsonScanner
     _object: int  # the number of pieces in `_raw` before the object
     _arguments_depth: int  # of brackets around the arguments
@@ -165,6 +167,8 @@ class JsonCallParser(CallParser):
         """Take the text up to the end of the object between these places, and the whitespace and the tag behind it."""
         call = _call(self._text[at:end])
         if call is None or call[0] not in self._tools:
+            raise NotACall
+        if call[0] in self._strict and ((head := _HEAD.match(self._text, at)) is None or head["name"] != call[0]):
             raise NotACall
         segments += [CallBegin(call[0]), Arguments(call[1])]
         self._take(self._text.index(tag, end) + len(tag))
@@ -283,6 +287,7 @@ class NamedCalls(JsonCallParser):
     """Reads calls whose name stands before their arguments: `named` matches from the opening tag up to these."""
 
     named: ClassVar[regex.Pattern[str]]
+    sites: ClassVar[tuple[Site, ...]] = ()
 
     def _head(self, segments: list[Segment]) -> bool:
         match = self._match(self.named)

@@ -10,6 +10,7 @@ from oaiserve.routes.dialects.json_calls import JsonCallParser, ListedCalls, Nam
 from oaiserve.routes.dialects.lark import NUMBER
 from oaiserve.routes.dialects.reasoning import THINK
 from oaiserve.routes.dialects.segments import Segment
+from oaiserve.routes.dialects.sites import BLANK, NAME, SPACE, Site
 
 
 def _listed(*opening: str, closing: str) -> type[CallParser]:
@@ -44,6 +45,7 @@ class KeyedCalls(ListedCalls):
     opening_tags = ("<|tools_prefix|>",)
     closing_tags = ("<|tools_suffix|>",)
     tags = (*opening_tags, *closing_tags)
+    sites = (Site(r'[\[,>]\s*\{\s*"', '^"', (rf'/"{BLANK}:{BLANK}/',), (rf"/{BLANK}\}}/",)),)
     keyed = regex.compile(r'\s*+(?P<object>\{)\s*"(?P<name>[^"\\\x00-\x1f]*+)"\s*:\s*(?=\{)')
 
     def _head_of_object(self, segments: list[Segment], at: int) -> bool:
@@ -68,6 +70,7 @@ class FunctionaryCalls(NamedCalls):
     opening_tags = ("<function=",)
     closing_tags = ("</function>",)
     tags = ()
+    sites = (Site("<function=", NAME, (">", SPACE)),)
     named = regex.compile(r"<function=(?P<name>[^\s<>{}]++)>\s*(?=\{)")
 
 

@@ -10,6 +10,7 @@ import regex
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import NamedCalls
 from oaiserve.routes.dialects.lark import NUMBER
+from oaiserve.routes.dialects.sites import NAME, SPACE, Site
 
 _SECTION, _CALL, _ARGUMENTS = "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
 _CALL_END, _SECTION_END = "<|tool_call_end|>", "<|tool_calls_section_end|>"
@@ -22,6 +23,15 @@ class KimiCalls(NamedCalls):
     named = regex.compile(
         rf"(?:{regex.escape(_SECTION)}\s*)?{regex.escape(_CALL)}\s*(?:functions\.)?(?P<name>[^\s<>{{}}:]++)(?::\d++)?\s*"
         rf"{regex.escape(_ARGUMENTS)}\s*(?=\{{)"
+    )
+    sites = (
+        Site(
+            regex.escape(_CALL),
+            rf"{NAME}:",
+            ("/(:[0-9]{1,4})?[ \\t\\n\\r]{0,20}/", _ARGUMENTS, SPACE),
+            prefix=r"functions\.",
+            is_spaced=True,
+        ),
     )
 
 

@@ -11,6 +11,7 @@ import regex
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import ListedCalls, NamedCalls
 from oaiserve.routes.dialects.segments import Segment
+from oaiserve.routes.dialects.sites import OBJECT, SPACE, Site
 
 
 class MistralCalls(ListedCalls, NamedCalls):
@@ -18,6 +19,7 @@ class MistralCalls(ListedCalls, NamedCalls):
 
     opening_tags = ("[TOOL_CALLS]",)
     tags = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+    sites = (OBJECT, Site(r"\[TOOL_CALLS\]", r"A-Za-z0-9_.\-", (SPACE, "[ARGS]?", SPACE), is_spaced=True))
     named = regex.compile(
         r"\[TOOL_CALLS\]\s*(?P<name>[A-Za-z0-9_.-]++)(?:\[CALL_ID\][A-Za-z0-9]*+)?\s*(?:\[ARGS\])?\s*(?=\{)"
     )

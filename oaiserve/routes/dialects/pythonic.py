@@ -6,7 +6,9 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from keyword import iskeyword
+from typing import Any
 
 import regex
 
@@ -14,6 +16,8 @@ from oaiserve.routes.dialects.calls import NotACall
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import ListedCalls
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, Segment
+from oaiserve.routes.dialects.sites import OBJECT, Site
+from oaiserve.routes.dialects.tagged_form import is_by_value
 
 _NAME = regex.compile(r"\s*(?P<name>[A-Za-z_][\w.-]*+)\s*(?=\()")
 _QUOTE_OR_BRACKET = re.compile(r"""[()\[\]{}'"]""")
@@ -27,6 +31,33 @@ class PythonicCalls(ListedCalls):
     _depth: int  # of brackets, in the characters of `_text` that are scanned
     _quote: str  # of the string in which they end
     _name: str | None = None  # of the tool whose arguments have begun
+
+    def __init_subclass__(cls) -> None:
+        # A list begins or goes on, or there is a call without one, behind a tag.
+        lead = "|".join((r"\[", r"[)}\]]\s*[,;]", *map(regex.escape, cls.opening_tags)))
+        python = Site(f"(?:{lead})", r"A-Za-z0-9_.\-", ("(",), (")",), is_spaced=True, is_own_form=True)
+        cls.sites = (OBJECT, python)
+
+    @classmethod
+    def own_arguments(
+        cls, name: str, schema: Mapping[str, Any], schemas: dict[str, Any], special_ids: Mapping[str, int]
+    ) -> str | None:
+        """Return `key=value, ...` in the order of the schema, or `**{...}` for one that is about more than values."""
+        properties = schema.get("properties") or {}
+        if not is_by_value(schema) or not all(key.isidentifier() and not iskeyword(key) for key in properties):
+            return f'"**" @schema_{[*schemas].index(name)}'
+        later, first = "", ""  # what may come after another argument, and before any
+        for key, value in reversed(properties.items()):
+            written = f'"{key}=" @schema_{len(schemas)}'
+            schemas[f"{name}/{key}"] = value
+            if key in (schema.get("required") or ()):
+                first, later = f"{written} {later}", f'", " {written} {later}'
+            else:
+                first, later = (
+                    f"({written} {later} | {first})" if first else f"({written})?",
+                    f'(", " {written})? {later}',
+                )
+        return first
 
     def _head_of_object(self, segments: list[Segment], at: int) -> bool:
         if self._text[at:].lstrip()[:1] in ("", "{"):
@@ -90,6 +121,9 @@ def _arguments(brackets: str) -> str | None:
             call = ast.parse(f"call{brackets}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             return None
+        if len(call.keywords) == 1 and call.keywords[0].arg is None:  # **{...}
+            unpacked = ast.literal_eval(_JsonLiterals().visit(call.keywords[0].value))
+            return json.dumps(unpacked, ensure_ascii=False, allow_nan=False) if isinstance(unpacked, dict) else None
         given = {each.arg: ast.literal_eval(_JsonLiterals().visit(each.value)) for each in call.keywords}
         if None in given:
             return None

@@ -11,6 +11,7 @@ import regex
 from oaiserve.routes.dialects.json_calls import JsonCallParser, in_quotes
 from oaiserve.routes.dialects.lark import KEY
 from oaiserve.routes.dialects.segments import Arguments, Segment, unfinished_tag
+from oaiserve.routes.dialects.sites import OBJECT
 from oaiserve.routes.dialects.tagged_form import TaggedForm, pattern_of, types_of
 
 _KINDS = {
@@ -38,6 +39,15 @@ class TaggedCalls(JsonCallParser):
     _is_string: bool  # it is nothing else
     _closing: str  # the tag behind it
     _is_begun: bool  # its first characters have shown whether it is in quotes
+
+    def __init_subclass__(cls) -> None:
+        cls.sites = (OBJECT, cls.form.site(cls.opening_tags, cls.closing_tags))
+
+    @classmethod
+    def own_arguments(
+        cls, name: str, schema: Mapping[str, Any], schemas: dict[str, Any], special_ids: Mapping[str, int]
+    ) -> str | None:
+        return cls.form.arguments(name, schema, schemas, special_ids)
 
     def _head(self, segments: list[Segment]) -> bool:
         form, tag = self.form, self._tag
@@ -69,7 +79,7 @@ class TaggedCalls(JsonCallParser):
             self._take(at + len(end))
             segments.append(Arguments("{}" if self._separator == "{" else "}"))
             return self._end(segments)
-        if not form.end and self._separator == "{" and self._text.startswith("{", at):  # JSON in place of tags
+        if self._separator == "{" and self._text.startswith("{", at):  # JSON in place of tags
             self._begin_arguments(at, at, depth=0)
             return True
         match = pattern_of(form.key).match(self._text, at, partial=True)
@@ -94,6 +104,13 @@ class TaggedCalls(JsonCallParser):
             segments.append(Arguments('"'))
         self._step = self._in_value
         return True
+
+    def _after_call(self, segments: list[Segment]) -> bool:
+        end, rest = self.form.end, self._text.lstrip()
+        if end and rest.startswith(end):  # after JSON in place of tags
+            self._text = rest[len(end) :]
+            return True
+        return False if rest and end.startswith(rest) else super()._after_call(segments)
 
     def _in_value(self, segments: list[Segment]) -> bool:
         if not self._is_begun:

@@ -11,6 +11,7 @@ from typing import Any
 import regex
 
 from oaiserve.routes.dialects.lark import KEY, TYPE, lark_of
+from oaiserve.routes.dialects.sites import SPACE, Site
 
 # With one of these, a schema is about more than the values of its properties one by one.
 _NOT_BY_VALUE = {"$ref", "allOf", "anyOf", "oneOf", "if", "not", "patternProperties", "propertyNames", "minProperties"}
@@ -39,6 +40,20 @@ class TaggedForm:
     end: str
     quotes: tuple[str, str] = ("", "")
 
+    def site(self, opening_tags: tuple[str, ...], closing_tags: tuple[str, ...]) -> Site:
+        """Return where the names of calls in this form come, after one of the family's tags."""
+        before, _, after = self.begin.rpartition("{name}")
+        lead = before.rpartition("{name}")[2]
+        leads = [r"\s*".join(map(regex.escape, text.split("\n"))) for text in ([lead] if lead else opening_tags)]
+        return Site(
+            f"(?:{'|'.join(leads)})",
+            r'^<>"\s{}=(',
+            (after.strip(), SPACE),
+            (SPACE, self.end or closing_tags[0]),
+            is_spaced=not lead,
+            is_own_form=True,
+        )
+
     @property
     def closing(self) -> str:
         """Return the tag behind a value."""
@@ -51,14 +66,19 @@ class TaggedForm:
 
         It adds to `schemas` those of values. Lark names them by their place.
         """
+        arguments = self.arguments(name, schema, schemas, special_ids)
+        begin = lark_of(self.begin.replace("{name}", name), special_ids)
+        end = lark_of(self.end, special_ids)
+        return None if arguments is None else " ".join(filter(None, (begin, arguments, end)))
+
+    def arguments(
+        self, name: str, schema: Mapping[str, Any], schemas: dict[str, Any], special_ids: Mapping[str, int]
+    ) -> str | None:
+        """Return the part of `body` between the form's beginning and its end."""
         properties = schema.get("properties") or {}
-        if (
-            schema.keys() & _NOT_BY_VALUE
-            or '"$ref"' in json.dumps(schema)
-            or not set(schema.get("required") or ()) <= properties.keys()
-        ):
+        if not is_by_value(schema):
             return None
-        parts = [lark_of(self.begin.replace("{name}", name), special_ids)]
+        parts: list[str] = []
         if not properties and schema.get("additionalProperties") is not False:
             if KEY in self.value_end:
                 return None
@@ -75,12 +95,12 @@ class TaggedForm:
                 written = f"({choices})" if choices else self._text(key, special_ids)
             elif (types := types_of(value)) and "string" not in types:
                 written = f"@schema_{len(schemas)} {ends}"
-                schemas[f"{name}.{key}"] = value
+                schemas[f"{name}/{key}"] = value
             else:
                 return None
             part = f"{self._before(key, special_ids, is_string=is_text)} {written}"
             parts.append(part if key in (schema.get("required") or ()) else f"({part})?")
-        return " ".join([*parts, lark_of(self.end, special_ids)]).strip()
+        return " ".join(parts)
 
     def terminals(self, special_ids: Mapping[str, int]) -> str:
         """Return the definition of TEXT: any text up to the tag behind a value, and this, up to a special token."""
@@ -114,6 +134,13 @@ class TaggedForm:
         if is_string:
             text = text.replace(TYPE, "string")
         return lark_of(text.replace("{key}", key), special_ids)
+
+
+def is_by_value(schema: Mapping[str, Any]) -> bool:
+    """Return whether a schema is about no more than the values of its properties, one by one."""
+    required, properties = schema.get("required") or (), schema.get("properties") or {}
+    is_more = schema.keys() & _NOT_BY_VALUE or '"$ref"' in json.dumps(schema)
+    return not is_more and set(required) <= properties.keys()
 
 
 def _escaped(text: str) -> str:

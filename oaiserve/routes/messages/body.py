@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from oaiserve.routes.bodies import MAX_INT32, MAX_STRINGS, MAX_TOOLS, SamplingBody, ThinkingBudget
-from oaiserve.routes.objects import Effort, Integer, NonEmpty, Schema, TextPart, described
+from oaiserve.routes.objects import Effort, Integer, NonEmpty, Schema, Strict, TextPart, described
 
 
 class Base64Source(msgspec.Struct, tag_field="type", tag="base64"):
@@ -86,7 +86,7 @@ class MessagesTool(msgspec.Struct, kw_only=True):
     type: Annotated[str | None, described("custom, or left out, for a tool with an input_schema.")] = None
     description: str | None = None
     input_schema: Annotated[dict[str, Any] | None, described("The JSON Schema of an object with its arguments.")] = None
-    strict: Annotated[bool | None, described("The arguments obey the schema.")] = None
+    strict: Strict = None
 
 
 class MessagesToolChoice(msgspec.Struct, kw_only=True):

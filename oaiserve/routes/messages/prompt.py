@@ -35,7 +35,8 @@ from oaiserve.routes.messages.body import (
 from oaiserve.routes.objects import Function, TextPart
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.responses.items import BEFORE_SUMMARY
-from oaiserve.routes.tools import Kind, Tools, chosen, prompt_with_tools, shown_tools
+from oaiserve.routes.shown_tools import shown_tools
+from oaiserve.routes.tools import Kind, Tools, prompt_with_tools, tools_of
 
 Message = dict[str, Any]
 Said = str | dict[str, Any]  # a text, or the part of an image
@@ -279,12 +280,9 @@ def requested_tools(body: MessagesBody | CountTokensBody, adaptations: Adaptatio
         )
     if not functions:
         return None
-    shown = shown_tools("tools", functions, "tools[{}]", "input_schema")
-    if kind == "none":
-        return Tools(shown, {}, kind, only_one=False)
-    all_schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown}
+    shown = shown_tools("tools", functions, "tools[{}]", adaptations, "input_schema")
     only_one = kind == "named" or bool(choice and choice.disable_parallel_tool_use)
-    return Tools(shown, chosen("tool_choice", names, all_schemas), kind, only_one)
+    return tools_of(shown, kind, names, adaptations, only_one=only_one)
 
 
 def _offered(body: MessagesBody | CountTokensBody) -> dict[str, MessagesTool]:

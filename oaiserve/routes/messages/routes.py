@@ -61,8 +61,9 @@ def _answer(intake: Intake[MessagesBody], *, is_budget_of_turn: bool) -> Answer:
     json_format = None if wanted_format is None else constraints.json_format(wanted_format.schema)
     stop = parameters.strings("stop_sequences", body.stop_sequences or [])
     is_constrained = bool(stop) or json_format is not None or constraints.is_constrained(body)
+    adaptations = intake.exchange.adaptations
     conversation, prompt = conversed(
-        body, intake.serving.dialect, intake.media, intake.exchange.adaptations, is_constrained=is_constrained
+        body, intake.serving.dialect, intake.media, adaptations, is_constrained=is_constrained
     )
     max_tokens = integer(body, "max_tokens") or 0
     check_thinking(body.thinking, None if is_budget_of_turn else max_tokens)
@@ -104,10 +105,8 @@ async def count_tokens(request: Request) -> Response:
     body, num_bytes = await read_parsed(request, CountTokensBody)
     media = await read_media(request, body, num_bytes)
     adaptations = Adaptations()
-    counting = _count(serving_of(request), body, media, adaptations)
-    response = await answer_in_turns(request, body.model, counting, num_bytes)
-    response.headers.update(adaptations.headers())
-    return response
+    work = _count(serving_of(request), body, media, adaptations)
+    return await answer_in_turns(request, body.model, work, num_bytes, adaptations)
 
 
 def _count(

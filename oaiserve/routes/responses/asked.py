@@ -15,6 +15,7 @@ from starlette.requests import Request
 from oaiserve.engine.request import ChatPrompt, Grammar, TooManyTokens
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes import constraints
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.bodies import ResponseInputBody, ResponsesBody
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.invalid import invalid, show
@@ -114,10 +115,10 @@ async def earlier_media(
 
 
 def conversed(
-    body: ResponsesBody | ResponseInputBody, serving: Serving, *, is_constrained: bool
+    body: ResponsesBody | ResponseInputBody, serving: Serving, adaptations: Adaptations, *, is_constrained: bool
 ) -> tuple[OfferedTools, Conversation]:
     """Return the tools and the reasoning of a request. `is_constrained`: beside `text.format`."""
-    offered = offered_tools(body, refuses_hosted=serving.config.server.hosted_tools == "refuse")
+    offered = offered_tools(body, adaptations, refuses_hosted=serving.config.server.hosted_tools == "refuse")
     conversation = Conversation(
         serving.dialect,
         offered.tools,

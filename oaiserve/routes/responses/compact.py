@@ -126,7 +126,7 @@ def with_wish(prompt: ChatPrompt) -> ChatPrompt:
 
 def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Generator[None, None, Answer]:
     body, serving, exchange = intake.body, intake.serving, intake.exchange
-    offered, conversation = conversed(body, serving, is_constrained=False)
+    offered, conversation = conversed(body, serving, exchange.adaptations, is_constrained=False)
     whole = asked(body, serving, conversation, earlier, intake.media, exchange.unique_id, needs_input=False)
     prompt, _ = yield from truncated(body, serving, conversation, whole, keeps_room=True)
     own = conversation.own_params(SUMMARY_TOKENS, None, None)

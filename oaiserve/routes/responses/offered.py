@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.request import Grammar
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.bodies import ResponseInputBody, ResponsesBody
 from oaiserve.routes.dialects.raw_call import INPUT
 from oaiserve.routes.invalid import invalid, needed
@@ -32,7 +33,9 @@ class OfferedTools:
     left_out: tuple[str, ...]
 
 
-def offered_tools(body: ResponsesBody | ResponseInputBody, *, refuses_hosted: bool) -> OfferedTools:
+def offered_tools(
+    body: ResponsesBody | ResponseInputBody, adaptations: Adaptations, *, refuses_hosted: bool
+) -> OfferedTools:
     """Read the tools of a request. Raises InvalidRequest."""
     functions: list[Function] = []
     namespaces: dict[str, tuple[str, str]] = {}
@@ -70,9 +73,10 @@ def offered_tools(body: ResponsesBody | ResponseInputBody, *, refuses_hosted: bo
         if isinstance(choice, ResponseChoice) or choice == "required":
             raise invalid("tool_choice", "forces a call, but all tools of the request run on OpenAI's servers")
         return OfferedTools(None, namespaces, frozenset(), tuple(left_out))
-    tools = requested_tools(body, functions)
+    tools = requested_tools(body, adaptations, functions, namespaces)
     if tools is not None and tools.is_forced and len(tools.schemas) == 1:
-        form = formats.get(next(iter(tools.schemas)))
+        (name,) = tools.schemas
+        form = formats.get(tools.client_names.get(name, name))
         if form is not None and form.type == "grammar" and form.definition is not None:
             tools = replace(tools, raw=Grammar(form.syntax or "lark", form.definition, "tools"), only_one=True)
     return OfferedTools(tools, namespaces, frozenset(formats), tuple(left_out))

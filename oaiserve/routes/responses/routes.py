@@ -15,6 +15,7 @@ from starlette.responses import Response
 from oaiserve.engine.request import Usage
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes import constraints, parameters
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.bodies import (
     ENCRYPTED,
     LOGPROBS,
@@ -110,12 +111,14 @@ async def input_tokens(request: Request) -> Response:
     earlier = await read_earlier(serving, body, request.state.owner)
     media = await earlier_media(request, body, earlier, num_bytes)
 
+    adaptations = Adaptations()
+
     def count() -> Generator[None, None, bytes]:
-        _, conversation = conversed(body, serving, is_constrained=False)
+        _, conversation = conversed(body, serving, adaptations, is_constrained=False)
         prompt = asked(body, serving, conversation, earlier, media, request.state.unique_id).prompt
         return encode(InputTokens(len((yield from encoded(serving, prompt)))))
 
-    return await answer_in_turns(request, body.model, count(), num_bytes + earlier.num_bytes)
+    return await answer_in_turns(request, body.model, count(), num_bytes + earlier.num_bytes, adaptations)
 
 
 def _answer(
@@ -130,7 +133,7 @@ def _answer(
         exchange.is_background = True
         exchange.ids = None  # no other server goes on with it
     is_constrained = bool(body.stop) or constraints.is_constrained(body)
-    offered, conversation = conversed(body, serving, is_constrained=is_constrained)
+    offered, conversation = conversed(body, serving, exchange.adaptations, is_constrained=is_constrained)
     is_forced = offered.tools is not None and offered.tools.is_forced
     if compacts and (is_constrained or is_forced or text_format(body) is not None):
         raise invalid("input", "a 'compaction_trigger' asks for a text without a form, stop strings or calls")

@@ -206,7 +206,9 @@ def test_a_schema_that_cannot_be_obeyed_is_refused_by_the_name_of_its_tool(keywo
     backend, _, _ = tokenizer()
     eos = backend.token_to_id("<|im_end|>")
     grammars = Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=frozenset({eos}))
-    text = HERMES.grammar({**SCHEMAS, "bad": {"type": "object", **keyword}}, only_one=True, special_ids={})
+    text = HERMES.grammar(
+        {**SCHEMAS, "bad": {"type": "object", **keyword}}, only_one=True, special_ids={}, strict=["bad"]
+    )
     with pytest.raises(InvalidRequest, match="in the parameters of 'bad'") as caught:
         grammars.compile(Grammar("lark_with_schemas", text, param="tools"))
     assert caught.value.param == "tools"

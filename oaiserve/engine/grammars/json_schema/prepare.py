@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -79,6 +79,19 @@ class PreparedSchema:
 
 def prepare(text: str) -> PreparedSchema:
     """Read, check and prepare the text of a schema. Raises Refused."""
+    return _Preparation(_read(text)).run()
+
+
+def prepare_leniently(text: str) -> tuple[PreparedSchema, Sequence[str]]:
+    """Prepare the text of a schema without what cannot be obeyed. Return the keywords left out: "" for all."""
+    try:
+        left_out: dict[str, None] = {}
+        return _Preparation(_read(text), left_out).run(), [*left_out]
+    except Refused:
+        return PreparedSchema({"type": "object"}, []), [""]
+
+
+def _read(text: str) -> Any:
     if len(text.encode(errors="surrogatepass")) > MOST_BYTES:
         raise Refused(f"the schema has more than {MOST_BYTES} bytes")
     try:
@@ -90,7 +103,7 @@ def prepare(text: str) -> PreparedSchema:
         raise Refused("the schema has half of a surrogate pair, which is no character") from None
     except ValueError as error:
         raise Refused(f"the schema is not valid JSON: {error}") from None
-    return _Preparation(document).run()
+    return document
 
 
 def _no_number(text: str) -> Any:
@@ -98,7 +111,9 @@ def _no_number(text: str) -> Any:
 
 
 class _Preparation:
-    def __init__(self, document: Any) -> None:
+    def __init__(self, document: Any, left_out: dict[str, None] | None = None) -> None:
+        """With `left_out`, keywords that cannot be obeyed are left out and added to it; else they are refused."""
+        self._left_out = left_out
         self._document = SchemaDocument(document)
         self._exclusion = Exclusion(self._document)
         self._unique_items = UniqueItems(self._document)
@@ -129,6 +144,8 @@ class _Preparation:
         """Prepare a schema. It is alone if no other schema holds for an instance at its place."""
         if isinstance(schema, bool):
             return schema
+        if not isinstance(schema, dict) and self._leaves_out("type"):
+            return True
         if not isinstance(schema, dict):
             raise Refused(f"the schema at {place} must be an object, true or false, got {kind_of(schema)}")
         if depth > MOST_DEPTH:
@@ -137,9 +154,18 @@ class _Preparation:
         self._current.num_schemas += 1
         if self._num_schemas > MOST_SCHEMAS:
             raise Refused(f"the schema consists of more than {MOST_SCHEMAS} schemas")
-        schema = self._with_names(modern(schema, place), place)
-        self._refuse(schema, place)
-        schema = self._unique_items.written_out(schema, place)
+        schema = self._without_refused(schema, place)
+        for keyword, rewritten in (
+            ("items", modern),
+            ("propertyNames", self._with_names),
+            ("uniqueItems", self._unique_items.written_out),
+        ):
+            try:
+                schema = rewritten(schema, place)
+            except Refused:
+                if not self._leaves_out(keyword):
+                    raise
+                schema = {name: value for name, value in schema.items() if name != keyword}
         joined = [name for name in _APPLICATORS if name in schema]
         own = [name for name in schema if name in _CHECKED]
         if not own and len(joined) == 1 and isinstance(schema[joined[0]], list) and len(schema[joined[0]]) == 1:
@@ -150,26 +176,58 @@ class _Preparation:
         prepared: dict[str, Any] = {}
         for keyword, value in schema.items():
             where = step(place, keyword)
-            if keyword in _CHECKED:
-                prepared[keyword] = _CHECKED[keyword](self, value, where, depth, is_alone)
-            elif keyword == "$ref":
-                prepared["$ref"] = self._reference(value, where, depth, is_alone, is_joined)
-            elif keyword in joined:
-                if keyword == "oneOf":
-                    self._exclusion.check(value, where)
-                members = [
-                    self._member(each, step(where, index), depth, is_alone, is_joined)
-                    for index, each in enumerate(filled_list(value, where))
-                ]
-                if keyword == "oneOf" and "anyOf" in schema:
-                    prepared.setdefault("allOf", []).append({"anyOf": members})
-                elif keyword == "allOf":
-                    prepared.setdefault("allOf", []).extend(members)
-                else:
-                    prepared["anyOf"] = members
-        finish(prepared, place, is_alone)
+            try:
+                if keyword in _CHECKED:
+                    prepared[keyword] = _CHECKED[keyword](self, value, where, depth, is_alone)
+                elif keyword == "$ref":
+                    prepared["$ref"] = self._reference(value, where, depth, is_alone, is_joined)
+                elif keyword in joined:
+                    members = self._members(keyword, value, where, depth, is_alone, is_joined)
+                    if keyword == "oneOf" and "anyOf" in schema:
+                        prepared.setdefault("allOf", []).append({"anyOf": members})
+                    elif keyword == "allOf":
+                        prepared.setdefault("allOf", []).extend(members)
+                    else:
+                        prepared["anyOf"] = members
+            except Refused:
+                if not self._leaves_out(keyword):
+                    raise
+        self._finish(prepared, place, is_alone)
         self._places.append((prepared, place))
         return prepared
+
+    def _members(
+        self, keyword: str, value: Any, where: str, depth: int, is_alone: bool, is_joined: bool
+    ) -> list[dict[str, Any] | bool]:
+        try:
+            if keyword == "oneOf":
+                self._exclusion.check(value, where)
+        except Refused:
+            if not self._leaves_out(keyword):
+                raise
+        return [
+            self._member(each, step(where, index), depth, is_alone, is_joined)
+            for index, each in enumerate(filled_list(value, where))
+        ]
+
+    def _finish(self, prepared: dict[str, Any], place: str, is_alone: bool) -> None:
+        given = dict(prepared)
+        try:
+            finish(prepared, place, is_alone)
+        except Refused as refused:
+            if not self._leaves_out(refused.keyword):
+                raise
+            del given[refused.keyword]
+            prepared.clear()
+            prepared.update(given)
+            self._finish(prepared, place, is_alone)
+
+    def _leaves_out(self, keyword: str) -> bool:
+        """Return whether a keyword is left out rather than refused, and note it."""
+        if self._left_out is None:
+            return False
+        self._left_out[keyword] = None
+        return True
 
     def _member(self, schema: Any, place: str, depth: int, is_alone: bool, is_joined: bool) -> dict[str, Any] | bool:
         if is_joined and isinstance(schema, dict) and "$ref" in schema:
@@ -204,12 +262,15 @@ class _Preparation:
             "'pattern', where there are no 'properties'"
         )
 
-    def _refuse(self, schema: dict[str, Any], place: str) -> None:
+    def _without_refused(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
         for keyword, harmless in REFUSED.items():
             if keyword in schema and schema[keyword] not in harmless:
-                raise Refused(f"the keyword '{keyword}' at {step(place, keyword)} is not supported")
+                if not self._leaves_out(keyword):
+                    raise Refused(f"the keyword '{keyword}' at {step(place, keyword)} is not supported")
+                schema = {name: value for name, value in schema.items() if name != keyword}
         if str(schema.get("$id", "#"))[:1] != "#" and place != "$" and has_reference(schema):
             raise Refused(f"the keyword '$id' at {step(place, '$id')} is not supported around a '$ref'")
+        return schema
 
     # The checks of keywords: each returns the value for llguidance.
 

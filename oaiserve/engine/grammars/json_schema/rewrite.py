@@ -25,7 +25,9 @@ def modern(schema: dict[str, Any], place: str) -> dict[str, Any]:
                 changed[exclusive] = changed.pop(plain)
     if isinstance(schema.get("items"), list):  # before 2020-12
         if "prefixItems" in schema:
-            raise Refused(f"the keyword 'items' at {step(place, 'items')} must not be a list beside 'prefixItems'")
+            raise Refused(
+                f"the keyword 'items' at {step(place, 'items')} must not be a list beside 'prefixItems'", "items"
+            )
         changed = {("prefixItems" if name == "items" else name): value for name, value in changed.items()}
         if "additionalItems" in schema:
             changed["items"] = schema["additionalItems"]
@@ -56,7 +58,8 @@ def finish(prepared: dict[str, Any], place: str, is_alone: bool) -> None:
         # Additional names may come twice, and then count once.
         raise Refused(
             f"the keyword 'minProperties' at {step(place, 'minProperties')} is not supported where more than one "
-            "of the properties is not named in 'required'"
+            "of the properties is not named in 'required'",
+            "minProperties",
         )
 
 
@@ -69,7 +72,7 @@ def _keep_values_of_types(prepared: dict[str, Any], place: str) -> None:
     values = prepared["enum"] if name == "enum" else [prepared["const"]]
     kept = [value for value in values if is_of(value, kinds)]
     if not kept:
-        raise Refused(f"no value of {step(place, name)} is of the type at {step(place, 'type')}")
+        raise Refused(f"no value of {step(place, name)} is of the type at {step(place, 'type')}", name)
     if name == "enum":
         prepared["enum"] = kept
 
@@ -82,7 +85,7 @@ def _check_bounds(prepared: dict[str, Any], place: str) -> None:
         is_exclusive = "exclusive" in low + high
         if least > most or (least == most and is_exclusive):
             relation = "must be less than" if is_exclusive else "must not be greater than"
-            raise Refused(f"{step(place, low)} {relation} '{high}', got {shown(least)} and {shown(most)}")
+            raise Refused(f"{step(place, low)} {relation} '{high}', got {shown(least)} and {shown(most)}", high)
 
 
 def _apply_format(prepared: dict[str, Any], place: str) -> None:
@@ -96,7 +99,7 @@ def _apply_format(prepared: dict[str, Any], place: str) -> None:
             prepared["maximum"] = min(bounds[1], prepared.get("maximum", bounds[1]))
     elif name not in FORMATS:
         known = ", ".join(FORMATS)
-        raise Refused(f"the format at {step(place, 'format')} must be one of {known}, got {shown(name)}")
+        raise Refused(f"the format at {step(place, 'format')} must be one of {known}, got {shown(name)}", "format")
     elif (pattern := FORMATS[name]) is not None:
         del prepared["format"]
         if "pattern" in prepared:

@@ -1,0 +1,128 @@
+"""A grammar for parts of an answer, such as calls of strict tools: a free text shows where each part begins.
+
+While text is free, there is no mask. Engine thread only.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import regex
+
+from oaiserve.engine.grammars.constraint import Constraint
+from oaiserve.engine.grammars.grammar import Matcher
+from oaiserve.engine.grammars.thinking import Thinking
+from oaiserve.engine.request import ANSWER_START, SamplingParams
+from oaiserve.engine.text.detokenize import TokenTable
+
+_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+@lru_cache(64)
+def _pattern(leads: tuple[str, ...]) -> regex.Pattern[str]:
+    return regex.compile("|".join(f"(?P<lead_{number}>{lead})" for number, lead in enumerate(leads)))
+
+
+class Leads:
+    """Searches the text of one choice for its leads."""
+
+    def __init__(self, leads: tuple[str, ...], table: TokenTable, hidden_ids: frozenset[int]) -> None:
+        """`hidden_ids` are those of tokens that are not in the text."""
+        self._pattern = _pattern(leads)
+        self._table = table
+        self._hidden_ids = hidden_ids
+        self.begin_at(ANSWER_START)
+
+    def begin_at(self, text: str) -> None:
+        self._text = text  # of which a lead may be made
+        self._decoder = _decoder("replace")
+
+    def copy(self) -> Leads:
+        other = object.__new__(Leads)
+        other._pattern, other._table, other._hidden_ids = self._pattern, self._table, self._hidden_ids
+        other.begin_at(self._text)
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
+    def push(self, token_id: int) -> None:
+        if token_id not in self._hidden_ids:
+            self._text += self._decoder.decode(self._table.bytes_of(token_id))
+
+    def find(self) -> bytes | None:
+        """Return what the grammar is to begin with, if a lead has come: its letter, and the text behind it."""
+        match = self._pattern.search(self._text)
+        if match is None:
+            unfinished = self._pattern.search(self._text, partial=True)
+            self._text = "" if unfinished is None else self._text[unfinished.start() :]
+            return None
+        self._text = self._text[match.end() :]
+        letter = chr(ord("A") + int(str(match.lastgroup).removeprefix("lead_")))
+        return f"{letter}{self._text}".encode() + self._decoder.getstate()[0]
+
+
+class PartsConstraint(Constraint):
+    """The constraint of one choice, of which only parts obey a grammar. Reasoning is like other text."""
+
+    __slots__ = ("_leads", "_new_matcher")
+
+    def __init__(
+        self,
+        leads: Leads,
+        new_matcher: Callable[[], Matcher],
+        params: SamplingParams,
+        *,
+        thinking: Thinking | None,
+        eos_token_ids: frozenset[int],
+        stop_ids: frozenset[int],
+    ) -> None:
+        super().__init__(None, params, thinking=thinking, eos_token_ids=eos_token_ids, stop_ids=stop_ids)
+        self._leads = leads
+        self._new_matcher = new_matcher
+
+    @property
+    def is_complete(self) -> bool:
+        return False
+
+    def ends_with(self, token_id: int) -> bool:
+        return False  # the grammar of a part that has not ended lets no end come
+
+    def push(self, token_id: int) -> None:
+        if self._thinking is not None:
+            if self._thinking.forced_ids:  # the end of the reasoning breaks a part off
+                self._matcher = None
+            self._thinking.push(token_id)
+            if self._thinking.is_over:
+                self._thinking = None
+        if self._matcher is not None:
+            self._matcher.push(token_id)
+            if not self._matcher.may_end:
+                return
+            self._matcher = None
+            self._leads.begin_at("")
+        self._leads.push(token_id)
+        while (begun := self._leads.find()) is not None:
+            matcher = self._new_matcher()
+            if matcher.begins(begun) and not matcher.may_end:
+                self._matcher = matcher
+                return
+
+    def possible(self, draft: list[int]) -> list[int]:
+        """Return the first allowed tokens of a draft, within a part or outside of any."""
+        most = len(draft) if self._thinking is None else self._thinking.num_possible(draft)
+        if self._matcher is not None:
+            return draft[: self._matcher.num_before_end(draft[:most])]
+        leads = self._leads.copy()
+        for number, token_id in enumerate(draft[:most]):
+            leads.push(token_id)
+            if leads.find() is not None:
+                return draft[:number]
+        return draft[:most]
+
+    def fill_masks(self, rows: np.ndarray, num_generated: int, draft: Sequence[int]) -> None:
+        if self._thinking is not None and self._thinking.forced_ids:
+            super().fill_masks(rows, num_generated, draft)
+        else:
+            self._fill_by_grammar(rows, num_generated, draft)

@@ -1,0 +1,126 @@
+"""The tools of a request as the model is shown them.
+
+Clients pass on tools that others wrote. Where a tool isn't strict, odd names and schemas are read leniently, and noted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes.bodies import MAX_TOOLS
+from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.objects import MAX_TOOL_NAME, Function
+
+_ODD = re.compile(r"[^A-Za-z0-9_.-]")  # no dialect of calls has trouble with the other characters
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTools:
+    """The tools in the form of the API, the model's names of them by the client's, and the strict ones."""
+
+    tools: Sequence[dict[str, Any]] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    strict: frozenset[str] = frozenset()  # by the model's names
+    places: Mapping[str, str] = field(default_factory=dict)  # of their schemas in the request, by the model's names
+
+
+def model_name(name: str) -> str:
+    """Return the name by which a model knows a tool: '_' stands for characters that some dialects cannot write."""
+    return _ODD.sub("_", name)
+
+
+def shown_tools(
+    param: str,
+    functions: Sequence[Function],
+    where: str,
+    adaptations: Adaptations,
+    schema_field: str = "parameters",
+    joined: Container[str] = (),
+) -> ShownTools:
+    """Read the tools of a request. For errors and notes, `where` is the place of a function with a number, and
+    `schema_field` that of its schema. Only the `joined` names may be longer, as they have two parts."""
+    if len(functions) > MAX_TOOLS:
+        raise invalid(param, f"at most {MAX_TOOLS} are allowed, got {len(functions)}")
+    tools: dict[str, dict[str, Any]] = {}  # by the client's names
+    for number, function in enumerate(functions):
+        place, name = where.format(number), function.name
+        if not 1 <= len(name) <= MAX_TOOL_NAME and name not in joined:
+            raise invalid(param, f"must have 1 to {MAX_TOOL_NAME} characters, got {show(name)}", f"{place}.name")
+        shown = _shown(function, _parameters(param, function, f"{place}.{schema_field}", adaptations))
+        if name not in tools:
+            tools[name] = shown
+        elif tools[name] != shown:
+            if function.strict or tools[name].get("strict"):
+                raise invalid(param, f"two have the name {show(name)}, and at least one of them is strict")
+            adaptations.note(place, "left out, as an earlier tool has its name")
+    names = _model_names(tools)
+    for number, function in enumerate(functions):
+        if names[function.name] != function.name:
+            adaptations.note(f"{where.format(number)}.name", "shown to the model in other characters")
+    for name, shown in tools.items():
+        shown["name"] = names[name]
+    places = {names[each.name]: f"{where.format(i)}.{schema_field}" for i, each in reversed([*enumerate(functions)])}
+    strict = frozenset(shown["name"] for shown in tools.values() if shown.get("strict"))
+    return ShownTools([{"type": "function", "function": shown} for shown in tools.values()], names, strict, places)
+
+
+def _model_names(given: Iterable[str]) -> dict[str, str]:
+    """Return a name of its own for each tool. Those without odd characters keep theirs."""
+    names = {name: name for name in given if not _ODD.search(name)}
+    taken = set(names)
+    for name in given:
+        if name in names:
+            continue
+        unique, number = model_name(name), 1
+        while unique in taken:
+            number += 1
+            unique = f"{model_name(name)}_{number}"
+        names[name] = unique
+        taken.add(unique)
+    return names
+
+
+def _shown(function: Function, parameters: dict[str, Any]) -> dict[str, Any]:
+    fields = {
+        "name": function.name,
+        "description": function.description,
+        "parameters": parameters,
+        "return": function.returns,
+        "strict": function.strict,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _parameters(param: str, function: Function, place: str, adaptations: Adaptations) -> dict[str, Any]:
+    """Return the schema of a function's arguments, whose type is object, and whose properties are schemas."""
+    schema = dict(function.parameters or {"properties": {}})
+
+    def adapt(key: str, wanted: str, what: str) -> None:
+        if function.strict:
+            raise invalid(param, f"must be {wanted}, got {show(schema[key])}", f"{place}.{key}")
+        adaptations.note(f"{place}.{key}", what)
+
+    kind = schema.pop("type", "object")
+    if kind != "object":
+        schema["type"] = kind
+        if not (isinstance(kind, list) and "object" in kind):
+            adapt("type", "'object'", "read as 'object'")
+        del schema["type"]
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict):
+        adapt("properties", "an object", "left out, as it is no object")
+        schema["properties"] = {}
+    elif not all(isinstance(each, dict | bool) for each in properties.values()):
+        adapt("properties", "an object of schemas", "what is no schema is read as any value")
+        schema["properties"] = {
+            name: each if isinstance(each, dict | bool) else {} for name, each in properties.items()
+        }
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        adapt("required", "a list of names", "left out, as it is no list of names")
+        del schema["required"]
+    return {"type": "object", **schema}

@@ -1,0 +1,148 @@
+"""Tools that clients pass on for others: what is odd about them is read leniently, and named in a header."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from oaiserve.engine.request import Request
+from oaiserve.routes.adaptations import HEADER
+from tests.routes.asking import BODIES, CHAT, answered, submitted
+from tests.routes.conftest import Serve, Served
+from tests.routes.doubles import says
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+ROUTES = (CHAT, RESPONSES, MESSAGES)
+REQUIRED: dict[str, Any] = {CHAT: "required", RESPONSES: "required", MESSAGES: {"type": "any"}}
+
+
+@pytest.fixture
+def served(serve: Serve) -> Served:
+    return serve(template="{{ tools }}{{ messages }}<tool_call>")
+
+
+def tool(route: str, name: str, parameters: Any = None, **more: Any) -> dict[str, Any]:
+    schema = {} if parameters is None else {"input_schema" if route == MESSAGES else "parameters": parameters}
+    function = {"name": name, **schema, **more}
+    if route == CHAT:
+        return {"type": "function", "function": function}
+    return function if route == MESSAGES else {"type": "function", **function}
+
+
+def asked(served: Served, route: str, *tools: dict[str, Any], **body: Any) -> tuple[Any, str, Request]:
+    """Return the answer, the header of adaptations, and the request that reached the engine."""
+    response = served.post(route, **{**BODIES[route], "tools": list(tools), **body})
+    return answered(response), response.headers.get(HEADER, ""), submitted(served)[0]
+
+
+def shown(request: Request) -> list[dict[str, Any]]:
+    return [each["function"] for each in request.prompts[0].tools]  # type: ignore[union-attr]
+
+
+def names_called(route: str, answer: Any) -> list[str]:
+    if route == CHAT:
+        return [call["function"]["name"] for call in answer["choices"][0]["message"]["tool_calls"]]
+    parts = answer["output"] if route == RESPONSES else answer["content"]
+    return [part["name"] for part in parts if part["type"] in ("function_call", "tool_use")]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_long_names_and_many_tools_are_taken_as_they_are(served: Served, route: str) -> None:
+    names = [f"mcp__{'server_' * 16}{number}" for number in range(1000)]
+    _, header, request = asked(served, route, *(tool(route, name, {"type": "object"}) for name in names))
+    assert [each["name"] for each in shown(request)] == names
+    assert header == ""
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("name", ["fs/read file", "github:issues.list", "größe", "a\nb"])
+def test_name_with_odd_characters_has_others_for_the_model_only(served: Served, route: str, name: str) -> None:
+    tools = [tool(route, each, {"type": "object"}) for each in ("a_b", name, name.replace("/", ":"))]
+    _, header, request = asked(served, route, *tools)
+    _, known, *_ = [each["name"] for each in shown(request)]
+    assert re.fullmatch("[A-Za-z0-9_.-]+", known)
+    assert len({each["name"] for each in shown(request)}) == len({name, name.replace("/", ":"), "a_b"})
+    assert "shown to the model in other characters" in header
+    assert name not in header
+    served.engine.script = says(f'<tool_call>{{"name": "{known}", "arguments": {{}}}}</tool_call>')
+    answer, _, _ = asked(served, route, *tools)
+    assert names_called(route, answer) == [name]
+
+
+def test_history_has_the_names_that_the_model_knows(served: Served) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "fs/read", "arguments": "{}"}}
+    messages = [
+        *BODIES[CHAT]["messages"],
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "name": "fs/read", "content": "x"},
+    ]
+    _, _, request = asked(served, CHAT, tool(CHAT, "fs/read"), messages=messages)
+    _, calling, result = request.prompts[0].messages  # type: ignore[union-attr]
+    assert calling["tool_calls"][0]["function"]["name"] == result["name"] == shown(request)[0]["name"] == "fs_read"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("parameters", "as_shown", "note"),
+    [
+        ({"properties": {"a": {}}}, {"type": "object", "properties": {"a": {}}}, ""),
+        ({"type": "string"}, {"type": "object"}, "type: read as 'object'"),
+        ({"type": ["object", "null"]}, {"type": "object"}, ""),
+        ({"properties": None}, {"type": "object", "properties": {}}, "properties: left out, as it is no object"),
+        (
+            {"properties": {"a": "string", "b": True}},
+            {"type": "object", "properties": {"a": {}, "b": True}},
+            "properties: what is no schema is read as any value",
+        ),
+        ({"required": "a"}, {"type": "object"}, "required: left out, as it is no list of names"),
+    ],
+)
+def test_odd_schema_is_shown_as_one_of_an_object(
+    served: Served, route: str, parameters: Any, as_shown: Any, note: str
+) -> None:
+    _, header, request = asked(served, route, tool(route, "f", parameters))
+    assert shown(request)[0]["parameters"] == as_shown
+    assert header.endswith(note) if note else header == ""
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_second_tool_of_a_name_is_left_out(served: Served, route: str) -> None:
+    first, other = tool(route, "f", {"type": "object"}), tool(route, "f", {"properties": {}})
+    _, header, request = asked(served, route, first, first, other)
+    assert (len(shown(request)), header) == (
+        1,
+        f"tools[2]{'.function' if route == CHAT else ''}: left out, as an earlier tool has its name",
+    )
+
+
+ODD = {
+    "type": "object",
+    "properties": {
+        "when": {"type": "string", "format": "duration-ish"},
+        "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "contains": {"const": "x"}},
+        "slug": {"type": "string", "pattern": "^a(?!x)$"},
+        "kind": {"enum": ["a", "b"]},
+    },
+    "required": ["kind"],
+    "not": {"required": ["nothing"]},
+    "if": {"required": ["when"]},
+    "then": {"required": ["tags"]},
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_forced_call_obeys_what_can_be_obeyed_unless_the_tool_is_strict(served: Served, route: str) -> None:
+    tools = [tool(route, "plain", {"properties": {"kind": {"enum": ["a"]}}}), tool(route, "odd", ODD)]
+    _, header, request = asked(served, route, *tools, tool_choice=REQUIRED[route])
+    assert request.params.grammar is not None
+    assert json.loads(request.params.grammar.text)["lenient"] == ["plain", "odd"]
+    for keyword in ("not", "if", "format", "uniqueItems", "contains", "pattern"):
+        assert f"'{keyword}' is not enforced" in header
+    _, header, request = asked(
+        served, route, tools[0], tool(route, "odd", ODD, strict=True), tool_choice=REQUIRED[route]
+    )
+    assert request.params.grammar is not None
+    assert json.loads(request.params.grammar.text)["lenient"] == ["plain"]
+    assert header == ""
+    assert asked(served, route, *tools)[1] == "", "nothing is enforced where nothing is forced"
