@@ -28,6 +28,13 @@ async function tools_streamed() {
   const answer = await client.messages.stream({ ...weatherQuestion, tool_choice: { type: "any" } }).finalMessage();
   assert.equal(answer.stop_reason, "tool_use");
   answer.content.forEach((call) => checkObeyed(call.input));
+  const runs = [];
+  const run = (input) => runs.push(input) && "It is 18 degrees.";
+  const runnable = [{ ...tools[0], run, parse: (input) => input }];
+  const question = { ...weatherQuestion, tools: runnable, tool_choice: { type: "any" }, max_iterations: 2 };
+  for await (const events of client.beta.messages.toolRunner({ ...question, stream: true })) await events.done();
+  assert(runs.length >= 2, `${runs.length} calls`);
+  runs.forEach(checkObeyed);
 }
 
 async function auto() {

@@ -3,6 +3,7 @@
 import anthropic
 import features
 from subjects import City, GetWeather
+from subjects import get_weather as report_weather
 
 ROOT_URL = features.BASE_URL.removesuffix("/v1")
 client = anthropic.Anthropic(base_url=ROOT_URL, api_key=features.API_KEY)
@@ -29,8 +30,12 @@ def stream() -> None:
     assert whole.usage.output_tokens > 1
 
 
+forced = {"type": "tool", "name": "get_weather"}
+# The runner of tools asks for a thread first, and sends the whole conversation where there are none.
+run = {**weather_question, "tools": [anthropic.beta_tool(report_weather)], "tool_choice": forced, "max_iterations": 2}
+
+
 def tools() -> None:
-    forced = {"type": "tool", "name": "get_weather"}
     answer = client.messages.create(**weather_question, tools=[get_weather], tool_choice=forced)
     (call,) = answer.content
     assert answer.stop_reason == "tool_use"
@@ -39,6 +44,16 @@ def tools() -> None:
     turns = [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
     messages = [*weather_question["messages"], *turns]
     assert client.messages.create(**{**base, "messages": messages}, tools=[get_weather]).content
+    answers = list(client.beta.messages.tool_runner(**run))
+    assert [each.stop_reason for each in answers] == ["tool_use"] * 2
+    assert all(each._request_id for each in answers)
+    features.weather.check_obeyed()
+
+
+def tools_streamed() -> None:
+    for events in client.beta.messages.tool_runner(**run, stream=True):
+        assert events.get_final_message().stop_reason == "tool_use"
+    features.weather.check_called()
 
 
 def structured() -> None:
@@ -46,4 +61,4 @@ def structured() -> None:
     assert isinstance(answer.parsed_output, City)
 
 
-features.run(text, stream, tools, structured)
+features.run(text, stream, tools, tools_streamed, structured)
