@@ -37,7 +37,6 @@ from oaiserve.engine.request import (
     PromptProgress,
     Request,
     Terminal,
-    TextPrompt,
     TokenChunk,
     Usage,
 )
@@ -596,11 +595,8 @@ class OpenRequests:
         request, index = opened.request, chunk.index // opened.request.params.n
         prompt = opened.prompts[index]
         if not prompt.sent:
-            prompt.sent, text = True, None
-            if request.echo:
-                given = request.prompts[index]
-                text = given.text if isinstance(given, TextPrompt) else self.table.decode(prompt.token_ids)
-            done = (prompt.token_ids, text, prompt.logprobs, replace(opened.times), prompt.cached_tokens)
+            prompt.sent = True
+            done = (prompt.token_ids, prompt.logprobs, replace(opened.times), prompt.cached_tokens)
             self.emit(opened, PromptDone(request.request_id, index, *done, opened.account.forecast))
         self.emit(opened, chunk)
 

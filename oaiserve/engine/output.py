@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import FinishReason, TokenChunk
 from oaiserve.engine.sequence import Sequence
@@ -41,6 +43,7 @@ class ChoiceOutput:
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._text_lengths: list[int] | None = [] if params.text_lengths else None
+        self._num_characters = 0  # of all tokens, those held back and cut off included
         self._logprobs = TokenLogprobs()
         self._chunk_tokens = min(1, stream_interval)  # for the next chunk: the first token does not wait for others
         self._has_end_token = False
@@ -55,7 +58,7 @@ class ChoiceOutput:
         not in the grammar.
         """
         params, constraint = self._sequence.params, self._sequence.constraint
-        num_texts = len(self._text)
+        num_before = self._num_characters
         self.num_tokens += 1
         self._token_ids.append(token_id)
         if logprobs is not None:
@@ -78,7 +81,7 @@ class ChoiceOutput:
             if self.finish_reason is None and self.num_tokens >= self._max_tokens:
                 self.finish(FinishReason.LENGTH)
         if self._text_lengths is not None:
-            self._text_lengths.append(sum(map(len, self._text[num_texts:])))
+            self._text_lengths.append(self._num_characters - num_before)
 
     def take(self, *, was_sent: bool = False) -> TokenChunk | None:
         """Return a chunk of the text and tokens since the last one, or None if they are too few to send.
@@ -90,10 +93,16 @@ class ChoiceOutput:
                 return None
             if not (any(self._text) or self._logprobs):
                 return None  # all of it is held back: it is part of a character, or may be part of a stop string
+            if self._text_lengths is not None and self._stops.is_holding:
+                return None  # the lengths of a chunk's tokens are those of its text
+        text = "".join(self._text)
+        if self._text_lengths is not None:  # a stop string may have cut off the end
+            ends = [min(end, len(text)) for end in accumulate(self._text_lengths, initial=0)]
+            self._text_lengths = [end - start for start, end in pairwise(ends)]
         chunk = TokenChunk(
             self._sequence.request_id,
             self._sequence.index,
-            "".join(self._text),
+            text,
             self._token_ids,
             self._logprobs if self._sequence.params.logprobs is not None else None,
             self.finish_reason,
@@ -112,6 +121,7 @@ class ChoiceOutput:
 
     def _add(self, text: str) -> None:
         """Add whole characters to the text. Before `min_tokens` and within reasoning, stop strings do not count."""
+        self._num_characters += len(text)
         if self._stop_after:
             num_before = len(self._end_of_text)
             so_far = self._end_of_text + text

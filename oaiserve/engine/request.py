@@ -44,6 +44,16 @@ class TokenPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class GapPrompt:
+    """A text with a gap, which the answer fills. Control tokens in the text are text."""
+
+    prefix: str | Sequence[int]  # before the gap; token ids are used as they are
+    suffix: str
+    add_special_tokens: bool = True
+    param: str = "prompt"  # as of TextPrompt
+
+
+@dataclass(frozen=True, slots=True)
 class PairPrompt:
     """Two texts for a cross-encoder, with its special tokens around and between them."""
 
@@ -73,7 +83,7 @@ class ChatPrompt:
     media: tuple[MediaFile, ...] = ()
 
 
-Prompt = TextPrompt | TokenPrompt | PairPrompt | ChatPrompt
+Prompt = TextPrompt | TokenPrompt | GapPrompt | PairPrompt | ChatPrompt
 
 
 class TooManyTokens(Exception):
@@ -145,7 +155,7 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     visible_special_ids: frozenset[int] = frozenset()  # special tokens that are not skipped
-    text_lengths: bool = False  # tell in each chunk how many characters each token has added
+    text_lengths: bool = False  # give the characters of each token in the text, with each chunk
     logprobs: int | None = None  # alternatives per generated token; None: no logprobs, 0: the sampled token's only
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     grammar: Grammar | None = None
@@ -158,7 +168,6 @@ class Request:
     request_id: str
     prompts: tuple[Prompt, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
-    echo: bool = False  # send the prompt's text in PromptDone
     priority: int = 0  # lower is earlier, under the policy `priority`
     cache_salt: str = ""  # only requests with the same salt share the prefix cache
     adapter: int = 0  # the number of the adapter that the model computes with; 0: none
@@ -215,7 +224,6 @@ class PromptDone:
     request_id: str
     prompt_index: int
     token_ids: Sequence[int]
-    text: str | None  # only with Request.echo
     logprobs: TokenLogprobs | None  # only with SamplingParams.prompt_logprobs
     times: RequestTimes  # the stamps so far, up to the first token
     cached_tokens: int = 0
@@ -236,7 +244,8 @@ class TokenChunk:
     logprobs: TokenLogprobs | None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string, or the id out of stop_token_ids
-    # Characters by which each token has made the text longer; only with SamplingParams.text_lengths.
+    # The number of characters of each token in the text, none for one that is cut off or not shown. A character that is
+    # split over several tokens counts for the last of them. Only with SamplingParams.text_lengths.
     text_lengths: list[int] | None = None
     has_end_token: bool = False  # the last token only ended the choice, so it is not in the text
     was_sent: bool = False  # by another server

@@ -175,6 +175,10 @@ class CompletionBody(SamplingBody, kw_only=True):
     max_completion_tokens: Annotated[
         Integer | None, described("Newer name of max_tokens, over which it wins.", 0, MAX_INT32)
     ] = None
+    suffix: Annotated[
+        str | None,
+        described("The text after the answer, which fills the gap. For models with tokens for filling in the middle."),
+    ] = None
     echo: Annotated[bool | None, described("Begin the text, and its log-probabilities, with the prompt.")] = None
     logprobs: Annotated[
         bool | Integer | None,

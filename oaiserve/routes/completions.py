@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.logprobs import TokenLogprobs
-from oaiserve.engine.request import Prompt, PromptDone, SamplingParams, TextPrompt, TokenChunk, TokenPrompt, Usage
+from oaiserve.engine.request import (
+    GapPrompt,
+    Prompt,
+    PromptDone,
+    SamplingParams,
+    TextPrompt,
+    TokenChunk,
+    TokenPrompt,
+    Usage,
+)
 from oaiserve.errors import ContextLengthExceeded
 from oaiserve.routes import constraints, parameters, protocol
 from oaiserve.routes.bodies import MAX_CHOICES_PER_REQUEST, CompletionBody
@@ -20,7 +31,6 @@ from oaiserve.routes.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,
     completion_logprobs_in_parts,
-    num_characters,
     prompt_logprobs_in_parts,
 )
 from oaiserve.routes.operation import Operation
@@ -29,6 +39,9 @@ from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import serving_of
 from oaiserve.routes.shapes import HOLE, ChoicesShape, Head, StreamChunk, Whole, encode, filled
+
+if TYPE_CHECKING:
+    from oaiserve.engine.text.tokenizer import Tokenizer
 
 
 class CompletionChoice(msgspec.Struct):
@@ -80,11 +93,27 @@ def _answer(intake: Intake[CompletionBody]) -> Answer:
         logprobs=num_logprobs,
         # With echo, the logprobs of the prompt are part of the same lists as those of the answer.
         prompt_logprobs=num_logprobs if body.echo else None,
+        text_lengths=num_logprobs is not None,
         grammar=constraints.grammar(body),
     )
     params, wanted = intake.checked(own)
-    echo = bool(body.echo)
-    return intake.answer(params, build_prompts(body), CompletionShape(intake.head, wanted, echo=echo), echo=echo)
+    given = build_prompts(body)
+    prompts: tuple[Prompt, ...] = given
+    tokenizer = intake.serving.engine.tokenizer
+    if body.suffix:
+        if tokenizer.fill is None:
+            raise invalid("suffix", "the model has no tokens for filling in the middle, such as <|fim_prefix|>")
+        prompts = tuple(
+            GapPrompt(prompt.text, body.suffix, prompt.add_special_tokens)
+            if isinstance(prompt, TextPrompt)
+            else GapPrompt(prompt.token_ids, body.suffix)
+            for prompt in given
+        )
+        # After the middle, a model may go on with another gap.
+        ends = () if params.ignore_eos else tokenizer.fill.ids
+        params = replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
+    echoed = prompts if body.echo else ()
+    return intake.answer(params, prompts, CompletionShape(intake.head, wanted, tokenizer, echoed))
 
 
 def _best_of(body: CompletionBody) -> int | None:
@@ -99,7 +128,7 @@ def _best_of(body: CompletionBody) -> int | None:
     return best_of
 
 
-def build_prompts(body: CompletionBody) -> tuple[Prompt, ...]:
+def build_prompts(body: CompletionBody) -> tuple[TextPrompt | TokenPrompt, ...]:
     """Return the prompts of the body: a string, a list of strings, one list of token ids, or a list of such lists."""
     prompt = body.prompt
     special = body.add_special_tokens is not False
@@ -121,27 +150,40 @@ def build_prompts(body: CompletionBody) -> tuple[Prompt, ...]:
 
 
 class CompletionShape(ChoicesShape):
-    """Renders the answers of /v1/completions. Choice `i` belongs to prompt `i // n`."""
+    """Renders the answers of /v1/completions. Choice `i` belongs to prompt `i // n`, and begins with it if it is one of
+    the `echoed`."""
 
     empty_choice = CompletionChoice(0, "")
 
-    def __init__(self, head: Head, wanted: Wanted, *, echo: bool) -> None:
+    def __init__(self, head: Head, wanted: Wanted, tokenizer: Tokenizer, echoed: Sequence[Prompt]) -> None:
         super().__init__("text_completion", head, wanted)
-        self._echo = echo
-        self._offsets: dict[int, int] = {}  # by choice: characters of the tokens whose logprobs were sent
+        self._tokenizer = tokenizer
+        self._echoed = echoed
+        self._lengths: Counter[int] = Counter()  # by choice: characters of the text that was sent
+
+    def _text_of(self, event: PromptDone) -> str:
+        """Return the text of a prompt that is echoed, and "" for any other. Control tokens around it are no part."""
+        if not self._echoed:
+            return ""
+        match self._echoed[event.prompt_index]:
+            case TextPrompt(text) | GapPrompt(str(text)):
+                return text
+            case prompt:
+                return "".join(self._tokenizer.text_parts(prompt, event.token_ids))
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
         """Render the first chunk of each choice, if the client wants to see the prompt."""
         self._add_usage(event)
-        if not (self._echo or self._wanted.with_token_ids):
+        if not (self._echoed or self._wanted.with_token_ids):
             return
+        text = self._text_of(event)
         for index in range(event.prompt_index * self._wanted.n, (event.prompt_index + 1) * self._wanted.n):
-            choice = CompletionChoice(index, (event.text or "") if self._echo else "")
+            choice = CompletionChoice(index, text)
+            self._lengths[index] += len(text)
             logprobs: list[Iterable[bytes]] = []
-            if self._echo and event.logprobs is not None and self._wanted.num_logprobs is not None:
+            if self._echoed and event.logprobs is not None and self._wanted.num_logprobs is not None:
                 choice.logprobs = HOLE
-                logprobs.append(completion_logprobs_in_parts(event.logprobs, self._wanted.num_logprobs))
-                self._offsets[index] = num_characters(event.logprobs.tokens())
+                logprobs.append(self._logprobs(event.logprobs, self._parts_of(event)))
             if self._wanted.with_token_ids:
                 choice.prompt_token_ids = list(event.token_ids)
             yield from filled(self._event(choice), *logprobs)
@@ -164,17 +206,18 @@ class CompletionShape(ChoicesShape):
         return self._whole((self._whole_choice(prompts[chunk.index // n], chunk) for chunk in choices), usage)
 
     def _whole_choice(self, prompt: PromptDone, chunk: TokenChunk) -> Iterator[bytes]:
-        wanted, echoed = self._wanted, (prompt.text or "") if self._echo else ""
+        wanted, echoed = self._wanted, self._text_of(prompt)
         choice = CompletionChoice(chunk.index, echoed + chunk.text, None, chunk.finish_reason, chunk.stop_reason)
         parts: list[Iterable[bytes]] = []
         if wanted.num_logprobs is not None:
             choice.logprobs = HOLE
-            shown = chunk.logprobs or TokenLogprobs()
-            if self._echo and prompt.logprobs is not None:
+            shown, texts = chunk.logprobs or TokenLogprobs(), _parts_of_chunk(chunk)
+            if self._echoed and prompt.logprobs is not None:
                 of_answer, shown = shown, TokenLogprobs()
                 shown.extend(prompt.logprobs)
                 shown.extend(of_answer)
-            parts.append(completion_logprobs_in_parts(shown, wanted.num_logprobs))
+                texts = chain(self._parts_of(prompt), texts)
+            parts.append(self._logprobs(shown, texts))
         if wanted.num_prompt_logprobs is not None:
             choice.prompt_logprobs = HOLE
             parts.append(prompt_logprobs_in_parts(prompt.logprobs or TokenLogprobs(), wanted.num_prompt_logprobs))
@@ -185,13 +228,27 @@ class CompletionShape(ChoicesShape):
     def _text_choice(self, chunk: TokenChunk) -> CompletionChoice:
         choice = CompletionChoice(chunk.index, chunk.text)
         if chunk.logprobs is not None and self._wanted.num_logprobs is not None:
-            offset = self._offsets.get(chunk.index, 0)
-            self._offsets[chunk.index] = offset + num_characters(chunk.logprobs.tokens())
-            logprobs = completion_logprobs_in_parts(chunk.logprobs, self._wanted.num_logprobs, offset)
+            logprobs = self._logprobs(chunk.logprobs, _parts_of_chunk(chunk), self._lengths[chunk.index])
             choice.logprobs = msgspec.Raw(b"".join(logprobs))
+        self._lengths[chunk.index] += len(chunk.text)
         if self._wanted.with_token_ids:
             choice.token_ids = chunk.token_ids
         return choice
+
+    def _parts_of(self, event: PromptDone) -> Iterator[str]:
+        return self._tokenizer.text_parts(self._echoed[event.prompt_index], event.token_ids)
+
+    def _logprobs(self, tokens: TokenLogprobs, texts: Iterable[str], offset: int = 0) -> Iterator[bytes]:
+        num_top = self._wanted.num_logprobs or 0
+        return completion_logprobs_in_parts(tokens, texts, num_top, self._tokenizer.special_ids, offset)
+
+
+def _parts_of_chunk(chunk: TokenChunk) -> Iterator[str]:
+    """Yield the part of the text for each token."""
+    at = 0
+    for length in chunk.text_lengths or ():
+        yield chunk.text[at : at + length]
+        at += length
 
 
 def best_choices(candidates: Sequence[TokenChunk], best_of: int, n: int) -> list[TokenChunk]:

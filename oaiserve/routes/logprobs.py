@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice, starmap
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,7 +40,12 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Four lists with an item for each token. The first token of a prompt has no log-probability: it is null."""
+    """Four lists with an item for each token. The first token of a prompt has no log-probability: it is null.
+
+    A token's part of the text begins at its `text_offset`, and ends at that of the next token. `tokens` has these
+    parts, and the names of special tokens, which have none. A character that is split over several tokens is the part
+    of the last of them.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -87,26 +92,33 @@ def chat_entries_in_parts(tokens: TokenLogprobs, num_top: int) -> Iterator[bytes
     return _list(chat_entries(batch, num_top) for batch in _batches(tokens.entries(), 1 + num_top))
 
 
-def completion_logprobs_in_parts(tokens: TokenLogprobs, num_top: int, text_offset: int = 0) -> Iterator[bytes]:
-    """Yield OpenAI's four lists of equal length. `text_offset` is the number of characters of the earlier tokens of
-    the choice."""
+def completion_logprobs_in_parts(
+    tokens: TokenLogprobs, parts: Iterable[str], num_top: int, special_ids: Collection[int] = (), text_offset: int = 0
+) -> Iterator[bytes]:
+    """Yield OpenAI's four lists of equal length, with each token's part of the text.
 
-    def column(value: Callable[[Entry], Any]) -> Iterator[bytes]:
-        return _list(list(map(value, batch)) for batch in _batches(tokens.tokens(), 1))
+    `text_offset` is the number of characters before the first of these tokens.
+    """
+    names: list[str] = []
+    offsets: list[int] = []
 
-    def next_offset(token: Entry) -> int:
+    def name(token: Entry, part: str) -> str:
         nonlocal text_offset
-        before, text_offset = text_offset, text_offset + len(text_of(token[1]))
-        return before
+        offsets.append(text_offset)
+        text_offset += len(part)
+        names.append(text_of(token[1]) if not part and token[0] in special_ids else part)
+        return names[-1]
 
     yield b'{"tokens":'
-    yield from column(lambda token: text_of(token[1]))
+    named = zip(tokens.tokens(), parts, strict=True)
+    yield from _list(list(starmap(name, batch)) for batch in _batches(named, 1))
     yield b',"token_logprobs":'
-    yield from column(lambda token: _value(token[2]))
+    yield from _list([_value(logprob) for _, _, logprob in batch] for batch in _batches(tokens.tokens(), 1))
     yield b',"text_offset":'
-    yield from column(next_offset)
+    yield from _list(_batches(offsets, 1))
     yield b',"top_logprobs":'
-    yield from _list(_best(batch, num_top) for batch in _batches(tokens.entries(), 1 + num_top))
+    rows = zip(tokens.entries(), names, strict=True)
+    yield from _list(_best(batch, num_top) for batch in _batches(rows, 1 + num_top))
     yield b"}"
 
 
@@ -114,10 +126,6 @@ def prompt_logprobs_in_parts(tokens: TokenLogprobs, num_top: int) -> Iterator[by
     """Yield the log-probabilities by token id, as vLLM has them."""
     rows = zip(tokens.entries(), tokens.ranks, strict=True)
     return _list(_by_token_id(batch, num_top) for batch in _batches(rows, 1 + num_top))
-
-
-def num_characters(tokens: Iterable[Entry]) -> int:
-    return sum(len(text_of(data)) for _, data, _ in tokens)
 
 
 def _batches(tokens: Iterable[T], num_entries: int) -> Iterator[list[T]]:
@@ -142,16 +150,16 @@ def _value(logprob: float) -> float | None:
     return logprob if logprob > -9999.0 else None if math.isnan(logprob) else -9999.0
 
 
-def _best(rows: Iterable[list[Entry]], num_top: int) -> list[dict[str, float | None] | None]:
+def _best(rows: Iterable[tuple[list[Entry], str]], num_top: int) -> list[dict[str, float | None] | None]:
     found: list[dict[str, float | None] | None] = []
-    for token, *top in rows:
+    for (token, *top), name in rows:
         if math.isnan(token[2]):
             found.append(None)
             continue
         best: dict[str, float | None] = {}
-        for _, data, logprob in [*top[:num_top], token]:  # the token itself may be one more than num_top
+        for token_id, data, logprob in [*top[:num_top], token]:  # the token itself may be one more than num_top
             # Of tokens with equal texts the likeliest is kept.
-            best.setdefault(text_of(data), _value(logprob))
+            best.setdefault(name if token_id == token[0] else text_of(data), _value(logprob))
         found.append(best)
     return found
 

@@ -16,7 +16,7 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.pooling import Task
-from oaiserve.engine.request import Prompt, Request, SamplingParams, Usage
+from oaiserve.engine.request import GapPrompt, Prompt, Request, SamplingParams, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.facts.continuation import IDS_HEADER, SENT_HEADER, SIGN, Piece, ids_of, take_sent
 from oaiserve.facts.prefix_keys import prefix_keys_of, prompt_of_body
@@ -96,7 +96,6 @@ class Intake(Generic[OwnBody]):
         prompts: tuple[Prompt, ...],
         shape: Shape,
         *,
-        echo: bool = False,
         before_end: Callable[[Usage], Awaitable[None]] | None = None,
     ) -> Answer:
         """Return the answer to a generation request, ready to be submitted to the engine."""
@@ -106,7 +105,7 @@ class Intake(Generic[OwnBody]):
         prefix_keys: tuple[tuple[int, float], ...] = ()
         # Stored responses that a request goes on from are not in its body, and routers know bodies only.
         is_all = self.num_bytes == len(self._content)
-        if self.serving.engine.is_reporting and len(prompts) == 1 and is_all:
+        if self.serving.engine.is_reporting and len(prompts) == 1 and is_all and not isinstance(prompts[0], GapPrompt):
             prefix_keys = prefix_keys_of(prompt_of_body(self._content))
         if params.seed is None and self.exchange.ids is not None:
             params = replace(params, seed=self.exchange.ids.seed)
@@ -115,7 +114,6 @@ class Intake(Generic[OwnBody]):
         request = self.request(
             prompts,
             params,
-            echo=echo,
             priority=self._priority(),
             cache_salt=self._cache_salt(),
             stream_interval=interval if is_streaming else 0,

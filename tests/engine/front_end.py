@@ -23,7 +23,7 @@ def requests() -> list[Request]:
     )
     few = SamplingParams(max_tokens=9, temperature=0)
     return [
-        Request("text", (text, TextPrompt("x")), few, echo=True, received_ns=1),
+        Request("text", (text, TextPrompt("x")), few, received_ns=1),
         Request("ids", (TokenPrompt([1, 2, 3, 4, 5, 6, 7, 8, 9]),), everything, priority=2, received_ns=2),
         Request("again", (TokenPrompt([1, 2, 3, 4, 5, 6, 7, 8, 9]),), few),
         Request("chat", (ChatPrompt([hello], template_kwargs={"tools": [{"name": "t"}]}),), few, stream_interval=0),

@@ -95,14 +95,14 @@ def test_a_stop_string_never_leaks(asked: dict[str, Any], expected: list[str], r
     assert (events[-2].finish_reason, events[-2].stop_reason in asked["stop"]) == (reason, reason == "stop")
 
 
-def test_each_token_tells_how_much_text_it_has_added() -> None:
+def test_each_token_has_the_length_of_its_text_up_to_a_stop_string() -> None:
     chunks = events_of(make_engine(), request(max_tokens=9, stop=("cx", "ef"), text_lengths=True, stream_interval=0))
     assert [(chunk.text, chunk.text_lengths) for chunk in chunks if isinstance(chunk, TokenChunk)] == [
-        ("abcd", [1, 1, 0, 2, 0, 0])
+        ("abcd", [1, 1, 1, 1, 0, 0])
     ]
     streamed = events_of(make_engine(), request(max_tokens=9, stop=("cx", "ef"), text_lengths=True))
     lengths = [chunk.text_lengths for chunk in streamed if isinstance(chunk, TokenChunk)]
-    assert lengths == [[1], [1], [0, 2], [0, 0]]
+    assert lengths == [[1], [1], [1, 1], [0, 0]]
 
 
 def test_max_tokens_0_computes_the_prompt_and_gives_nothing() -> None:
@@ -149,13 +149,12 @@ def test_stream_interval_is_the_number_of_tokens_in_a_chunk(interval: int, expec
     assert texts(events_of(make_engine(), request(max_tokens=5, stream_interval=interval))) == expected
 
 
-def test_echo_and_prompt_logprobs_come_before_the_first_chunk_also_when_the_prompt_is_chunked() -> None:
+def test_prompt_logprobs_come_before_the_first_chunk_also_when_the_prompt_is_chunked() -> None:
     params = SamplingParams(max_tokens=1, prompt_logprobs=0, n=2)
-    asked = Request("r", (TextPrompt("abcdefghijklmnopqrstuvwxyz"),), params, echo=True)
+    asked = Request("r", (TextPrompt("abcdefghijklmnopqrstuvwxyz"),), params)
     done, *_ = events_of(make_engine(max_step_tokens=8), asked)
-    assert done.text == "abcdefghijklmnopqrstuvwxyz"
     _, texts, values = zip(*done.logprobs.tokens(), strict=True)
-    assert b"".join(texts) == done.text.encode()
+    assert b"".join(texts) == b"abcdefghijklmnopqrstuvwxyz"
     assert list(values[1:]) == [-float(i) for i in range(1, 26)]
 
 

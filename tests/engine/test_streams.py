@@ -70,7 +70,7 @@ def test_tokens_of_a_choice_that_gather_are_one_chunk(events: list[Event], joine
 
 
 def test_a_chunk_never_comes_before_the_data_of_its_prompt() -> None:
-    first, second = (PromptDone("r", index, [1], None, None, TIMES) for index in range(2))
+    first, second = (PromptDone("r", index, [1], None, TIMES) for index in range(2))
     events = [first, chunk("a", 0), second, chunk("x", 1), chunk("b", 0), Finished("r", USAGE, TIMES, ACCOUNT)]
     assert gathered(*events) == [first, chunk("ab", 0), second, chunk("x", 1), Finished("r", USAGE, TIMES, ACCOUNT)]
 
@@ -188,7 +188,7 @@ async def test_if_no_reader_is_behind_the_largest_answer_that_is_kept_is_cut() -
 async def test_what_was_written_or_left_is_not_held() -> None:
     held, engine = HeldTokens(), FakeEngine()
     stream = await reader_that_stopped(held, engine, "r", "abc")
-    stream.push(PromptDone("r", 0, [1, 2], None, None, TIMES))
+    stream.push(PromptDone("r", 0, [1, 2], None, TIMES))
     stream.push(chunk("de"))
     assert held.number == 7
     await stream.next()

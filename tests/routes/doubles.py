@@ -3,7 +3,7 @@
 import math
 import queue
 from array import array
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import replace
@@ -24,6 +24,7 @@ from oaiserve.engine.request import (
     Failed,
     Finished,
     FinishReason,
+    GapPrompt,
     PairPrompt,
     Pooled,
     Prompt,
@@ -34,6 +35,7 @@ from oaiserve.engine.request import (
     TooManyTokens,
     Usage,
 )
+from oaiserve.engine.text.fill import FillTokens
 from oaiserve.engine.text.template_abilities import Abilities
 from oaiserve.errors import APIError, InvalidRequest
 from oaiserve.explain.step_cost import StepCost
@@ -74,6 +76,8 @@ class FakeTokenizer:
     def __init__(self, template: FakeTemplate | None = None) -> None:
         self.chat_template = template
         self.special_token_ids = {"<tool_call>": 998, "<special>": 999}
+        self.special_ids = frozenset(self.special_token_ids.values())
+        self.fill: FillTokens | None = None
         template_source = None if template is None else {"default": template.source, "tool_use": ""}
         self.stored = SimpleNamespace(special_tokens_map={"eos_token": "<special>"}, chat_template=template_source)
 
@@ -82,6 +86,8 @@ class FakeTokenizer:
             return [ord(c) for message in prompt.messages for c in str(message["content"])]
         if isinstance(prompt, TextPrompt):
             return [ord(c) for c in prompt.text]
+        if isinstance(prompt, GapPrompt):
+            return [ord(c) for c in f"{prompt.prefix}{prompt.suffix}"]
         if isinstance(prompt, PairPrompt):
             return [ord(c) for c in prompt.first + prompt.second]
         return list(prompt.token_ids)
@@ -100,6 +106,12 @@ class FakeTokenizer:
 
     def token_text(self, token_id: int) -> str:
         return chr(token_id)
+
+    def text_parts(self, prompt: Prompt, token_ids: Sequence[int]) -> Iterator[str]:
+        """Yield the whole text of a prompt for its last token, or one character for each id."""
+        text = prompt.prefix if isinstance(prompt, GapPrompt) else getattr(prompt, "text", None)
+        texts = map(chr, token_ids) if text is None else ["", "", text]
+        return iter(texts)
 
 
 class FakeEngine:
@@ -295,7 +307,8 @@ def candidates(*logprobs: list[float]) -> Script:
             name, values = f"{index}", logprobs[index % len(logprobs)]
             tokens = token_logprobs(*([(7, name.encode(), value), *best] for value in values))
             text, token_ids = name * len(tokens), [7] * len(tokens)
-            yield [TokenChunk(rid, index, text, token_ids, tokens, FinishReason.LENGTH)]
+            lengths = [len(name)] * len(tokens)
+            yield [TokenChunk(rid, index, text, token_ids, tokens, FinishReason.LENGTH, text_lengths=lengths)]
         num_tokens = len(request.prompts) * sum(map(len, logprobs))
         yield [finished(rid, Usage(3 * len(request.prompts), 2, num_tokens))]
 
@@ -306,9 +319,8 @@ def prompts_done(request: Request) -> Iterable[PromptDone]:
     for index in range(len(request.prompts)):
         tokens = None
         if request.params.prompt_logprobs is not None:
-            tokens = token_logprobs([(1, b"In", math.nan)], logprob(" a", 2), rank=2)
-        echoed = "In a" if request.echo else None
-        yield PromptDone(request.request_id, index, [1, 2, 3], echoed, tokens, RequestTimes(), 0 if index else 2)
+            tokens = token_logprobs([(1, b"In", math.nan)], logprob(" a", 2), logprob("?", 3), rank=2)
+        yield PromptDone(request.request_id, index, [1, 2, 3], tokens, RequestTimes(), 0 if index else 2)
 
 
 def logprob(text: str, token_id: int) -> list[Entry]:

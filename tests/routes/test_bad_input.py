@@ -208,7 +208,7 @@ BAD_REQUESTS = [
     # Known, not built.
     unsupported("tools", [{"type": "function", "function": {"name": "f"}}], COMPLETIONS),
     unsupported("tool_choice", "auto", COMPLETIONS),
-    unsupported("suffix", "end", COMPLETIONS),
+    completion("no tokens for a gap", "no tokens for filling in the middle", "suffix", suffix="end"),
     unsupported("audio", {"voice": "x"}),
     unsupported("modalities", ["text", "audio"]),
     unsupported("use_beam_search", True, COMPLETIONS),

@@ -44,7 +44,11 @@ def test_every_sampling_parameter_reaches_the_engine(served: Served) -> None:
     lists |= {"allowed_token_ids": [5, 6]}
     served.complete(**body, **lists, logit_bias={"5": -100})
     assert served.engine.submitted.get().params == SamplingParams(
-        ends_with_context=True, **body, **{name: tuple(values) for name, values in lists.items()}, logit_bias={5: -100}
+        ends_with_context=True,
+        text_lengths=True,
+        **body,
+        **{name: tuple(values) for name, values in lists.items()},
+        logit_bias={5: -100},
     )
 
 
@@ -95,17 +99,17 @@ def test_prompts_come_in_four_forms_and_without_special_tokens(served: Served, b
 def test_choices_are_ordered_by_prompt_and_then_n(served: Served) -> None:
     choices = served.complete(prompt=["Hi", "Ho"], n=2, echo=True).json()["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
-    assert {choice["text"] for choice in choices} == {"In aHello world"}
+    assert [choice["text"] for choice in choices] == ["HiHello world"] * 2 + ["HoHello world"] * 2
 
 
 def test_best_of_returns_the_likeliest_candidates_of_each_prompt_best_first(served: Served) -> None:
     served.engine.script = candidates([-1.0, -2.0], [-1.0], [-0.5, -0.5, -3.0], [-1.0, -1.0])
     answer = served.complete(prompt=["Hi", "Ho"], n=2, best_of=4, echo=True).json()
     assert [(choice["index"], choice["text"], choice["logprobs"]) for choice in answer["choices"]] == [
-        (0, "In a1", None),
-        (1, "In a33", None),
-        (2, "In a5", None),
-        (3, "In a77", None),
+        (0, "Hi1", None),
+        (1, "Hi33", None),
+        (2, "Ho5", None),
+        (3, "Ho77", None),
     ]
     assert answer["usage"]["completion_tokens"] == 16  # of all candidates
     asked = served.engine.submitted.get().params
@@ -162,7 +166,7 @@ def test_usage_can_be_in_every_chunk(served: Served) -> None:
 def test_a_streamed_echo_comes_first(served: Served) -> None:
     choices = [chunk["choices"][0] for chunk in stream_of(served, prompt=["Hi", "Ho"], echo=True)[:3]]
     found = [(choice["index"], choice["text"]) for choice in choices]
-    assert found == [(0, "In a"), (1, "In a"), (0, "Hello world")]
+    assert found == [(0, "Hi"), (1, "Ho"), (0, "Hello world")]
 
 
 def test_tokens_that_are_ready_together_leave_in_one_event(served: Served) -> None:
@@ -204,9 +208,9 @@ def test_logprobs_are_four_lists_with_the_sampled_token_among_the_best(
 def test_echoed_logprobs_begin_with_null(served: Served) -> None:
     served.engine.script = says("b")
     logprobs = served.complete(logprobs=1, echo=True).json()["choices"][0]["logprobs"]
-    assert logprobs["tokens"] == ["In", " a", "b"]
-    assert logprobs["token_logprobs"] == [None, -1.5, -1.5]
-    assert logprobs["text_offset"] == [0, 2, 4]
+    assert logprobs["tokens"] == ["", "", "Hi", "b"]
+    assert logprobs["token_logprobs"] == [None, -1.5, -1.5, -1.5]
+    assert logprobs["text_offset"] == [0, 0, 0, 2]
     assert logprobs["top_logprobs"][0] is None
 
 
@@ -227,7 +231,7 @@ def test_token_ids_can_be_returned(served: Served) -> None:
 
 @pytest.mark.parametrize("num_top", [0, 1, 2])
 def test_prompt_logprobs_are_by_token_id_with_ranks_below_the_best_ones_too(served: Served, num_top: int) -> None:
-    first, second = served.complete(prompt_logprobs=num_top).json()["choices"][0]["prompt_logprobs"]
+    first, second, _ = served.complete(prompt_logprobs=num_top).json()["choices"][0]["prompt_logprobs"]
     assert first is None
     best = {"3": {"logprob": -0.25, "rank": 1, "decoded_token": " a!"}}
     assert second == (best if num_top else {}) | {"2": {"logprob": -1.5, "rank": 2, "decoded_token": " a"}}

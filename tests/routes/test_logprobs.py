@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from itertools import repeat
 
 import msgspec
 import pytest
@@ -37,7 +38,8 @@ def test_parts_are_the_bytes_of_the_whole(number: int) -> None:
 def test_the_lists_of_completions_have_an_item_for_each_token(number: int) -> None:
     tokens = tokens_of(number)
     texts = [data.decode() for _, data, _ in tokens.tokens()]
-    shown = msgspec.json.decode(b"".join(completion_logprobs_in_parts(tokens, 3, 7)), type=CompletionLogprobs)
+    rendered = b"".join(completion_logprobs_in_parts(tokens, texts, 3, text_offset=7))
+    shown = msgspec.json.decode(rendered, type=CompletionLogprobs)
     assert shown.tokens == texts
     assert shown.token_logprobs == [None if math.isnan(value) else value for _, _, value in tokens.tokens()]
     assert shown.text_offset == [7 + sum(map(len, texts[:i])) for i in range(number)]
@@ -48,7 +50,7 @@ def test_no_part_is_large() -> None:
     tokens = tokens_of(20_000)
     for parts in (
         chat_logprobs_in_parts(tokens, 3),
-        completion_logprobs_in_parts(tokens, 3),
+        completion_logprobs_in_parts(tokens, repeat("ab", 20_000), 3),
         prompt_logprobs_in_parts(tokens, 3),
     ):
         assert max(map(len, parts)) < 100 * MAX_CHUNK_TOKENS

@@ -32,7 +32,7 @@ def progress(request: Request, num_computed: int) -> PromptProgress:
 
 
 def tokens(request: Request) -> list[Any]:
-    done = PromptDone(request.request_id, 0, [1] * 100, None, None, RequestTimes(), 20)
+    done = PromptDone(request.request_id, 0, [1] * 100, None, RequestTimes(), 20)
     return [done, TokenChunk(request.request_id, 0, "Hello", [10], None, FinishReason.STOP)]
 
 

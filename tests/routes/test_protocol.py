@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.engine.logprobs import TokenLogprobs, text_of
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
@@ -103,11 +103,12 @@ def test_misspelled_names_are_noted_as_those_that_were_probably_meant(
 
 def test_the_two_bodies_share_every_sampling_field() -> None:
     shared = set(CompletionBody.__struct_fields__) & set(ChatBody.__struct_fields__)
-    assert set(CompletionBody.__struct_fields__) - shared == {"prompt", "echo", "best_of"}
+    assert set(CompletionBody.__struct_fields__) - shared == {"prompt", "suffix", "echo", "best_of"}
 
 
 def shown_logprobs(tokens: TokenLogprobs, num_top: int) -> CompletionLogprobs:
-    return msgspec.json.decode(b"".join(completion_logprobs_in_parts(tokens, num_top)), type=CompletionLogprobs)
+    parts = [text_of(data) for _, data, _ in tokens.tokens()]
+    return msgspec.json.decode(b"".join(completion_logprobs_in_parts(tokens, parts, num_top)), type=CompletionLogprobs)
 
 
 def test_of_two_tokens_with_the_same_text_the_likelier_one_is_shown() -> None:

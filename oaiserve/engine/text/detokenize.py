@@ -266,6 +266,10 @@ class StopMatcher:
         self._stops = stops
         self._held = ""
 
+    @property
+    def is_holding(self) -> bool:
+        return bool(self._held)
+
     def push(self, text: str, *, enabled: bool = True) -> tuple[str, str | None]:
         """Take a piece of text. Return the text to send now, and the complete stop string, if any.
 

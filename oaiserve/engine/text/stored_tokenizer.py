@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class StoredTokenizer:
     special_tokens_map: dict[str, str]
     chat_template: str | dict[str, str] | None
     response_template: Mapping[str, Any] | None
+    fill_texts: list[str] = field(default_factory=list)  # of a GGUF file: see `fill_tokens`
 
 
 def tokenizer_subject(model: Path) -> Subject | None:

@@ -8,18 +8,21 @@ from __future__ import annotations
 import json
 import logging
 from array import array
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oaiserve.engine.logprobs import text_of
-from oaiserve.engine.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt, TooManyTokens
+from oaiserve.engine.request import ChatPrompt, GapPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt, TooManyTokens
 from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.text.encoding_rules import PIECE_CHARACTERS, EncodingRules
+from oaiserve.engine.text.fill import fill_tokens
 from oaiserve.engine.text.gguf.tokenizer import load_gguf_tokenizer
+from oaiserve.engine.text.prompt_texts import text_parts
 from oaiserve.engine.text.special_tokens import ESCAPED_MARK, MARK, MarkedTexts, SpecialTexts, control_tokens
 from oaiserve.engine.text.stored_tokenizer import (
     StoredTokenizer,
@@ -40,6 +43,7 @@ log = logging.getLogger(__name__)
 
 
 Expand = Callable[[str], str]  # may raise InvalidRequest
+_ANCHOR = "☺"  # no token begins with it and goes on
 UNCUT_CHARACTERS = 2**16  # encoded within some 30 milliseconds
 
 
@@ -76,6 +80,8 @@ class Tokenizer:
         rewrites = _rewrites(self.backend) and any(added[each].normalized for each in self._control_ids.values())
         normalize = self.backend.normalizer.normalize_str if rewrites else None
         self._special_texts = SpecialTexts(self._control_ids, normalize)
+        self.fill = fill_tokens(self.backend, tokenizer.fill_texts)
+        self._gap_texts = SpecialTexts(() if self.fill is None else {*self._control_ids, *self.fill.texts})
         self._rules = EncodingRules(self.backend)
         self._affixes = self._find_affixes()
 
@@ -129,6 +135,8 @@ class Tokenizer:
                 return (yield from self._encode_start(text, special, param, room))
             case TextPrompt(text, special, param):
                 return (yield from self._encode_text(text, special, param, most_tokens))
+            case GapPrompt():
+                return (yield from self._encode_gap(prompt, most_tokens))
             case PairPrompt():
                 return self.encode_pair(prompt, most_tokens)[0]
             case ChatPrompt():
@@ -164,6 +172,63 @@ class Tokenizer:
             raise TooManyTokens(len(pair.ids), is_exact=True)
         types = pair.type_ids
         return pair.ids, types.index(1) if 1 in types else len(types)
+
+    def _encode_gap(self, prompt: GapPrompt, most_tokens: int | None) -> Generator[None, None, list[int]]:
+        assert self.fill is not None  # or else the route refuses the prompt
+        start = self._affixes[0] if prompt.add_special_tokens and self._affixes is not None else []
+        prefix = prompt.prefix
+        if isinstance(prefix, str):
+            prefix = yield from self._encode_side(prefix, prompt.param, most_tokens)
+        suffix = yield from self._encode_side(prompt.suffix, "suffix", most_tokens, continues=True)
+        token_ids = self.fill.joined(start, prefix, suffix)
+        if most_tokens is not None and len(token_ids) > most_tokens:
+            raise TooManyTokens(len(token_ids), is_exact=True)
+        return token_ids
+
+    def _encode_side(
+        self, text: str, param: str, most_tokens: int | None, *, continues: bool = False
+    ) -> Generator[None, None, list[int]]:
+        """Return the token ids of a text on one side of a gap, with its control tokens as text.
+
+        A text that `continues` another one gets no space before it, as sentencepiece puts before each text.
+        """
+        token_ids: list[int] = []
+        adds_space = self._table.strip_start > 0 or self._table.drop_first_spaces
+        anchor_ids = self._encode(_ANCHOR, False, param) if adds_space else []
+        for piece in filter(None, self._gap_texts.marked(text).split(MARK)):
+            is_anchored = adds_space and (continues or bool(token_ids))
+            found = yield from self._encode_text(_ANCHOR * is_anchored + piece, False, param, most_tokens)
+            token_ids += found[len(anchor_ids) * is_anchored :]
+        return token_ids
+
+    def text_parts(self, prompt: Prompt, token_ids: Sequence[int]) -> Iterator[str]:
+        """Yield the part of a prompt's text that each of its tokens stands for; "" for special tokens around it.
+
+        Joined, they are the text of a text prompt, the text before a gap, and the texts of the tokens otherwise.
+        """
+        text, shown = None, slice(0, len(token_ids))
+        if isinstance(prompt, TextPrompt):
+            text = prompt.text
+            before, after = self._affixes if prompt.add_special_tokens and self._affixes is not None else ([], [])
+            shown = slice(len(before), len(token_ids) - len(after))
+        elif isinstance(prompt, GapPrompt):
+            text = prompt.prefix if isinstance(prompt.prefix, str) else None
+            assert self.fill is not None  # or else it had no token ids
+            shown = self.fill.prefix_of(token_ids)
+        yield from repeat("", shown.start)
+        yield from text_parts(self._table, token_ids[shown], text, lambda: self.starts(text or ""))
+        yield from repeat("", len(token_ids) - shown.stop)
+
+    def starts(self, text: str) -> list[int]:
+        """Return where in a text each of its tokens starts, without special tokens around them."""
+        starts: list[int] = []
+        at = 0
+        for piece in self._rules.pieces(text):
+            at = text.index(piece, at)  # a space between pieces may be left out
+            encoding = self.backend.encode_batch([piece], add_special_tokens=False)[0]
+            starts += [at + start for start, _ in encoding.offsets]
+            at += len(piece)
+        return starts
 
     def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each word, both at the start of a text and after another word.

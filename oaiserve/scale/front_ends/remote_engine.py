@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.media import MediaKind
-from oaiserve.engine.request import TERMINAL, Deliver, Event, Failed, Prompt, PromptDone, Request, TextPrompt, Usage
+from oaiserve.engine.request import TERMINAL, Deliver, Event, Failed, Prompt, Request, Usage
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import REST, GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
 from oaiserve.errors import InternalError, InvalidRequest, Unavailable
@@ -218,10 +218,6 @@ class RemoteEngine:
                 del self._open[event.request_id]
                 if opened.is_encoding:
                     self._tokenize.abort(event.request_id)
-            elif isinstance(event, PromptDone) and opened.request.echo:
-                given = opened.request.prompts[event.prompt_index]
-                if isinstance(given, TextPrompt):  # of which the other process has the ids only
-                    event.text = given.text
         for deliver, delivered in outbox.items():
             deliver(delivered)
         if self._is_stopping and not self._open:

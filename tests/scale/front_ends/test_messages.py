@@ -95,7 +95,7 @@ def test_the_events_of_a_step_come_in_the_order_of_each_request() -> None:
     events: list[Event] = [
         TokenChunk("a", 0, "x", [1], None),
         PromptProgress("a", 90, 10, 20, 5, TIMES),
-        PromptDone("a", 1, [1, 2], None, None, TIMES, 1),
+        PromptDone("a", 1, [1, 2], None, TIMES, 1),
         TokenChunk("a", 1, "y", [2, 3], logprobs(), FinishReason.STOP, "\n", [1, 0], True),
         Finished("a", Usage(1, 2, 3), TIMES, account()),
         Failed("b", Overloaded("full", retry_after_seconds=7), Usage(0, 0, 0), RequestTimes(received=1), account()),
@@ -151,7 +151,7 @@ ALL_FIELDS = SamplingParams(
     visible_special_ids=frozenset([1]),
     logit_bias={3: -1.5},
 )
-ALL = Request("all", (TextPrompt("x"),), ALL_FIELDS, True, 5, "salt", 3, 0, "client", 77, 88)
+ALL = Request("all", (TextPrompt("x"),), ALL_FIELDS, 5, "salt", 3, 0, "client", 77, 88)
 
 
 @pytest.mark.parametrize("request_", [*requests(), ALL], ids=lambda request: request.request_id)

@@ -40,6 +40,7 @@ def load_gguf_tokenizer(path: Path) -> StoredTokenizer:
         special_tokens_map={name: vocabulary.tokens[i] for name, i in with_names.items() if i is not None},
         chat_template=vocabulary.chat_template,
         response_template=None,
+        fill_texts=vocabulary.fill_texts,
     )
 
 

@@ -21,6 +21,7 @@ _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "t5": {"eos": 1, "unknown": 2, "padding": 0},
 }
 _END_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_FILL_ROLES = (("fim_pre", "prefix"), ("fim_suf", "suffix"), ("fim_mid", "middle"))  # new and old names
 _ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "cls", "mask")  # sic, in the files
 
 
@@ -78,6 +79,12 @@ class Vocabulary:
         more = self.get("eos_token_ids", [])
         found += [one for one in more if type(one) is int] if isinstance(more, list) else []
         return list(dict.fromkeys(i for i in found if i is not None and 0 <= i < len(self.tokens)))
+
+    @property
+    def fill_texts(self) -> list[str]:
+        """The tokens before the prefix, the suffix and the middle for filling in the middle; none if one is missing."""
+        found = [next(filter(None, map(self.token_id, roles)), None) for roles in _FILL_ROLES]
+        return [] if None in found else [self.tokens[i] for i in found if i is not None]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
