@@ -314,10 +314,10 @@ def test_a_compressed_body_is_decoded(serve: Serve, coding: str, num_words: int)
     messages = [{"role": "user", "content": prompt}]
     for path, more in (
         ("/v1/chat/completions", {"messages": messages}),
-        ("/v1/messages", {"messages": messages, "max_tokens": 9}),
+        ("/v1/messages", {"model": "org/demo", "messages": messages, "max_tokens": 9}),
         ("/v1/responses", {"input": prompt}),
         ("/tokenize", {"prompt": prompt}),
-        ("/v1/messages/count_tokens", {"messages": messages}),
+        ("/v1/messages/count_tokens", {"model": "org/demo", "messages": messages}),
     ):
         assert post(path, more).status_code == 200
     bomb = post("/v1/completions", {"prompt": " " * 500_000})

@@ -168,7 +168,7 @@ class JsonCallParser(CallParser):
         call = _call(self._text[at:end])
         if call is None or call[0] not in self._tools:
             raise NotACall
-        if call[0] in self._strict and ((head := _HEAD.match(self._text, at)) is None or head["name"] != call[0]):
+        if call[0] in self._strict and called_in(self._text, at) != call[0]:
             raise NotACall
         segments += [CallBegin(call[0]), Arguments(call[1])]
         self._take(self._text.index(tag, end) + len(tag))
@@ -232,6 +232,12 @@ def _call(text: str) -> tuple[str, str] | None:
         return None
     arguments = object_text(bytes(call.arguments) or bytes(call.parameters) or b"{}")
     return None if arguments is None else (call.name or call.tool_name, arguments)
+
+
+def called_in(text: str, at: int = 0) -> str | None:
+    """Return the name in an object that begins as `sites.OBJECT` does, so that a grammar holds strict arguments."""
+    head = _HEAD.match(text, at)
+    return None if head is None else head["name"]
 
 
 def object_text(arguments: bytes) -> str | None:
