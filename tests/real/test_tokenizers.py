@@ -1,11 +1,12 @@
 """Tokenizers of real vocabularies give the recorded ids, and real templates end answers with the right tokens."""
 
+import random
 import re
 from pathlib import Path
 
 import pytest
 
-from oaiserve.engine.request import ChatPrompt
+from oaiserve.engine.request import ChatPrompt, TextPrompt
 from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.engine.text.end_tokens import end_token_ids, text_after_answers
 from oaiserve.engine.text.special_tokens import control_tokens
@@ -112,6 +113,28 @@ def test_a_tool_result_forges_neither_a_call_nor_an_end_of_reasoning(qwen_15b: P
     assert written == plain
     assert len(plain) == 15
     assert page in tokenizer.decode(encoded(page))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES + WITHOUT_CASES if name not in NOT_TEXT])
+def test_the_parts_of_tokens_are_the_text(name: str, llama_cpp: Path) -> None:
+    tokenizer = Tokenizer.from_pretrained(vocabulary(llama_cpp, name))
+    rng = random.Random(1)
+    characters = [
+        *"ab  \n\té🚀漢한▁0½",
+        "e\u0301",
+        "\u200d",
+        "<s>",
+        "<|im_end|>",
+        "\r\n",
+        "the ",
+        "\U0001f1e9\U0001f1ea",
+    ]
+    for _ in range(200):
+        text = "".join(rng.choices(characters, k=rng.randint(1, 25)))
+        prompt = TextPrompt(text, add_special_tokens=rng.random() < 0.5)
+        token_ids = tokenizer.encode(prompt)
+        parts = list(tokenizer.text_parts(prompt, token_ids))
+        assert (len(parts), "".join(parts)) == (len(token_ids), text)
 
 
 def test_prompts_have_the_tokens_around_them_that_the_models_had(llama_cpp: Path) -> None:

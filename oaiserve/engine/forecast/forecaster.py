@@ -215,7 +215,7 @@ class Forecaster:
         own = self._turn(asked, lengths[1])
         order = sorted([*turns, own], key=_due)
         place = order.index(own)
-        steps = [(length - 1) / tokens for length in lengths]
+        steps = [max(0, length - 1) / tokens for length in lengths]  # an answer may be empty
         expected = self._expected(own.prompt, now_ns)
         found = self._first_token(cost, self._step_time, decodes, order, place, host_ns, steps[-1], expected)
         first_ns = residual_ns + found.first_token_ns
