@@ -24,12 +24,18 @@ from oaiserve.files.checkpoint import INDEX, json_object
 from oaiserve.files.gguf import SHARD
 from oaiserve.files.load_errors import named as as_text
 from oaiserve.files.progress import Progress
-from oaiserve.files.source import ModelSource, best_mmproj, find_model
+from oaiserve.files.source import ModelSource, best_mmproj, find_model, is_mmproj
 
 log = logging.getLogger(__name__)
 
 _TEXTS = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 _WEIGHTS = ".safetensors"
+# Files of these names change what a model answers; others at a root are licences, or of other programs.
+_CONFIGURATIONS = (
+    *("config", "generation_config", "tokenizer.json", "tokenizer_config", "special_tokens_map", "added_tokens"),
+    *("chat_template", "preprocessor_config", "processor_config", "model.safetensors.index", "modules", "sentence_"),
+    "tekken",
+)
 _MODULE = re.compile(r"\d+_\w+")  # the folders of sentence-transformers' modules behind a model
 _MOST_SHOWN = 12
 TIMEOUT_SECONDS = 3.0
@@ -218,11 +224,14 @@ def _cached(request: _Request) -> ModelSource:
         try:
             listed = _files_by_hub(storage, folder.name)
             if listed is not None:
-                files = needed = request.files_in(listed)
+                files = request.files_in(listed)
+                needed = _needed(files)
             else:
                 files = request.files_in(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
                 needed = [*files, *_further_parts(folder, files)]
             if not (missing := _missing(folder, needed)):
+                if lost := _missing(folder, filter(is_mmproj, files)):
+                    log.warning("The cache lacks %s, so no images are read", lost[0])
                 return request.source(folder, files)
             reasons.append(f"its cache lacks {_shown(missing)}, as after a download that was cut off")
         except StartupError as error:
@@ -236,6 +245,14 @@ def _files_by_hub(storage: Path, commit: str) -> list[str] | None:
         files = json_object(storage / "trees" / f"{commit}.json").get("files")
         return [*files] if isinstance(files, dict) else None
     return None
+
+
+def _needed(files: list[str]) -> list[str]:
+    """Return which files of a model a start cannot do without. Another program may have fetched no more of them."""
+    if files[0].endswith(".gguf"):
+        return [name for name in files if not is_mmproj(name)]
+    read = _CONFIGURATIONS if "tokenizer.json" in files else (*_CONFIGURATIONS, "vocab", "merges", "tokenizer.model")
+    return [name for name in files if name.endswith(_WEIGHTS) or "/" in name or name.startswith(read)]
 
 
 def _further_parts(folder: Path, files: list[str]) -> list[str]:
@@ -258,7 +275,7 @@ def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
     """Return the GGUF files of each model in a repository, shards in order, by the name without a number."""
     models: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
-        if name.endswith(".gguf") and "mmproj" not in name.lower():  # which is for images
+        if name.endswith(".gguf") and not is_mmproj(name):
             models[SHARD.sub("", name)].append(name)
     return models
 

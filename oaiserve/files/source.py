@@ -68,7 +68,12 @@ def find_mmproj(source: ModelSource, named: Path | None) -> Path | None:
     return None if found is None else source.path.with_name(found)
 
 
+def is_mmproj(name: str) -> bool:
+    """Return whether a GGUF file reads images for another one, by its name."""
+    return "mmproj" in name.lower()
+
+
 def best_mmproj(names: Iterable[str]) -> str | None:
     """Return the file that reads images, of the names of files; of several, the one in float16 by preference."""
-    found = [name for name in names if name.endswith(".gguf") and "mmproj" in name.lower()]
+    found = [name for name in names if name.endswith(".gguf") and is_mmproj(name)]
     return min(found, key=lambda name: (re.search(r"(?<!b)f16", name.lower()) is None, name), default=None)

@@ -227,6 +227,31 @@ def test_a_download_that_was_cut_off_does_not_start(
     assert lost_path.is_file()
 
 
+@pytest.mark.parametrize(
+    ("model", "lost", "warns"),
+    [
+        (REPOSITORY, ("LICENSE.txt", "vocab.json", "other.json"), False),
+        (f"{REPOSITORY}:Q4_K_M", ("mmproj-Q4_K_M.gguf",), True),
+    ],
+)
+def test_a_copy_by_another_program_starts_without_what_it_left_out(
+    model: str,
+    lost: tuple[str, ...],
+    warns: bool,
+    hub: tuple[Path, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    put(hub[0], [*MODEL, *GGUFS, *lost])
+    whole = local_source(model)
+    for name in lost:
+        next((tmp_path / "cache").glob(f"*/snapshots/*/{name}")).unlink()
+    break_hub(429, monkeypatch)
+    assert local_source(model) == whole
+    assert ("lacks mmproj-Q4_K_M.gguf, so no images are read" in caplog.text) == warns
+
+
 def test_an_older_copy_starts_when_a_newer_one_was_cut_off(
     hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
