@@ -122,7 +122,12 @@ def fetched(source: ModelSource, *, with_media: bool = True) -> ModelSource:
         why_not = str(error)
     try:
         commit, names = _listed(repository, is_patient=cached is None)
-        files = request.files_in(names)
+        try:
+            files = request.files_in(names)
+        except StartupError as error:
+            if cached is None:
+                raise
+            raise HubTrouble(f"has other files now ({str(error).rstrip('.')})") from error
         folder = _storage(repository) / "snapshots" / commit
         if _missing(folder, files):
             try:

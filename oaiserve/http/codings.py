@@ -1,13 +1,14 @@
 """Content codings: decodes compressed bodies in pieces and within bounds, and compresses the pages of metrics.
 
 A bomb ends early: each coding of a list may decode to at most the limit of the body. `backports.zstd` is the module of
-Python 3.14. Unlike others, it bounds what one call returns. It is imported with the first such body.
+Python 3.14 for earlier versions; unlike other packages, it bounds what one call returns.
 """
 
 from __future__ import annotations
 
 import gzip
 import re
+import sys
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Protocol
@@ -134,8 +135,10 @@ def _without(coding: str, pieces: Iterator[bytes], limit_bytes: int) -> Iterator
 def _decoder_of(coding: str, start: bytes) -> _Decoder:
     """Return a new decoder for data with this start."""
     if coding == "zstd":
-        from backports.zstd import DecompressionParameter, ZstdDecompressor
-
+        if sys.version_info >= (3, 14):
+            from compression.zstd import DecompressionParameter, ZstdDecompressor
+        else:
+            from backports.zstd import DecompressionParameter, ZstdDecompressor
         return ZstdDecompressor(options={DecompressionParameter.window_log_max: _WINDOW_LOG})
     if coding == "gzip":
         return _Inflate(16 + zlib.MAX_WBITS)

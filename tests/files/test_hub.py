@@ -267,6 +267,17 @@ def test_an_older_copy_starts_when_a_newer_one_was_cut_off(
     assert local_source(REPOSITORY) != older
 
 
+def test_a_cached_model_starts_when_the_hub_has_other_files_now(
+    hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(hub[0], MODEL)
+    older = local_source(REPOSITORY)
+    monkeypatch.setattr(Hub, "commit", "1" * 40)
+    (hub[0] / "model.safetensors").unlink()
+    assert local_source(REPOSITORY) == older
+    assert "has other files now" in caplog.text
+
+
 def test_the_gguf_file_that_is_named_is_fetched(hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, sent = hub
     put(folder, GGUFS)
