@@ -59,9 +59,28 @@ def test_a_chat_ends_with_its_turn(coder: LiveServer) -> None:
 
 
 def test_code_in_the_middle_ends_where_the_text_does(coder: LiveServer) -> None:
-    prompt = "<|fim_prefix|>def add(a, b):\n    return <|fim_suffix|>\n\n\nprint(add(1, 2))\n<|fim_middle|>"
-    answer = coder.sdk().completions.create(model="coder", prompt=prompt, temperature=0, max_tokens=40)
+    before, after = "def add(a, b):\n    return ", "\n\n\nprint(add(1, 2))\n"
+    settings: Any = {"model": "coder", "temperature": 0, "max_tokens": 40}
+    answer = coder.sdk().completions.create(prompt=before, suffix=after, **settings)
     assert answer.choices[0].text == "a + b"
+    assert answer.choices[0].finish_reason == "stop"
+    prompt = f"<|fim_prefix|>{before}<|fim_suffix|>{after}<|fim_middle|>"
+    whole = coder.sdk().completions.create(prompt=prompt, **settings)
+    assert whole.choices[0].text == answer.choices[0].text
+    assert whole.usage.prompt_tokens_details.cached_tokens == 16, "their tokens are the same"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "filled"),
+    [
+        ("def fibonacci(n):\n    ", "\n\nprint(fibonacci(10))  # 55\n", "fibonacci(n-1) + fibonacci(n-2)"),
+        ("function add(a, b) {\n  ", "\n}\nconsole.log(add(1, 2));\n", "return a + b;"),
+        ('def is_even(n):\n    """<|fim_middle|>"""\n    return ', "\n\nassert is_even(4)\n", "n % 2 == 0"),
+    ],
+)
+def test_a_gap_is_filled_and_ends(coder: LiveServer, before: str, after: str, filled: str) -> None:
+    answer = coder.sdk().completions.create(model="coder", prompt=before, suffix=after, temperature=0, max_tokens=80)
+    assert answer.choices[0].text.endswith(filled)
     assert answer.choices[0].finish_reason == "stop"
 
 

@@ -127,6 +127,7 @@ class FakeEngine:
         self.default_params: dict[str, float] = {}
         self.failure: Exception | None = None
         self.hang = ""
+        self.tokenizer.fill = None
         self.pooling: Pooling | None = None
         self.media: frozenset[MediaKind] = frozenset()
         self.adapters = AdapterTable(self._add_adapter)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from oaiserve import __version__
-from oaiserve.engine.request import FinishReason, SamplingParams, TextPrompt, TokenPrompt
+from oaiserve.engine.request import FinishReason, GapPrompt, SamplingParams, TextPrompt, TokenPrompt
+from oaiserve.engine.text.fill import FillTokens
 from tests.routes.asking import stream_of
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import candidates, says
@@ -241,3 +242,15 @@ def test_the_answer_has_the_stop_reason(served: Served) -> None:
     served.engine.script = says("a", stop_reason="END")
     assert served.complete().json()["choices"][0]["stop_reason"] == "END"
     assert stream_of(served)[-1]["choices"][0]["stop_reason"] == "END"
+
+
+def test_a_suffix_makes_a_gap_and_control_tokens_end_the_answer(served: Served) -> None:
+    served.engine.tokenizer.fill = FillTokens((7, 8, 9), ("<a>", "<b>", "<c>"), suffix_first=False)
+    choice = served.complete(prompt=["Hi", "Ho"], suffix="!", echo=True, stop_token_ids=[5]).json()["choices"][1]
+    asked = served.engine.submitted.get()
+    assert asked.prompts == (GapPrompt("Hi", "!"), GapPrompt("Ho", "!"))
+    assert asked.params.stop_token_ids == (5, 7, 8, 9)
+    assert choice["text"] == "HoHello world"  # without the suffix
+    served.complete(prompt=[5, 6], suffix="!", ignore_eos=True)
+    asked = served.engine.submitted.get()
+    assert (asked.prompts, asked.params.stop_token_ids) == ((GapPrompt([5, 6], "!"),), ())

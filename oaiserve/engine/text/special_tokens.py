@@ -42,7 +42,7 @@ END_TEXTS = frozenset(
         *("<eos>", "<EOT>", "_<EOT>", "▁<EOT>", "<|EOT|>", "[EOT]", "[EOS]"),
         # After the text in a gap, a model for code goes on with another file.
         *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|repo_name|>", "<|fim_repo|>", "<fim-repo>", "<REPO>"),
-        *("<reponame>", "<|file_sep|>"),
+        *("<reponame>", "<|file_sep|>", "<file_sep>", "<|file_separator|>"),
     }
 )
 

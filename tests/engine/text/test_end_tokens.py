@@ -23,7 +23,8 @@ def ends(special: Sequence[str], template: str | None = None, of_files: Sequence
 
 def test_the_tokens_of_the_files_and_those_with_usual_names_end_an_answer() -> None:
     assert ends(["<|eot_id|>", "<|eom_id|>", "<|python_tag|>"]) == {"<|eot_id|>", "<|eom_id|>"}
-    assert ends(["<|fim_pad|>", "<|fim_middle|>", "<|file_sep|>"]) == {"<|fim_pad|>", "<|file_sep|>"}
+    files = {"<|fim_pad|>", "<|file_sep|>", "<file_sep>", "<|file_separator|>"}
+    assert ends(["<|fim_middle|>", *files]) == files
     assert ends(["<custom>", "<turn|>"], of_files=["<custom>"]) == {"<custom>", "<turn|>"}
 
 

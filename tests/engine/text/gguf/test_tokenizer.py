@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.request import ChatPrompt, PairPrompt, TextPrompt
+from oaiserve.engine.request import ChatPrompt, GapPrompt, PairPrompt, TextPrompt
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.text.gguf.files import tokenizer_of, write
@@ -175,6 +175,15 @@ def test_a_byte_level_encoder_has_the_pairs_of_roberta_or_modernbert(tmp_path: P
         )
         assert tokenizer.encode_pair(PairPrompt("he", "he"))[0] == [257, 256, *between, 256, 258]
         assert texts(tokenizer, "he <mask>") == ["he", "<mask>"]
+
+
+@pytest.mark.parametrize("roles", [("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle")])
+def test_the_tokens_around_a_gap_are_those_of_the_files_roles(roles: tuple[str, ...], tmp_path: Path) -> None:
+    first = len(BYTES) + 1
+    ids: dict[str, Any] = {f"{role}_token_id": first + number for number, role in enumerate(roles)}
+    tokenizer = tokenizer_of(tmp_path, byte_level("gpt-2", ("h e",), "<a>", "<b>", "<c>", **ids))
+    assert tokenizer.decode(tokenizer.encode(GapPrompt("he", "h"))) == "<a>he<b>h<c>"
+    assert Tokenizer.from_pretrained(tmp_path / "model.gguf").fill == tokenizer.fill, "as the start cache has it"
 
 
 def test_templates_for_tools_are_read_and_special_tokens_are_their_variables(tmp_path: Path) -> None:
