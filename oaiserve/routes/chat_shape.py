@@ -152,7 +152,7 @@ class ChatShape(ChoicesShape):
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
         """Render the role of each choice once, in the order of the choices, because the SDK concatenates roles."""
-        self._add_usage(event)
+        yield from self._computed(event)
         begin = ChatDelta("assistant", None if self._is_parsed else "")
         choices = [ChatChunkChoice(index, begin) for index in range(self._wanted.n)]
         if self._wanted.with_token_ids:

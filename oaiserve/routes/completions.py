@@ -112,8 +112,8 @@ def _answer(intake: Intake[CompletionBody]) -> Answer:
         # After the middle, a model may go on with another gap.
         ends = () if params.ignore_eos else tokenizer.fill.ids
         params = replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
-    echoed = prompts if body.echo else ()
-    return intake.answer(params, prompts, CompletionShape(intake.head, wanted, tokenizer, echoed))
+    shape = CompletionShape(intake.head, wanted, tokenizer, len(prompts), prompts if body.echo else ())
+    return intake.answer(params, prompts, shape)
 
 
 def _best_of(body: CompletionBody) -> int | None:
@@ -155,8 +155,10 @@ class CompletionShape(ChoicesShape):
 
     empty_choice = CompletionChoice(0, "")
 
-    def __init__(self, head: Head, wanted: Wanted, tokenizer: Tokenizer, echoed: Sequence[Prompt]) -> None:
-        super().__init__("text_completion", head, wanted)
+    def __init__(
+        self, head: Head, wanted: Wanted, tokenizer: Tokenizer, num_prompts: int, echoed: Sequence[Prompt]
+    ) -> None:
+        super().__init__("text_completion", head, wanted, num_prompts)
         self._tokenizer = tokenizer
         self._echoed = echoed
         self._lengths: Counter[int] = Counter()  # by choice: characters of the text that was sent
@@ -173,7 +175,7 @@ class CompletionShape(ChoicesShape):
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
         """Render the first chunk of each choice, if the client wants to see the prompt."""
-        self._add_usage(event)
+        yield from self._computed(event)
         if not (self._echoed or self._wanted.with_token_ids):
             return
         text = self._text_of(event)

@@ -148,7 +148,8 @@ class ChoicesShape:
     is_numbered = False
     empty_choice: msgspec.Struct  # of a chunk that adds nothing
 
-    def __init__(self, kind: str, head: Head, wanted: Wanted) -> None:
+    def __init__(self, kind: str, head: Head, wanted: Wanted, num_prompts: int = 1) -> None:
+        self._num_left = num_prompts  # that are not computed yet
         self._first_values = (head.id, kind, head.created, head.model, head.system_fingerprint)
         self._wanted = wanted
         self._usage = Usage(0, 0, 0)  # of the answer so far
@@ -183,6 +184,16 @@ class ChoicesShape:
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
         return sse.event(encode(error)) + DONE
+
+    def _computed(self, event: PromptDone) -> Iterator[bytes]:
+        """Count a prompt, and render the end of the progress after the last one: all tokens, computed or cached."""
+        self._add_usage(event)
+        self._num_left -= 1
+        if self._wanted.progress and self._num_left == 0:
+            times, usage = event.times, self._usage
+            time_ms = ((times.first_token or 0) - (times.scheduled or 0)) // 1_000_000
+            progress = Progress(usage.prompt_tokens, usage.cached_tokens, usage.prompt_tokens, time_ms)
+            yield self._chunk_event((), prompt_progress=progress)
 
     def _add_usage(self, event: PromptDone) -> None:
         self._usage.prompt_tokens += len(event.token_ids)

@@ -14,7 +14,7 @@ from oaiserve.facts.times import RequestTimes
 from oaiserve.routes.messages.shape import MessagesShape
 from oaiserve.routes.responses.shape import ResponsesShape
 from oaiserve.routes.shapes import ChoicesShape
-from tests.routes.asking import BODIES, CHAT, CHATML
+from tests.routes.asking import BODIES, CHAT, CHATML, stream_of
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import failed, finished, says, starts
 
@@ -179,12 +179,26 @@ def test_chunks_say_how_far_the_prompt_is_where_a_client_asks_for_them(soon: Ser
         soon.engine.deliver([progress(request, 60)])
         second = json.loads(next(events).removeprefix("data: "))
         soon.engine.deliver([*tokens(request), finished(request.request_id, Usage(100, 20, 1))])
-        assert [*events][-1] == "data: [DONE]"
+        last, *rest = events
+        assert rest[-1] == "data: [DONE]"
     assert first["prompt_progress"] == {"total": 100, "cache": 20, "processed": 20, "time_ms": 500}
     # 40 tokens took half a second, and so will the 40 others.
     assert second["prompt_progress"] == {"total": 100, "cache": 20, "processed": 60, "time_ms": 500, "rest_ms": 500}
+    last_progress = json.loads(last.removeprefix("data: "))["prompt_progress"]
+    assert last_progress | {"time_ms": 0} == {"total": 100, "cache": 20, "processed": 100, "time_ms": 0}
     assert second["choices"] == []
     assert second["id"] == first["id"]
+
+
+@pytest.mark.parametrize(("path", "options"), [("/v1/completions", {"prompt": ["Hi", "Ho"], "n": 2}), (CHAT, {})])
+def test_progress_ends_at_the_total_of_all_prompts_however_short_or_cached(
+    served: Served, path: str, options: dict[str, Any]
+) -> None:
+    chunks = stream_of(served, path, return_progress=True, **options)
+    (progress,) = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    total = 3 * len(options.get("prompt", [1]))
+    assert (progress["total"], progress["processed"], progress["cache"]) == (total, total, 2)
+    assert not any("prompt_progress" in chunk for chunk in stream_of(served, path, **options))
 
 
 @pytest.mark.parametrize("path", BODIES)
