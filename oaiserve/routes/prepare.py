@@ -174,10 +174,12 @@ async def prepare(
     id_prefix: str,
     tasks: tuple[Task, ...] = ("generate",),
     check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
+    tokenizes: Callable[[Body], bool] | None = None,
 ) -> Made:
     """Read and parse the body of a request, and return the route's answer. Raises an APIError.
 
-    The last of `tasks` is the one advised to a client of a model for another one.
+    The last of `tasks` is the one advised to a client of a model for another one. `tokenizes` returns whether `make`
+    needs the tokenizer for a body.
     """
     serving = serving_of(http)
     exchange: Exchange = http.state.exchange
@@ -207,8 +209,10 @@ async def prepare(
         return make((yield from parse()) if intake is None else intake)
         yield
 
-    if not serving.engine.media:
+    if not serving.engine.media and tokenizes is None:
         return await in_turns_if_large(http, made(), len(content))
     intake = await in_turns_if_large(http, parse(), len(content))
-    intake.media = await read_media(http, intake.body, len(content))
-    return await in_turns_if_large(http, made(intake), len(content))
+    if serving.engine.media:
+        intake.media = await read_media(http, intake.body, len(content))
+    needs_tokenizer = tokenizes is not None and tokenizes(intake.body)
+    return await in_turns_if_large(http, made(intake), len(content), always=needs_tokenizer)

@@ -56,6 +56,9 @@ class RerankBody(pooling.PoolingBody, kw_only=True):
     ]
     top_n: Annotated[Integer | None, described("Send this many of the best. Default, and 0: all.", 0, MAX_INT32)] = None
     return_documents: Annotated[bool | None, described("Send the documents, too. Default: true.")] = None
+    max_tokens_per_doc: Annotated[
+        Integer | None, described("Cut each document to this many tokens. Default, and 0: whole.", 0, MAX_INT32)
+    ] = None
 
 
 class Score(msgspec.Struct, tag_field="object", tag="score"):
@@ -105,7 +108,14 @@ async def score(http: HTTPRequest) -> Answer:
     example={"query": "What is the capital of France?", "documents": ["Berlin", "Paris"]},
 )
 async def rerank(http: HTTPRequest) -> Answer:
-    return await prepare(http, RerankBody, _rerank_answer, tasks=("embed", "score"), id_prefix="rerank-")
+    return await prepare(
+        http,
+        RerankBody,
+        _rerank_answer,
+        tasks=("embed", "score"),
+        id_prefix="rerank-",
+        tokenizes=lambda body: bool(body.max_tokens_per_doc),
+    )
 
 
 def _score_answer(intake: Intake[ScoreBody]) -> Answer:
@@ -134,8 +144,10 @@ def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     top_n = integer(body, "top_n")
     names = ("query", "documents")
+    most, tokenizer = integer(body, "max_tokens_per_doc"), intake.serving.engine.tokenizer
+    read = [tokenizer.first_tokens(text, most, "documents") for text in documents] if most else documents
     pairing = Pairing(
-        [body.query], documents, names, pooling.pooling_of(intake), pooling.most_tokens(intake), is_search=True
+        [body.query], read, names, pooling.pooling_of(intake), pooling.most_tokens(intake), is_search=True
     )
     shown = [UNSET if body.return_documents is False else Document(text) for text in documents]
 

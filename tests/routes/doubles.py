@@ -107,6 +107,9 @@ class FakeTokenizer:
     def token_text(self, token_id: int) -> str:
         return chr(token_id)
 
+    def first_tokens(self, text: str, num_tokens: int, param: str) -> str:
+        return text[:num_tokens]
+
     def text_parts(self, prompt: Prompt, token_ids: Sequence[int]) -> Iterator[str]:
         """Yield the whole text of a prompt for its last token, or one character for each id."""
         text = prompt.prefix if isinstance(prompt, GapPrompt) else getattr(prompt, "text", None)

@@ -100,6 +100,17 @@ def test_documents_are_ranked_best_first(scorer: Served, path: str) -> None:
     assert scorer.telemetry.next_record().operation == "rerank"
 
 
+@pytest.mark.parametrize("path", [RERANK, "/v2/rerank"])
+def test_documents_are_cut_to_so_many_tokens_and_come_back_whole(scorer: Served, path: str) -> None:
+    answer = post(scorer, path, query="query", documents=["abcd", {"text": "efg"}, "h"], max_tokens_per_doc=3)
+    assert [pair.second for pair in scorer.engine.submitted.get().prompts] == ["abc", "efg", "h"]
+    assert {each["document"]["text"] for each in answer["results"]} == {"abcd", "efg", "h"}
+    assert scorer.engine.turns.get(timeout=60), "it is work of the tokenize stage"
+    post(scorer, path, query="query", documents=["abcd", "e", "f"], max_tokens_per_doc=0)
+    assert scorer.engine.submitted.get().prompts[0].second == "abcd"
+    assert scorer.engine.turns.empty()
+
+
 @pytest.mark.parametrize(("top_n", "number"), [(None, 3), (0, 3), (1, 1), (2, 2), (9, 3)])
 def test_top_n_limits_what_is_answered(scorer: Served, top_n: int | None, number: int) -> None:
     answer = post(scorer, RERANK, query="q", documents=["a", "b", "c"], top_n=top_n, return_documents=False)
@@ -139,6 +150,7 @@ def test_pairs_can_be_cut(scorer: Served) -> None:
         (RERANK, {"query": ["q"], "documents": ["a"]}, "query"),
         (RERANK, {"query": "q", "documents": ["a"], "top_n": -1}, "top_n"),
         (RERANK, {"query": "q", "documents": ["a"], "top_n": "1"}, "top_n"),
+        (RERANK, {"query": "q", "documents": ["a"], "max_tokens_per_doc": -1}, "max_tokens_per_doc"),
     ],
 )
 def test_what_does_not_fit_is_refused(scorer: Served, path: str, body: dict[str, Any], param: str) -> None:

@@ -219,11 +219,20 @@ class Tokenizer:
         yield from text_parts(self._table, token_ids[shown], text, lambda: self.starts(text or ""))
         yield from repeat("", len(token_ids) - shown.stop)
 
-    def starts(self, text: str) -> list[int]:
-        """Return where in a text each of its tokens starts, without special tokens around them."""
+    def first_tokens(self, text: str, num_tokens: int, param: str) -> str:
+        """Return a text up to the end of its first tokens. Raises InvalidRequest."""
+        _check_characters(text, param)
+        starts = self.starts(text, num_tokens)
+        return text[: starts[num_tokens]] if len(starts) > num_tokens else text
+
+    def starts(self, text: str, most_tokens: int | None = None) -> list[int]:
+        """Return where in a text each of its tokens starts, without special tokens around them: at least as far as
+        `most_tokens`."""
         starts: list[int] = []
         at = 0
         for piece in self._rules.pieces(text):
+            if most_tokens is not None and len(starts) > most_tokens:
+                break
             at = text.index(piece, at)  # a space between pieces may be left out
             encoding = self.backend.encode_batch([piece], add_special_tokens=False)[0]
             starts += [at + start for start, _ in encoding.offsets]

@@ -66,3 +66,15 @@ def test_the_parts_of_token_ids_are_their_own_texts(tokenizer: Tokenizer, data: 
     assert len(found) == len(token_ids)
     if "\ufffd" not in "".join(found):
         assert "".join(found) == tokenizer.decode(token_ids)
+
+
+@any_kind
+@pytest.mark.parametrize("number", [1, 2, 5, 20_000])
+def test_the_first_tokens_of_a_text_are_so_many(tokenizer: Tokenizer, number: int) -> None:
+    for text in ("hello hello 🙂 hello", "hello " * 9000):
+        whole = tokenizer.encode(TextPrompt(text, add_special_tokens=False))
+        cut = tokenizer.first_tokens(text, number, "documents")
+        found = tokenizer.encode(TextPrompt(cut, add_special_tokens=False))
+        assert found == whole[: len(found)]
+        assert number - 4 < len(found) <= number or found == whole
+        assert text.startswith(cut)
