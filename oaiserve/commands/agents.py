@@ -1,7 +1,7 @@
 """The tools that `oaiserve launch` starts, and by what each asks a server here. The user's own files stay as they are.
 
-Values are templates: $url is the server's address, $model the model's name, $context its context in tokens, $key the
-key. It knows nothing of how a tool is run.
+Values are templates: $url is the server's address, $model the model's name, $context its context in tokens, $output the
+most tokens of an answer, $key the key. It knows nothing of how a tool is run.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ AGENTS = {
             "ANTHROPIC_DEFAULT_HAIKU_MODEL": "$model",  # for titles and the like
             "CLAUDE_CODE_SUBAGENT_MODEL": "$model",
             "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "$context",
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "$output",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it changes with each request, at the beginning of the prompt
             "API_TIMEOUT_MS": f"{_PATIENCE_MS}",
@@ -80,7 +81,7 @@ AGENTS = {
       "options": {
         "baseURL": "$url/v1", "apiKey": "$key", "timeout": false, "headerTimeout": false, "chunkTimeout": false
       },
-      "models": {"$model": {"limit": {"context": $context, "output": 4096}}}
+      "models": {"$model": {"limit": {"context": $context, "output": $output}}}
     }
   }
 }"""

@@ -43,6 +43,7 @@ def command(
     agent, client = AGENTS[tool], client_for(url)
     served = client.model(model)
     values = {"url": client.url, "key": client.key, "model": served.name, "context": str(served.context)}
+    values["output"] = str(served.context // 8)
     if show:
         print(script(agent, values, arguments))
         return 0

@@ -31,7 +31,7 @@ from tools.server_process import exit_on_sigterm
 MARKERS = "sessions"
 RECORDED = ("codex", "claude-code")
 ADDRESS = "http://127.0.0.1:8000"  # as the documentation has it
-VALUES = {"url": ADDRESS, "model": "demo", "key": "none", "context": "8192"}
+VALUES = {"url": ADDRESS, "model": "demo", "key": "none", "context": "8192", "output": "1024"}
 TASK = "Make the test pass."
 END = "The test passes now."
 PROJECT = {

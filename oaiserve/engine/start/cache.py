@@ -72,6 +72,8 @@ def cache_key(model: Path, options: EngineOptions) -> Subject | None:
     parts = gguf.shard_paths(model)
     if len({part.resolve().parent for part in parts}) > 1:  # a record is of one folder
         return None
+    if (defaults := model.parent / "generation_config.json").is_file():
+        settings["generation_config"] = _digest(defaults)
     # The record may have copies of some tensors. All others are read from the file at each start.
     digest = partial(gguf.digest, counts=lambda tensor: tensor.kind not in blocks.FORMATS or len(tensor.shape) < 2)
     packages = (*_PACKAGES, "gguf")

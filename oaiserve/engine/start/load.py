@@ -178,6 +178,8 @@ def _load_weights(
             loaded, found = _load_gguf_by_transformers(checkpoint, dtype)
         else:
             loaded, found = _load_by_transformers(checkpoint, dtype)
+    if checkpoint.is_gguf and (defaults := generation_defaults(folder)) is not None:
+        loaded.generation_config = defaults
     if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
         raise StartupError(
             f"'{checkpoint.name}' has no weights for {len(missing)} of the tensors that its config.json describes, "

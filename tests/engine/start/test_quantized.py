@@ -3,6 +3,7 @@
 A later start of a GGUF file, without transformers, gives the same numbers, or is refused.
 """
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -349,6 +350,17 @@ def test_blocks_that_have_changed_are_compared_or_taken_as_they_are_now(tmp_path
     flip(path, "blk.1.attn_norm.weight")
     with pytest.raises(NotRemembered, match=r"^model\.gguf has changed$"):
         recall_model(cache_key(path, OPTIONS), OPTIONS)
+
+
+@pytest.mark.usefixtures("cache_of_blocks")
+def test_generation_config_beside_a_gguf_file_sets_defaults(tmp_path: Path) -> None:
+    path = file_of(FAMILIES["llama"], tmp_path)
+    start_and_remember(path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.25}))
+    with pytest.raises(NotRemembered):
+        recall_model(cache_key(path, OPTIONS), OPTIONS)
+    assert load_quantized(find_model(path), OPTIONS).loaded.default_params["temperature"] == 0.25
+    assert load_model(path, dtype="float32").default_params["temperature"] == 0.25
 
 
 @pytest.mark.usefixtures("cache_of_blocks")
