@@ -16,7 +16,7 @@ from oaiserve.cli import command_line
 from oaiserve.routes.bodies import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, SamplingBody, TokenizeBody
 from oaiserve.routes.embeddings import EmbeddingBody
 from oaiserve.routes.messages.body import MessagesBody
-from oaiserve.routes.objects import AssistantMessage, ToolMessage, UserMessage
+from oaiserve.routes.objects import Message
 from oaiserve.routes.scores import RerankBody, ScoreBody
 from oaiserve.telemetry import names, vllm_names
 from tools.markdown import as_markdown, write_between
@@ -25,11 +25,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 # The structs that check what clients send, by the markers of their table and the heads of its columns.
 BODIES: dict[str, dict[str, type[msgspec.Struct]]] = {
     "generation-parameters": {"chat": ChatBody, "completions": CompletionBody},
-    "message-fields": {
-        "system, developer, user": UserMessage,
-        "assistant": AssistantMessage,
-        "tool": ToolMessage,
-    },
+    "message-fields": {"all": Message},
     "response-parameters": {"responses": ResponsesBody},
     "messages-parameters": {"messages": MessagesBody},
     "pooling-parameters": {"embeddings": EmbeddingBody, "score": ScoreBody, "rerank": RerankBody},

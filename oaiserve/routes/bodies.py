@@ -14,9 +14,9 @@ import msgspec
 from oaiserve.routes.objects import (
     ConversationId,
     Effort,
-    InputItem,
+    GivenItem,
+    GivenMessage,
     Integer,
-    Message,
     NonEmpty,
     Prompts,
     ReasoningOptions,
@@ -192,7 +192,7 @@ class CompletionBody(SamplingBody, kw_only=True):
 class ChatBody(SamplingBody, kw_only=True):
     """A client sends the conversation to answer, and says how."""
 
-    messages: Annotated[list[Message], described("The conversation so far.", minItems=1)]
+    messages: Annotated[list[GivenMessage], described("The conversation so far.", minItems=1)]
     logprobs: Annotated[bool | None, described("Send the log-probability of each token of the content.")] = None
     top_logprobs: _TopLogprobs = None
     add_generation_prompt: _AddsGenerationPrompt = None
@@ -211,7 +211,7 @@ class ChatBody(SamplingBody, kw_only=True):
 
 
 # The prompt of a response, with what its tokens depend on.
-_Input = Annotated[str | list[InputItem], described("A text, or the items of a conversation.", minItems=1)]
+_Input = Annotated[str | list[GivenItem], described("A text, or the items of a conversation.", minItems=1)]
 _Instructions = Annotated[str | None, described("The system's message, before all others.")]
 _Text = Annotated[TextOptions | None, described("The form of the text.")]
 _Tools = Annotated[list[ResponseTool] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)]
@@ -292,7 +292,7 @@ class ResponsesBody(SamplingBody, kw_only=True):
 class ItemsBody(msgspec.Struct, kw_only=True):
     """A client sends items for a conversation."""
 
-    items: Annotated[list[InputItem], described("The next ones.", minItems=1, maxItems=MAX_ITEMS)]
+    items: Annotated[list[GivenItem], described("The next ones.", minItems=1, maxItems=MAX_ITEMS)]
 
 
 class MetadataBody(msgspec.Struct, kw_only=True):
@@ -304,7 +304,7 @@ class MetadataBody(msgspec.Struct, kw_only=True):
 class ConversationBody(MetadataBody, kw_only=True):
     """A client begins a conversation."""
 
-    items: Annotated[list[InputItem] | None, described("The first ones.", maxItems=MAX_ITEMS)] = None
+    items: Annotated[list[GivenItem] | None, described("The first ones.", maxItems=MAX_ITEMS)] = None
 
 
 class LoadAdapterBody(msgspec.Struct, kw_only=True):
@@ -325,7 +325,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
     model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
     prompt: Annotated[str | None, described("A text.")] = None
-    messages: Annotated[list[Message] | None, described("A conversation.", minItems=1)] = None
+    messages: Annotated[list[GivenMessage] | None, described("A conversation.", minItems=1)] = None
     add_special_tokens: _AddsSpecialTokens = None
     add_generation_prompt: _AddsGenerationPrompt = None
     continue_final_message: Annotated[bool | None, described("Go on with the last message instead.")] = None

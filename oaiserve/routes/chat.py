@@ -5,30 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.routes import constraints, parameters
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.bodies import ChatBody, TokenizeBody
 from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, ChatShape
+from oaiserve.routes.contents import ContentReader, thoughts_in
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.dialect import Dialect
-from oaiserve.routes.invalid import invalid
-from oaiserve.routes.media import MediaPart, MediaReader
-from oaiserve.routes.objects import (
-    AssistantMessage,
-    CalledFunction,
-    Content,
-    Message,
-    SeenContent,
-    TextPart,
-    ToolMessage,
-)
+from oaiserve.routes.dialects.raw_call import INPUT
+from oaiserve.routes.history import Placed, prompt_of
+from oaiserve.routes.invalid import converted, invalid
+from oaiserve.routes.media import MediaReader, first_asked
+from oaiserve.routes.objects import Message
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
-from oaiserve.routes.tools import prompt_with_tools, requested_tools
+from oaiserve.routes.tools import requested_tools
+
+_KNOWN = {*Message.__struct_fields__}
 
 
 @Operation(
@@ -58,7 +55,9 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
     num_logprobs = parameters.top_logprobs(body, bool(body.logprobs), "'logprobs': true")
     own = conversation.own_params(parameters.max_tokens(body), num_logprobs, constraints.grammar(body))
     params, wanted = intake.checked(own)
-    prompt = conversation.completed(build_prompt(body, body.messages, dialect, conversation.shown_tools, intake.media))
+    adaptations = intake.exchange.adaptations
+    prompt = build_prompt(body, body.messages, dialect, conversation.shown_tools, intake.media, adaptations)
+    prompt = conversation.completed(prompt)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     shape = ChatShape(
         kind,
@@ -73,23 +72,24 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
 
 def build_prompt(
     body: ChatBody | TokenizeBody,
-    messages: Sequence[Message],
+    given: Sequence[Mapping[str, Any]],
     dialect: Dialect,
     shown: Sequence[Mapping[str, Any]],
     media: MediaReader,
+    adaptations: Adaptations,
 ) -> ChatPrompt:
     """Return the prompt of these messages, with a description of the tools `shown`."""
-    if not messages:
+    if not given:
         raise invalid("messages", "must hold at least one message")
     continue_final = bool(body.continue_final_message)
     if continue_final and body.add_generation_prompt:
         raise invalid("continue_final_message", "must not be true together with 'add_generation_prompt'")
-    checked = [_message(f"messages[{i}]", message, media) for i, message in enumerate(messages)]
-    return prompt_with_tools(
-        checked,
+    return prompt_of(
+        _messages(given, ContentReader(media, adaptations, "messages"), adaptations),
         shown,
         dialect,
         media,
+        adaptations,
         add_generation_prompt=not continue_final and body.add_generation_prompt is not False,
         continue_final_message=continue_final,
         add_special_tokens=bool(body.add_special_tokens),
@@ -97,45 +97,47 @@ def build_prompt(
     )
 
 
-def _message(where: str, message: Message, media: MediaReader) -> dict[str, Any]:
-    """Return a message as templates take it."""
-    name = {} if message.name is None else {"name": message.name}
-    content = None if message.content is None else _content(f"{where}.content", message.content, media)
-    match message:
-        case AssistantMessage():
-            reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
-            if content is None and message.refusal is None and reasoning is None and not _calls(message):
-                reason = "is required for the role 'assistant' if it calls no tools and has no reasoning"
-                raise invalid("messages", reason, f"{where}.content")
-            answered = (message.refusal or "") if content is None else content
-            thought = {} if reasoning is None else {"reasoning": reasoning}
-            return {"role": "assistant", "content": answered, **name, **thought, **_calls(message)}
-        case ToolMessage():
-            return {"role": "tool", "content": content, **name, "tool_call_id": message.tool_call_id}
-    return {"role": message.__struct_config__.tag, "content": content, **name}
+def _messages(given: Sequence[Mapping[str, Any]], reader: ContentReader, adaptations: Adaptations) -> list[Placed]:
+    """Return messages as templates take them, each with its place."""
+    messages = [converted(Message, each, f"messages[{number}]") for number, each in enumerate(given)]
+    asked = first_asked([message.role for message in messages])
+    placed: list[Placed] = []
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        calls = _calls(message)
+        reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
+        if message.role == "assistant":
+            reasoning = reasoning or thoughts_in(message.content) or reasoning
+            if message.content is None and not (calls or reasoning) and message.refusal is None:
+                adaptations.note(where, "a message without anything is left out")
+                continue
+        role = "tool" if message.role == "function" else message.role
+        content: Any = message.refusal or ""
+        if message.content is not None or role != "assistant":
+            is_asked = role in ("system", "developer") or (role == "user" and number >= asked)
+            content = reader.read(message.content, f"{where}.content", role, is_asked=is_asked)
+        known: dict[str, Any] = {"role": role, "content": content, "name": message.name, "tool_calls": calls or None}
+        if role == "tool":
+            known["tool_call_id"] = message.tool_call_id
+        if role == "assistant":
+            known["reasoning"] = reasoning
+        more = reader.more_fields(given[number], _KNOWN, where)
+        placed.append((where, {name: value for name, value in (known | more).items() if value is not None}))
+    if not placed:
+        raise invalid("messages", "must hold at least one message with a content")
+    return placed
 
 
-def _calls(message: AssistantMessage) -> dict[str, Any]:
-    if message.tool_calls:
-        return {"tool_calls": [_call(call.id, call.function) for call in message.tool_calls]}
-    return {}
-
-
-def _call(call_id: str | None, function: CalledFunction) -> dict[str, Any]:
-    """Return a call of the history, with its arguments as a string."""
-    arguments = function.arguments
-    if isinstance(arguments, dict):
-        arguments = msgspec.json.encode(arguments).decode()
-    identity = {} if call_id is None else {"id": call_id}
-    return {**identity, "type": "function", "function": {"name": function.name, "arguments": arguments or ""}}
-
-
-def _content(where: str, content: Content | SeenContent, media: MediaReader) -> str | list[dict[str, Any]]:
-    if isinstance(content, str):
-        return content
-    return [
-        media.part(part, f"{where}[{i}]")
-        if isinstance(part, MediaPart)
-        else {"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal}
-        for i, part in enumerate(content)
+def _calls(message: Message) -> list[dict[str, Any]]:
+    """Return the calls of a message: of functions, or of tools whose input is a text."""
+    given = [
+        *(message.tool_calls or []),
+        *([] if message.function_call is None else [{"function": message.function_call}]),
     ]
+    calls = []
+    for call in given:
+        custom, function = call.get("custom"), call.get("function")
+        if isinstance(custom, dict):
+            function = {"name": custom.get("name"), "arguments": {INPUT: custom.get("input")}}
+        calls.append({"id": call.get("id"), "function": function if isinstance(function, dict) else call})
+    return calls

@@ -6,7 +6,7 @@ Nothing is decoded here: that is done where prompts are tokenized.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -18,7 +18,7 @@ from oaiserve.errors import InvalidRequest, NotFetched, Overloaded
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, in_turns_if_large
 from oaiserve.routes.exchange import Exchange
-from oaiserve.routes.invalid import converted, invalid, show
+from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.messages.body import Base64Source, FileSource, ImageBlock
 from oaiserve.routes.objects import ImagePart, InputImage, SoundPart
 from oaiserve.routes.serving import Serving, serving_of
@@ -26,6 +26,11 @@ from oaiserve.routes.serving import Serving, serving_of
 MediaPart = ImagePart | SoundPart | InputImage | ImageBlock
 Part = dict[str, Any]
 _NOUNS = {"image": "images", "audio": "sounds"}
+_NAMED_IN: dict[str, type[ImagePart | InputImage | ImageBlock]] = {
+    "image_url": ImagePart,
+    "input_image": InputImage,
+    "image": ImageBlock,
+}
 _HOLDERS = ("messages", "input", "content", "output")  # the fields of bodies, messages and items with parts below
 
 
@@ -88,6 +93,8 @@ class MediaReader:
         """Return a part of a chat message, with its file, which `taken` takes. Raises InvalidRequest."""
         given, param = given_by(part, where), param or _top(where)
         self.check_kind(given.kind, param, where)
+        if given.name and given.name not in self.contents:
+            raise invalid(param, f"{show(given.name)} was not fetched", where)
         content = self.contents[given.name] if given.name else self._content(given, param, where)
         return {"type": given.kind, "file": MediaFile(given.kind, content, given.detail, param, where)}
 
@@ -112,6 +119,9 @@ class MediaReader:
             self._adaptations.note(where, "base64 in the alphabet for URLs is read")
         return text
 
+    def reads(self, kind: MediaKind) -> bool:
+        return kind in self._kinds
+
     def check_kind(self, kind: MediaKind, param: str, where: str) -> None:
         if kind not in self._kinds:
             reads = " and ".join(["text", *sorted(_NOUNS[each] for each in self._kinds)])
@@ -132,7 +142,15 @@ class MediaReader:
             raise invalid(param, f"may have at most {self._most} {noun} (--max-images), got {number}")
 
 
-Named = dict[str, tuple[Given, str, str]]  # media by where they are to be had, each with its param and its place
+class _Place(NamedTuple):
+    """Where a medium is in a request. One that is not in the user's last turn may be missing: it is left out then."""
+
+    param: str
+    where: str
+    is_needed: bool
+
+
+Named = dict[str, tuple[Given, _Place]]  # media by where they are to be had
 
 
 async def read_media(
@@ -151,10 +169,15 @@ async def read_media(
 
     def named() -> Generator[None, None, Named]:
         yield
-        found = {given.name: (given, _top(where), where) for where, given in _given_in(body, "") if given.name}
+        found: Named = {}
         for item in stored():
-            place = f"the stored item {item['id']}"
-            found |= {given.name: (given, "input", place) for _, given in _given_in(item, "") if given.name}
+            place = _Place("input", f"the stored item {item['id']}", is_needed=False)
+            found |= {given.name: (given, place) for _, given in _given_in(item, "") if given.name}
+        asked = _asked_in(body)
+        for where, given in _given_in(body, ""):
+            if given.name:
+                is_needed = where.startswith(asked) or (given.name in found and found[given.name][1].is_needed)
+                found[given.name] = given, _Place(_top(where), where, is_needed)
         return {name: each for name, each in found.items() if name not in contents}
 
     found = await in_turns_if_large(request, named(), num_bytes)
@@ -167,10 +190,11 @@ def _given_in(value: Any, where: str) -> Iterator[tuple[str, Given]]:
     """Yield the media in a body, or in a stored item, each with its place."""
     if isinstance(value, MediaPart):
         yield where, given_by(value, where)
-    elif isinstance(value, dict) and value.get("type") == "input_image":
-        yield where, given_by(msgspec.convert(value, InputImage), where)
-    elif isinstance(value, dict) and value.get("type") == "image":
-        yield where, given_by(converted(ImageBlock, value, where), where)
+    elif isinstance(value, dict) and (kind := _NAMED_IN.get(str(value.get("type")))) is not None:
+        try:
+            yield where, given_by(msgspec.convert(value, kind), where)
+        except (msgspec.ValidationError, InvalidRequest):
+            return  # whoever makes the part says what is wrong with it, if anybody needs it
     elif isinstance(value, list):
         for number, each in enumerate(value):
             yield from _given_in(each, f"{where}[{number}]")
@@ -181,10 +205,32 @@ def _given_in(value: Any, where: str) -> Iterator[tuple[str, Given]]:
                 yield from _given_in(inner, f"{where}.{name}".lstrip("."))
 
 
+def _asked_in(body: object) -> tuple[str, ...]:
+    """Return the places of the messages or items of the user's last turn."""
+    places: list[str] = []
+    for name in ("messages", "input"):
+        given = getattr(body, name, None)
+        if isinstance(given, list):
+            roles = [each.get("role") if isinstance(each, dict) else getattr(each, "role", None) for each in given]
+            places += (
+                f"{name}[{number}]." for number in range(first_asked(roles), len(given)) if roles[number] == "user"
+            )
+    return tuple(places)
+
+
+def first_asked(roles: Sequence[object]) -> int:
+    """Return the number of the first message of the user's last turn, which may be several messages."""
+    last = max((number for number, role in enumerate(roles) if role == "user"), default=len(roles))
+    while last and roles[last - 1] in ("user", "system", "developer"):
+        last -= 1
+    return last
+
+
 async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str, bytes]:
     reader, client, most = MediaReader(serving), request.state.client, serving.body_limit
-    for given, param, where in named.values():
-        reader.check_kind(given.kind, param, where)
+    named = {name: each for name, each in named.items() if each[1].is_needed or reader.reads(each[0].kind)}
+    for given, place in named.values():
+        reader.check_kind(given.kind, place.param, place.where)
     if len(named) > (limit := serving.config.server.max_images):
         raise InvalidRequest(f"The request names {len(named)} files, but may have at most {limit} (--max-images).")
     taken = 0
@@ -200,7 +246,8 @@ async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str
 
     tasks = [asyncio.create_task(_content(request, serving, *each, take)) for each in named.values()]
     try:
-        return dict(zip(named, await asyncio.gather(*tasks), strict=True))
+        contents = dict(zip(named, await asyncio.gather(*tasks), strict=True))
+        return {name: content for name, content in contents.items() if content is not None}
     finally:
         for task in tasks:
             task.cancel()
@@ -208,6 +255,18 @@ async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str
 
 
 async def _content(
+    request: Request, serving: Serving, given: Given, place: _Place, take: Callable[[int], None]
+) -> bytes | None:
+    """Return a medium, or None if it cannot be had and is not needed. Raises InvalidRequest and Overloaded."""
+    try:
+        return await _needed_content(request, serving, given, place.param, place.where, take)
+    except InvalidRequest:
+        if place.is_needed:
+            raise
+        return None
+
+
+async def _needed_content(
     request: Request, serving: Serving, given: Given, param: str, where: str, take: Callable[[int], None]
 ) -> bytes:
     most = serving.config.engine.max_media_bytes

@@ -55,12 +55,6 @@ class TextPart(msgspec.Struct, tag_field="type", tag="text"):
     text: str
 
 
-class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
-    """A refusal of the model, in a message of an earlier answer."""
-
-    refusal: str
-
-
 Detail = Literal["auto", "low", "high", "original", None]
 
 
@@ -90,65 +84,26 @@ class SoundPart(msgspec.Struct, tag_field="type", tag="input_audio"):
     input_audio: SoundData
 
 
-Content = str | list[TextPart | RefusalPart]
-SeenContent = str | list[TextPart | RefusalPart | ImagePart | SoundPart]
+class Message(msgspec.Struct, kw_only=True):
+    """A message of a conversation. A chat template gets its other fields as they are."""
 
-
-class CalledFunction(msgspec.Struct):
-    """The function that an earlier answer called, and its arguments."""
-
-    name: str
-    arguments: Annotated[str | dict[str, Any] | None, described("JSON, in a string or as it is.")] = None
-
-
-class MadeCall(msgspec.Struct):
-    """A call that an earlier answer made."""
-
-    function: CalledFunction
-    id: str | None = None
-    type: Literal["function"] | None = None
-
-
-class _Said(msgspec.Struct, tag_field="role", kw_only=True):
-    content: Annotated[Content, described("A text, or parts of the type text.")]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[
+        str | list[Any] | dict[str, Any] | None,
+        described("A text, or parts: text, image_url, input_audio, file and others. A template gets a text's fields."),
+    ] = None
     name: str | None = None
-
-
-class SystemMessage(_Said, tag="system"):
-    """A message that tells the model what to be."""
-
-
-class DeveloperMessage(_Said, tag="developer"):
-    """The newer name of a system message."""
-
-
-class _Shown(msgspec.Struct, tag_field="role", kw_only=True):
-    content: Annotated[SeenContent, described("A text, or parts: text, image_url and input_audio.")]
-    name: str | None = None
-
-
-class UserMessage(_Shown, tag="user"):
-    """The user says this."""
-
-
-class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", kw_only=True):
-    """An earlier answer. It needs a content, a refusal or calls."""
-
-    content: Content | None = None
-    name: str | None = None
-    refusal: str | None = None
+    refusal: Annotated[str | None, described("Of an earlier answer.")] = None
     reasoning: Annotated[str | None, described("What the model thought before it answered.")] = None
     reasoning_content: Annotated[str | None, described("Another name of reasoning.")] = None
-    tool_calls: Annotated[list[MadeCall] | None, described("The calls that it made.")] = None
+    tool_calls: Annotated[list[dict[str, Any]] | None, described("The calls that an earlier answer made.")] = None
+    function_call: Annotated[dict[str, Any] | None, described("The older form of one call.")] = None
+    tool_call_id: Annotated[str | None, described("Of a result: the call that it belongs to.")] = None
 
 
-class ToolMessage(_Shown, tag="tool"):
-    """The result of a call."""
-
-    tool_call_id: Annotated[str, described("The call that it belongs to.")]
-
-
-Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+# Messages and items have fields that no struct knows, so bodies hold them as they are.
+REF = "#/components/schemas/{name}"
+GivenMessage = Annotated[dict[str, Any], msgspec.Meta(extra_json_schema={"$ref": REF.format(name="Message")})]
 
 # -- tools ------------------------------------------------------------------------------------------------------------
 
@@ -376,31 +331,6 @@ class ConversationId(msgspec.Struct):
 # -- items of responses -----------------------------------------------------------------------------------------------
 
 
-class InputText(msgspec.Struct, tag_field="type", tag="input_text"):
-    """A text of the user."""
-
-    text: str
-
-
-class EarlierText(msgspec.Struct, tag_field="type", tag="output_text"):
-    """A text of the model."""
-
-    text: str
-
-
-class EarlierReasoning(msgspec.Struct, tag_field="type", tag="reasoning_text"):
-    """The model thought this."""
-
-    text: str
-
-
-class SummaryText(msgspec.Struct):
-    """The model thought this, in short."""
-
-    text: str
-    type: Literal["summary_text"] | None = None
-
-
 class InputImage(msgspec.Struct, tag_field="type", tag="input_image", kw_only=True):
     """An image in a message, or in the output of a call: its URL, or the id of a file."""
 
@@ -409,45 +339,32 @@ class InputImage(msgspec.Struct, tag_field="type", tag="input_image", kw_only=Tr
     detail: Annotated[Detail, described("As of image_url in chat.")] = None
 
 
-ItemPart = InputText | EarlierText | RefusalPart | InputImage | SoundPart
-
-
 class InputItem(msgspec.Struct, kw_only=True):
-    """An item of a conversation. Its type says which of the other fields it needs; without a type it is a message."""
+    """An item of a conversation. Its type says which of the other fields it needs; without a type it is a message.
 
-    type: Literal[
-        "message",
-        "function_call",
-        "function_call_output",
-        "custom_tool_call",
-        "custom_tool_call_output",
-        "reasoning",
-        "item_reference",
-        "compaction",
-        "compaction_trigger",
-        "code_interpreter_call",
-        "computer_call",
-        "file_search_call",
-        "image_generation_call",
-        "local_shell_call",
-        "mcp_call",
-        "mcp_list_tools",
-        "tool_search_call",
-        "tool_search_output",
-        "web_search_call",
-        None,
+    The text of items of other types is read, where they have any."""
+
+    type: Annotated[
+        str | None,
+        described(
+            "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning, "
+            "item_reference, compaction or compaction_trigger."
+        ),
     ] = None
     id: str | None = None
     role: Annotated[Literal["user", "assistant", "system", "developer", None], described("Of a message.")] = None
     content: Annotated[
-        str | list[ItemPart | EarlierReasoning] | None,
-        described("Of a message, or of reasoning. Images and sounds are the user's; other files are refused."),
+        str | list[Any] | dict[str, Any] | None,
+        described("Of a message, or of reasoning: a text, or parts such as input_text, input_image and output_text."),
     ] = None
     call_id: Annotated[str | None, described("Of a call, and of its output.")] = None
     name: Annotated[str | None, described("Of a call: the function.")] = None
     namespace: Annotated[str | None, described("Of a call: that of the function.")] = None
     input: Annotated[str | None, described("Of a call of a custom tool.")] = None
     encrypted_content: Annotated[str | None, described("Of reasoning and of a compaction: as it was sent.")] = None
-    arguments: Annotated[str | None, described("Of a call, as JSON.")] = None
-    output: Annotated[str | list[ItemPart] | None, described("Of a call.")] = None
-    summary: Annotated[list[SummaryText] | None, described("Of reasoning.")] = None
+    arguments: Annotated[Any, described("Of a call, as JSON.")] = None
+    output: Annotated[Any, described("Of a call: a text, or parts.")] = None
+    summary: Annotated[list[Any] | None, described("Of reasoning.")] = None
+
+
+GivenItem = Annotated[dict[str, Any], msgspec.Meta(extra_json_schema={"$ref": REF.format(name="InputItem")})]

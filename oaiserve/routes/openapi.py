@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from oaiserve.routes.access import is_open
+from oaiserve.routes.objects import REF, InputItem, Message
 from oaiserve.routes.operation import ErrorAnswer, Operation, operation_of
 
-REF = "#/components/schemas/{name}"
 STATUSES = {
     400: "The request is invalid, or asks for something that is not supported. `param` names what.",
     401: "No API key, or an unknown one.",
@@ -76,7 +76,7 @@ def document(
         },
         "paths": paths,
         "components": {
-            "schemas": _schemas(bodies, is_answer=False) | _schemas(answers, is_answer=True),
+            "schemas": _schemas([*bodies, Message, InputItem], is_answer=False) | _schemas(answers, is_answer=True),
             "responses": {str(status): _error(status) for status in sorted(statuses)},
             "securitySchemes": {
                 "api_key": {"type": "http", "scheme": "bearer", "description": "A key of `--api-key`, if there is one."}

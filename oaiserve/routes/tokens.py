@@ -166,7 +166,7 @@ def _prompt(body: TokenizeBody, dialect: Dialect, media: MediaReader, adaptation
     if body.messages is not None and body.prompt is None:
         functions = [tool.function for tool in body.tools or []]
         shown = shown_tools("tools", functions, "tools[{}].function", adaptations)
-        return build_prompt(body, body.messages, dialect, shown.tools, media)
+        return build_prompt(body, body.messages, dialect, shown.tools, media, adaptations)
     if body.prompt is not None and body.messages is None:
         return TextPrompt(body.prompt, body.add_special_tokens is not False)
     raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")

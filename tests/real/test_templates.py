@@ -190,7 +190,14 @@ def rendered(
         is_constrained=False,
         asks_for_answer=parsed.add_generation_prompt is not False,
     )
-    prompt = build_prompt(parsed, parsed.messages, dialect, conversation.shown_tools, NoMedia())  # type: ignore[arg-type]
+    prompt = build_prompt(
+        parsed,
+        parsed.messages,
+        dialect,
+        conversation.shown_tools,
+        NoMedia(),  # type: ignore[arg-type]
+        Adaptations(),
+    )
     return template.render(conversation.completed(prompt), special)
 
 

@@ -36,7 +36,9 @@ def test_messages_keep_the_fields_that_a_template_can_use(served: Served) -> Non
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "", "tool_call_id": "c1"},
     ]
-    _, prompt = chatted(served, messages=[messages[0] | {"unknown": 1}, *messages[1:]])
+    messages[0]["unknown"] = {"of": ["a template"]}
+    messages[1]["content"][0] |= {"source_lang_code": "de", "target_lang_code": "en"}
+    _, prompt = chatted(served, messages=[messages[0] | {"refusal": None}, *messages[1:]])
     assert prompt.messages == messages
     assert prompt.add_generation_prompt
     assert not prompt.add_special_tokens

@@ -290,15 +290,29 @@ def test_there_are_at_most_so_many_images_of_all_turns(serve: Serve) -> None:
     "message",
     [
         {"role": "system", "content": [image()]},
-        {"role": "assistant", "content": [image()]},
         user({"type": "file", "file": {"file_id": "x"}}),
+        user({"type": "file", "file": {"filename": "a.pdf", "file_data": data_url("JVBERi0xLjQK", "application/pdf")}}),
         user({"type": "input_audio", "input_audio": {"data": WAV, "format": "ogg"}}),
+        user({"type": "image_url", "image_url": {}}),
     ],
 )
-def test_images_of_others_and_other_media_are_refused(served: Served, message: dict[str, Any]) -> None:
-    assert "must be" in refusal(served.chat(messages=[message]), "messages")
+def test_what_the_user_now_asks_about_is_refused_if_it_is_not_read(served: Served, message: dict[str, Any]) -> None:
+    refusal(served.chat(messages=[message]), "messages")
+    old = served.chat(messages=[message, {"role": "assistant", "content": "No."}, user(text("Why?"))])
+    assert message["role"] == "system" or "left out" in old.headers["x-oaiserve-adapted"]
 
 
-def test_an_image_in_an_assistants_message_of_responses_is_refused(served: Served) -> None:
-    item = {"role": "assistant", "content": [{"type": "input_image", "image_url": data_url()}]}
-    assert "are in messages of users and in outputs" in refusal(served.post(RESPONSES, input=[item]), "input")
+def test_old_images_are_left_out_for_a_model_of_text_and_where_they_are_gone(
+    serve: Serve, site: tuple[str, list[str]]
+) -> None:
+    url, _ = site
+    answer = {"role": "assistant", "content": [text("Seen."), image()]}
+    for served in (serve(), reading(serve(allow_media_from=(url.removeprefix("http://"),)))):
+        for medium in (image(f"{url}/none"), {"type": "input_image", "image_url": f"{url}/none"}):
+            turns = [user(text("Look"), medium), answer, user(text("And?"))]
+            for response in (served.chat(messages=turns), served.post(RESPONSES, input=turns)):
+                prompt = prompt_of(served, response)
+                assert prompt.messages[0]["content"] == [text("Look"), text("[Image left out]")]
+                assert prompt.messages[1]["content"][1] == text("[Image left out]")
+                assert "[0].content[1]: " in response.headers["x-oaiserve-adapted"]
+            refusal(served.chat(messages=[user(medium)]), "messages")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -41,10 +42,11 @@ class ChatTemplate:
         self.source = "\n".join(self._sources.values())
         self.response_template: Mapping[str, Any] = response_template if isinstance(response_template, Mapping) else {}
         self._needs_tools = False
-        self._try_contents()
-        self.abilities = abilities_of(self._sample, self._content, self.source)
+        takes_systems = self._try_contents()
+        self.abilities = replace(abilities_of(self._sample, self._content, self.source), late_systems=takes_systems)
 
-    def _try_contents(self) -> None:
+    def _try_contents(self) -> bool:
+        """Try the forms of contents. Return whether the template takes several messages of the system."""
         text, more = "A sample text.", "One more of them."
         # Templates that never ask whether there are tools render nothing without a list.
         asks = [{"role": "user", "content": text}]
@@ -53,14 +55,16 @@ class ChatTemplate:
         as_parts = self._sample([{"role": "user", "content": [{"type": "text", "text": text}]}])
         takes_strings = text in as_string
         self._needs_parts = not takes_strings and text in as_parts
-        self._takes_parts = self._needs_parts or (takes_strings and as_parts == as_string)
+        # A template that rejects both may want parts with fields of its own, such as languages.
+        is_unknown = not as_string and not as_parts
+        self._takes_parts = self._needs_parts or is_unknown or (takes_strings and as_parts == as_string)
         systems: list[Message] = [{"role": "system", "content": self._content(content)} for content in (text, more)]
         self._hello: Message = {"role": "user", "content": self._content("Hello.")}
         two_systems = self._sample([*systems, self._hello])
-        self._takes_systems = text in two_systems and more in two_systems
         developer = {**systems[0], "role": "developer"}
         named = re.search(r"""['"]developer['"]""", self.source) is not None
         self._knows_developer = named and text in self._sample([developer, self._hello])
+        return text in two_systems and more in two_systems
 
     def generation_prompt(self, template_kwargs: Mapping[str, Any]) -> str:
         """Return the template's text behind the last message, which asks for an answer; "" if it is unknown."""
@@ -137,13 +141,16 @@ class ChatTemplate:
 
     def _prepare(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         prepared = [self._prepare_message(message) for message in messages]
-        if not self._takes_systems and any(message.get("role") == "system" for message in prepared[1:]):
+        if not self.abilities.late_systems and any(message.get("role") == "system" for message in prepared[1:]):
             systems = [message for message in prepared if message.get("role") == "system"]
             text = "\n\n".join(_text(message.get("content") or "") for message in systems)
             others = [message for message in prepared if message.get("role") != "system"]
             prepared = [{"role": "system", "content": self._content(text)}, *others]
         if not self.abilities.system and prepared and prepared[0].get("role") == "system":
             prepared = self._without_system(prepared)
+        if self.abilities.needs_user and all(message.get("role") != "user" for message in prepared):
+            is_system = bool(prepared) and prepared[0].get("role") == "system"
+            prepared.insert(int(is_system), {"role": "user", "content": self._content("")})
         if self.abilities.wants_turns:
             prepared = in_turns(prepared)
         if self.abilities.takes_one_call:

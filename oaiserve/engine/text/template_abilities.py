@@ -22,6 +22,7 @@ _RULE = "A sampled rule."
 @dataclass(frozen=True, slots=True)
 class Abilities:
     system: bool = True
+    late_systems: bool = True  # several messages of the system, and not only first
     tools: bool = True
     tools_in_message: bool = False  # as a text in the system message, instead of in the variable
     needs_descriptions: bool = False  # of tools
@@ -32,6 +33,7 @@ class Abilities:
     results: bool = True
     embeds_results: bool = False  # in the message with the calls
     wants_turns: bool = False  # of the user and the assistant, the user's first
+    needs_user: bool = False  # rejects messages without one of the user
 
 
 class Sample(Protocol):
@@ -74,6 +76,8 @@ def abilities_of(sample: Sample, content: Callable[[str], Any], source: str) -> 
     responses = [{"name": _NAME, "response": f"{_RESULT}sample120"}]
     embedded = with_tool(turn([arguments], tool_responses=responses)[:2])
 
+    alone: list[Message] = [{"role": role, "content": content(_RULE)} for role in ("system", "assistant")]
+
     def loses(num_calls: int, text: str = "") -> bool:
         """Return whether calls are lost unless each has a message of its own."""
         values = [f"{_VALUE} {number}" for number in range(num_calls)]
@@ -94,6 +98,7 @@ def abilities_of(sample: Sample, content: Callable[[str], Any], source: str) -> 
         results=takes_results and (takes_tools or takes_message or takes_calls),
         embeds_results="tool_responses" in source and embedded != as_object and _RESULT in embedded,
         wants_turns=not sample([hello, hello]) and _USER_TEXT in sample([hello]),
+        needs_user=_USER_TEXT in sample([hello]) and not all(with_tool([each]) for each in alone),
     )
 
 

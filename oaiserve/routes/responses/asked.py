@@ -17,7 +17,9 @@ from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes import constraints
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.bodies import ResponseInputBody, ResponsesBody
+from oaiserve.routes.contents import ContentReader
 from oaiserve.routes.conversation import Conversation
+from oaiserve.routes.history import prompt_of
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.media import MediaReader, read_media
 from oaiserve.routes.parameters import integer
@@ -27,7 +29,6 @@ from oaiserve.routes.responses.offered import OfferedTools, offered_tools
 from oaiserve.routes.responses.output import item_id, response_ids
 from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse, is_conversation
 from oaiserve.routes.serving import Serving
-from oaiserve.routes.tools import prompt_with_tools
 
 MAX_REFERENCES = 128  # to items of other responses
 ROOM_TOKENS = 1024  # for an answer without a limit, where a conversation is truncated
@@ -150,6 +151,7 @@ def asked(
     conversation: Conversation,
     earlier: Earlier,
     media: MediaReader,
+    adaptations: Adaptations,
     unique_id: str,
     *,
     needs_input: bool = True,
@@ -167,7 +169,7 @@ def asked(
             {item["id"]: item for item in (*before, *items_of(earlier.referred))},
         )
     )
-    return Asked(before, items, _prompt(body, serving, conversation, media, before, items), media)
+    return Asked(before, items, _prompt(body, serving, conversation, media, before, items, adaptations), media)
 
 
 def _prompt(
@@ -177,11 +179,12 @@ def _prompt(
     media: MediaReader,
     earlier: Sequence[Item],
     items: Sequence[Item],
+    adaptations: Adaptations,
 ) -> ChatPrompt:
-    messages = chat_messages(earlier, items, media)
+    messages = chat_messages(earlier, items, ContentReader(media, adaptations, "input"), adaptations)
     if body.instructions is not None:
-        messages.insert(0, {"role": "system", "content": body.instructions})
-    prompt = prompt_with_tools(messages, conversation.shown_tools, serving.dialect, media, param="input")
+        messages.insert(0, ("instructions", {"role": "system", "content": body.instructions}))
+    prompt = prompt_of(messages, conversation.shown_tools, serving.dialect, media, adaptations, param="input")
     return conversation.completed(prompt)
 
 
@@ -200,7 +203,7 @@ def truncated(
     while low < high:
         middle = (low + high) // 2
         kept = [item for number, item in enumerate(items) if number >= cuts[middle] or _stays(item)]
-        shorter = _prompt(body, serving, conversation, asked.media, kept, ()), len(items) - len(kept)
+        shorter = _prompt(body, serving, conversation, asked.media, kept, (), Adaptations()), len(items) - len(kept)
         if (yield from _fits(serving, shorter[0], limit - room)):
             high, shortest = middle, shorter
         else:
@@ -228,10 +231,10 @@ def _cuts(items: Sequence[Item]) -> list[int]:
     split: set[int] = set()
     last_user = 0
     for number, item in enumerate(items):
-        if item["type"] in ("function_call", "custom_tool_call"):
-            called[item["call_id"]] = number
-        elif item["type"] in ("function_call_output", "custom_tool_call_output"):
-            split.update(range(called[item["call_id"]] + 1, number + 1))
+        if item["type"].endswith("_call"):
+            called[item.get("call_id") or item["id"]] = number
+        elif item["type"].endswith("_call_output"):
+            split.update(range(called.get(item.get("call_id") or item["id"], number) + 1, number + 1))
         elif item["type"] == "message" and item["role"] == "user":
             last_user = number
     return [

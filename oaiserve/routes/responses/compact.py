@@ -18,7 +18,6 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import CompactionBody, ResponsesBody
 from oaiserve.routes.body import in_turns_if_large
 from oaiserve.routes.invalid import invalid
-from oaiserve.routes.objects import InputItem
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
@@ -110,7 +109,7 @@ def _as_response(intake: Intake[CompactionBody]) -> Intake[ResponsesBody]:
 
 def is_triggered(body: ResponsesBody) -> bool:
     """Whether a request for a response wants a compaction: then its input ends with the trigger of one."""
-    return bool(body.input) and isinstance(last := body.input[-1], InputItem) and last.type == "compaction_trigger"
+    return bool(body.input) and isinstance(last := body.input[-1], dict) and last.get("type") == "compaction_trigger"
 
 
 def for_summary(intake: Intake[ResponsesBody]) -> Intake[ResponsesBody]:
@@ -126,8 +125,11 @@ def with_wish(prompt: ChatPrompt) -> ChatPrompt:
 
 def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Generator[None, None, Answer]:
     body, serving, exchange = intake.body, intake.serving, intake.exchange
-    offered, conversation = conversed(body, serving, exchange.adaptations, is_constrained=False)
-    whole = asked(body, serving, conversation, earlier, intake.media, exchange.unique_id, needs_input=False)
+    adaptations = exchange.adaptations
+    offered, conversation = conversed(body, serving, adaptations, is_constrained=False)
+    whole = asked(
+        body, serving, conversation, earlier, intake.media, adaptations, exchange.unique_id, needs_input=False
+    )
     prompt, _ = yield from truncated(body, serving, conversation, whole, keeps_room=True)
     own = conversation.own_params(SUMMARY_TOKENS, None, None)
     params, wanted = intake.checked(replace(own, ends_with_context=True))

@@ -19,7 +19,6 @@ from oaiserve.routes.bodies import MAX_ITEMS, ConversationBody, ItemsBody, Metad
 from oaiserve.routes.body import read_parsed
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response
-from oaiserve.routes.objects import InputItem
 from oaiserve.routes.operation import Deleted, Operation
 from oaiserve.routes.parameters import check_metadata
 from oaiserve.routes.responses.items import Item, input_items, stored_items
@@ -164,7 +163,7 @@ def _checked(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return dict(metadata or {})
 
 
-def _new_items(request: Request, given: list[InputItem]) -> list[Item]:
+def _new_items(request: Request, given: list[Item]) -> list[Item]:
     if len(given) > MAX_ITEMS:
         raise invalid("items", f"must be at most {MAX_ITEMS} at once, got {len(given)}")
     numbers = itertools.count(1)

@@ -11,18 +11,13 @@ from typing import Any
 
 import msgspec
 
-from oaiserve.routes.invalid import invalid, needed, show
-from oaiserve.routes.media import MediaPart, MediaReader
-from oaiserve.routes.objects import (
-    EarlierReasoning,
-    EarlierText,
-    InputImage,
-    InputItem,
-    InputText,
-    ItemPart,
-    RefusalPart,
-    SoundPart,
-)
+from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes.contents import STORED, ContentReader, has_parts, is_part, thoughts_in
+from oaiserve.routes.foreign import hosted_call, name_of, text_of
+from oaiserve.routes.history import UNKNOWN, Placed
+from oaiserve.routes.invalid import converted, invalid, needed, show
+from oaiserve.routes.media import first_asked
+from oaiserve.routes.objects import InputItem
 from oaiserve.routes.responses.offered import arguments_of
 from oaiserve.routes.tools import joined_name
 
@@ -32,94 +27,102 @@ Item = dict[str, Any]
 stored_items = msgspec.json.Decoder(list[Item])
 
 
-def references(given: str | Sequence[InputItem]) -> list[str]:
+def references(given: str | Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the ids of the items to which the client refers."""
     if isinstance(given, str):
         return []
-    numbered = enumerate(given)
-    return [needed(f"input[{i}]", item, "id") for i, item in numbered if item.type == "item_reference"]
+    return [str(item.get("id")) for item in given if item.get("type") == "item_reference"]
 
 
 def input_items(
-    given: str | Sequence[InputItem], new_id: Callable[[str], str], referred: Mapping[str, Item], param: str = "input"
+    given: str | Sequence[Mapping[str, Any]],
+    new_id: Callable[[str], str],
+    referred: Mapping[str, Item],
+    param: str = "input",
 ) -> list[Item]:
     """Return the items of a client, with ids by `new_id`, of a prefix, and those `referred` to. `param` is the field
     of the request that they came from. Raises InvalidRequest."""
     if isinstance(given, str):
-        given = [InputItem(role="user", content=given)]
+        given = [{"role": "user", "content": given}]
     if not given:
         raise invalid(param, "must hold at least one item")
     return [_item(f"{param}[{number}]", item, new_id, referred) for number, item in enumerate(given)]
 
 
-def _item(where: str, item: InputItem, new_id: Callable[[str], str], referred: Mapping[str, Item]) -> Item:
-    def identity(prefix: str) -> Item:
-        return {"id": item.id or new_id(prefix), "type": item.type or "message", "status": "completed"}
-
+def _item(where: str, given: Mapping[str, Any], new_id: Callable[[str], str], referred: Mapping[str, Item]) -> Item:
+    kind = given.get("type")
+    if isinstance(kind, str) and kind not in _PREFIXES:  # of a hosted tool, or of another server
+        own_id = given.get("id")
+        return {"status": "completed", **given, "id": own_id if isinstance(own_id, str) and own_id else new_id("it")}
+    item = converted(InputItem, given, where)
+    prefix = _PREFIXES[item.type or "message"]
+    identity = {"id": item.id or new_id(prefix), "type": item.type or "message", "status": "completed"}
+    call_id = item.call_id or identity["id"]
     match item.type:
         case "function_call":
-            called = {name: needed(where, item, name) for name in ("call_id", "name", "arguments")}
             namespace = {} if item.namespace is None else {"namespace": item.namespace}
-            return {**identity("fc"), **called, **namespace}
+            arguments = item.arguments if isinstance(item.arguments, str) else _json(item.arguments)
+            return {**identity, "call_id": call_id, "name": item.name or UNKNOWN, "arguments": arguments, **namespace}
         case "custom_tool_call":
-            return {**identity("ctc"), **{name: needed(where, item, name) for name in ("call_id", "name", "input")}}
+            return {**identity, "call_id": call_id, "name": item.name or UNKNOWN, "input": item.input or ""}
         case "function_call_output" | "custom_tool_call_output":
-            call_id, output = needed(where, item, "call_id"), needed(where, item, "output")
-            return {
-                **identity("fco" if item.type == "function_call_output" else "ctco"),
-                "call_id": call_id,
-                "output": output if isinstance(output, str) else _parts(output),
-            }
+            output = item.output if isinstance(item.output, str) or has_parts(item.output) else _json(item.output)
+            return {**identity, "call_id": call_id, "output": output if isinstance(output, str) else _parts(output, "")}
         case "reasoning":
-            summary = [{"type": "summary_text", "text": part.text} for part in item.summary or []]
-            content = item.content or []
-            if isinstance(content, str) or not all(isinstance(part, EarlierReasoning) for part in content):
-                reason = "must be a list of parts of the type 'reasoning_text'"
-                raise invalid(where.partition("[")[0], reason, f"{where}.content")
-            if not content and (thought := read_encrypted(item.encrypted_content)):
-                content = [EarlierReasoning(thought)]
-            return {**identity("rs"), "summary": summary, "content": _parts(content)}
+            parts = _parts(item.content, "reasoning_text")
+            if not parts and (thought := read_encrypted(item.encrypted_content)):
+                parts = [{"type": "reasoning_text", "text": thought}]
+            return {**identity, "summary": _parts(item.summary, "summary_text"), "content": parts}
         case "item_reference":
             item_id: str = needed(where, item, "id")
             if item_id not in referred:
                 reason = f"there is no item {show(item_id)} in the stored responses. Please send the item itself"
                 raise invalid(where.partition("[")[0], reason, f"{where}.id")
             return referred[item_id]
-        case "compaction" if read_encrypted(item.encrypted_content):
-            return {**identity("cmp"), "encrypted_content": item.encrypted_content}
+        case "compaction":
+            return {**identity, "encrypted_content": item.encrypted_content}
         case "compaction_trigger":  # the routes that know it have taken it away
             raise invalid(where.partition("[")[0], "may only be the last item of a request for a response", where)
-        case "message" | None:
-            pass
-        case other:  # of a tool that runs elsewhere, or of another server: nothing in it is for this model
-            return identity(other)
-    role, content = needed(where, item, "role"), needed(where, item, "content")
-    if isinstance(content, str):
-        content = [EarlierText(content) if role == "assistant" else InputText(content)]
-    for number, part in enumerate(content):
-        place = f"{where}.content[{number}].type"
-        if isinstance(part, EarlierReasoning):
-            raise invalid(where.partition("[")[0], "reasoning is an item of its own", place)
-        if isinstance(part, MediaPart) and role != "user":
-            raise invalid(where.partition("[")[0], "images and sounds are in messages of users and in outputs", place)
-    return {**identity("msg"), "role": role, "content": _parts(content)}
+    role = needed(where, item, "role")
+    return {**identity, "role": role, "content": _parts(item.content, f"{_SIDES.get(role, 'input')}_text")}
 
 
-def _parts(parts: Iterable[ItemPart | EarlierReasoning]) -> list[Item]:
-    shown: list[Item] = []
-    for part in parts:
-        match part:
-            case EarlierText(text):
-                shown.append({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
-            case InputText(text):
-                shown.append({"type": "input_text", "text": text})
-            case EarlierReasoning(text):
-                shown.append({"type": "reasoning_text", "text": text})
-            case RefusalPart(refusal):
-                shown.append({"type": "refusal", "refusal": refusal})
-            case InputImage() | SoundPart():  # a prompt has them as files
-                shown.append({name: value for name, value in msgspec.to_builtins(part).items() if value is not None})
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    "item_reference": "",
+    "compaction": "cmp",
+    "compaction_trigger": "",
+}
+_SIDES = {"assistant": "output"}
+_MORE_FIELDS: dict[str, Item] = {"output_text": {"annotations": [], "logprobs": []}}
+
+
+def _json(value: object) -> str:
+    return "" if value is None else msgspec.json.encode(value).decode()
+
+
+def _parts(content: object, text_type: str) -> list[Any]:
+    """Return the parts of a content in the API's form. A text becomes one of this type."""
+    if content is None:
+        return []
+    shown: list[Any] = []
+    for part in content if isinstance(content, list) else [content]:
+        given = {"type": text_type, "text": part} if isinstance(part, str) else part
+        if isinstance(given, dict) and isinstance(given.get("text"), str) and given.get("type") in _TEXT_TYPES:
+            shown.append({"type": given["type"], "text": given["text"], **_MORE_FIELDS.get(given["type"], {})})
+        elif isinstance(given, dict):
+            shown.append({name: value for name, value in given.items() if value is not None})
+        else:
+            shown.append(given)
     return shown
+
+
+_TEXT_TYPES = ("input_text", "output_text", "reasoning_text", "summary_text")
 
 
 def since_compaction(items: Sequence[Item]) -> list[Item]:
@@ -134,63 +137,92 @@ def kept(items: Iterable[Item]) -> list[Item]:
     return [item for item in items if item["type"] == "message" and item["role"] != "assistant"]
 
 
-def chat_messages(earlier: Iterable[Item], new: Sequence[Item], media: MediaReader) -> list[dict[str, Any]]:
-    """Return the chat messages of the items. Raises InvalidRequest for a `new` item with the result of an unknown
-    call, and for media that are not read."""
-    messages: list[dict[str, Any]] = []
-    call_ids: set[str] = set()
+def chat_messages(
+    earlier: Iterable[Item], new: Sequence[Item], reader: ContentReader, adaptations: Adaptations
+) -> list[Placed]:
+    """Return the chat messages of the items, each with its place. Raises InvalidRequest for media of the user's last
+    turn that are not read."""
+    placed: list[Placed] = []
     reasoning = ""  # of the message or the call that follows
+    asked = first_asked([item.get("role") if item["type"] == "message" else None for item in new])
+
+    def called(where: str, call_id: object, name: object, arguments: object) -> None:
+        nonlocal reasoning
+        if reasoning or not placed or placed[-1][1]["role"] != "assistant":
+            placed.append((where, _thought("", reasoning)))
+            reasoning = ""
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        placed[-1][1].setdefault("tool_calls", []).append(call)
+
+    def answered(where: str, call_id: object, content: str | list[dict[str, Any]]) -> None:
+        placed.append((where, {"role": "tool", "content": _joined(content), "tool_call_id": call_id}))
+
     for number, item in enumerate((*(earlier := list(earlier)), *new), start=-len(earlier)):
         where = f"input[{number}]" if number >= 0 else f"the stored item {item['id']}"
+        place = where if number >= 0 else STORED
         match item["type"]:
             case "message":
-                thought = reasoning if item["role"] == "assistant" else ""
-                messages.append(_message(item, thought, f"{where}.content", media))
+                is_asked = number >= asked and item["role"] != "assistant"
+                content = _joined(reader.read(item["content"], f"{where}.content", item["role"], is_asked=is_asked))
+                if item["role"] == "assistant":
+                    thought = reasoning or thoughts_in(item["content"])
+                    placed.append((place, _thought(content, thought)))
+                else:
+                    placed.append((place, {"role": item["role"], "content": content}))
                 reasoning = ""
             case "reasoning":
-                reasoning = _text(item.get("content") or item["summary"])
-            case "function_call" | "custom_tool_call":
-                if reasoning or not messages or messages[-1]["role"] != "assistant":
-                    messages.append(_message({"role": "assistant", "content": []}, reasoning, where, media))
-                reasoning = ""
-                is_custom = item["type"] == "custom_tool_call"
-                function = {
-                    "name": joined_name(item.get("namespace"), item["name"]),
-                    "arguments": arguments_of(item["input"]) if is_custom else item["arguments"],
-                }
-                call = {"id": item["call_id"], "type": "function", "function": function}
-                messages[-1].setdefault("tool_calls", []).append(call)
-                call_ids.add(item["call_id"])
+                reasoning = text_of(item.get("content") or item.get("summary"))
+                if not reasoning:
+                    adaptations.note(place, "reasoning is left out, as it has no text")
+            case "function_call":
+                called(place, item["call_id"], joined_name(item.get("namespace"), item["name"]), item["arguments"])
+            case "custom_tool_call":
+                called(place, item["call_id"], item["name"], arguments_of(item["input"]))
             case "function_call_output" | "custom_tool_call_output":
-                call_id, output = item["call_id"], item["output"]
-                if call_id not in call_ids:
-                    reason = f"there is no call {show(call_id)} before this output of it"
-                    raise invalid("input", reason, f"{where}.call_id" if number >= 0 else where)
-                content = output if isinstance(output, str) else _chat_content(output, f"{where}.output", media)
-                messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
+                result = reader.read(item["output"], f"{where}.output", "tool", is_asked=False)
+                answered(place, item["call_id"], result)
             case "compaction" if summary := read_encrypted(item.get("encrypted_content")):
-                messages.append({"role": "user", "content": f"{BEFORE_SUMMARY}\n\n{summary}"})
-    return messages
+                placed.append((place, {"role": "user", "content": f"{BEFORE_SUMMARY}\n\n{summary}"}))
+            case kind if kind.endswith("_call") and (call := hosted_call(item)) is not None:
+                adaptations.note(place, f"{name_of(item)} is shown as the call of a tool")
+                called(place, *call[:3])
+                if call[3]:
+                    answered(place, call[0], call[3])
+            case kind if kind.endswith("_call_output"):
+                output = item.get("output")
+                adaptations.note(place, f"{name_of(item)} is shown as the result of a tool")
+                is_content = is_part(output) or has_parts(output)
+                shown = (
+                    reader.read(output, f"{where}.output", "tool", is_asked=False) if is_content else text_of(output)
+                )
+                answered(place, item.get("call_id") or item["id"], shown)
+            case kind if kind in _WITHOUT_TEXT or kind.endswith("_call") or not (text := text_of(item)):
+                adaptations.note(place, f"{name_of(item)} is left out")
+            case _:
+                adaptations.note(place, f"{name_of(item)} is shown by its text")
+                placed.append((place, {"role": "user", "content": text}))
+    return placed
 
 
-def _message(item: Mapping[str, Any], reasoning: str, where: str, media: MediaReader) -> dict[str, Any]:
+# Items that are for the client, or for the server that made them.
+_WITHOUT_TEXT = (
+    *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "tool_search_output", "compaction"),
+    "item_reference",
+)
+
+
+def _thought(content: str | list[dict[str, Any]], reasoning: str) -> dict[str, Any]:
     thought = {"reasoning": reasoning} if reasoning else {}
-    return {"role": item["role"], "content": _chat_content(item["content"], where, media), **thought}
+    return {"role": "assistant", "content": content, **thought}
 
 
-def _chat_content(parts: Sequence[Mapping[str, Any]], where: str, media: MediaReader) -> str | list[dict[str, Any]]:
+def _joined(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """Return the content of a message: a string if that can hold it, as most clients of chat send."""
-    content: list[dict[str, Any]] = []
-    for number, part in enumerate(parts):
-        if kind := _MEDIA.get(part["type"]):
-            content.append(media.part(msgspec.convert(part, kind), f"{where}[{number}]", "input"))
-        else:
-            content.append({"type": "text", "text": part["refusal"] if part["type"] == "refusal" else part["text"]})
-    is_text = len(content) < 2 and all("text" in part for part in content)
-    return "".join(part["text"] for part in content) if is_text else content
+    if isinstance(content, list) and len(content) < 2 and all("text" in part for part in content):
+        return "".join(part["text"] for part in content)
+    return content
 
 
-_MEDIA: dict[str, type[MediaPart]] = {"input_image": InputImage, "input_audio": SoundPart}
 _ENCRYPTED = "oaiserve:"
 
 
@@ -207,7 +239,3 @@ def read_encrypted(content: str | None) -> str:
         return b64decode(content.removeprefix(_ENCRYPTED), validate=True).decode()
     except ValueError:
         return ""
-
-
-def _text(parts: Iterable[Mapping[str, Any]]) -> str:
-    return "\n".join(part["text"] for part in parts)

@@ -115,7 +115,7 @@ async def input_tokens(request: Request) -> Response:
 
     def count() -> Generator[None, None, bytes]:
         _, conversation = conversed(body, serving, adaptations, is_constrained=False)
-        prompt = asked(body, serving, conversation, earlier, media, request.state.unique_id).prompt
+        prompt = asked(body, serving, conversation, earlier, media, adaptations, request.state.unique_id).prompt
         return encode(InputTokens(len((yield from encoded(serving, prompt)))))
 
     return await answer_in_turns(request, body.model, count(), num_bytes + earlier.num_bytes, adaptations)
@@ -148,7 +148,10 @@ def _answer(
         text_lengths=num_logprobs is not None and conversation.reads_calls,
     )
     params, wanted = intake.checked(replace(own, ends_with_context=compacts))
-    whole = asked(body, serving, conversation, earlier, intake.media, exchange.unique_id, needs_input=not compacts)
+    adaptations = exchange.adaptations
+    whole = asked(
+        body, serving, conversation, earlier, intake.media, adaptations, exchange.unique_id, needs_input=not compacts
+    )
     _, items, prompt, _ = whole
     num_dropped = 0
     if body.truncation == "auto" or compacts:

@@ -1,0 +1,133 @@
+"""The arguments of calls in a history as JSON objects, which chat templates iterate over.
+
+An answer that was cut ends within its arguments, and other servers pass on what their models wrote. The text is read as
+far as it can be. What is no object becomes the value of one, so that the model still sees it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+RAW_KEY = "arguments"  # of the object around arguments that are none
+MOST_DEPTH = 64
+_MOST_CHARACTERS = 2**20  # of a text that is completed
+_MOST_PYTHON = 2**14  # of one that is read as Python, whose parser takes far more memory
+_TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{}\[\],]', re.DOTALL)
+_CUT_MEMBER = re.compile(r',?\s*(?:"[^"\\]*(?:\\.[^"\\]*)*(?:"\s*(?::\s*)?|\\?\Z))?[-+.\w]*', re.DOTALL)
+_CUT_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*(\\(?:u[0-9a-fA-F]{0,3})?)\Z")
+
+
+def object_text(arguments: object) -> tuple[str, str]:
+    """Return the JSON text of an object with the arguments of a call, and how they were changed, or ""."""
+    if not isinstance(arguments, str):
+        return _text_of(arguments)
+    if not arguments.strip():
+        return "{}", ""
+    try:
+        if isinstance(found := msgspec.json.decode(arguments), dict) and not is_deep(found, MOST_DEPTH):
+            return arguments, ""
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        pass
+    for read, change in _READERS:
+        try:
+            found = read(arguments)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            continue
+        if isinstance(found, str) and found.lstrip()[:1] == "{":
+            return object_text(found)[0], "are JSON within a JSON string"
+        text, more = _text_of(found)
+        return text, change or more or ("are no object" if found is None else "")
+    return _encoded({RAW_KEY: arguments}), "are not valid JSON"
+
+
+def _text_of(value: object) -> tuple[str, str]:
+    if value is None:
+        return "{}", ""
+    if is_deep(value, MOST_DEPTH):
+        return _encoded({RAW_KEY: _shallow(value)}), "are nested too deeply, and shown as a text"
+    if isinstance(value, dict):
+        return _encoded(value), ""
+    return _encoded({RAW_KEY: value} if value != [] else {}), "are no object"
+
+
+def _encoded(value: dict[str, Any]) -> str:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    # Half of a surrogate pair is no character, and no tokenizer takes it.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _shallow(value: object) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (RecursionError, msgspec.MsgspecError):
+        return ""
+
+
+def is_deep(value: object, most: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return most == 0 or any(is_deep(each, most - 1) for each in inner)
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, strict=False)  # models write line ends as they are
+
+
+def _completed(text: str) -> Any:
+    """Return the value of the JSON text of an object that was cut. Raises ValueError."""
+    if len(text) > _MOST_CHARACTERS or text.lstrip()[:1] != "{":
+        raise ValueError
+    closing: list[str] = []
+    whole, num_open = 0, 0  # the longest text of whole members, and how many brackets it opens
+    end = text
+    for token in _TOKENS.finditer(text):
+        match token[0]:
+            case "{" | "[" as bracket:
+                closing.append("}" if bracket == "{" else "]")
+                whole, num_open = token.end(), len(closing)
+            case "}" | "]" as bracket:
+                if not closing or closing.pop() != bracket:
+                    raise ValueError
+                num_open = min(num_open, len(closing) + 1)
+            case ",":
+                whole, num_open = token.start(), len(closing)
+            case string if token.end() == len(text) and not _is_closed(string):
+                cut = _CUT_ESCAPE.search(string)
+                end = text[: len(text) - (0 if cut is None else len(cut[1]))] + '"'
+        if len(closing) > MOST_DEPTH:
+            raise ValueError
+    if not closing:
+        raise ValueError
+    try:
+        return _json(end + "".join(reversed(closing)))
+    except ValueError:
+        if _CUT_MEMBER.fullmatch(text, whole) is None:
+            raise
+    return _json(text[:whole] + "".join(reversed(closing[:num_open])))
+
+
+def _is_closed(string: str) -> bool:
+    inner = string[1:]
+    return inner.endswith('"') and (len(inner) - len(inner[:-1].rstrip("\\"))) % 2 == 1
+
+
+def _python(text: str) -> Any:
+    """Return the value of a Python literal. Raises ValueError, SyntaxError, TypeError, MemoryError, RecursionError."""
+    if len(text) > _MOST_PYTHON or text.lstrip()[:1] != "{":
+        raise ValueError
+    found = ast.literal_eval(text.strip())
+    return json.loads(json.dumps(found))
+
+
+_READERS: tuple[tuple[Callable[[str], Any], str], ...] = (
+    (_json, ""),
+    (_completed, "are cut, and completed"),
+    (_python, "are Python's, not JSON"),
+)

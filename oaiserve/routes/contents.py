@@ -1,0 +1,130 @@
+"""The contents of messages and items, as chat templates take them: texts, images and sounds.
+
+What cannot be read is refused where the user asks about it now. In older turns and in results of tools it would come
+back with each request, so it is left out with a note, and the model reads that something is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from oaiserve.errors import InvalidRequest
+from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes.call_arguments import is_deep
+from oaiserve.routes.foreign import LEFT_OUT, name_of, text_of
+from oaiserve.routes.invalid import converted, invalid
+from oaiserve.routes.media import MediaReader
+from oaiserve.routes.objects import ImagePart, InputImage, SoundPart
+
+Part = dict[str, Any]
+STORED = "a stored item"  # in notes, which have no ids of clients
+MEDIA: dict[str, type[ImagePart | InputImage | SoundPart]] = {
+    "image_url": ImagePart,
+    "input_image": InputImage,
+    "computer_screenshot": InputImage,
+    "input_audio": SoundPart,
+}
+_TEXTS = ("text", "input_text", "output_text")
+_THOUGHTS = {"thinking": "thinking", "reasoning_text": "text", "reasoning": "text"}  # and the fields with the text
+_OF_TEXT = {"type", "text", "annotations", "logprobs", "cache_control"}
+_MOST_FIELDS = 32  # of a text or a message for the template
+_MOST_DEPTH = 16
+
+
+class ContentReader:
+    """Reads the contents of one request, whose field `param` they are in."""
+
+    def __init__(self, media: MediaReader, adaptations: Adaptations, param: str) -> None:
+        self._media = media
+        self._adaptations = adaptations
+        self._param = param
+
+    def read(self, content: object, where: str, role: str, *, is_asked: bool) -> str | list[Part]:
+        """Return the content of a message. What cannot be read is refused if it `is_asked`: if it is from the user's
+        last turn, or the system's. Raises InvalidRequest."""
+        if content is None:
+            self._note(where, "is missing, and read as empty")
+            return ""
+        if isinstance(content, str):
+            return content
+        if role == "tool" and not (is_part(content) or has_parts(content)):
+            self._note(where, "is read as a text in JSON")
+            return msgspec.json.encode(content).decode()
+        parts: list[Part] = []
+        for number, part in enumerate(content if isinstance(content, list) else [content]):
+            parts += self._part(part, f"{where}[{number}]", role, is_asked=is_asked)
+        return parts or ""
+
+    def _part(self, part: Any, where: str, role: str, *, is_asked: bool) -> Iterator[Part]:
+        kind = part.get("type", "text") if isinstance(part, dict) else None
+        if isinstance(part, str):
+            yield {"type": "text", "text": part}
+        elif not isinstance(kind, str) or (kind == "text" and "type" not in part and "text" not in part):
+            if is_asked:
+                raise invalid(self._param, "must be the type of the part", f"{where}.type")
+            self._note(where, "is no part of a message, and left out")
+        elif kind in _TEXTS and isinstance(part.get("text"), str):
+            more = self.more_fields(part, _OF_TEXT, where) if kind == "text" else {}
+            yield {"type": "text", "text": part["text"], **more}
+        elif kind in _TEXTS and is_asked:
+            raise invalid(self._param, "must be a string", f"{where}.text")
+        elif kind == "refusal" and isinstance(part.get("refusal"), str):
+            yield {"type": "text", "text": part["refusal"]}
+        elif role != "assistant" or not _thought(part):
+            yield from self._other(part, where, role, is_asked=is_asked)
+
+    def _other(self, part: Part, where: str, role: str, *, is_asked: bool) -> Iterator[Part]:
+        """Yield the medium of a part, or its text, if it has one."""
+        medium = MEDIA.get(part["type"])
+        if medium is not None and is_asked and role != "user":
+            raise invalid(self._param, "images and sounds are in messages of users and in results of tools", where)
+        if medium is not None and role in ("user", "tool"):
+            try:
+                given = {**part, "type": medium.__struct_config__.tag}
+                yield self._media.part(converted(medium, given, where), where, self._param)
+                return
+            except InvalidRequest:
+                if is_asked:
+                    raise
+        text = text_of(part)
+        is_left_out = not text or text in LEFT_OUT.values()
+        if is_left_out and is_asked:
+            raise invalid(self._param, "this server reads text, images and sounds, no video and no other files", where)
+        what = "is left out" if is_left_out else "is shown by its text"
+        self._note(where, f"{name_of(part)} {what}")
+        if text:
+            yield {"type": "text", "text": text}
+
+    def _note(self, where: str, what: str) -> None:
+        self._adaptations.note(STORED if where.startswith("the stored item") else where, what)
+
+    def more_fields(self, given: Mapping[str, Any], known: set[str], where: str) -> dict[str, Any]:
+        """Return the fields of a message or a part that are not `known`, for the template."""
+        more = {name: value for name, value in given.items() if name not in known and value is not None}
+        if len(more) <= _MOST_FIELDS and not is_deep(more, _MOST_DEPTH):
+            return more
+        self._note(where, "fields for the template are too many or too deep, and left out")
+        return {}
+
+
+def is_part(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("type"), str)
+
+
+def has_parts(content: object) -> bool:
+    return isinstance(content, list) and all(isinstance(part, str) or is_part(part) for part in content)
+
+
+def thoughts_in(content: object) -> str:
+    """Return the reasoning among the parts of an assistant's content."""
+    parts = content if isinstance(content, list) else ()
+    return "\n".join(filter(None, map(_thought, parts)))
+
+
+def _thought(part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get(_THOUGHTS.get(kind, "")) if isinstance(part, dict) and isinstance(kind, str) else None
+    return text if isinstance(text, str) else ""

@@ -1,0 +1,77 @@
+"""Arguments of calls that are no JSON object become one, with as much of their text as can be read."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.routes.call_arguments import MOST_DEPTH, RAW_KEY, object_text
+
+CUT, NO_OBJECT, PYTHON, BROKEN = (
+    "are cut, and completed",
+    "are no object",
+    "are Python's, not JSON",
+    "are not valid JSON",
+)
+DEEP = '{"a":' * (MOST_DEPTH + 1) + "1" + "}" * (MOST_DEPTH + 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected", "change"),
+    [
+        (None, {}, ""),
+        (" ", {}, ""),
+        ({"a": {"b": 1}}, {"a": {"b": 1}}, ""),
+        ('{"a": 9007199254740993}', {"a": 9007199254740993}, ""),
+        ("null", {}, NO_OBJECT),
+        ("[]", {}, NO_OBJECT),
+        ('"x"', {RAW_KEY: "x"}, NO_OBJECT),
+        ("[1, 2]", {RAW_KEY: [1, 2]}, NO_OBJECT),
+        (5, {RAW_KEY: 5}, NO_OBJECT),
+        ('{"text": "', {"text": ""}, CUT),
+        ('{"text": "a \\"b\\" \\u00', {"text": 'a "b" '}, CUT),
+        ('{"text": "a\\', {"text": "a"}, CUT),
+        ('{"a": [1, {"b": "c', {"a": [1, {"b": "c"}]}, CUT),
+        ('{"a": {"b": 1}, "c', {"a": {"b": 1}}, CUT),
+        ('{"a": 1, "b":', {"a": 1}, CUT),
+        ('{"a": 1, "b": tru', {"a": 1}, CUT),
+        ('{"smile": "\\ud83d', {"smile": "\ufffd"}, CUT),
+        ("{'city': 'Paris', 'now': True}", {"city": "Paris", "now": True}, PYTHON),
+        ('"{\\"a\\": 1}"', {"a": 1}, "are JSON within a JSON string"),
+        ("garbage", {RAW_KEY: "garbage"}, BROKEN),
+        ('{"a": 1}}', {RAW_KEY: '{"a": 1}}'}, BROKEN),
+        (DEEP, {RAW_KEY: DEEP}, "are nested too deeply, and shown as a text"),
+    ],
+)
+def test_arguments_become_an_object(arguments: object, expected: dict[str, Any], change: str) -> None:
+    text, said = object_text(arguments)
+    assert (json.loads(text), said) == (expected, change)
+    if not change and isinstance(arguments, str) and arguments.strip():
+        assert text == arguments
+
+
+@given(st.dictionaries(st.text(), st.recursive(st.none() | st.floats() | st.text(), st.lists), max_size=4), st.data())
+def test_a_cut_object_keeps_its_whole_members(whole: dict[str, Any], data: st.DataObject) -> None:
+    text = json.dumps(whole)
+    cut = data.draw(st.integers(1, len(text) - 1))
+    found = json.loads(object_text(text[:cut])[0])
+    members = [*whole.items()]
+    kept = [(name, json.dumps(value)) for name, value in members[: max(0, len(found) - 1)]]
+    assert [(name, json.dumps(value)) for name, value in found.items()][: len(kept)] == kept
+
+
+@given(st.text() | st.text('{}[]",:\\0a'))
+def test_whatever_the_text_it_becomes_an_object_that_can_be_encoded(text: str) -> None:
+    found, _ = object_text(text)
+    assert isinstance(json.loads(found), dict)
+    found.encode()
+
+
+@pytest.mark.parametrize("text", ["[" * 10**6, '{"a":' * 10**5, '{"a": "' + "\\" * 10**6, "{'a': " + "(" * 16000])
+def test_hostile_arguments_take_little_time(text: str) -> None:
+    start = time.thread_time()
+    object_text(text)
+    assert time.thread_time() - start < 1

@@ -1,0 +1,294 @@
+"""Histories that other servers, cut answers or clients have damaged are read as far as they go, with a note."""
+
+from typing import Any
+
+import pytest
+
+from oaiserve.routes.adaptations import HEADER
+from oaiserve.routes.history import NO_RESULT, ORPHAN, UNKNOWN
+from tests.routes.asking import HI, HYBRID, answered, submitted
+from tests.routes.conftest import Serve, Served
+
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+
+
+def call(name: str = "look", arguments: object = "{}", call_id: str | None = "c1") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def calling(*calls: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": list(calls), **fields}
+
+
+def result(content: Any = "seen", call_id: str | None = "c1") -> dict[str, Any]:
+    return {"role": "tool", "content": content, "tool_call_id": call_id}
+
+
+def prompt_of(served: Served, path: str, given: Any, **more: Any) -> tuple[list[dict[str, Any]], str]:
+    """Return the messages that reach the template, and the notes."""
+    response = served.post(path, **{"input" if path == RESPONSES else "messages": given}, **more)
+    answered(response)
+    return list(submitted(served)[1].messages), response.headers.get(HEADER, "")
+
+
+ORPHANED = {"role": "user", "content": f"{ORPHAN}seen"}
+CASES: dict[str, tuple[list[Any], list[Any], str]] = {
+    "cut arguments": (
+        [calling(call(arguments='{"text": "a')), result()],
+        [calling(call(arguments='{"text":"a"}')), result()],
+        "messages[1]: the arguments of a call are cut, and completed",
+    ),
+    "no name": ([calling({"id": "c1", "function": {}}), result()], [calling(call(UNKNOWN)), result()], "has no name"),
+    "custom tool": (
+        [calling({"id": "c1", "type": "custom", "custom": {"name": "edit", "input": "x"}}), result()],
+        [calling(call("edit", '{"input":"x"}')), result()],
+        "",
+    ),
+    "no result": ([calling(call())], [calling(call()), result(NO_RESULT)], "messages[1]: a call has no result"),
+    "no call": ([result()], [ORPHANED], "messages[1]: a result without its call is shown as the user's text"),
+    "two results": ([calling(call()), result(), result()], [calling(call()), result(), ORPHANED], "without its call"),
+    "other order": (
+        [calling(call(), call(call_id="c2")), result("two", "c2"), *HI, result("one")],
+        [calling(call(), call(call_id="c2")), result("one"), result("two", "c2"), *HI],
+        "results are put behind their calls",
+    ),
+    "calls in a row": (
+        [calling(call()), calling(call(call_id="c2")), result(), result("two", "c2")],
+        [calling(call()), result(), calling(call(call_id="c2")), result("two", "c2")],
+        "results are put behind their calls",
+    ),
+    "equal ids": (
+        [calling(call(), call("stop")), result("one"), result("two")],
+        [calling(call(), call("stop", call_id="call_1")), result("one"), result("two", "call_1")],
+        "a call has no id of its own",
+    ),
+    "the same id in each turn": (
+        [calling(call()), result("one"), calling(call()), result("two")],
+        [calling(call()), result("one"), calling(call()), result("two")],
+        "",
+    ),
+    "no ids": (
+        [calling(call(call_id=None)), result(call_id=None)],
+        [calling(call(call_id="call_0")), result(call_id="call_0")],
+        "given to the last one without a result",
+    ),
+    "the older form": (
+        [{"role": "assistant", "function_call": {"name": "look", "arguments": "{}"}}, {**result(), "role": "function"}],
+        [calling(call(call_id="call_0")), result(call_id="call_0")],
+        "a call has no id",
+    ),
+    "nothing said": ([{"role": "assistant", "content": None}], [], "a message without anything is left out"),
+    "no content": ([{"role": "user"}], [{"role": "user", "content": ""}], "messages[1].content: is missing"),
+    "no parts": ([{"role": "user", "content": []}], [{"role": "user", "content": ""}], ""),
+    "a result in JSON": (
+        [calling(call()), result({"degrees": [18]})],
+        [calling(call()), result('{"degrees":[18]}')],
+        "messages[2].content: is read as a text in JSON",
+    ),
+    "thoughts as parts": (
+        [
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+                    {"type": "redacted_thinking", "data": "x"},
+                    {"type": "output_text", "text": "Yes.", "annotations": []},
+                ],
+            }
+        ],
+        [{"role": "assistant", "content": [{"type": "text", "text": "Yes."}], "reasoning": "Hm."}],
+        "messages[1].content[1]: redacted_thinking is left out",
+    ),
+    "a part of another type": (
+        [{"role": "user", "content": [{"type": "new_part", "content": [{"title": "T", "text": "t"}]}]}],
+        [{"role": "user", "content": [{"type": "text", "text": "T\nt"}]}],
+        "messages[1].content[0]: another type is shown by its text",
+    ),
+    "a file of text": (
+        [{"role": "user", "content": [{"type": "file", "file": {"filename": "a.md", "file_data": "SGVsbG8="}}]}],
+        [{"role": "user", "content": [{"type": "text", "text": "a.md\nHello"}]}],
+        "file is shown by its text",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_damaged_history_of_chat_is_repaired(serve: Serve, name: str) -> None:
+    given, expected, note = CASES[name]
+    found, notes = prompt_of(serve(template=HYBRID), CHAT, [*HI, *given, *HI])
+    assert found == [*HI, *expected, *HI]
+    assert note in notes
+    assert bool(note) == bool(notes)
+
+
+def test_only_a_call_that_is_to_be_answered_gets_a_result(serve: Serve) -> None:
+    served = serve(template=HYBRID)
+    for asks, expected in ((True, [result(NO_RESULT)]), (False, [])):
+        found, _ = prompt_of(served, CHAT, [*HI, calling(call())], add_generation_prompt=asks)
+        assert found == [*HI, calling(call()), *expected]
+
+
+SHELL = {"type": "exec", "command": ["ls"], "env": {}}
+HOSTED: dict[str, tuple[list[dict[str, Any]], list[Any], str]] = {
+    "local shell": (
+        [
+            {"type": "local_shell_call", "id": "l1", "call_id": "s1", "status": "completed", "action": SHELL},
+            {"type": "local_shell_call_output", "id": "s1", "output": "a.txt"},
+        ],
+        ["local_shell", "a.txt"],
+        "local_shell_call_output is shown as the result of a tool",
+    ),
+    "shell": (
+        [
+            {"type": "shell_call", "call_id": "s1", "action": {"commands": ["ls"]}},
+            {
+                "type": "shell_call_output",
+                "call_id": "s1",
+                "output": [{"stdout": "a.txt", "stderr": "", "outcome": {"type": "exit", "exit_code": 2}}],
+            },
+        ],
+        ["shell", "a.txt\nExit code 2"],
+        "shell_call is shown",
+    ),
+    "patch": (
+        [
+            {"type": "apply_patch_call", "call_id": "s1", "operation": {"type": "create_file", "path": "a"}},
+            {"type": "apply_patch_call_output", "call_id": "s1", "status": "failed", "output": "No."},
+        ],
+        ["apply_patch", "No."],
+        "apply_patch_call is shown",
+    ),
+    "computer": (
+        [
+            {"type": "computer_call", "id": "x", "call_id": "s1", "action": {"type": "screenshot"}},
+            {
+                "type": "computer_call_output",
+                "call_id": "s1",
+                "output": {"type": "computer_screenshot", "image_url": "data:image/png;base64,AA=="},
+            },
+        ],
+        ["computer", "[Screenshot left out]"],
+        "input[2].output[0]: computer_screenshot is left out",
+    ),
+    "mcp": (
+        [
+            {
+                "type": "mcp_call",
+                "id": "m",
+                "name": "ask",
+                "server_label": "x",
+                "arguments": '{"q": 1}',
+                "output": "Yes.",
+            }
+        ],
+        ["ask", "Yes."],
+        "mcp_call is shown",
+    ),
+    "files": (
+        [{"type": "file_search_call", "id": "f", "queries": ["q"], "results": [{"filename": "a.md", "text": "Hi."}]}],
+        ["file_search", "a.md\nHi."],
+        "file_search_call is shown",
+    ),
+    "code": (
+        [{"type": "code_interpreter_call", "id": "c", "code": "1+1", "outputs": [{"type": "logs", "logs": "2"}]}],
+        ["code_interpreter", "2"],
+        "code_interpreter_call is shown",
+    ),
+    "future call": (
+        [{"type": "teleport_call", "call_id": "t"}, {"type": "teleport_call_output", "call_id": "t", "output": "Mars"}],
+        ["teleport", "Mars"],
+        "another type is shown as the call",
+    ),
+    "web search": (
+        [{"type": "web_search_call", "id": "w", "action": {"query": "q"}}],
+        [],
+        "web_search_call is left out",
+    ),
+    "image": ([{"type": "image_generation_call", "id": "i", "result": "iVBORw0K" * 99}], [], "is left out"),
+    "tools of a server": ([{"type": "mcp_list_tools", "id": "t", "tools": []}], [], "mcp_list_tools is left out"),
+    "approval": (
+        [
+            {"type": "mcp_approval_request", "id": "a", "name": "ask", "arguments": "{}"},
+            {"type": "mcp_approval_response", "approval_request_id": "a", "approve": True},
+        ],
+        [],
+        "mcp_approval_response is left out",
+    ),
+    "reasoning of others": (
+        [{"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "gAAA"}],
+        [],
+        "reasoning is left out",
+    ),
+    "compaction of others": ([{"type": "compaction", "encrypted_content": "gAAA"}], [], "compaction is left out"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_items_of_hosted_tools_are_shown_as_calls_and_results_or_left_out(serve: Serve, name: str) -> None:
+    items, expected, note = HOSTED[name]
+    served = serve(template=HYBRID)
+    found, notes = prompt_of(served, RESPONSES, [*HI, *items, *HI])
+    assert (found[0], found[-1]) == (HI[0], HI[0])
+    if expected:
+        _, assistant, answer, _ = found
+        (made,) = assistant["tool_calls"]
+        content = answer["content"] if isinstance(answer["content"], str) else answer["content"][0]["text"]
+        assert [made["function"]["name"], content] == expected
+        assert answer["tool_call_id"] == made["id"]
+    else:
+        assert len(found) == 2
+    assert note in notes
+
+
+def test_the_stored_items_of_a_response_keep_their_texts(serve: Serve) -> None:
+    served = serve(template=HYBRID)
+    items, _, _ = HOSTED["local shell"]
+    first = answered(served.post(RESPONSES, input=[*HI, *items]))
+    before = list(submitted(served)[1].messages)
+    found, notes = prompt_of(served, RESPONSES, "How many?", previous_response_id=first["id"])
+    assert found[: len(before)] == before
+    assert "a stored item: local_shell_call is shown" in notes
+
+
+ITEMS: dict[str, tuple[list[dict[str, Any]], list[Any]]] = {
+    "no ids": (
+        [
+            {"type": "function_call", "name": "look", "arguments": {}},
+            {"type": "function_call_output", "output": "seen"},
+        ],
+        ["seen"],
+    ),
+    "no call": ([{"type": "function_call_output", "call_id": "x", "output": "seen"}], []),
+    "no output": ([{"type": "function_call", "call_id": "c", "name": "look", "arguments": "{"}], [NO_RESULT]),
+    "null": (
+        [
+            {"type": "function_call", "call_id": "c", "name": "look", "arguments": None},
+            {"type": "function_call_output", "call_id": "c", "output": None},
+        ],
+        [""],
+    ),
+    "JSON": (
+        [
+            {"type": "function_call", "call_id": "c", "name": "look", "arguments": "null"},
+            {"type": "function_call_output", "call_id": "c", "output": {"a": 1}},
+        ],
+        ['{"a":1}'],
+    ),
+    "parts": (
+        [
+            {"type": "custom_tool_call", "call_id": "c", "name": "look", "input": None},
+            {"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "new", "text": "t"}, "u"]},
+        ],
+        [[{"type": "text", "text": "t"}, {"type": "text", "text": "u"}]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_damaged_items_of_responses_are_repaired(serve: Serve, name: str) -> None:
+    items, results = ITEMS[name]
+    found, _ = prompt_of(serve(template=HYBRID), RESPONSES, [*HI, *items, *HI])
+    assert [message["content"] for message in found if message["role"] == "tool"] == results
+    if not results:
+        assert ORPHANED in found
