@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.request import ChatPrompt
@@ -26,6 +27,8 @@ from oaiserve.routes.respond import Answer
 from oaiserve.routes.tools import requested_tools
 
 _KNOWN = {*Message.__struct_fields__}
+_TEMPLATE_PARAMETERS = ("add_generation_prompt", "continue_final_message")
+AnyBody = TypeVar("AnyBody", ChatBody, TokenizeBody)
 
 
 @Operation(
@@ -41,7 +44,8 @@ async def chat_completions(http: HTTPRequest) -> Answer:
 
 
 def _answer(intake: Intake[ChatBody]) -> Answer:
-    body, dialect = intake.body, intake.serving.dialect
+    adaptations = intake.exchange.adaptations
+    body, dialect = with_template_parameters(intake.body, adaptations), intake.serving.dialect
     conversation = Conversation(
         dialect,
         requested_tools(body, intake.exchange.adaptations),
@@ -55,7 +59,6 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
     num_logprobs = parameters.top_logprobs(body, bool(body.logprobs), "'logprobs': true")
     own = conversation.own_params(parameters.max_tokens(body), num_logprobs, constraints.grammar(body))
     params, wanted = intake.checked(own)
-    adaptations = intake.exchange.adaptations
     prompt = build_prompt(body, body.messages, dialect, conversation.shown_tools, intake.media, adaptations)
     prompt = conversation.completed(prompt)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
@@ -68,6 +71,21 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
         shows_reasoning=body.include_reasoning is not False,
     )
     return intake.answer(params, (prompt,), shape)
+
+
+def with_template_parameters(body: AnyBody, adaptations: Adaptations) -> AnyBody:
+    """Return a body without those variables of the template that have the name of a parameter, and mean the same."""
+    given = body.chat_template_kwargs or {}
+    moved = {
+        name: given[name] for name in _TEMPLATE_PARAMETERS if name in given and isinstance(given[name], bool | None)
+    }
+    for name, value in moved.items():
+        if getattr(body, name) not in (None, value):
+            raise invalid("chat_template_kwargs", f"'{name}' contradicts the parameter of the same name")
+    if body.tools and "tools" in given:
+        adaptations.note("chat_template_kwargs", "tools are left out, as the request has the parameter of that name")
+    rest = {name: value for name, value in given.items() if name not in moved}
+    return msgspec.structs.replace(body, chat_template_kwargs=rest, **moved) if moved else body
 
 
 def build_prompt(

@@ -17,7 +17,7 @@ from oaiserve.routes import protocol
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.bodies import DetokenizeBody, TokenizeBody
 from oaiserve.routes.body import in_turns, read_parsed
-from oaiserve.routes.chat import build_prompt
+from oaiserve.routes.chat import build_prompt, with_template_parameters
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.media import MediaReader, read_media
@@ -166,7 +166,8 @@ def _prompt(body: TokenizeBody, dialect: Dialect, media: MediaReader, adaptation
     if body.messages is not None and body.prompt is None:
         functions = [tool.function for tool in body.tools or []]
         shown = shown_tools("tools", functions, "tools[{}].function", adaptations)
-        return build_prompt(body, body.messages, dialect, shown.tools, media, adaptations)
+        body = with_template_parameters(body, adaptations)
+        return build_prompt(body, body.messages or (), dialect, shown.tools, media, adaptations)
     if body.prompt is not None and body.messages is None:
         return TextPrompt(body.prompt, body.add_special_tokens is not False)
     raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")

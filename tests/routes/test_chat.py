@@ -8,7 +8,7 @@ import pytest
 
 from oaiserve.engine.request import SamplingParams, Usage
 from oaiserve.routes.shapes import usage_object
-from tests.routes.asking import CHAT, HI, chatted, stream_of
+from tests.routes.asking import CHAT, HI, chatted, refused, stream_of
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
 
@@ -58,6 +58,16 @@ def test_continue_final_message_adds_no_generation_prompt(served: Served) -> Non
 def test_chat_template_kwargs_reach_the_template(served: Served) -> None:
     _, prompt = chatted(served, messages=HI, chat_template_kwargs={"enable_thinking": False})
     assert prompt.template_kwargs == {"enable_thinking": False}
+
+
+def test_chat_template_kwargs_may_have_tools_and_the_parameters_of_the_template(served: Served) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    _, prompt = chatted(served, messages=HI, chat_template_kwargs={"tools": tools, "add_generation_prompt": False})
+    assert (prompt.template_kwargs, prompt.add_generation_prompt) == ({"tools": tools}, False)
+    both = served.chat(chat_template_kwargs={"continue_final_message": True}, continue_final_message=False)
+    refused(both, "chat_template_kwargs", "contradicts")
+    response = served.chat(tools=tools, chat_template_kwargs={"tools": []})
+    assert "tools are left out" in response.headers["x-oaiserve-adapted"]
 
 
 def test_a_stream_begins_with_the_role_of_each_choice_in_order(served: Served) -> None:

@@ -288,6 +288,27 @@ def test_results_go_into_the_message_with_the_calls_where_the_template_reads_the
     assert "<tool:" not in rendered
 
 
+# As TranslateGemma's: one part with two languages, and nothing else.
+TRANSLATING = """{% for m in messages %}{% if m.content is string or m.content | length != 1 %}
+{{ raise_exception('One part.') }}{% endif %}{% set part = m.content[0] %}{% if not part.source_lang_code %}
+{{ raise_exception('A language.') }}{% endif %}
+{{ part.source_lang_code }} to {{ part.target_lang_code }}: {{ part.text }}{% endfor %}"""
+
+
+def test_other_fields_of_parts_and_messages_reach_the_template() -> None:
+    part = {"type": "text", "text": "Hallo", "source_lang_code": "de", "target_lang_code": "en"}
+    assert "de to en: Hallo" in render(TRANSLATING, {"role": "user", "content": [part]})
+    assert render("{{ messages[0].mood }}", {"role": "user", "content": "Hi", "mood": "calm"}) == "calm"
+
+
+@pytest.mark.parametrize("role", ["system", "assistant"])
+def test_a_template_that_needs_a_user_gets_an_empty_message(role: str) -> None:
+    template = CHATML.replace(
+        "{% for", "{{ raise_exception('x') if not messages | selectattr('role', 'eq', 'user') | list }}{% for", 1
+    )
+    assert "<|im_start|>user\n<|im_end|>" in render(template, {"role": role, "content": "Hm"})
+
+
 def test_a_template_changes_its_own_copies_only() -> None:
     messages = [{"role": "user", "content": TWO}]
     changing = "{{ messages.append(messages[0]) }}{{ messages[0].update(role='x') }}" + STRING_OR_PARTS
