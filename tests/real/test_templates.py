@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -171,6 +171,9 @@ NOTATION = re.compile(r"""\{'place': \{'city': 'city|\['ask|\\"place|\[\{"type":
 class NoMedia:
     def taken(self, _messages: object) -> tuple[()]:
         return ()
+
+    def part(self, _part: object, where: str, param: str) -> NoReturn:
+        raise InvalidRequest(f"{where} is not read", param=param)
 
 
 def loaded(path: Path) -> tuple[ChatTemplate, Dialect]:

@@ -30,6 +30,7 @@ class Abilities:
     calls: bool = True
     joins_arguments: bool = False  # takes the arguments of calls as a text
     takes_one_call: bool = False  # a message, without a text beside it
+    loses_text: bool = False  # beside calls
     results: bool = True
     embeds_results: bool = False  # in the message with the calls
     wants_turns: bool = False  # of the user and the assistant, the user's first
@@ -86,6 +87,8 @@ def abilities_of(sample: Sample, content: Callable[[str], Any], source: str) -> 
         whole, apart = (with_tool(each) for each in (messages, one_call_each(messages)))
         return not all(value in whole for value in values) and all(value in apart for value in values)
 
+    takes_one_call = takes_calls and (loses(2) or loses(1, _TEXT))
+    beside = turn([json.dumps(arguments) if joins_arguments else arguments], _TEXT)
     return Abilities(
         system=_RULE in sample([{"role": "system", "content": content(_RULE)}, hello]),
         tools=takes_tools or takes_message,
@@ -94,7 +97,8 @@ def abilities_of(sample: Sample, content: Callable[[str], Any], source: str) -> 
         needs_described_parameters=takes_tools and _NAME not in with_tool([hello], described_parameter=False),
         calls=takes_calls,
         joins_arguments=joins_arguments,
-        takes_one_call=takes_calls and (loses(2) or loses(1, _TEXT)),
+        takes_one_call=takes_one_call,
+        loses_text=takes_calls and _TEXT not in with_tool(one_call_each(beside) if takes_one_call else beside),
         results=takes_results and (takes_tools or takes_message or takes_calls),
         embeds_results="tool_responses" in source and embedded != as_object and _RESULT in embedded,
         wants_turns=not sample([hello, hello]) and _USER_TEXT in sample([hello]),
