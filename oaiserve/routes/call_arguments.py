@@ -42,7 +42,7 @@ def object_text(arguments: object) -> tuple[str, str]:
         if isinstance(found, str) and found.lstrip()[:1] == "{":
             return object_text(found)[0], "are JSON within a JSON string"
         text, more = _text_of(found)
-        return text, change or more or ("are no object" if found is None else "")
+        return text, change or more or ("are no object" if found is None else "are not quite JSON")
     return _encoded({RAW_KEY: arguments}), "are not valid JSON"
 
 

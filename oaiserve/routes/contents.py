@@ -67,8 +67,7 @@ class ContentReader:
                 raise invalid(self._param, "must be the type of the part", f"{where}.type")
             self._note(where, "is no part of a message, and left out")
         elif kind in _TEXTS and isinstance(part.get("text"), str):
-            more = self.more_fields(part, _OF_TEXT, where) if kind == "text" else {}
-            yield {"type": "text", "text": part["text"], **more}
+            yield {"type": "text", "text": part["text"], **self.more_fields(part, _OF_TEXT, where)}
         elif kind in _TEXTS and is_asked:
             raise invalid(self._param, "must be a string", f"{where}.text")
         elif kind == "refusal" and isinstance(part.get("refusal"), str):

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from oaiserve.engine.request import ChatPrompt
+from oaiserve.engine.text.plain_tools import plain_tool
 from oaiserve.engine.text.template_abilities import Abilities
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.call_arguments import object_text
@@ -54,6 +55,8 @@ def prompt_of(
     """Return the prompt of checked messages, in which the tools `shown` are described. `more` are its other fields."""
     messages = repaired(placed, adaptations, is_answered=more.get("add_generation_prompt", True))
     _note_changes(messages, dialect.abilities, adaptations, more.get("param", "messages"))
+    if dialect.abilities.needs_plain_tools and any(plain_tool(tool) != tool for tool in shown):
+        adaptations.note("tools", "schemas are shown in a plainer form, as the chat template fails at others")
     return prompt_with_tools(messages, shown, dialect, media, **more)
 
 

@@ -251,6 +251,18 @@ def test_the_stored_items_of_a_response_keep_their_texts(serve: Serve) -> None:
     assert "a stored item: local_shell_call is shown" in notes
 
 
+def test_other_fields_of_a_text_reach_the_template_from_responses_too(served: Served) -> None:
+    part = {"type": "input_text", "text": "Hallo", "source_lang_code": "de"}
+    found, _ = prompt_of(served, RESPONSES, [{"role": "user", "content": [part]}])
+    assert found == [{"role": "user", "content": [{**part, "type": "text"}]}]
+    deep: Any = {}
+    for _ in range(20):
+        deep = [deep]
+    found, notes = prompt_of(served, RESPONSES, [{"role": "user", "content": [{**part, "source_lang_code": deep}]}])
+    assert found == [{"role": "user", "content": "Hallo"}]
+    assert "too deep, and left out" in notes
+
+
 ITEMS: dict[str, tuple[list[dict[str, Any]], list[Any]]] = {
     "no ids": (
         [

@@ -13,6 +13,7 @@ from jinja2 import TemplateSyntaxError
 
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.engine.text.jinja_template import JinjaTemplate, Message, TemplateLimit
+from oaiserve.engine.text.plain_tools import plain_tool
 from oaiserve.engine.text.special_tokens import SpecialTexts
 from oaiserve.engine.text.template_abilities import abilities_of, in_turns, one_call_each
 from oaiserve.errors import InvalidRequest, StartupError, invalid
@@ -104,7 +105,8 @@ class ChatTemplate:
         if prompt.tools and self.abilities.tools_in_message:
             _put_tools(messages, prompt.tools)
         elif prompt.tools:
-            arguments["tools"] = [self._described(tool) for tool in prompt.tools]
+            plain = plain_tool if self.abilities.needs_plain_tools else dict
+            arguments["tools"] = [self._described(plain(tool)) for tool in prompt.tools]
         try:
             return self._apply(messages, arguments, special) + prompt.opening
         except InvalidRequest as error:

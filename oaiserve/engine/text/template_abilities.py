@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Any, Protocol
 
 from oaiserve.engine.text.jinja_template import Message
+from oaiserve.engine.text.plain_tools import ODD_SCHEMA
 
 _TEXT = "A text beside calls."
 _VALUE = "A sampled value."
@@ -27,6 +28,7 @@ class Abilities:
     tools_in_message: bool = False  # as a text in the system message, instead of in the variable
     needs_descriptions: bool = False  # of tools
     needs_described_parameters: bool = False
+    needs_plain_tools: bool = False  # fails at schemas that are more than types and properties
     calls: bool = True
     joins_arguments: bool = False  # takes the arguments of calls as a text
     takes_one_call: bool = False  # a message, without a text beside it
@@ -65,6 +67,10 @@ def abilities_of(sample: Sample, content: Callable[[str], Any], source: str) -> 
         return [hello, {"role": "assistant", "content": content(text), "tool_calls": calls, **fields}, *results]
 
     takes_tools = _NAME in with_tool([hello])
+    odd = [
+        {"type": "function", "function": {"name": _NAME, "description": "A sample.", "parameters": schema}}
+        for schema in (ODD_SCHEMA, {"type": "object"})
+    ]
     in_message: Message = {"role": "system", "content": content(_RULE), "tools": _NAME}
     takes_message = not takes_tools and _NAME in sample([in_message, hello])
 
@@ -95,6 +101,7 @@ def abilities_of(sample: Sample, content: Callable[[str], Any], source: str) -> 
         tools_in_message=takes_message,
         needs_descriptions=takes_tools and _NAME not in with_tool([hello], described=False),
         needs_described_parameters=takes_tools and _NAME not in with_tool([hello], described_parameter=False),
+        needs_plain_tools=takes_tools and not all(_NAME in sample([hello], tools=[tool]) for tool in odd),
         calls=takes_calls,
         joins_arguments=joins_arguments,
         takes_one_call=takes_one_call,

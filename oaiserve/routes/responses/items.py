@@ -114,7 +114,7 @@ def _parts(content: object, text_type: str) -> list[Any]:
     for part in content if isinstance(content, list) else [content]:
         given = {"type": text_type, "text": part} if isinstance(part, str) else part
         if isinstance(given, dict) and isinstance(given.get("text"), str) and given.get("type") in _TEXT_TYPES:
-            shown.append({"type": given["type"], "text": given["text"], **_MORE_FIELDS.get(given["type"], {})})
+            shown.append({**_MORE_FIELDS.get(given["type"], {}), **given})
         elif isinstance(given, dict):
             shown.append({name: value for name, value in given.items() if value is not None})
         else:
@@ -218,7 +218,7 @@ def _thought(content: str | list[dict[str, Any]], reasoning: str) -> dict[str, A
 
 def _joined(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """Return the content of a message: a string if that can hold it, as most clients of chat send."""
-    if isinstance(content, list) and len(content) < 2 and all("text" in part for part in content):
+    if isinstance(content, list) and len(content) < 2 and all(part.keys() == {"type", "text"} for part in content):
         return "".join(part["text"] for part in content)
     return content
 

@@ -301,6 +301,19 @@ def test_other_fields_of_parts_and_messages_reach_the_template() -> None:
     assert render("{{ messages[0].mood }}", {"role": "user", "content": "Hi", "mood": "calm"}) == "calm"
 
 
+def test_tools_get_plain_schemas_only_for_a_template_that_fails_at_others() -> None:
+    properties = {"a": {"type": ["null", "integer"], "description": None}, "b": True, "c": {"type": "object"}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
+    shows = "{{ tools | tojson if tools }}{{ messages[0].content }}"
+    assert '"type": ["null", "integer"]' in render(shows, HELLO, tools=[tool])
+    fails = (
+        "{% for t in tools or [] %}{% for p in t.function.parameters.properties.values() %}{{ p.type + '' if p.type }}"
+    )
+    plain = render(f"{fails}{{% endfor %}}{{% endfor %}}{shows}", HELLO, tools=[tool])
+    expected = {"a": {"type": "integer"}, "b": {}, "c": {"type": "object", "additionalProperties": False}}
+    assert f'"properties": {json.dumps(expected)}' in plain
+
+
 @pytest.mark.parametrize("role", ["system", "assistant"])
 def test_a_template_that_needs_a_user_gets_an_empty_message(role: str) -> None:
     template = CHATML.replace(
