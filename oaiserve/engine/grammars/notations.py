@@ -9,9 +9,11 @@ import json
 import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from oaiserve.engine.grammars import gbnf, regexes, structural_tag
+from oaiserve.engine.grammars.json_schema.large_numbers import LargeNumbers, has_large
 from oaiserve.engine.grammars.json_schema.prepare import PreparedSchema, prepare, prepare_leniently
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import GrammarKind
@@ -52,7 +54,9 @@ def translate(kind: GrammarKind, text: str) -> Translated:
             return Translated(_schema_grammar({"type": "object"}))
         case "json_schema":
             prepared = prepare(text)
-            return Translated(_schema_grammar(prepared.document), _subschemas(prepared))
+            grammars = _json("answer", prepared.document, _JSON_OPTIONS)
+            del grammars[0]["name"]
+            return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))
         case "regex":
             return _lark_grammar(f"start: /{regexes.full_match(text).text}/")
         case "choice":
@@ -104,11 +108,11 @@ def _lark_with_schemas(
     obeyed as far as they can be."""
     grammars: list[dict[str, Any]] = [_unforced(lark)]
     for number, (name, schema) in enumerate(schemas.items()):
-        grammars.append(_schema_part(number, schema, f"in the parameters of '{name}'", {}, name in lenient))
+        grammars += _schema_part(number, schema, f"in the parameters of '{name}'", {}, name in lenient)
     if answer is None:
         return Translated(json.dumps({"grammars": grammars}))
     prepared = prepare(answer)
-    grammars.append({"name": "answer", "json_schema": {**prepared.document, "x-guidance": _JSON_OPTIONS}})
+    grammars += _json("answer", prepared.document, _JSON_OPTIONS)
     return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))
 
 
@@ -116,21 +120,33 @@ def _structural_tag(text: str) -> Translated:
     writer = structural_tag.Writer()
     grammars = [_unforced(writer.lark(text))]
     for number, schema in enumerate(writer.schemas):
-        grammars.append(_schema_part(number, schema, f"in the schema {number + 1} of the structural tag", {}))
+        grammars += _schema_part(number, schema, f"in the schema {number + 1} of the structural tag", {})
     grammars += ({"name": f"grammar_{number}", **_unforced(lark)} for number, lark in enumerate(writer.grammars))
     return Translated(json.dumps({"grammars": grammars}))
 
 
 def _schema_part(
     number: int, schema: Any, place: str, separators: dict[str, Any], is_lenient: bool = False
-) -> dict[str, Any]:
-    """Return a schema as a part of a grammar, which calls it `@schema_` with the number. Raises Refused."""
+) -> list[dict[str, Any]]:
+    """Return a schema as parts of a grammar, which calls the first `@schema_` with the number. Raises Refused."""
     text = json.dumps(schema)
     try:
         document = prepare_leniently(text)[0].document if is_lenient else prepare(text).document
+        return _json(f"schema_{number}", document, _SPACED_OPTIONS | separators)
     except Refused as refused:
         raise Refused(f"{refused.reason}, {place}") from None
-    return {"name": f"schema_{number}", "json_schema": {**document, "x-guidance": _SPACED_OPTIONS | separators}}
+
+
+def _json(name: str, document: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a prepared schema as a grammar of this name, and as further ones for it. Raises Refused."""
+    if not has_large(document):
+        return [{"name": name, "json_schema": {**document, "x-guidance": options}}]
+    separators = (str(options.get("item_separator", ",")), str(options.get("key_separator", ":")))
+    written = LargeNumbers(document, name, separators)
+    parts = (
+        {"name": f"{name}_{i}", "json_schema": {**part, "x-guidance": options}} for i, part in enumerate(written.parts)
+    )
+    return [{"name": name, **_unforced(written.lark)}, *parts]
 
 
 def _client_lark(text: str) -> Translated:
@@ -151,13 +167,14 @@ def _client_lark(text: str) -> Translated:
     if len(_LARK_DEFINITION.findall(bare)) + len(schemas) > MOST_DEFINITIONS:
         raise Refused(f"the grammar has more than {MOST_DEFINITIONS} definitions")
     lark = pieces[0] + "".join(f"@schema_{number}{piece}" for number, piece in enumerate(pieces[1:]))
-    return Translated(json.dumps({"grammars": [_unforced(lark), *schemas]}))
+    return Translated(json.dumps({"grammars": [_unforced(lark), *chain.from_iterable(schemas)]}))
 
 
-def _without_schemas(text: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the pieces of a Lark grammar between its JSON Schemas, and these as grammars of their own."""
+def _without_schemas(text: str) -> tuple[list[str], list[list[dict[str, Any]]]]:
+    """Return the pieces of a Lark grammar between its JSON Schemas, and these as grammars of their own, each as one or
+    more."""
     pieces: list[str] = []
-    schemas: list[dict[str, Any]] = []
+    schemas: list[list[dict[str, Any]]] = []
     begin = end = 0
     while found := _LARK_TEXT_OR_SCHEMA.search(text, end):
         end = found.end()

@@ -34,6 +34,8 @@ _COUNT = re.compile(r"\{([0-9]+)(,([0-9]*))?\}")
 _CODE = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}|c([A-Za-z])|0(?![0-9])", re.ASCII)
 _PROPERTY = re.compile(r"[pP]\{[A-Za-z_]+(=[A-Za-z_]+)?\}", re.ASCII)
 _NAMED = re.compile(r"\(\?P?<[A-Za-z_]\w*>", re.ASCII)
+# Of Python and others: for all of a pattern, or for a group. Flags about scripts change nothing here.
+_FLAGS = re.compile(r"\(\?([aisu]+)([:)])", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,11 @@ class _RegexParser:
         self._unwritable = unwritable
         self._at = 0
         self._depth = 0
+        self._flags = ""
 
     def parse(self) -> _RegexGroup:
+        if (found := _FLAGS.match(self._text)) and found[2] == ")":
+            self._flags, self._at = found[1], found.end()
         group = self._group()
         if self._at < len(self._text):
             raise Refused("has a ')' without a '('")
@@ -160,6 +165,9 @@ class _RegexParser:
                 continue
             if branch.is_end:
                 raise Refused("has a '$' in the middle")
+            if character == "\\" and (anchor := self._peek()) and anchor in "AZz":
+                self._at += 1
+                character = "^" if anchor == "A" else "$"
             if character == "^":
                 if branch.items or branch.is_start:
                     raise Refused("has a '^' in the middle")
@@ -210,7 +218,7 @@ class _RegexParser:
             case "[":
                 return self._class()
             case ".":
-                return NOT_LINE_END
+                return "(?s:.)" if "s" in self._flags else NOT_LINE_END
             case "\\":
                 return self._escape()
             case "*" | "+" | "?":
@@ -221,9 +229,12 @@ class _RegexParser:
                 return self._written(_unbroken(character))
 
     def _parenthesis(self) -> _RegexGroup:
+        flags = self._flags
         if self._peek() == "?":
             start = self._at - 1
-            if named := _NAMED.match(self._text, start):
+            if (flagged := _FLAGS.match(self._text, start)) and flagged[2] == ":":
+                self._flags, self._at = flags + flagged[1], flagged.end()
+            elif named := _NAMED.match(self._text, start):
                 self._at = named.end()
             elif self._text.startswith("?:", self._at):
                 self._at += 2
@@ -239,6 +250,7 @@ class _RegexParser:
             raise Refused("has a '(' without a ')'")
         self._at += 1
         self._depth -= 1
+        self._flags = flags
         return group
 
     def _escape(self) -> str:
@@ -267,7 +279,13 @@ class _RegexParser:
     def _written(self, character: str) -> str:
         if character in self._unwritable:
             raise Refused(f"has the control character U+{ord(character):04X}, which strings of answers do not have")
-        return _character(character)
+        cases = self._cases(character)
+        return _character(character) if len(cases) == 1 else f"[{''.join(map(_character, cases))}]"
+
+    def _cases(self, character: str) -> list[str]:
+        """Return a character, with its other case where the pattern ignores cases."""
+        swapped = character.swapcase() if "i" in self._flags else character
+        return [character] if swapped == character or swapped.swapcase() != character else [character, swapped]
 
     def _escaped_character(self) -> str:
         if found := _CODE.match(self._text, self._at):
@@ -295,19 +313,32 @@ class _RegexParser:
         if self._peek() == "]":
             raise Refused("has '[]' or '[^]', which dialects read in different ways")
         members: list[str] = []
-        write = _character if is_negated else self._written
         while (first := self._member(is_negated)) is not None:
-            if self._peek() != "-" or self._text.startswith("-]", self._at):
-                members.append(first if len(first) > 1 else write(first))
+            if len(first) > 1 or self._peek() != "-" or self._text.startswith("-]", self._at):
+                members.append(first if len(first) > 1 else self._in_class(first, is_negated))
                 continue
             self._at += 1
             last = self._member(is_negated)
-            if last is None or len(first) > 1 or len(last) > 1:
-                raise Refused("has a '-' after a class such as '\\d'; write it at the end")
+            if last is None or len(last) > 1:  # next to a class such as \d, the hyphen is one
+                members += [self._in_class(first, is_negated), _character("-"), last or ""]
+                continue
             if first > last:
                 raise Refused(f"has the range {first}-{last}, which is the wrong way round")
-            members.append(write(first) if first == last else f"{_character(first)}-{_character(last)}")
-        return f"[{'^' if is_negated else ''}{''.join(members)}]"
+            members.append(self._in_class(first, is_negated) if first == last else self._range(first, last))
+        written = f"[{'^' if is_negated else ''}{''.join(members)}]"
+        # Dialects differ in which cases belong together: those of any of them are left out.
+        return f"(?i:{written})" if is_negated and "i" in self._flags else written
+
+    def _in_class(self, character: str, is_negated: bool) -> str:
+        return _character(character) if is_negated else self._written(character).strip("[]")
+
+    def _range(self, first: str, last: str) -> str:
+        written = f"{_character(first)}-{_character(last)}"
+        for low, high in (("a", "z"), ("A", "Z")) if "i" in self._flags else ():
+            begin, end = max(first, low), min(last, high)
+            if begin <= end:
+                written += f"{begin.swapcase()}-{end.swapcase()}"
+        return written
 
     def _member(self, is_negated: bool) -> str | None:
         """Read a member of a class: return a character as it is, another class as a regex, None at the end."""

@@ -76,7 +76,8 @@ def test_anchors_may_stand_in_any_alternative(pattern: str, matching: list[str],
         ("(?<!a)b", "looks around"),
         (r"(a)\1", "refers back"),
         (r"\bword", "word boundaries"),
-        ("(?i)a", "flags"),
+        ("(?x)a", "flags"),
+        ("a(?i)b", "flags"),
         ("(a", "'(' without a ')'"),
         ("a)", "')' without a '('"),
         ("[a", "ends in the middle"),
@@ -101,6 +102,27 @@ def test_what_has_no_automaton_or_no_meaning_is_refused(pattern: str, says: str)
     with pytest.raises(Refused) as refused:
         search(pattern)
     assert says in refused.value.reason
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "others"),
+    [
+        (r"^[\w-\.]+$", ["a-b.c"], ["a b", "+"]),
+        (r"^[a-\d]+$", ["a-5"], ["b"]),
+        (r"\Aab\Z", ["ab"], ["xab", "abx"]),
+        (r"\Aab|c\z", ["abx", "xc"], ["xab", "cx"]),
+        ("(?i)^aB[d-f]1$", ["abE1", "ABd1"], ["abg1"]),
+        ("^(?i:a)b$", ["ab", "Ab"], ["aB"]),
+        ("(?i)^é$", ["é", "É"], ["e"]),
+        ("(?s)^a.b$", ["a\nb", "axb"], ["ab"]),
+        ("(?aiu)^a.b$", ["AxB"], ["a\nb"]),
+    ],
+)
+def test_anchors_flags_and_hyphens_of_other_dialects_are_read(
+    pattern: str, matching: list[str], others: list[str]
+) -> None:
+    regex = as_python(search(pattern).text)
+    assert [text for text in [*matching, *others] if regex.fullmatch(text)] == matching
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+b", "a{1,100000}", "(a|aa)+$", "(x+x+)+y", "((a{0,1000}){0,1000}){0,1000}"])

@@ -20,6 +20,7 @@ from typing import Any
 from oaiserve.engine.grammars import regexes
 from oaiserve.engine.grammars.json_schema.exclusion import Exclusion
 from oaiserve.engine.grammars.json_schema.known_patterns import without_look_around
+from oaiserve.engine.grammars.json_schema.large_numbers import check_large_numbers
 from oaiserve.engine.grammars.json_schema.limits import Definition, SchemaLimits
 from oaiserve.engine.grammars.json_schema.rewrite import finish, modern
 from oaiserve.engine.grammars.json_schema.terms import (
@@ -44,6 +45,8 @@ MOST_DEPTH = 50  # schemas within each other; llguidance's reader of JSON stops 
 MOST_JOINED_PATTERNS = 12  # in schemas that are joined with others; to look for a common match takes exponential time
 MOST_ITEMS = 10_000  # of an array with bounds, and of all such arrays together ten times as many
 MOST_LENGTH = 2**31 - 1
+MOST_DIGITS = 40  # of a number
+MOST_NUMBER = 10**MOST_DIGITS - 1
 MOST_MULTIPLE = 65_536
 MOST_PLACES = 6  # of a "multipleOf"
 
@@ -84,11 +87,16 @@ def prepare(text: str) -> PreparedSchema:
 
 def prepare_leniently(text: str) -> tuple[PreparedSchema, Sequence[str]]:
     """Prepare the text of a schema without what cannot be obeyed. Return the keywords left out: "" for all."""
+    left_out: dict[str, None] = {}
     try:
-        left_out: dict[str, None] = {}
-        return _Preparation(_read(text), left_out).run(), [*left_out]
+        prepared = _Preparation(_read(text), left_out).run()
     except Refused:
         return PreparedSchema({"type": "object"}, []), [""]
+    try:
+        check_large_numbers(prepared.document)
+    except Refused:
+        prepared = _Preparation(_read(text), left_out, with_large_numbers=False).run()
+    return prepared, [*left_out]
 
 
 def _read(text: str) -> Any:
@@ -111,9 +119,12 @@ def _no_number(text: str) -> Any:
 
 
 class _Preparation:
-    def __init__(self, document: Any, left_out: dict[str, None] | None = None) -> None:
+    def __init__(
+        self, document: Any, left_out: dict[str, None] | None = None, *, with_large_numbers: bool = True
+    ) -> None:
         """With `left_out`, keywords that cannot be obeyed are left out and added to it; else they are refused."""
         self._left_out = left_out
+        self._largest_number = MOST_NUMBER if with_large_numbers else LARGEST_NUMBER
         self._document = SchemaDocument(document)
         self._exclusion = Exclusion(self._document)
         self._unique_items = UniqueItems(self._document)
@@ -320,10 +331,8 @@ class _Preparation:
             each, depth = waiting.pop()
             if depth > MOST_DEPTH:
                 raise Refused(f"the value at {where} has more than {MOST_DEPTH} values within each other")
-            if isinstance(each, int | float) and abs(each) > LARGEST_NUMBER:
-                raise Refused(
-                    f"the value at {where} has a number beyond {LARGEST_NUMBER}, which no float holds exactly"
-                )
+            if isinstance(each, int | float) and abs(each) > self._largest_number:
+                raise Refused(f"the value at {where} has a number of more than {MOST_DIGITS} digits")
             if isinstance(each, str) and not regexes.UNWRITABLE.isdisjoint(each):
                 raise Refused(f"the value at {where} has a control character that strings of answers do not have")
             if isinstance(each, dict | list):
@@ -333,8 +342,8 @@ class _Preparation:
     def _number(self, value: Any, where: str, *_: Any) -> Any:
         if not is_number(value):
             raise Refused(f"{where} must be a number, got {kind_of(value)}")
-        if abs(value) > LARGEST_NUMBER:
-            raise Refused(f"{where} must be a number up to {LARGEST_NUMBER}, which floats hold exactly")
+        if abs(value) > self._largest_number:
+            raise Refused(f"{where} must be a number of at most {MOST_DIGITS} digits")
         return value
 
     def _multiple_of(self, value: Any, where: str, depth: int, is_alone: bool) -> Any:
