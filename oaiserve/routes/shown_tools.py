@@ -36,18 +36,18 @@ def model_name(name: str) -> str:
 def shown_tools(
     param: str,
     functions: Sequence[Function],
-    where: str,
+    where: Sequence[str],
     adaptations: Adaptations,
     schema_field: str = "parameters",
     joined: Container[str] = (),
 ) -> ShownTools:
-    """Read the tools of a request. For errors and notes, `where` is the place of a function with a number, and
-    `schema_field` that of its schema. Only the `joined` names may be longer, as they have two parts."""
+    """Read the tools of a request. For errors and notes, `where` has the places of the functions, and
+    `schema_field` is that of their schemas. Only the `joined` names may be longer, as they have two parts."""
     if len(functions) > MAX_TOOLS:
         raise invalid(param, f"at most {MAX_TOOLS} are allowed, got {len(functions)}")
     tools: dict[str, dict[str, Any]] = {}  # by the client's names
-    for number, function in enumerate(functions):
-        place, name = where.format(number), function.name
+    for place, function in zip(where, functions, strict=True):
+        name = function.name
         if not 1 <= len(name) <= MAX_TOOL_NAME and name not in joined:
             raise invalid(param, f"must have 1 to {MAX_TOOL_NAME} characters, got {show(name)}", f"{place}.name")
         shown = _shown(function, _parameters(param, function, f"{place}.{schema_field}", adaptations))
@@ -58,12 +58,13 @@ def shown_tools(
                 raise invalid(param, f"two have the name {show(name)}, and at least one of them is strict")
             adaptations.note(place, "left out, as an earlier tool has its name")
     names = _model_names(tools)
-    for number, function in enumerate(functions):
+    places: dict[str, str] = {}
+    for place, function in zip(where, functions, strict=True):
+        places.setdefault(names[function.name], f"{place}.{schema_field}")
         if names[function.name] != function.name:
-            adaptations.note(f"{where.format(number)}.name", "shown to the model in other characters")
+            adaptations.note(f"{place}.name", "shown to the model in other characters")
     for name, shown in tools.items():
         shown["name"] = names[name]
-    places = {names[each.name]: f"{where.format(i)}.{schema_field}" for i, each in reversed([*enumerate(functions)])}
     strict = frozenset(shown["name"] for shown in tools.values() if shown.get("strict"))
     return ShownTools([{"type": "function", "function": shown} for shown in tools.values()], names, strict, places)
 

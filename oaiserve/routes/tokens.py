@@ -165,7 +165,8 @@ def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -
 def _prompt(body: TokenizeBody, dialect: Dialect, media: MediaReader, adaptations: Adaptations) -> Prompt:
     if body.messages is not None and body.prompt is None:
         functions = [tool.function for tool in body.tools or []]
-        shown = shown_tools("tools", functions, "tools[{}].function", adaptations)
+        places = [f"tools[{number}].function" for number in range(len(functions))]
+        shown = shown_tools("tools", functions, places, adaptations)
         body = with_template_parameters(body, adaptations)
         return build_prompt(body, body.messages or (), dialect, shown.tools, media, adaptations)
     if body.prompt is not None and body.messages is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -66,23 +67,22 @@ class Tools:
 def requested_tools(
     body: ChatBody | ResponsesBody | ResponseInputBody,
     adaptations: Adaptations,
-    offered: Sequence[Function] = (),
+    offered: Mapping[str, Function] = MappingProxyType({}),
     joined: Container[str] = (),
 ) -> Tools | None:
-    """Return the tools for the model, or None without any. `offered` are those of a response, as functions, and
-    `joined` are the names of those in namespaces."""
+    """Return the tools for the model, or None without any. `offered` are those of a response, as functions by their
+    places, and `joined` are the names of those in namespaces."""
     choice: ToolChoice | ResponseToolChoice | None = body.tool_choice
     without: tuple[str | None, ...] = (None, "none")
-    functions: Sequence[Function]
     if not isinstance(body, ChatBody):
-        functions, where, without = offered, "tools[{}]", (None, "none", "auto")
+        without = (None, "none", "auto")
     else:
-        functions, where = [tool.function for tool in body.tools or []], "tools[{}].function"
-    if not functions:
+        offered = {f"tools[{number}].function": tool.function for number, tool in enumerate(body.tools or [])}
+    if not offered:
         if choice not in without:
             raise invalid("tool_choice", f"is only allowed with 'tools', got {show(msgspec.to_builtins(choice))}")
         return None
-    shown = shown_tools("tools", functions, where, adaptations, joined=joined)
+    shown = shown_tools("tools", [*offered.values()], [*offered], adaptations, joined=joined)
     kind, names = _choice(choice)
     return tools_of(shown, kind, names, adaptations, only_one=kind == "named" or body.parallel_tool_calls is False)
 

@@ -8,6 +8,7 @@ import pytest
 
 from oaiserve.engine.request import Request
 from oaiserve.routes.adaptations import HEADER
+from oaiserve.routes.dialects.xml import QWEN_CODER
 from tests.routes.asking import BODIES, CHAT, answered, submitted
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
@@ -42,7 +43,8 @@ def shown(request: Request) -> list[dict[str, Any]]:
 
 def names_called(route: str, answer: Any) -> list[str]:
     if route == CHAT:
-        return [call["function"]["name"] for call in answer["choices"][0]["message"]["tool_calls"]]
+        calls = answer["choices"][0]["message"].get("tool_calls", [])
+        return [call["function"]["name"] for call in calls]
     parts = answer["output"] if route == RESPONSES else answer["content"]
     return [part["name"] for part in parts if part["type"] in ("function_call", "tool_use")]
 
@@ -146,3 +148,20 @@ def test_forced_call_obeys_what_can_be_obeyed_unless_the_tool_is_strict(served: 
     assert json.loads(request.params.grammar.text)["lenient"] == ["plain"]
     assert header == ""
     assert asked(served, route, *tools)[1] == "", "nothing is enforced where nothing is forced"
+
+
+def test_all_of_many_tools_may_be_called_in_the_form_of_the_dialect() -> None:
+    schemas = {f"tool_{number}": {"type": "object", "properties": {"a": {"type": "string"}}} for number in range(1000)}
+    grammar = json.loads(QWEN_CODER.grammar(schemas, only_one=True, special_ids={}))
+    assert grammar["lark"].count("<function=tool_") == 1000
+    assert '"name' not in grammar["lark"], "one form of each is enough: llguidance has a limit"
+
+
+def test_notes_name_the_tool_by_its_place_in_the_request(served: Served) -> None:
+    odd = {"type": "function", "name": "f", "parameters": {"type": "string"}}
+    namespace = {"type": "namespace", "name": "n", "tools": [tool(RESPONSES, "g"), odd]}
+    tools = [{"type": "web_search"}, tool(RESPONSES, "ok"), namespace, {**odd, "name": "h"}]
+    _, header, _ = asked(served, RESPONSES, *tools)
+    assert header == "; ".join(
+        f"{place}.parameters.type: read as 'object'" for place in ("tools[2].tools[1]", "tools[3]")
+    )

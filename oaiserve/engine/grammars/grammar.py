@@ -209,6 +209,8 @@ def _estimated_bytes(key: _Key) -> int:
 def _explained(error: str) -> str:
     if error.startswith("NoExtensionBias"):
         return "no text can satisfy it"
+    if "symbols.len()" in error:  # an assertion of llguidance
+        return "the grammar is too large"
     return " ".join(error.replace("<non-verbose/>", "").split())[:MOST_QUOTED].rstrip(".")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -54,9 +54,8 @@ def translate(kind: GrammarKind, text: str) -> Translated:
             return Translated(_schema_grammar({"type": "object"}))
         case "json_schema":
             prepared = prepare(text)
-            grammars = _json("answer", prepared.document, _JSON_OPTIONS)
-            del grammars[0]["name"]
-            return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))
+            first, *more = _json("answer", prepared.document, _JSON_OPTIONS)
+            return Translated(json.dumps({"grammars": [_without_name(first), *more]}), _subschemas(prepared))
         case "regex":
             return _lark_grammar(f"start: /{regexes.full_match(text).text}/")
         case "choice":
@@ -84,6 +83,10 @@ def with_prefix(text: str, prefix: str) -> str:
     )
 
 
+def _without_name(grammar: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in grammar.items() if key != "name"}
+
+
 def _schema_grammar(document: dict[str, Any]) -> str:
     return json.dumps({"grammars": [{"json_schema": {**document, "x-guidance": _JSON_OPTIONS}}]})
 
@@ -102,15 +105,20 @@ def _unforced(lark: str) -> dict[str, str]:
 
 
 def _lark_with_schemas(
-    lark: str, schemas: dict[str, Any], answer: str | None = None, lenient: Container[str] = ()
+    lark: str, schemas: dict[str, Any], answer: str | None = None, lenient: Sequence[str] = ()
 ) -> Translated:
     """Translate a grammar of the server's own. Only the schemas in it come from a client. Those by `lenient` names are
     obeyed as far as they can be."""
     grammars: list[dict[str, Any]] = [_unforced(lark)]
+    as_far_as_possible = set(lenient)
+    parts = []
     for number, (name, schema) in enumerate(schemas.items()):
-        grammars += _schema_part(number, schema, f"in the parameters of '{name}'", {}, name in lenient)
+        part = _schema_part(number, schema, f"in the parameters of '{name}'", {}, name in as_far_as_possible)
+        grammars += part
+        parts.append((part, f"the parameters of '{name}'"))
     if answer is None:
-        return Translated(json.dumps({"grammars": grammars}))
+        alone = ((json.dumps({"grammars": [_without_name(part[0]), *part[1:]]}), place) for part, place in parts)
+        return Translated(json.dumps({"grammars": grammars}), alone)
     prepared = prepare(answer)
     grammars += _json("answer", prepared.document, _JSON_OPTIONS)
     return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))

@@ -11,6 +11,7 @@ import msgspec
 from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.lark import NUMBER, lark_of
 
+MOST_IN_TWO_FORMS = 256  # tools whose calls may be in JSON, too, if they can be in the family's own form
 MOST_FORCED_CALLS = 16  # so that a model without an end does not call for ever
 Message = dict[str, Any]
 
@@ -68,20 +69,22 @@ class CallFamily:
 
         all_schemas, form = dict(schemas), self.parser.form
         bodies = []
-        lenient = [name for name in schemas if name not in strict]
         for number, (name, schema) in enumerate(schemas.items()):
-            head, tail = self._around(name)
-            bodies.append(lark(head, f"@schema_{number}", tail))
-            if form is not None and (body := form.body(name, schema, all_schemas, special_ids)):
+            body = None if form is None else form.body(name, schema, all_schemas, special_ids)
+            if body is None or len(schemas) <= MOST_IN_TWO_FORMS:
+                head, tail = self._around(name)
+                bodies.append(lark(head, f"@schema_{number}", tail))
+            else:
+                all_schemas[name] = {}
+            if body:
                 bodies.append(body)
-            if name not in strict:
-                lenient += [each for each in all_schemas if each.startswith(f"{name}/")]
         is_single = only_one or self.by_channels
         more = "" if is_single else f"({lark(self.separator)} call){{0,{MOST_FORCED_CALLS - 1}}}"
         start = f"{lark(self.before)} call {more} {lark(self.after)}"
         if answer is not None:
             start = f"{lark(self.answer_opening, '@answer')} | {start}"
         rules = f"start: {start}\ncall: {lark(self.opening)} body {lark(self.closing)}\nbody: {' | '.join(bodies)}"
+        lenient = [key for key in all_schemas if key.partition("/")[0] not in strict]
         if "TEXT" in rules and form is not None:
             rules += f"\n{form.terminals(special_ids)}"
         return msgspec.json.encode(

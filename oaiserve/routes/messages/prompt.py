@@ -265,6 +265,7 @@ def requested_tools(body: MessagesBody | CountTokensBody, adaptations: Adaptatio
     if choice is not None and kind in ("required", "named"):
         _check_may_be_forced(choice.name if names else None, [*given.values()])
     functions: list[Function] = []
+    places: list[str] = []
     for where, tool in given.items():
         if tool.type not in (None, "custom"):
             adaptations.note(where, "a tool that Anthropic defines is left out")
@@ -273,6 +274,7 @@ def requested_tools(body: MessagesBody | CountTokensBody, adaptations: Adaptatio
             if getattr(tool, name) is None:
                 reason = "is required for a tool without a type that Anthropic defines"
                 raise invalid("tools", reason, f"{where}.{name}")
+        places.append(where)
         functions.append(
             Function(
                 name=tool.name or "", description=tool.description, parameters=tool.input_schema, strict=tool.strict
@@ -280,7 +282,7 @@ def requested_tools(body: MessagesBody | CountTokensBody, adaptations: Adaptatio
         )
     if not functions:
         return None
-    shown = shown_tools("tools", functions, "tools[{}]", adaptations, "input_schema")
+    shown = shown_tools("tools", functions, places, adaptations, "input_schema")
     only_one = kind == "named" or bool(choice and choice.disable_parallel_tool_use)
     return tools_of(shown, kind, names, adaptations, only_one=only_one)
 

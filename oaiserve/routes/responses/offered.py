@@ -37,7 +37,7 @@ def offered_tools(
     body: ResponsesBody | ResponseInputBody, adaptations: Adaptations, *, refuses_hosted: bool
 ) -> OfferedTools:
     """Read the tools of a request. Raises InvalidRequest."""
-    functions: list[Function] = []
+    functions: dict[str, Function] = {}  # by their places
     namespaces: dict[str, tuple[str, str]] = {}
     formats: dict[str, InputFormat | None] = {}
     left_out: list[str] = []
@@ -46,21 +46,23 @@ def offered_tools(
         match tool.type:
             case "function":
                 name = needed(where, tool, "name")
-                functions.append(
-                    Function(name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+                functions[where] = Function(
+                    name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict
                 )
             case "custom":
                 name = needed(where, tool, "name")
                 formats[name] = tool.format
                 description = "\n".join(filter(None, (tool.description, _described(tool.format))))
-                functions.append(Function(name=name, description=description or None, parameters=_INPUT_SCHEMA))
+                functions[where] = Function(name=name, description=description or None, parameters=_INPUT_SCHEMA)
             case "namespace":
                 namespace, about = needed(where, tool, "name"), tool.description
-                for function in needed(where, tool, "tools"):
+                for place, function in enumerate(needed(where, tool, "tools")):
                     name = joined_name(namespace, function.name)
                     namespaces[name] = namespace, function.name
                     described = "\n".join(filter(None, (about, function.description)))
-                    functions.append(msgspec.structs.replace(function, name=name, description=described or None))
+                    functions[f"{where}.tools[{place}]"] = msgspec.structs.replace(
+                        function, name=name, description=described or None
+                    )
                     about = None  # once is enough
             case hosted:
                 if refuses_hosted:

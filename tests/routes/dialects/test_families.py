@@ -201,7 +201,14 @@ def test_the_engine_lets_through_exactly_the_special_tokens_that_are_marks() -> 
     assert matcher.is_complete
 
 
-@pytest.mark.parametrize("keyword", [{"not": {}}, {"properties": {"a": {"$ref": "https://example.com/a"}}}])
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        {"not": {}},
+        {"properties": {"a": {"$ref": "https://example.com/a"}}},
+        {"properties": {"a": {"type": "string", "pattern": "^a$", "minLength": 5}}, "required": ["a"]},
+    ],
+)
 def test_a_schema_that_cannot_be_obeyed_is_refused_by_the_name_of_its_tool(keyword: dict[str, object]) -> None:
     backend, _, _ = tokenizer()
     eos = backend.token_to_id("<|im_end|>")
@@ -209,7 +216,7 @@ def test_a_schema_that_cannot_be_obeyed_is_refused_by_the_name_of_its_tool(keywo
     text = HERMES.grammar(
         {**SCHEMAS, "bad": {"type": "object", **keyword}}, only_one=True, special_ids={}, strict=["bad"]
     )
-    with pytest.raises(InvalidRequest, match="in the parameters of 'bad'") as caught:
+    with pytest.raises(InvalidRequest, match="the parameters of 'bad'") as caught:
         grammars.compile(Grammar("lark_with_schemas", text, param="tools"))
     assert caught.value.param == "tools"
 
