@@ -68,6 +68,12 @@ LLAMA_CPP = Artefact(
     "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
     folder="llama_cpp_python-0.3.36/vendor/llama.cpp",
 )
+ANTHROPIC = Artefact(
+    "anthropic-sdk",
+    ["anthropic==2.14.0"],
+    "5cf986851f61c0858ac88c6f7c28490369a68ff4a89c309849605b764da0664d",
+    folder="",
+)
 
 
 def fetched(artefact: Artefact) -> Path:
