@@ -23,7 +23,8 @@ class Adaptations:
 
         Both are in printable ASCII. Characters that are not allowed in a header become '?'."""
         text = f"{place}: {what}"[:MOST_CHARACTERS]
-        text = "".join(letter if " " <= letter <= "~" and letter != ";" else "?" for letter in text)
+        if not (text.isascii() and text.isprintable()) or ";" in text:
+            text = "".join(letter if " " <= letter <= "~" and letter != ";" else "?" for letter in text)
         if len(self._notes) < MOST_NOTES or text in self._notes:
             self._notes[text] = None
         else:

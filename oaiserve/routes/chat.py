@@ -123,6 +123,9 @@ def _messages(given: Sequence[Mapping[str, Any]], reader: ContentReader, adaptat
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
         calls = _calls(message)
+        if calls and message.role != "assistant":
+            adaptations.note(where, "calls in a message that is not the assistant's are left out")
+            calls = []
         reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
         if message.role == "assistant":
             reasoning = reasoning or thoughts_in(message.content) or reasoning
@@ -140,6 +143,8 @@ def _messages(given: Sequence[Mapping[str, Any]], reader: ContentReader, adaptat
         if role == "assistant":
             known["reasoning"] = reasoning
         more = reader.more_fields(given[number], _KNOWN, where)
+        if not isinstance(more.get("thinking", ""), str):  # which templates take for reasoning
+            del more["thinking"]
         placed.append((where, {name: value for name, value in (known | more).items() if value is not None}))
     if not placed:
         raise invalid("messages", "must hold at least one message with a content")

@@ -62,7 +62,7 @@ class ContentReader:
         kind = part.get("type", "text") if isinstance(part, dict) else None
         if isinstance(part, str):
             yield {"type": "text", "text": part}
-        elif not isinstance(kind, str) or (kind == "text" and "type" not in part and "text" not in part):
+        elif not isinstance(kind, str) or ("type" not in part and not isinstance(part.get("text"), str)):
             if is_asked:
                 raise invalid(self._param, "must be the type of the part", f"{where}.type")
             self._note(where, "is no part of a message, and left out")
@@ -103,7 +103,7 @@ class ContentReader:
     def more_fields(self, given: Mapping[str, Any], known: set[str], where: str) -> dict[str, Any]:
         """Return the fields of a message or a part that are not `known`, for the template."""
         more = {name: value for name, value in given.items() if name not in known and value is not None}
-        if len(more) <= _MOST_FIELDS and not is_deep(more, _MOST_DEPTH):
+        if not more or (len(more) <= _MOST_FIELDS and not is_deep(more, _MOST_DEPTH)):
             return more
         self._note(where, "fields for the template are too many or too deep, and left out")
         return {}

@@ -31,7 +31,7 @@ ORPHAN = "The result of a tool:\n"
 class _Call:
     where: str
     call: dict[str, Any]
-    given_id: object
+    given_id: str | None
     result: Message | None = None
 
 
@@ -92,7 +92,8 @@ def repaired(placed: Iterable[Placed], adaptations: Adaptations, *, is_answered:
 
 def _call(where: str, call: Mapping[str, Any], new_id: str, ids: set[str], adaptations: Adaptations) -> _Call:
     """Return a call with a name, an object of arguments, and an id that is none of `ids`."""
-    function, given_id = call["function"], call.get("id")
+    function = call["function"]
+    given_id = given if isinstance(given := call.get("id"), str) and given else None
     arguments, change = object_text(function.get("arguments"))
     if change:
         adaptations.note(where, f"the arguments of a call {change}")
@@ -100,7 +101,7 @@ def _call(where: str, call: Mapping[str, Any], new_id: str, ids: set[str], adapt
     if not isinstance(name, str) or not name:
         adaptations.note(where, "a call has no name")
         name = UNKNOWN
-    call_id = given_id if isinstance(given_id, str) and given_id and given_id not in ids else new_id
+    call_id = given_id if given_id and given_id not in ids else new_id
     if call_id != given_id:
         adaptations.note(where, "a call has no id of its own")
     ids.add(call_id)
@@ -112,7 +113,7 @@ def _call(where: str, call: Mapping[str, Any], new_id: str, ids: set[str], adapt
 def _match(groups: Iterable[_Group], adaptations: Adaptations) -> None:
     """Give calls their results by the ids, of the same ids those of the last message. A result with another id belongs
     to a call of the message right before it, if one is left. Others become messages of the user."""
-    waiting: dict[object, list[_Call]] = {}
+    waiting: dict[str | None, list[_Call]] = {}
     matched: set[int] = set()
     for group in groups:
         for call in reversed(group.calls):

@@ -78,6 +78,12 @@ CASES: dict[str, tuple[list[Any], list[Any], str]] = {
         [calling(call(call_id="call_0")), result(call_id="call_0")],
         "a call has no id",
     ),
+    "calls of the user": (
+        [{"role": "user", "content": "Look", "tool_calls": [call(call_id=None)]}],
+        [{"role": "user", "content": "Look"}],
+        "not the assistant's are left out",
+    ),
+    "odd thoughts": ([{**calling(), "content": "Yes.", "thinking": 5}], [{"role": "assistant", "content": "Yes."}], ""),
     "nothing said": ([{"role": "assistant", "content": None}], [], "a message without anything is left out"),
     "no content": ([{"role": "user"}], [{"role": "user", "content": ""}], "messages[1].content: is missing"),
     "no parts": ([{"role": "user", "content": []}], [{"role": "user", "content": ""}], ""),

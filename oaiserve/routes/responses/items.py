@@ -52,8 +52,9 @@ def input_items(
 def _item(where: str, given: Mapping[str, Any], new_id: Callable[[str], str], referred: Mapping[str, Item]) -> Item:
     kind = given.get("type")
     if isinstance(kind, str) and kind not in _PREFIXES:  # of a hosted tool, or of another server
-        own_id = given.get("id")
-        return {"status": "completed", **given, "id": own_id if isinstance(own_id, str) and own_id else new_id("it")}
+        ids = {name: given[name] for name in ("id", "call_id") if isinstance(given.get(name), str) and given[name]}
+        others = {name: value for name, value in given.items() if name not in ("id", "call_id")}
+        return {"id": ids.get("id") or new_id("it"), "status": "completed", **others, **ids}
     item = converted(InputItem, given, where)
     prefix = _PREFIXES[item.type or "message"]
     identity = {"id": item.id or new_id(prefix), "type": item.type or "message", "status": "completed"}
