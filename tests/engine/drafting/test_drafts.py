@@ -1,6 +1,8 @@
 """Drafts in the engine: they change no answer, cost nobody else anything, and are as long as measured times allow."""
 
+import json
 import random
+import re
 from itertools import pairwise
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from oaiserve.engine.drafting.drafts import MOST_STEP_TOKENS, Drafts, StepTimes
 from oaiserve.engine.drafting.lookup import FIRST_CHANCES, LEAST_CHANCE, MATCHES, SIZES, Lookup
 from oaiserve.engine.policy import POLICIES
-from oaiserve.engine.request import Aborted, Finished
+from oaiserve.engine.request import Aborted, Finished, Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequence import Sequence
 from tests.engine.device import Device, Guesses, answers, check_answers, some_requests
 from tests.engine.doubles import request
@@ -39,6 +41,27 @@ def test_answers_are_those_without_drafts(kv_blocks: int, share_right: float) ->
     assert num_verified <= drafts.num_verified, "what is verified for a request that has ended counts nowhere"
     assert num_accepted <= drafts.num_right
     assert (num_accepted > 30) == (share_right > 0)
+
+
+@pytest.mark.parametrize("kv_blocks", [400, 30], ids=["much cache", "little cache"])
+def test_parts_of_answers_obey_their_grammar_with_drafts_as_without(kv_blocks: int, *, overlap: bool) -> None:
+    """Wherever "a" or "bc" comes, "xy" or three letters from the end of the alphabet have to follow."""
+    lark = 'start: "A" "xy" REST | "B" /[u-z]{3}/ REST\nREST: /(?s:.*)/'
+    grammar = Grammar("lark_with_schemas", json.dumps({"lark": lark, "schemas": {}}), leads=("a", "bc"))
+    requests = [
+        Request(f"r{i}", (TokenPrompt([i % 7, i]),), SamplingParams(max_tokens=60, grammar=grammar)) for i in range(30)
+    ]
+    found = [
+        answers(Device(), requests, drafts=drafts, kv_blocks=kv_blocks, max_model_len=80)
+        for drafts in (None, Guesses(1, 0.8))
+    ]
+    texts = [[each.choices[one.request_id, 0].text for one in requests] for each in found]
+    assert texts[0] == texts[1]
+    assert overlap or found[1].total("num_accepted_tokens") > 30
+    joined = " ".join(texts[0])
+    num_parts = len(re.findall("a|bc", joined))
+    assert num_parts > 10
+    assert num_parts == len(re.findall("a(?=xy|x?(?: |$))|bc(?=[u-z]{3}|[u-z]{0,2}(?: |$))", joined))
 
 
 @pytest.mark.parametrize("is_exact", [True, False])

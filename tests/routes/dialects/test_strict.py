@@ -129,21 +129,20 @@ def attempts(family: CallFamily, name: str, given: dict[str, Any]) -> list[str]:
 def test_arguments_of_strict_tools_obey_their_schemas(family: CallFamily, *, has_special: bool) -> None:
     rng = random.Random(f"{family.name} {has_special}")
     num_obeyed = num_free = 0
-    for _ in range(3):
-        strict = {name: schema(rng) for name in NAMES} | {"no.args": {**schema(rng), "properties": {}, "required": []}}
-        model = Model(family, strict, has_special=has_special)
-        for name in (*NAMES, "free"):
-            for text in attempts(family, name, {"city": rng.choice(["Paris", 5, 'x"y', [{}]]), "zz": 1}):
-                answer, is_cut = model.write(rng.choice(["", "Sure. "]) + text, rng)
-                parser = family.parser({**strict, "free": FREE}, strict=frozenset(strict))
-                calls = read(segments_of(AnswerReader(None, parser), [answer], is_cut=is_cut)).calls
-                for called, arguments in calls[: -1 if is_cut else None]:
-                    num_free += called == "free"
-                    if called in strict:
-                        num_obeyed += 1
-                        jsonschema.validate(json.loads(arguments), strict[called])
-    assert num_obeyed > 10
-    assert num_free > 3
+    strict = {name: schema(rng) for name in NAMES} | {"no.args": {**schema(rng), "properties": {}, "required": []}}
+    model = Model(family, strict, has_special=has_special)
+    for name in (*NAMES, "free"):
+        for text in attempts(family, name, {"city": rng.choice(["Paris", 5, 'x"y', [{}]]), "zz": 1}):
+            answer, is_cut = model.write(rng.choice(["", "Sure. "]) + text, rng)
+            parser = family.parser({**strict, "free": FREE}, strict=frozenset(strict))
+            calls = read(segments_of(AnswerReader(None, parser), [answer], is_cut=is_cut)).calls
+            for called, arguments in calls[: -1 if is_cut else None]:
+                num_free += called == "free"
+                if called in strict:
+                    num_obeyed += 1
+                    jsonschema.validate(json.loads(arguments), strict[called])
+    assert num_obeyed > 3
+    assert num_free > 0
     assert model.num_masks > 0
 
 
