@@ -90,6 +90,7 @@ class UntaggedCalls(JsonCallParser):
         text = self._text
         if self._at < 0:
             self._at = self._begin_of_block()
+            self._scanner, self._num_scanned = JsonScanner(), 0
         while self._at >= 0:
             at = self._behind(_BEHIND_DOUBLED, self._at) if self._is_doubled else self._at
             at = self._behind(_BETWEEN, at)

@@ -116,6 +116,10 @@ ONE = Read("", "", [ADDED])
         (f"<tool_call>\n{FENCED}\n</tool_call>", ONE),
         (f"<tool_call>[{OBJECT}]</tool_call>", ONE),
         (f"<tool_call>{{{OBJECT}}}</tool_call>", ONE),
+        (
+            '<tool_call>{{"name": "add", "arguments": {"a": {"b": {}}}}}</tool_call>',
+            Read("", "", [("add", '{"a": {"b": {}}}')]),
+        ),
         (f"```json\n{{{OBJECT}}}\n```", ONE),
         (f"{{{OBJECT}}}", ONE),
         ('{{"name": "add", "arguments": {{"a": 1}}}}', ONE),
