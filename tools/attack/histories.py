@@ -87,6 +87,12 @@ def demo() -> tuple[Tokenizer, Grammars]:
     )
 
 
+def encoding_engine(template: str) -> EncodingEngine:
+    """Return an engine with the demo model's tokenizer and another chat template."""
+    tokenizer, grammars = demo()
+    return EncodingEngine(Tokenizer(tokenizer.stored, template), grammars)
+
+
 class Target:
     """The server's app around one chat template."""
 
@@ -110,8 +116,7 @@ class Target:
 
 @asynccontextmanager
 async def target(name: str, template: str) -> AsyncIterator[Target]:
-    tokenizer, grammars = demo()
-    engine = EncodingEngine(Tokenizer(tokenizer.stored, template), grammars)
+    engine = encoding_engine(template)
     app = create_app(Config(MODEL, ServerOptions()), engine, FakeTelemetry())  # type: ignore[arg-type]
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)

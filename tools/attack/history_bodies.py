@@ -37,7 +37,8 @@ PROPERTIES: list[Body] = [
     {"deep": {"type": "object", "patternProperties": {"^x-": {"type": "string"}}}},
     {"a": {"description": None, "type": "string", "nullable": True, "example": 1}},
     {"a": None, "b": []},
-    {"a": {"type": "any"}, "b": True},
+    {"a": {"type": "any"}, "b": True, "c": {"type": {"x": 1}}, "d": {"type": [["x"]]}, "e": {"type": [{}, 1, None]}},
+    {"type": {"type": "string"}, "properties": {"type": "object"}, "required": {"type": "array"}, "$ref": {}},
 ]
 SCHEMAS: list[Body] = [
     *({"type": "object", "properties": properties} for properties in PROPERTIES),
