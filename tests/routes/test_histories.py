@@ -1,0 +1,31 @@
+"""Histories of all kinds of messages and items, as `tools.attack.histories` writes them, with two strict templates."""
+
+import asyncio
+import json
+
+from tools.attack.histories import attack, drawn
+
+# Templates that refuse much: they want turns, results after calls, and arguments that are objects.
+TURNS = """\
+{%- for message in messages %}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{%- if message.content is not string %}{{ raise_exception('only strings') }}{% endif %}
+{{- message.role }}: {{ message.content }}
+{% endfor %}"""
+OBJECTS = """\
+{%- for tool in tools or [] %}{{ tool.function.name }}{{ tool.function.parameters.properties | length }}{% endfor %}
+{%- for message in messages %}
+{%- if message.role == 'tool' and messages[loop.index0 - 1].role not in ('assistant', 'tool') %}
+{{- raise_exception('a result without a call') }}{% endif %}
+{{- message.role }}: {{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>{{ call.function.name }}{% for name, value in call.function.arguments.items() %}{{ name }}={{ value }}{% endfor %}</tool_call>
+{%- endfor %}
+{% endfor %}"""  # noqa: E501
+
+
+def test_generated_histories_are_read_with_strict_templates() -> None:
+    bodies = drawn(seed=11, number=25, apis=("chat", "responses"))
+    num_sent, faults = asyncio.run(attack({"turns": TURNS, "objects": OBJECTS}, bodies, shrinks=False))
+    assert num_sent > 100
+    assert [json.dumps(fault.as_json()) for fault in faults] == []

@@ -1,0 +1,208 @@
+"""Input that clients pass on and did not write, as it was reported, and more of each kind: foreign histories, cut calls
+and odd tools. What is asked for strictly is refused by its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from oaiserve.app import create_app
+from oaiserve.config import Config, ServerOptions
+from oaiserve.routes.adaptations import HEADER
+from tests.published import checked
+from tests.routes.asking import CHAT, HI
+from tests.routes.conftest import Served, run_server
+from tests.routes.doubles import FakeTelemetry
+from tests.routes.test_histories import OBJECTS
+from tools.attack.histories import EncodingEngine, encoding_engine
+from tools.attack.history_bodies import SCHEMAS
+
+COMPLETIONS, RESPONSES, MESSAGES = "/v1/completions", "/v1/responses", "/v1/messages"
+ROUTES = [CHAT, RESPONSES, MESSAGES]
+PLACE = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+Body = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Served]:
+    """A server that renders, encodes and compiles, with a template that iterates over arguments."""
+    engine, telemetry = encoding_engine(OBJECTS), FakeTelemetry()
+    with (
+        run_server(create_app(Config("demo", ServerOptions(drain_timeout_seconds=5)), engine, telemetry)) as url,
+        checked(httpx.Client(base_url=url, timeout=60)) as http,
+    ):
+        yield Served(url, engine, telemetry, http)
+
+
+def read(reader: Served, path: str, body: Body) -> tuple[str, str]:
+    """Return the prompt of a request, and the header with what was adapted."""
+    response = reader.http.post(path, json={"model": "demo", **body})
+    assert response.status_code == 200, response.text
+    assert isinstance(reader.engine, EncodingEngine)
+    return reader.engine.prompt, response.headers.get(HEADER, "")
+
+
+def asks(path: str, *history: Body, **fields: Any) -> Body:
+    """Return a body that has this history, and then a question."""
+    field, most = ("input", "max_output_tokens") if path == RESPONSES else ("messages", "max_tokens")
+    return {field: [*history, {"role": "user", "content": "And now?"}], most: 16, **fields}
+
+
+def offers(path: str, name: str, schema: Body, *, forced: bool = False, strict: bool | None = None) -> Body:
+    """Return fields with one tool."""
+    flag = {} if strict is None else {"strict": strict}
+    choice: Any = {"type": "any"} if path == MESSAGES else "required"
+    tool: Body = {"type": "function", "name": name, "parameters": schema, **flag}
+    if path == CHAT:
+        tool = {"type": "function", "function": {"name": name, "parameters": schema, **flag}}
+    elif path == MESSAGES:
+        tool = {"name": name, "input_schema": schema, **flag}
+    return {"tools": [tool], **({"tool_choice": choice} if forced else {})}
+
+
+def called(path: str, arguments: Any) -> list[Body]:
+    """Return a call with these arguments, as an API has it, and its result."""
+    if path == RESPONSES:
+        call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": arguments}
+        return [call, {"type": "function_call_output", "call_id": "c1", "output": "rainbow"}]
+    function = {"name": "look", "arguments": arguments}
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+    }
+    return [call, {"role": "tool", "tool_call_id": "c1", "content": "rainbow"}]
+
+
+GOOD = [
+    '{"city": "Paris"}',
+    '{"a": NaN}',
+    '{"a": "\\ud83d"}',
+    "{}",
+    '{"a": {"b": [1, null, true]}}',
+    ' {"city": "Paris"}\n',
+]
+BROKEN = [
+    *('{"city": "Par', '{"text": "', '{"city": "Paris"', '{"a": [1, ', "{", "null", "[]", '"x"', "1", "true", "none"),
+    *("{'city': 'Paris'}", '{"a": 1,}', '{"a": 1}{"b": 2}', '```json\n{"a": 1}\n```', 'look(city="Paris")'),
+    *('"{\\"city\\": \\"Paris\\"}"', "[" * 3000, '{"a":' * 3000, "\0", "[1, 2]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+@pytest.mark.parametrize("arguments", [*GOOD, *BROKEN, ""], ids=lambda text: ascii(text[:24]))
+def test_history_with_any_arguments_is_read(reader: Served, path: str, arguments: str) -> None:
+    prompt, adapted = read(reader, path, asks(path, {"role": "user", "content": "Hi"}, *called(path, arguments)))
+    assert "rainbow" in prompt
+    assert "<tool_call>look" in prompt
+    assert bool(adapted) == (arguments in BROKEN)
+
+
+SAYS = {"type": "text", "text": "zebra"}
+HOSTED: dict[str, Body] = {
+    "local shell": {"type": "local_shell_call_output", "id": "s1", "output": "zebra"},
+    "shell": {
+        "type": "shell_call_output",
+        "call_id": "s1",
+        "output": [{"stdout": "zebra", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}],
+    },
+    "patch": {"type": "apply_patch_call_output", "call_id": "s1", "status": "failed", "output": "zebra"},
+    "MCP": {"type": "mcp_call", "id": "m1", "server_label": "s", "name": "f", "arguments": "{}", "output": "zebra"},
+    "MCP error": {"type": "mcp_call", "id": "m1", "server_label": "s", "name": "f", "arguments": "", "error": "zebra"},
+    "interpreter": {
+        "type": "code_interpreter_call",
+        "id": "i1",
+        "code": "print()",
+        "container_id": "c",
+        "status": "completed",
+        "outputs": [{"type": "logs", "logs": "zebra"}],
+    },
+    "search in files": {
+        "type": "file_search_call",
+        "id": "f1",
+        "queries": ["q"],
+        "status": "completed",
+        "results": [{"file_id": "f", "filename": "a.txt", "score": 0.5, "text": "zebra"}],
+    },
+    "future": {"type": "hologram_output", "id": "h1", "content": [{"type": "hologram", "text": "zebra"}]},
+    "program": {"type": "program_output", "id": "p1", "call_id": "p0", "result": "zebra", "status": "completed"},
+    "custom": {"type": "custom_tool_call_output", "call_id": "nobody", "output": "zebra"},
+}
+
+
+@pytest.mark.parametrize("kind", HOSTED)
+def test_output_of_any_item_is_read(reader: Served, kind: str) -> None:
+    assert "zebra" in read(reader, RESPONSES, asks(RESPONSES, HOSTED[kind]))[0]
+
+
+SILENT: dict[str, Body] = {
+    "shell call": {"type": "shell_call", "call_id": "s1", "action": {"commands": ["ls"]}},
+    "patch": {
+        "type": "apply_patch_call",
+        "call_id": "s1",
+        "status": "completed",
+        "operation": {"type": "delete_file", "path": "a"},
+    },
+    "approval": {"type": "mcp_approval_request", "id": "a1", "server_label": "s", "name": "f", "arguments": "{}"},
+    "approved": {"type": "mcp_approval_response", "approval_request_id": "a1", "approve": True},
+    "screenshot": {
+        "type": "computer_call_output",
+        "call_id": "s1",
+        "output": {"type": "computer_screenshot", "image_url": "data:image/png;base64,AAAA"},
+    },
+    "picture": {"type": "image_generation_call", "id": "g1", "result": "AAAA", "status": "completed"},
+    "listing": {"type": "mcp_list_tools", "id": "l1", "server_label": "s", "tools": []},
+    "compaction": {"type": "compaction", "id": "x", "encrypted_content": "from elsewhere"},
+    "future": {"type": "hologram", "id": "h1"},
+}
+
+
+@pytest.mark.parametrize("kind", SILENT)
+def test_item_without_text_ends_no_session(reader: Served, kind: str) -> None:
+    prompt, _ = read(reader, RESPONSES, asks(RESPONSES, {"role": "user", "content": "zebra"}, SILENT[kind]))
+    assert "zebra" in prompt
+    assert "base64" not in prompt
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:60])
+@pytest.mark.parametrize("path", ROUTES)
+def test_forced_call_of_any_tool_that_is_not_strict_is_accepted(reader: Served, path: str, schema: Body) -> None:
+    read(reader, path, asks(path, **offers(path, "look", schema, forced=True)))
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("name", ["a" * 99, "mcp__" + "x" * 123, "github.issues/list", "größe", "1st", "a b", "-x"])
+def test_name_of_any_tool_is_taken(reader: Served, path: str, name: str) -> None:
+    read(reader, path, asks(path, **offers(path, name, PLACE)))
+
+
+LOOKAHEAD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=b)"}}}
+REFUSED: list[tuple[str, Body, str]] = [
+    (CHAT, {"messages": HI, "reasoning_effort": "enormous"}, "effort"),
+    (CHAT, {"messages": HI, "reasoning_effort": ""}, "effort"),
+    (RESPONSES, {"input": "Hi", "reasoning": {"effort": "enormous"}}, "effort"),
+    (MESSAGES, {"messages": HI, "max_tokens": 9, "output_config": {"effort": "enormous"}}, "effort"),
+    (CHAT, {"messages": HI, "stream_options": {"include_usage": True}}, "stream_options"),
+    (CHAT, {"messages": HI, "stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
+    (COMPLETIONS, {"prompt": "Hi", "stream_options": {"include_usage": True}}, "stream_options"),
+    (MESSAGES, {"messages": HI, "max_tokens": 9, "thread": {"type": "create"}}, "thread_unsupported_request"),
+    (MESSAGES, {"messages": HI, "max_tokens": 9, "thinking": {"type": "enabled"}}, "budget_tokens"),
+    (
+        MESSAGES,
+        {"messages": HI, "max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 12}},
+        "budget_tokens",
+    ),
+    (MESSAGES, {"model": None, "messages": HI, "max_tokens": 9}, "model"),
+    *((path, asks(path, **offers(path, "look", LOOKAHEAD, strict=True)), "tools") for path in ROUTES),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "named"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_is_asked_for_strictly_is_refused_by_name(reader: Served, path: str, body: Body, named: str) -> None:
+    response = reader.http.post(path, json={"model": "demo", **body})
+    assert response.status_code == 400, response.text
+    assert named in response.text
