@@ -135,6 +135,14 @@ def test_only_a_call_that_is_to_be_answered_gets_a_result(serve: Serve) -> None:
         assert found == [*HI, calling(call()), *expected]
 
 
+def test_routes_that_count_tokens_note_what_they_read_differently(serve: Serve) -> None:
+    served = serve(template=HYBRID)
+    tokenized = served.post("/tokenize", messages=[*HI, calling(call())])
+    counted = served.post(f"{RESPONSES}/input_tokens", input=[*HI, *HOSTED["mcp"][0]])
+    assert tokenized.headers[HEADER] == "messages[1]: a call has no result"
+    assert counted.headers[HEADER] == "input[1]: mcp_call is shown as the call of a tool"
+
+
 SHELL = {"type": "exec", "command": ["ls"], "env": {}}
 HOSTED: dict[str, tuple[list[dict[str, Any]], list[Any], str]] = {
     "local shell": (
