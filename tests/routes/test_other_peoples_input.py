@@ -17,7 +17,7 @@ from tests.published import checked
 from tests.routes.asking import CHAT, HI
 from tests.routes.conftest import Served, run_server
 from tests.routes.doubles import FakeTelemetry
-from tests.routes.test_histories import OBJECTS
+from tests.routes.test_generated_histories import OBJECTS
 from tools.attack.histories import EncodingEngine, encoding_engine
 from tools.attack.history_bodies import SCHEMAS
 
