@@ -55,9 +55,14 @@ def prompt_of(
     """Return the prompt of checked messages, in which the tools `shown` are described. `more` are its other fields."""
     messages = repaired(placed, adaptations, is_answered=more.get("add_generation_prompt", True))
     _note_changes(messages, dialect.abilities, adaptations, more.get("param", "messages"))
-    if dialect.abilities.needs_plain_tools and any(plain_tool(tool) != tool for tool in shown):
-        adaptations.note("tools", "schemas are shown in a plainer form, as the chat template fails at others")
+    note_plain_tools(shown, dialect.abilities, adaptations)
     return prompt_with_tools(messages, shown, dialect, media, **more)
+
+
+def note_plain_tools(shown: Iterable[Mapping[str, Any]], abilities: Abilities, adaptations: Adaptations) -> None:
+    """Note that the chat template cannot render the schemas of the tools `shown` as they are."""
+    if abilities.needs_plain_tools and any(plain_tool(tool) != tool for tool in shown):
+        adaptations.note("tools", "schemas are shown in a plainer form, as the chat template fails at others")
 
 
 def repaired(placed: Iterable[Placed], adaptations: Adaptations, *, is_answered: bool) -> list[Message]:

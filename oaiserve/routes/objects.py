@@ -123,28 +123,8 @@ class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Tool(msgspec.Struct):
     """A function that the model may call, as an entry of a list of tools."""
 
-    type: Literal["function"]
-    function: Function
-
-
-# Tools that run on OpenAI's servers, or in programs that know them by their type alone.
-HostedType = Literal[
-    "apply_patch",
-    "code_interpreter",
-    "computer",
-    "computer_use",
-    "computer_use_preview",
-    "file_search",
-    "image_generation",
-    "local_shell",
-    "mcp",
-    "shell",
-    "tool_search",
-    "web_search",
-    "web_search_2025_08_26",
-    "web_search_preview",
-    "web_search_preview_2025_03_11",
-]
+    type: Annotated[str, described("function. Tools of other types are left out.")]
+    function: Function | None = None
 
 
 class InputFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -158,7 +138,7 @@ class InputFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
 class NamespaceTool(Function):
     """A function of a namespace."""
 
-    type: Literal["function"]
+    type: Annotated[str, described("function. Tools of other types are left out.")]
 
 
 class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -166,7 +146,7 @@ class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     The others run on OpenAI's servers."""
 
-    type: Literal["function", "namespace", "custom"] | HostedType
+    type: Annotated[str, described("function, custom or namespace. Tools of other types are left out.")]
     name: ToolName | None = None
     description: str | None = None
     parameters: Annotated[dict[str, Any] | None, described("The JSON Schema of an object with its arguments.")] = None
@@ -217,7 +197,7 @@ class ChosenTool(msgspec.Struct, kw_only=True):
 class ResponseChoice(ChosenTool, kw_only=True):
     """The tool of this type and name must be called, or else only some of the tools may be called."""
 
-    type: Literal["function", "custom", "allowed_tools"] | HostedType
+    type: Annotated[str, described("function, custom or allowed_tools. Others cannot be forced.")]
     mode: Annotated[Literal["auto", "required", None], described("Of allowed_tools.")] = None
     tools: Annotated[list[ChosenTool] | None, described("Of allowed_tools: those that are left.", minItems=1)] = None
 

@@ -27,6 +27,7 @@ from oaiserve.routes.operation import Operation
 from oaiserve.routes.parameters import token_ids
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shown_tools import shown_tools
+from oaiserve.routes.tools import functions_of
 
 # Most tokens of a text, or of a list of ids. People count the tokens of documents that are longer than the context, so
 # this is twice the longest usual context, the length of some books. The answer has two megabytes then.
@@ -164,9 +165,8 @@ def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -
 
 def _prompt(body: TokenizeBody, dialect: Dialect, media: MediaReader, adaptations: Adaptations) -> Prompt:
     if body.messages is not None and body.prompt is None:
-        functions = [tool.function for tool in body.tools or []]
-        places = [f"tools[{number}].function" for number in range(len(functions))]
-        shown = shown_tools("tools", functions, places, adaptations)
+        functions = functions_of(body.tools or [], adaptations)
+        shown = shown_tools("tools", [*functions.values()], [*functions], adaptations)
         body = with_template_parameters(body, adaptations)
         return build_prompt(body, body.messages or (), dialect, shown.tools, media, adaptations)
     if body.prompt is not None and body.messages is None:

@@ -26,7 +26,7 @@ from oaiserve.routes.bodies import ChatBody, ResponseInputBody, ResponsesBody
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.family import CallFamily, Message
 from oaiserve.routes.dialects.hermes import HERMES
-from oaiserve.routes.invalid import invalid, show
+from oaiserve.routes.invalid import invalid, needed, show
 from oaiserve.routes.media import MediaReader
 from oaiserve.routes.objects import (
     AllowedChoice,
@@ -35,6 +35,7 @@ from oaiserve.routes.objects import (
     NamedChoice,
     ResponseChoice,
     ResponseToolChoice,
+    Tool,
     ToolChoice,
 )
 from oaiserve.routes.shown_tools import ShownTools, model_name, shown_tools
@@ -77,7 +78,7 @@ def requested_tools(
     if not isinstance(body, ChatBody):
         without = (None, "none", "auto")
     else:
-        offered = {f"tools[{number}].function": tool.function for number, tool in enumerate(body.tools or [])}
+        offered = functions_of(body.tools or [], adaptations)
     if not offered:
         if choice not in without:
             raise invalid("tool_choice", f"is only allowed with 'tools', got {show(msgspec.to_builtins(choice))}")
@@ -85,6 +86,17 @@ def requested_tools(
     shown = shown_tools("tools", [*offered.values()], [*offered], adaptations, joined=joined)
     kind, names = _choice(choice)
     return tools_of(shown, kind, names, adaptations, only_one=kind == "named" or body.parallel_tool_calls is False)
+
+
+def functions_of(tools: Sequence[Tool], adaptations: Adaptations) -> dict[str, Function]:
+    """Return the functions among the tools of a chat by their places. The other tools are left out."""
+    functions: dict[str, Function] = {}
+    for number, tool in enumerate(tools):
+        if tool.type == "function":
+            functions[f"tools[{number}].function"] = needed(f"tools[{number}]", tool, "function")
+        else:
+            adaptations.note(f"tools[{number}]", "a tool that is no function is left out")
+    return functions
 
 
 def tools_of(

@@ -162,6 +162,6 @@ def test_notes_name_the_tool_by_its_place_in_the_request(served: Served) -> None
     namespace = {"type": "namespace", "name": "n", "tools": [tool(RESPONSES, "g"), odd]}
     tools = [{"type": "web_search"}, tool(RESPONSES, "ok"), namespace, {**odd, "name": "h"}]
     _, header, _ = asked(served, RESPONSES, *tools)
-    assert header == "; ".join(
-        f"{place}.parameters.type: read as 'object'" for place in ("tools[2].tools[1]", "tools[3]")
-    )
+    places = ("tools[2].tools[1]", "tools[3]")
+    read = [f"{place}.parameters.type: read as 'object'" for place in places]
+    assert header == "; ".join(["tools[0]: a tool that runs elsewhere is left out", *read])

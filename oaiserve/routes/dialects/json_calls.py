@@ -168,7 +168,7 @@ class JsonCallParser(CallParser):
         call = _call(self._text[at:end])
         if call is None or call[0] not in self._tools:
             raise NotACall
-        if call[0] in self._strict and called_in(self._text, at) != call[0]:
+        if call[0] in self._strict and not is_held(self._text[at:end], *call):
             raise NotACall
         segments += [CallBegin(call[0]), Arguments(call[1])]
         self._take(self._text.index(tag, end) + len(tag))
@@ -234,10 +234,9 @@ def _call(text: str) -> tuple[str, str] | None:
     return None if arguments is None else (call.name or call.tool_name, arguments)
 
 
-def called_in(text: str, at: int = 0) -> str | None:
-    """Return the name in an object that begins as `sites.OBJECT` does, so that a grammar holds strict arguments."""
-    head = _HEAD.match(text, at)
-    return None if head is None else head["name"]
+def is_held(text: str, name: str, arguments: str) -> bool:
+    """Return whether the arguments of a call are where the grammar of `sites.OBJECT` holds them to a schema."""
+    return any(head["name"] == name and text.startswith(arguments, head.end()) for head in _HEAD.finditer(text))
 
 
 def object_text(arguments: bytes) -> str | None:

@@ -10,7 +10,7 @@ import msgspec
 import regex
 
 from oaiserve.routes.dialects.calls import NotACall
-from oaiserve.routes.dialects.json_calls import JsonCallParser, JsonScanner, called_in, object_text
+from oaiserve.routes.dialects.json_calls import JsonCallParser, JsonScanner, is_held, object_text
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallEnd, Segment
 
 _FENCE = "```"
@@ -26,7 +26,7 @@ _FIRST_KEY = regex.compile(r'[\[{\s]++"(?:name"\s*+:\s*+"(?P<name>[^"\\]*+)"|(?:
 _BRACES = re.compile(r'("(?:[^"\\]|\\.)*+")|\{\s*\{|\}\s*\}', re.DOTALL)
 _QUOTE = re.compile(r"(?<!\\)((?:\\\\)*+)\\'")  # escaped as in JavaScript, which JSON does not have
 _PREFIXES = ("functions.", "function.", "tools.", "tool.")
-_decode_objects = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_name = msgspec.json.Decoder(str).decode
 
@@ -149,18 +149,16 @@ class UntaggedCalls(JsonCallParser):
     def _calls_in(self, text: str) -> Iterator[tuple[str, str]]:
         """Yield the names and arguments of an object, or of the objects in a list. Raises NotACall."""
         quoted = _QUOTE.sub(r"\1'", text)
-        for variant in dict.fromkeys((text, quoted, _BRACES.sub(lambda match: match[1] or match[0][0], quoted))):
+        for variant in (quoted, _BRACES.sub(lambda match: match[1] or match[0][0], quoted)):
             try:
                 objects = _decode_objects(variant if variant.startswith("[") else f"[{variant}]")
-                decoded = [_decode_object(each) for each in objects]
             except (msgspec.MsgspecError, RecursionError):
                 continue
             if not objects:
                 raise NotACall
-            for written, given in zip(objects, decoded, strict=True):
-                name, arguments = self._call_in(given)
-                if name in self._strict and (variant != text or called_in(bytes(written).decode()) != name):
-                    raise NotACall  # no grammar held these arguments
+            for name, arguments in map(self._call_in, objects):
+                if name in self._strict and not is_held(text, name, arguments):
+                    raise NotACall
                 yield name, arguments
             return
         raise NotACall

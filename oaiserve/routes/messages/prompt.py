@@ -17,6 +17,7 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.dialect import Dialect
+from oaiserve.routes.history import note_plain_tools
 from oaiserve.routes.invalid import converted, invalid, show
 from oaiserve.routes.media import MediaReader
 from oaiserve.routes.messages.blocks import LEFT_OUT, is_unreadable, name_of, text_of
@@ -74,6 +75,7 @@ def conversed(
         is_constrained=is_constrained,
         asks_for_answer=not continues,
     )
+    note_plain_tools(conversation.shown_tools, dialect.abilities, adaptations)
     prompt = prompt_with_tools(
         messages,
         conversation.shown_tools,

@@ -57,6 +57,9 @@ def offered_tools(
             case "namespace":
                 namespace, about = needed(where, tool, "name"), tool.description
                 for place, function in enumerate(needed(where, tool, "tools")):
+                    if function.type != "function":
+                        adaptations.note(f"{where}.tools[{place}]", "a tool that is no function is left out")
+                        continue
                     name = joined_name(namespace, function.name)
                     namespaces[name] = namespace, function.name
                     described = "\n".join(filter(None, (about, function.description)))
@@ -69,6 +72,7 @@ def offered_tools(
                     raise invalid(
                         "tools", f"tools of the type '{hosted}' run on OpenAI's servers only", f"{where}.type"
                     )
+                adaptations.note(where, "a tool that runs elsewhere is left out")
                 left_out.append(hosted)
     choice = body.tool_choice
     if not functions and left_out:

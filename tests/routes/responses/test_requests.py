@@ -248,7 +248,6 @@ def chosen(choice: Any) -> dict[str, Any]:
             "structured_outputs",
             "only one constraint",
         ),
-        ({"tools": [{"type": "unheard_of"}]}, "tools", "'unheard_of'"),
         ({"tools": [{"type": "custom"}]}, "tools", "'tools[0].name'"),
         ({"tools": [{"type": "namespace", "name": "n"}]}, "tools", "'tools[0].tools'"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "forces a call, but"),
