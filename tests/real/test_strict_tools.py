@@ -27,7 +27,8 @@ ROUTES = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 @pytest.fixture(scope="module")
 def server(qwen_05b: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serve_process(str(qwen_05b), tmp_path_factory.mktemp("strict") / "log") as server:
+    log_file = tmp_path_factory.mktemp("strict") / "log"
+    with serve_process(str(qwen_05b), log_file, "--served-model-name", "coder") as server:
         yield server
 
 
@@ -38,7 +39,7 @@ def body_of(route: str, prompt: str, *, strict: bool) -> dict[str, Any]:
         tools: Any = [{"type": "function", **about, "parameters": SCHEMA}]
         return {"input": prompt, "max_output_tokens": 200, "tools": tools}
     if route == "/v1/messages":
-        return {"messages": message, "max_tokens": 200, "tools": [{**about, "input_schema": SCHEMA}]}
+        return {"model": "coder", "messages": message, "max_tokens": 200, "tools": [{**about, "input_schema": SCHEMA}]}
     tools = [{"type": "function", "function": {**about, "parameters": SCHEMA}}]
     return {"messages": message, "max_tokens": 200, "tools": tools}
 

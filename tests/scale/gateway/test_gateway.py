@@ -193,11 +193,10 @@ def test_a_compressed_body_is_decoded_for_its_prompt(four: Fleet, coding: str) -
         return httpx.post(four.http.base_url.join(COMPLETIONS), content=content, headers=headers, timeout=60)
 
     prompt = f"The words of a long prompt in {coding}. " * 20
-    replica = replica_of(four.ask(prompt))
+    four.ask(prompt)
     answers = [post({"prompt": prompt, "max_tokens": 4}) for _ in range(4)]
-    assert {(answer.status_code, replica_of(answer), reason_of(answer)) for answer in answers} == {
-        (200, replica, "prefix")
-    }
+    assert {answer.status_code for answer in answers} == {200}
+    assert {reason_of(answer) for answer in answers} <= {"prefix", "spilled"}  # both know the prompt
     assert post({"prompt": "x" * 30_000}).status_code == 413
     assert post({"prompt": "x"}, headers | {"content-encoding": "br"}).status_code == 415
     damaged = httpx.post(
