@@ -14,7 +14,7 @@ import msgspec
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.call_arguments import is_deep
-from oaiserve.routes.foreign import LEFT_OUT, name_of, text_of
+from oaiserve.routes.foreign import NOT_READ, is_unread, name_of, text_of
 from oaiserve.routes.invalid import converted, invalid
 from oaiserve.routes.media import MediaReader
 from oaiserve.routes.objects import ImagePart, InputImage, SoundPart
@@ -89,9 +89,9 @@ class ContentReader:
                 if is_asked:
                     raise
         text = text_of(part)
-        is_left_out = not text or text in LEFT_OUT.values()
+        is_left_out = not text or is_unread(part)
         if is_left_out and is_asked:
-            raise invalid(self._param, "this server reads text, images and sounds, no video and no other files", where)
+            raise invalid(self._param, NOT_READ, where)
         what = "is left out" if is_left_out else "is shown by its text"
         self._note(where, f"{name_of(part)} {what}")
         if text:

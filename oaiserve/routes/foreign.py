@@ -14,81 +14,112 @@ from typing import Any
 
 _MOST_DEPTH = 12
 _TEXT_FIELDS = (
-    *("title", "filename", "url", "source", "sources", "text", "refusal", "thinking", "summary", "stdout", "stderr"),
-    *("logs", "message", "output", "outputs", "content", "results", "result", "error", "reason"),
+    *("title", "filename", "url", "page_age", "context", "source", "sources", "text", "refusal", "thinking", "summary"),
+    *("stdout", "stderr", "logs", "message", "output", "outputs", "content", "results", "result", "error", "reason"),
+    *("file", "lines", "tool_references", "tool_name", "tabs"),
 )
+_NAMES_OF_FILES = ("title", "filename", "context")
 _DATA_URL = re.compile(r"data:[^,]{0,200}?;base64,", re.IGNORECASE)
 _BASE64 = re.compile(r"[A-Za-z0-9+/=_\r\n-]{256,}")
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f]")
-# What a model reads where something has no text.
-LEFT_OUT = {
-    "image": "[Image left out]",
-    "image_url": "[Image left out]",
-    "input_image": "[Image left out]",
-    "computer_screenshot": "[Screenshot left out]",
-    "input_audio": "[Sound left out]",
-    "video_url": "[Video left out]",
-    "file": "[File left out]",
-    "input_file": "[File left out]",
-    "document": "[Document left out]",
+# What a model reads where something is missing, and what a user reads who asks about it.
+LEFT_OUT = " left out]"
+NOT_READ = "this server reads text, images and sounds, no video and no other files"
+_MEDIA = {
+    "image": f"[Image{LEFT_OUT}",
+    "image_url": f"[Image{LEFT_OUT}",
+    "input_image": f"[Image{LEFT_OUT}",
+    "computer_screenshot": f"[Screenshot{LEFT_OUT}",
+    "input_audio": f"[Sound{LEFT_OUT}",
+    "video_url": f"[Video{LEFT_OUT}",
 }
-# Types that notes may name. Others are a client's text.
+_FILES = {"file": f"[File{LEFT_OUT}", "input_file": f"[File{LEFT_OUT}", "document": f"[Document{LEFT_OUT}"}
+# What it reads before texts that it could take for words of the user.
+_LABELS = {"document": "[Document]", "search_result": "[Search result]", "tool_reference": "[Tool found]"}
+# Types that notes may name, without their endings. Others are a client's text.
 _NAMED = {
-    *LEFT_OUT,
-    *("redacted_thinking", "thinking", "reasoning", "refusal", "summary_text", "input_text", "output_text", "text"),
-    *("local_shell_call", "shell_call", "apply_patch_call", "computer_call", "mcp_call", "web_search_call"),
-    *("file_search_call", "code_interpreter_call", "image_generation_call", "tool_search_call", "tool_search_output"),
-    *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction", "tool_result", "tool_use"),
-    *("local_shell_call_output", "shell_call_output", "apply_patch_call_output", "computer_call_output"),
+    *(
+        *_MEDIA,
+        *_FILES,
+        *_LABELS,
+        "redacted_thinking",
+        "thinking",
+        "reasoning",
+        "refusal",
+        "summary_text",
+        "input_text",
+    ),
+    *("output_text", "text", "local_shell", "shell", "apply_patch", "computer", "mcp", "web_search", "file_search"),
+    *("code_interpreter", "image_generation", "tool_search", "mcp_list_tools", "mcp_approval_request"),
+    *("mcp_approval_response", "mcp_tool_listing", "compaction", "tool", "advisor", "bash_code_execution"),
+    *("browser_state", "code_execution", "text_editor_code_execution", "web_fetch", "server", "container_upload"),
+    *("fallback", "tool_addition", "tool_removal", "item_reference"),
 }
+_ENDING = re.compile(r"(_call)?(_output)?$|(_tool)?_(use|result)$")
 
 
 def name_of(value: Mapping[str, Any]) -> str:
-    """Return the type of a part or an item for a note."""
-    return str(kind) if (kind := value.get("type")) in _NAMED else "another type"
+    """Return the type of a part, a block or an item for a note."""
+    kind = str(value.get("type"))
+    return kind if kind in _NAMED or _ENDING.sub("", kind) in _NAMED else "content of another type"
 
 
 def text_of(value: object) -> str:
-    """Return the text in a part or an item, or "" if nothing in it is for the model."""
+    """Return the text in a part, a block or an item, or "" if nothing in it is for the model."""
     return "\n".join(_texts(value, _MOST_DEPTH))
 
 
 def _texts(value: object, depth: int) -> Iterator[str]:
     if isinstance(value, str):
-        if value and not is_binary(value):
+        if value and not _is_binary(value):
             yield value
     elif isinstance(value, list) and depth:
         for each in value:
             yield from _texts(each, depth - 1)
     elif isinstance(value, dict) and depth:
-        texts = [text for name in _TEXT_FIELDS for text in _texts(value.get(name), depth - 1)]
-        texts += filter(None, [file_text(value)])
-        yield from texts or filter(None, [LEFT_OUT.get(str(value.get("type")))])
+        kind = str(value.get("type"))
+        is_missing = is_unread(value)
+        if is_missing:
+            yield _MEDIA.get(kind) or _FILES[kind]
+        elif kind in _LABELS:
+            yield _LABELS[kind]
+        if code := value.get("error_code"):
+            yield f"Error: {code}"
+        for name in _NAMES_OF_FILES if is_missing else _TEXT_FIELDS:
+            yield from _texts(value.get(name), depth - 1)
+        yield from filter(None, [_file_text(value)])
         outcome = value.get("outcome")
-        if isinstance(outcome, dict) and outcome.get("exit_code"):
-            yield f"Exit code {outcome['exit_code']}"
+        if code := value.get("return_code") or (outcome.get("exit_code") if isinstance(outcome, dict) else None):
+            yield f"Exit code {code}"
 
 
-def is_binary(text: str) -> bool:
+def is_unread(part: Mapping[str, Any]) -> bool:
+    """Return whether a part is a medium, or a file whose text this server does not read, such as a PDF."""
+    if (kind := str(part.get("type"))) not in _FILES:
+        return kind in _MEDIA
+    holder = next((inner for name in ("file", "source") if isinstance(inner := part.get(name), dict)), part)
+    return _file_text(holder) is None and not holder.keys() & {"content", "text"}
+
+
+def _is_binary(text: str) -> bool:
     return _DATA_URL.match(text) is not None or _BASE64.fullmatch(text) is not None
 
 
-def file_text(part: Mapping[str, Any]) -> str | None:
+def _file_text(holder: Mapping[str, Any]) -> str | None:
     """Return the text of a file in a part of chat or responses, or of a document's source, or None."""
-    inner = part.get("file")
-    holder = inner if isinstance(inner, dict) else part
     data = holder.get("file_data", holder.get("data"))
-    if isinstance(data, str) and holder.get("type") == "text":
+    if not isinstance(data, str):
+        return None
+    if holder.get("type") == "text":
         return data
-    if not isinstance(data, str) or ((found := _DATA_URL.match(data)) is None and "file_data" not in holder):
+    found = _DATA_URL.match(data)
+    if found is None and "file_data" not in holder and not str(holder.get("media_type")).startswith("text/"):
         return None
     try:
         text = b64decode(data[found.end() if found else 0 :], validate=True).decode()
     except ValueError:
         return None
-    if text.startswith("%PDF") or _CONTROLS.search(text):
-        return None
-    return "\n".join(filter(None, (str(holder.get("filename") or ""), text)))
+    return None if text.startswith("%PDF") or _CONTROLS.search(text) else text
 
 
 _RESULTS = ("output", "outputs", "results", "result", "error")

@@ -27,9 +27,6 @@ _EXPECTED = re.compile(r"Expected `(.+?)`(?:, got `(.+?)`)?")
 _MISSING = re.compile(r"Object missing required field `(.+?)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.+?)`", re.DOTALL)
 _NOT_ALLOWED = re.compile(r"Invalid (?:enum )?value ('.*')", re.DOTALL)
-_OF_PART = re.compile(r"(content|output)\[[0-9]+\]\.type$")  # of a part of a message
-_MEDIUM = re.compile(r"image|audio")
-_NOT_READ = re.compile(r"video|file|document")
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 
@@ -47,10 +44,6 @@ def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
         *most, last = [word for word in map(repr, _allowed(body, path)) if word != not_allowed[1]]
         words = f"{', '.join(most)} or {last}" if most else last
         reason = f"must be {words}, got {_cut(not_allowed[1])}"
-        if _OF_PART.search(path) and _MEDIUM.search(not_allowed[1]):
-            reason += "; images and sounds are in messages of users and in results of tools"
-        elif _OF_PART.search(path) and _NOT_READ.search(not_allowed[1]):
-            reason += "; video and files are not read"
     elif text.startswith("Expected `null`"):
         reason = "is not supported"
     elif expected := _EXPECTED.search(text):

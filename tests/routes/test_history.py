@@ -109,7 +109,7 @@ CASES: dict[str, tuple[list[Any], list[Any], str]] = {
     "a part of another type": (
         [{"role": "user", "content": [{"type": "new_part", "content": [{"title": "T", "text": "t"}]}]}],
         [{"role": "user", "content": [{"type": "text", "text": "T\nt"}]}],
-        "messages[1].content[0]: another type is shown by its text",
+        "messages[1].content[0]: content of another type is shown by its text",
     ),
     "a file of text": (
         [{"role": "user", "content": [{"type": "file", "file": {"filename": "a.md", "file_data": "SGVsbG8="}}]}],

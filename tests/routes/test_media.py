@@ -292,6 +292,7 @@ def test_there_are_at_most_so_many_images_of_all_turns(serve: Serve) -> None:
         {"role": "system", "content": [image()]},
         user({"type": "file", "file": {"file_id": "x"}}),
         user({"type": "file", "file": {"filename": "a.pdf", "file_data": data_url("JVBERi0xLjQK", "application/pdf")}}),
+        user({"type": "input_file", "filename": "a.pdf", "file_data": "JVBERi0xLjQK"}),
         user({"type": "input_audio", "input_audio": {"data": WAV, "format": "ogg"}}),
         user({"type": "image_url", "image_url": {}}),
     ],

@@ -7,6 +7,7 @@ import pytest
 
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.routes.adaptations import HEADER
+from oaiserve.routes.history import NO_RESULT, ORPHAN
 from tests.routes import asking
 from tests.routes.asking import HI, answered, refused
 from tests.routes.conftest import Served
@@ -18,7 +19,6 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 NOTE = {"type": "document", "title": "Mills", "context": "1904", "source": {"type": "text", "data": "It stood still."}}
 FOUND = {"type": "search_result", "title": "Mills", "source": "https://a.example", "content": [said("Still.")]}
 USE = {"type": "tool_use", "id": "1", "name": "get_time", "input": {"zone": "utc"}}
-NO_RESULT = "There is no result: the call was interrupted."
 
 
 def prompt_of(served: Served, *turns: dict[str, Any], **body: Any) -> tuple[list[dict[str, Any]], str]:
@@ -190,14 +190,21 @@ def test_call_without_result_gets_one(served: Served, turns: list[dict[str, Any]
     messages, notes = prompt_of(served, *turns)
     assert [message["role"] for message in messages] == roles.split()
     assert [each["content"] for each in messages if each["role"] == "tool"][-1] == NO_RESULT
-    assert "the call has no result" in notes
+    assert "a call has no result" in notes
 
 
-@pytest.mark.parametrize("answers", [[result("12", "lost")], [result("11"), result("12")]])
-def test_result_without_call_is_text_of_the_user(served: Served, answers: list[dict[str, Any]]) -> None:
-    messages, notes = prompt_of(served, ASKED, assistant(USE), user(*answers, said("So?")))
-    assert messages[-1] == {"role": "user", "content": [said("12"), said("So?")]}
+def test_result_without_call_is_text_of_the_user(served: Served) -> None:
+    messages, notes = prompt_of(served, ASKED, assistant(USE), user(result("11"), result("12"), said("So?")))
+    assert [message["content"] for message in messages[2:]] == ["11", f"{ORPHAN}12", "So?"]
     assert "without its call" in notes
+    messages, notes = prompt_of(served, ASKED, assistant(USE), user(result("12", "lost"), said("So?")))
+    assert messages[2:] == [{"role": "tool", "content": "12", "tool_call_id": "1"}, {"role": "user", "content": "So?"}]
+    assert notes.startswith("messages[2].content[0]: a result has the id of no call")
+
+
+def test_encoded_text_of_a_result_is_no_file(served: Served) -> None:
+    messages, notes = prompt_of(served, ASKED, assistant(USE), user(result("QUJD" * 100)))
+    assert (messages[-1]["content"], notes) == ("QUJD" * 100, "")
 
 
 def test_ids_that_recur_belong_to_the_last_call(served: Served) -> None:
@@ -207,11 +214,20 @@ def test_ids_that_recur_belong_to_the_last_call(served: Served) -> None:
     assert notes == ""
 
 
-@pytest.mark.parametrize(("given", "arguments"), [(None, "{}"), ("x", '{"input":"x"}'), ([1], '{"input":[1]}')])
-def test_input_that_is_no_object_becomes_one(served: Served, given: Any, arguments: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "arguments", "note"),
+    [
+        (None, "{}", ""),
+        ("x", '{"arguments":"x"}', ".input: is read as JSON; messages[1].content[0]: the arguments of a call are not"),
+        ('{"zone": "u', '{"zone":"u"}', "are cut, and completed"),
+        ([1], '{"arguments":[1]}', "messages[1].content[0]: the arguments of a call are no object"),
+    ],
+)
+def test_input_that_is_no_object_becomes_one(served: Served, given: Any, arguments: str, note: str) -> None:
     messages, notes = prompt_of(served, ASKED, assistant({**USE, "input": given}), user(result("12")))
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == arguments
-    assert notes == "messages[1].content[0].input: is no object"
+    assert note in notes
+    assert bool(note) == bool(notes)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,6 @@ ROUTES = {
 ALLOWED = {  # parts of messages, and why no lenient reading exists
     "reads text alone": "a picture or a sound cannot be read",
     "images and sounds are in messages": "a picture or a sound cannot be read",
-    "video and files are not read": "a file cannot be read",
     "needs either 'image_url' or 'file_id'": "there is no picture",
     "no video and no other files": "a file cannot be read",
 }

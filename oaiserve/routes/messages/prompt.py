@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.dialect import Dialect
-from oaiserve.routes.history import note_plain_tools
+from oaiserve.routes.foreign import LEFT_OUT, NOT_READ, is_unread, name_of, text_of
+from oaiserve.routes.history import Placed, prompt_of
 from oaiserve.routes.invalid import converted, invalid, show
-from oaiserve.routes.media import MediaReader
-from oaiserve.routes.messages.blocks import LEFT_OUT, is_unreadable, name_of, text_of
+from oaiserve.routes.media import MediaReader, first_asked
 from oaiserve.routes.messages.body import (
     Block,
     CountTokensBody,
@@ -37,13 +35,12 @@ from oaiserve.routes.objects import Function, TextPart
 from oaiserve.routes.parameters import integer
 from oaiserve.routes.responses.items import BEFORE_SUMMARY
 from oaiserve.routes.shown_tools import shown_tools
-from oaiserve.routes.tools import Kind, Tools, prompt_with_tools, tools_of
+from oaiserve.routes.tools import Kind, Tools, tools_of
 
 Message = dict[str, Any]
 Said = str | dict[str, Any]  # a text, or the part of an image
 _KINDS: dict[str, Kind] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 MIN_BUDGET = 1024  # Anthropic's
-_NO_RESULT = "There is no result: the call was interrupted."
 
 
 def conversed(
@@ -56,7 +53,7 @@ def conversed(
 ) -> tuple[Conversation, ChatPrompt]:
     """Return the tools and the reasoning of a request, and its prompt. `is_constrained` as for `Conversation`."""
     messages = chat_messages(body.system, body.messages, media, adaptations)
-    continues = messages[-1]["role"] == "assistant"
+    continues = messages[-1][1]["role"] == "assistant" and "tool_calls" not in messages[-1][1]
     thinking = body.thinking or ThinkingOptions(type="adaptive")
     effort = None if body.output_config is None else body.output_config.effort
     switched: dict[str, Any] = {}
@@ -75,12 +72,12 @@ def conversed(
         is_constrained=is_constrained,
         asks_for_answer=not continues,
     )
-    note_plain_tools(conversation.shown_tools, dialect.abilities, adaptations)
-    prompt = prompt_with_tools(
+    prompt = prompt_of(
         messages,
         conversation.shown_tools,
         dialect,
         media,
+        adaptations,
         add_generation_prompt=not continues,
         continue_final_message=continues,
     )
@@ -104,18 +101,20 @@ def check_thinking(thinking: ThinkingOptions | None, max_tokens: int | None) -> 
 
 def chat_messages(
     system: str | Sequence[TextPart] | None, turns: Sequence[Turn], media: MediaReader, adaptations: Adaptations
-) -> list[Message]:
-    """Return the messages of chat. The last one is the assistant's only if it has a text to go on with."""
+) -> list[Placed]:
+    """Return the messages of chat with their places. The last one is the assistant's only if it has calls, or a text to
+    go on with."""
     if not turns:
         raise invalid("messages", "must hold at least one turn")
     history = _History(media, adaptations)
     for text in [system] if isinstance(system, str) else [part.text for part in system or []]:
         if text:
-            history.say("system", text)
+            history.say("system", text, "system")
     last_of_user = max((number for number, turn in enumerate(turns) if turn.role == "user"), default=-1)
+    asked = first_asked([turn.role for turn in turns])
     for number, turn in enumerate(turns):
         if turn.clear_at != "next_user_message" or number > last_of_user:
-            history.add_turn(turn, f"messages[{number}]", is_asked=number == last_of_user)
+            history.add_turn(turn, f"messages[{number}]", is_asked=turn.role == "user" and number >= asked)
     return history.ended()
 
 
@@ -125,8 +124,7 @@ class _History:
     def __init__(self, media: MediaReader, adaptations: Adaptations) -> None:
         self._media = media
         self._adaptations = adaptations
-        self._messages: list[Message] = []
-        self._unanswered: list[tuple[str, str]] = []  # the ids of calls, and their places
+        self._placed: list[Placed] = []
 
     def add_turn(self, turn: Turn, where: str, *, is_asked: bool) -> None:
         """Add a turn. If it `is_asked`, it is the user's last one, so what cannot be read in it is refused."""
@@ -145,25 +143,28 @@ class _History:
         if kind.endswith("tool_result"):
             self._add_result(converted(ToolResultBlock, block, where), block, where)
         elif kind.endswith("tool_use") and role == "assistant":
-            self._add_call(converted(ToolUseBlock, block, where), where)
+            call = converted(ToolUseBlock, block, where)
+            if isinstance(call.input, str):
+                self._adaptations.note(f"{where}.input", "is read as JSON")
+            made = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
+            self._message_of(role, where).setdefault("tool_calls", []).append(made)
         elif kind == "thinking" and role == "assistant":
-            message = self._message_of(role)
+            message = self._message_of(role, where)
             thought = converted(ThinkingBlock, block, where).thinking
             message["reasoning"] = "\n".join(filter(None, (message.get("reasoning"), thought)))
         elif kind == "compaction" and isinstance(block.get("content"), str):
             # All turns before it are in this summary.
-            self._messages = [message for message in self._messages[:1] if message["role"] == "system"]
-            self._unanswered = []
-            self.say("user", f"{BEFORE_SUMMARY}\n\n{block['content']}")
+            self._placed = [each for each in self._placed[:1] if each[1]["role"] == "system"]
+            self.say("user", f"{BEFORE_SUMMARY}\n\n{block['content']}", where)
         elif kind not in ("tool_addition", "tool_removal"):  # these are read with the tools
-            if is_asked and is_unreadable(block):
-                raise invalid("messages", "only text is read of documents, no PDF and no other files", where)
+            if is_asked and kind != "image" and is_unread(block):
+                raise invalid("messages", NOT_READ, where)
             said = [*self._said(block, where, is_asked=is_asked)]
             if not said:
                 self._adaptations.note(where, f"{name_of(block)} is left out")
             for one in said:
                 if one or role == "user":
-                    self.say(role, one)
+                    self.say(role, one, where)
 
     def _said(self, block: Block, where: str, *, is_asked: bool) -> Iterator[Said]:
         """Yield a block as a text or the part of an image, or nothing if there is nothing in it for the model."""
@@ -171,9 +172,8 @@ class _History:
             yield converted(TextPart, block, where).text
             return
         if block["type"] == "image":
-            image = converted(ImageBlock, block, where)
             try:
-                yield self._media.part(image, where)
+                yield self._media.part(converted(ImageBlock, block, where), where)
                 return
             except InvalidRequest:
                 if is_asked:
@@ -183,31 +183,14 @@ class _History:
                 self._adaptations.note(where, f"{name_of(block)} is left out, or has a part that is")
             yield text
 
-    def _add_call(self, call: ToolUseBlock, where: str) -> None:
-        arguments = call.input
-        if not isinstance(arguments, dict):
-            self._adaptations.note(f"{where}.input", "is no object")
-            arguments = {} if arguments is None else {"input": arguments}
-        function = {"name": call.name, "arguments": msgspec.json.encode(arguments).decode()}
-        made = {"id": call.id, "type": "function", "function": function}
-        self._message_of("assistant").setdefault("tool_calls", []).append(made)
-        self._unanswered.append((call.id, where))
-
     def _add_result(self, result: ToolResultBlock, block: Block, where: str) -> None:
         said = self._said_in_result(result.content, f"{where}.content")
         if result.is_error:
             begins = bool(said) and isinstance(said[0], str)
             said = [f"Error: {said[0]}" if begins else "Error: ", *said[begins:]]
-        call = next((each for each in self._unanswered if each[0] == result.tool_use_id), None)
-        if call is None:
-            self._adaptations.note(where, f"{name_of(block)} without its call is shown as the user's text")
-            for one in said:
-                self.say("user", one)
-            return
         if block["type"] != "tool_result":
             self._adaptations.note(where, f"the text of {name_of(block)} is shown as the result of a tool")
-        self._unanswered.remove(call)
-        self._messages.append({"role": "tool", "content": said, "tool_call_id": result.tool_use_id})
+        self._placed.append((where, {"role": "tool", "content": said, "tool_call_id": result.tool_use_id}))
 
     def _said_in_result(self, content: object, where: str) -> list[Said]:
         """Return the content of a result: one text, or texts and images."""
@@ -216,40 +199,32 @@ class _History:
             if isinstance(each, dict) and isinstance(each.get("type"), str):
                 said += self._said(each, f"{where}[{number}]", is_asked=False)
             else:
-                said.append(text_of(each))
+                said.append(each if isinstance(each, str) else text_of(each))
         if all(isinstance(one, str) for one in said):
             said = ["\n".join(map(str, said))]
         return said
 
-    def say(self, role: str, said: Said) -> None:
-        self._message_of(role)["content"].append(said)
+    def say(self, role: str, said: Said, where: str) -> None:
+        self._message_of(role, where)["content"].append(said)
 
-    def _message_of(self, role: str) -> Message:
+    def _message_of(self, role: str, where: str) -> Message:
         """Return the message of this role at the end, or a new one."""
-        if not self._messages or self._messages[-1]["role"] != role:
-            self._end_calls()
-            self._messages.append({"role": role, "content": []})
-        return self._messages[-1]
+        if not self._placed or self._placed[-1][1]["role"] != role:
+            self._placed.append((where, {"role": role, "content": []}))
+        return self._placed[-1][1]
 
-    def _end_calls(self) -> None:
-        """Give each call a result: templates and models expect one before the next turn."""
-        for call_id, where in self._unanswered:
-            self._adaptations.note(where, "the call has no result")
-            self._messages.append({"role": "tool", "content": [_NO_RESULT], "tool_call_id": call_id})
-        self._unanswered = []
-
-    def ended(self) -> list[Message]:
+    def ended(self) -> list[Placed]:
         """Return all messages."""
-        self._end_calls()
-        if self._messages and self._messages[-1]["role"] == "assistant" and not any(self._messages[-1]["content"]):
+        last: Message = self._placed[-1][1] if self._placed else {}
+        if last.get("role") == "assistant" and not any(last["content"]) and "tool_calls" not in last:
             self._adaptations.note("messages", "the last turn has no text to go on with and is left out")
-            del self._messages[-1]
-        if all(message["role"] != "user" for message in self._messages):  # which some templates want
-            is_system = bool(self._messages) and self._messages[0]["role"] == "system"
-            self._messages.insert(int(is_system), {"role": "user", "content": []})
-        for message in self._messages:
+            del self._placed[-1]
+        if all(message["role"] != "user" for _, message in self._placed):  # which some templates want
+            is_system = bool(self._placed) and self._placed[0][1]["role"] == "system"
+            self._placed.insert(int(is_system), ("messages", {"role": "user", "content": []}))
+        for _, message in self._placed:
             message["content"] = _content(message["content"])
-        return self._messages
+        return self._placed
 
 
 def _content(said: Sequence[Said]) -> str | list[Message]:
