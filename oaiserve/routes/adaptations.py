@@ -9,6 +9,7 @@ from __future__ import annotations
 HEADER = "x-oaiserve-adapted"
 MOST_NOTES = 20
 MOST_CHARACTERS = 120  # of a note
+STORED = "the stored item "  # begins a place in an item that is no part of the body
 
 
 class Adaptations:
@@ -21,7 +22,9 @@ class Adaptations:
     def note(self, place: str, what: str) -> None:
         """Add a note, such as ``note("messages[2].content[0]", "server_tool_use is left out")``.
 
-        Both are in printable ASCII. Characters that are not allowed in a header become '?'."""
+        Both are in printable ASCII. Characters that are not allowed in a header become '?'. Ids of stored items are
+        left out."""
+        place = "a stored item" if place.startswith(STORED) else place
         text = f"{place}: {what}"[:MOST_CHARACTERS]
         if not (text.isascii() and text.isprintable()) or ";" in text:
             text = "".join(letter if " " <= letter <= "~" and letter != ";" else "?" for letter in text)

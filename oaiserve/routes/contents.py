@@ -20,7 +20,6 @@ from oaiserve.routes.media import MediaReader
 from oaiserve.routes.objects import ImagePart, InputImage, SoundPart
 
 Part = dict[str, Any]
-STORED = "a stored item"  # in notes, which have no ids of clients
 MEDIA: dict[str, type[ImagePart | InputImage | SoundPart]] = {
     "image_url": ImagePart,
     "input_image": InputImage,
@@ -46,12 +45,12 @@ class ContentReader:
         """Return the content of a message. What cannot be read is refused if it `is_asked`: if it is from the user's
         last turn, or the system's. Raises InvalidRequest."""
         if content is None:
-            self._note(where, "is missing, and read as empty")
+            self._adaptations.note(where, "is missing, and read as empty")
             return ""
         if isinstance(content, str):
             return content
         if role == "tool" and not (is_part(content) or has_parts(content)):
-            self._note(where, "is read as a text in JSON")
+            self._adaptations.note(where, "is read as a text in JSON")
             return msgspec.json.encode(content).decode()
         parts: list[Part] = []
         for number, part in enumerate(content if isinstance(content, list) else [content]):
@@ -65,7 +64,7 @@ class ContentReader:
         elif not isinstance(kind, str) or ("type" not in part and not isinstance(part.get("text"), str)):
             if is_asked:
                 raise invalid(self._param, "must be the type of the part", f"{where}.type")
-            self._note(where, "is no part of a message, and left out")
+            self._adaptations.note(where, "is no part of a message, and left out")
         elif kind in _TEXTS and isinstance(part.get("text"), str):
             yield {"type": "text", "text": part["text"], **self.more_fields(part, _OF_TEXT, where)}
         elif kind in _TEXTS and is_asked:
@@ -83,7 +82,7 @@ class ContentReader:
         if medium is not None and role in ("user", "tool"):
             try:
                 given = {**part, "type": medium.__struct_config__.tag}
-                yield self._media.part(converted(medium, given, where), where, self._param)
+                yield self._media.part(converted(medium, given, where), where, self._param, is_asked=is_asked)
                 return
             except InvalidRequest:
                 if is_asked:
@@ -93,19 +92,16 @@ class ContentReader:
         if is_left_out and is_asked:
             raise invalid(self._param, NOT_READ, where)
         what = "is left out" if is_left_out else "is shown by its text"
-        self._note(where, f"{name_of(part)} {what}")
+        self._adaptations.note(where, f"{name_of(part)} {what}")
         if text:
             yield {"type": "text", "text": text}
-
-    def _note(self, where: str, what: str) -> None:
-        self._adaptations.note(STORED if where.startswith("the stored item") else where, what)
 
     def more_fields(self, given: Mapping[str, Any], known: set[str], where: str) -> dict[str, Any]:
         """Return the fields of a message or a part that are not `known`, for the template."""
         more = {name: value for name, value in given.items() if name not in known and value is not None}
         if not more or (len(more) <= _MOST_FIELDS and not is_deep(more, _MOST_DEPTH)):
             return more
-        self._note(where, "fields for the template are too many or too deep, and left out")
+        self._adaptations.note(where, "fields for the template are too many or too deep, and left out")
         return {}
 
 

@@ -30,6 +30,7 @@ _MEDIA = {
     "image_url": f"[Image{LEFT_OUT}",
     "input_image": f"[Image{LEFT_OUT}",
     "computer_screenshot": f"[Screenshot{LEFT_OUT}",
+    "audio": f"[Sound{LEFT_OUT}",
     "input_audio": f"[Sound{LEFT_OUT}",
     "video_url": f"[Video{LEFT_OUT}",
 }

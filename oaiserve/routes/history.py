@@ -7,7 +7,7 @@ follow them in their order. All else is put into this form, with a note.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -55,14 +55,10 @@ def prompt_of(
     """Return the prompt of checked messages, in which the tools `shown` are described. `more` are its other fields."""
     messages = repaired(placed, adaptations, is_answered=more.get("add_generation_prompt", True))
     _note_changes(messages, dialect.abilities, adaptations, more.get("param", "messages"))
-    note_plain_tools(shown, dialect.abilities, adaptations)
-    return prompt_with_tools(messages, shown, dialect, media, **more)
-
-
-def note_plain_tools(shown: Iterable[Mapping[str, Any]], abilities: Abilities, adaptations: Adaptations) -> None:
-    """Note that the chat template cannot render the schemas of the tools `shown` as they are."""
-    if abilities.needs_plain_tools and any(plain_tool(tool) != tool for tool in shown):
+    if dialect.abilities.needs_plain_tools and any(plain_tool(tool) != tool for tool in shown):
         adaptations.note("tools", "schemas are shown in a plainer form, as the chat template fails at others")
+    prompt = prompt_with_tools(messages, shown, dialect, **more)
+    return replace(prompt, media=media.taken(prompt.messages, adaptations))
 
 
 def repaired(placed: Iterable[Placed], adaptations: Adaptations, *, is_answered: bool) -> list[Message]:

@@ -15,9 +15,10 @@ from starlette.requests import Request
 from oaiserve.engine.data_url import is_bare_image, is_data_url, is_for_urls, percent_decoded, read_data_url
 from oaiserve.engine.media import Detail, MediaFile, MediaKind
 from oaiserve.errors import InvalidRequest, NotFetched, Overloaded
-from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes.adaptations import STORED, Adaptations
 from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, in_turns_if_large
 from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.foreign import text_of
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.messages.body import Base64Source, FileSource, ImageBlock
 from oaiserve.routes.objects import ImagePart, InputImage, SoundPart
@@ -84,18 +85,22 @@ class MediaReader:
         self._has_front_ends = serving.config.server.front_ends > 0
         self.contents = contents or {}
         self._adaptations = adaptations or Adaptations()
+        self._asked: set[str] = set()  # the places of the media in the user's last turn
 
     @property
     def num_bytes(self) -> int:
         return sum(map(len, self.contents.values()))
 
-    def part(self, part: MediaPart, where: str, param: str = "") -> Part:
-        """Return a part of a chat message, with its file, which `taken` takes. Raises InvalidRequest."""
+    def part(self, part: MediaPart, where: str, param: str = "", *, is_asked: bool) -> Part:
+        """Return a part of a chat message, with its file, which `taken` takes. Raises InvalidRequest. It `is_asked` if
+        it is in the user's last turn."""
         given, param = given_by(part, where), param or _top(where)
         self.check_kind(given.kind, param, where)
         if given.name and given.name not in self.contents:
             raise invalid(param, f"{show(given.name)} was not fetched", where)
         content = self.contents[given.name] if given.name else self._content(given, param, where)
+        if is_asked:
+            self._asked.add(where)
         return {"type": given.kind, "file": MediaFile(given.kind, content, given.detail, param, where)}
 
     def _content(self, given: Given, param: str, where: str) -> bytes | str:
@@ -129,17 +134,22 @@ class MediaReader:
             also = ", with --front-ends" if self._has_front_ends else ""
             raise invalid(param, f"the model '{self._model}' reads {alone}, no {_NOUNS[kind]}{also}", where)
 
-    def taken(self, messages: Iterable[Mapping[str, Any]]) -> tuple[MediaFile, ...]:
-        """Take the files out of the parts of messages, in their order. Raises InvalidRequest for too many."""
-        parts = (part for message in messages if isinstance(message["content"], list) for part in message["content"])
-        files = tuple(part.pop("file") for part in parts if "file" in part)
+    def taken(self, messages: Iterable[Mapping[str, Any]], adaptations: Adaptations) -> tuple[MediaFile, ...]:
+        """Take the files out of the parts of messages, in their order. If they are too many, the oldest are left out.
+        Raises InvalidRequest if those in the user's last turn alone are too many."""
+        contents = (message["content"] for message in messages if isinstance(message["content"], list))
+        parts = [part for content in contents for part in content if "file" in part]
         for kind, noun in _NOUNS.items():
-            self._check_number(sum(file.kind == kind for file in files), noun, files[0].param if files else "")
-        return files
-
-    def _check_number(self, number: int, noun: str, param: str) -> None:
-        if number > self._most:
-            raise invalid(param, f"may have at most {self._most} {noun} (--max-images), got {number}")
+            given = [part for part in parts if part["type"] == kind]
+            old = [part for part in given if part["file"].where not in self._asked]
+            if (number := len(given) - len(old)) > self._most:
+                reason = f"may have at most {self._most} {noun} (--max-images), got {number}"
+                raise invalid(given[0]["file"].param, reason)
+            for part in old[: max(0, len(given) - self._most)]:
+                file: MediaFile = part.pop("file")
+                adaptations.note(file.where, f"is left out, as there are too many {noun} (--max-images)")
+                part |= {"type": "text", "text": text_of(part)}
+        return tuple(part.pop("file") for part in parts if "file" in part)
 
 
 class _Place(NamedTuple):
@@ -171,12 +181,14 @@ async def read_media(
         yield
         found: Named = {}
         for item in stored():
-            place = _Place("input", f"the stored item {item['id']}", is_needed=False)
+            place = _Place("input", f"{STORED}{item['id']}", is_needed=False)
             found |= {given.name: (given, place) for _, given in _given_in(item, "") if given.name}
         asked = _asked_in(body)
         for where, given in _given_in(body, ""):
             if given.name:
-                is_needed = where.startswith(asked) or (given.name in found and found[given.name][1].is_needed)
+                # A part below another one is in the result of a tool.
+                is_asked = where.startswith(asked) and where.count(".") == 1
+                is_needed = is_asked or (given.name in found and found[given.name][1].is_needed)
                 found[given.name] = given, _Place(_top(where), where, is_needed)
         return {name: each for name, each in found.items() if name not in contents}
 
@@ -231,8 +243,12 @@ async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str
     named = {name: each for name, each in named.items() if each[1].is_needed or reader.reads(each[0].kind)}
     for given, place in named.values():
         reader.check_kind(given.kind, place.param, place.where)
-    if len(named) > (limit := serving.config.server.max_images):
-        raise InvalidRequest(f"The request names {len(named)} files, but may have at most {limit} (--max-images).")
+    limit = serving.config.server.max_images
+    if (num_needed := sum(place.is_needed for _, place in named.values())) > limit:
+        raise InvalidRequest(f"The request names {num_needed} files, but may have at most {limit} (--max-images).")
+    others = [name for name, each in named.items() if not each[1].is_needed]
+    for name in others[: max(0, len(named) - limit)]:
+        del named[name]
     taken = 0
 
     def take(num_bytes: int) -> None:

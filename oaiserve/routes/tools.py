@@ -11,7 +11,7 @@ answers.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
@@ -27,7 +27,6 @@ from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.family import CallFamily, Message
 from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.invalid import invalid, needed, show
-from oaiserve.routes.media import MediaReader
 from oaiserve.routes.objects import (
     AllowedChoice,
     Function,
@@ -164,12 +163,10 @@ _EXAMPLE = ("name-of-the-function", '{"name-of-an-argument": "its value"}')
 
 
 def prompt_with_tools(
-    messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect, media: MediaReader, **more: Any
+    messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect, **more: Any
 ) -> ChatPrompt:
     """Return the prompt of checked messages, in which the tools `shown` are described. `more` are its other fields."""
-    messages = [*_without_billing(messages)]
-    prompt = _with_tools(messages, shown, dialect, **more)
-    return replace(prompt, media=media.taken(prompt.messages))
+    return _with_tools([*_without_billing(messages)], shown, dialect, **more)
 
 
 def _without_billing(messages: Iterable[Message]) -> Iterator[Message]:

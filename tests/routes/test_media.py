@@ -165,7 +165,7 @@ def test_files_that_were_uploaded_are_read_by_their_ids(served: Served) -> None:
 
 @pytest.fixture
 def site() -> Iterator[tuple[str, list[str]]]:
-    """Return the URL of a site whose images are their paths, or so many bytes, and what was asked of it."""
+    """Return the URL of a site whose images are their paths, or so many bytes, and the list of requests to it."""
     asked: list[str] = []
 
     class Site(Handler):
@@ -274,16 +274,40 @@ def test_what_is_no_image_is_refused_by_its_form(served: Served, url: str, words
         assert words in refusal(served.chat(messages=[user(part)]), "messages")
 
 
-def test_there_are_at_most_so_many_images_of_all_turns(serve: Serve) -> None:
-    served = reading(serve(max_images=2))
-    assert served.chat(messages=[user(image(), image())]).status_code == 200
-    message = refusal(served.chat(messages=[user(image()), user(image(), image())]), "messages")
-    assert message == "Invalid 'messages': may have at most 2 images (--max-images), got 3."
-    first = served.post(RESPONSES, input=[user(*[{"type": "input_image", "image_url": data_url()}] * 2)]).json()
-    more = served.post(
-        RESPONSES, input=[user({"type": "input_image", "image_url": data_url()})], previous_response_id=first["id"]
-    )
-    assert "may have at most 2 images" in refusal(more, "input")
+def sent(served: Served, path: str, *turns: list[str]) -> httpx.Response:
+    """Send turns of the user with images by their URLs, each answered but the last one."""
+    given: list[dict[str, Any]] = []
+    for urls in turns:
+        if path == MESSAGES:
+            parts: list[dict[str, Any]] = [{"type": "image", "source": _source(url)} for url in urls]
+        else:
+            parts = [{"type": "input_image", "image_url": url} if path == RESPONSES else image(url) for url in urls]
+        given += [user(*parts), {"role": "assistant", "content": "Seen."}]
+    if path == RESPONSES:
+        return served.post(path, input=given[:-1])
+    return served.post(path, model="org/demo", messages=given[:-1], max_tokens=9)
+
+
+def _source(url: str) -> dict[str, str]:
+    base64 = url.partition(",")[2]
+    return {"type": "base64", "data": base64} if base64 else {"type": "url", "url": url}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", RESPONSES, MESSAGES])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_oldest_images_beyond_the_limit_are_left_out_but_none_that_is_asked_about(
+    serve: Serve, site: tuple[str, list[str]], path: str, *, is_named: bool
+) -> None:
+    served = reading(serve(max_images=2, allow_media_from=(site[0].removeprefix("http://"),)))
+    first, second, third = (f"{site[0]}/{name}" if is_named else data_url(name) for name in ("aaaa", "bbbb", "cccc"))
+    response = sent(served, path, [first, second], [third])
+    prompt = prompt_of(served, response)
+    assert prompt.messages[0]["content"] == [text("[Image left out]"), {"type": "image"}]
+    assert [file.content for file in prompt.media] == ([b"/bbbb", b"/cccc"] if is_named else ["bbbb", "cccc"])
+    assert "[0].content[0]: " in response.headers["x-oaiserve-adapted"]
+    assert len(prompt_of(served, sent(served, path, [first], [second, third])).media) == 2
+    too_many = sent(served, path, [first, second, third])
+    assert "at most 2" in refusal(too_many, None if is_named else "input" if path == RESPONSES else "messages")
 
 
 @pytest.mark.parametrize(
@@ -317,3 +341,18 @@ def test_old_images_are_left_out_for_a_model_of_text_and_where_they_are_gone(
                 assert prompt.messages[1]["content"][1] == text("[Image left out]")
                 assert "[0].content[1]: " in response.headers["x-oaiserve-adapted"]
             refusal(served.chat(messages=[user(medium)]), "messages")
+            assert (
+                prompt_of(served, sent(served, MESSAGES, [f"{url}/none"], [])).messages[0]["content"]
+                == "[Image left out]"
+            )
+
+
+def test_image_in_a_result_that_cannot_be_fetched_is_left_out(serve: Serve, site: tuple[str, list[str]]) -> None:
+    served = reading(serve(allow_media_from=(site[0].removeprefix("http://"),)))
+    use = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+    gone = {"type": "image", "source": {"type": "url", "url": f"{site[0]}/none"}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [gone]}
+    turns = [user(text("Look")), {"role": "assistant", "content": [use]}, user(result)]
+    response = served.post(MESSAGES, model="org/demo", messages=turns, max_tokens=9)
+    assert prompt_of(served, response).messages[-1]["content"] == "[Image left out]"
+    assert "messages[2].content[0].content[0]: image is left out" in response.headers["x-oaiserve-adapted"]

@@ -173,7 +173,7 @@ class _History:
             return
         if block["type"] == "image":
             try:
-                yield self._media.part(converted(ImageBlock, block, where), where)
+                yield self._media.part(converted(ImageBlock, block, where), where, is_asked=is_asked)
                 return
             except InvalidRequest:
                 if is_asked:

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from oaiserve.routes.adaptations import Adaptations
-from oaiserve.routes.contents import STORED, ContentReader, has_parts, is_part, thoughts_in
+from oaiserve.routes.adaptations import STORED, Adaptations
+from oaiserve.routes.contents import ContentReader, has_parts, is_part, thoughts_in
 from oaiserve.routes.foreign import hosted_call, name_of, text_of
 from oaiserve.routes.history import UNKNOWN, Placed
 from oaiserve.routes.invalid import converted, invalid, needed, show
@@ -159,49 +159,48 @@ def chat_messages(
         placed.append((where, {"role": "tool", "content": _joined(content), "tool_call_id": call_id}))
 
     for number, item in enumerate((*(earlier := list(earlier)), *new), start=-len(earlier)):
-        where = f"input[{number}]" if number >= 0 else f"the stored item {item['id']}"
-        place = where if number >= 0 else STORED
+        where = f"input[{number}]" if number >= 0 else f"{STORED}{item['id']}"
         match item["type"]:
             case "message":
                 is_asked = number >= asked and item["role"] != "assistant"
                 content = _joined(reader.read(item["content"], f"{where}.content", item["role"], is_asked=is_asked))
                 if item["role"] == "assistant":
                     thought = reasoning or thoughts_in(item["content"])
-                    placed.append((place, _thought(content, thought)))
+                    placed.append((where, _thought(content, thought)))
                 else:
-                    placed.append((place, {"role": item["role"], "content": content}))
+                    placed.append((where, {"role": item["role"], "content": content}))
                 reasoning = ""
             case "reasoning":
                 reasoning = text_of(item.get("content") or item.get("summary"))
                 if not reasoning:
-                    adaptations.note(place, "reasoning is left out, as it has no text")
+                    adaptations.note(where, "reasoning is left out, as it has no text")
             case "function_call":
-                called(place, item["call_id"], joined_name(item.get("namespace"), item["name"]), item["arguments"])
+                called(where, item["call_id"], joined_name(item.get("namespace"), item["name"]), item["arguments"])
             case "custom_tool_call":
-                called(place, item["call_id"], item["name"], arguments_of(item["input"]))
+                called(where, item["call_id"], item["name"], arguments_of(item["input"]))
             case "function_call_output" | "custom_tool_call_output":
                 result = reader.read(item["output"], f"{where}.output", "tool", is_asked=False)
-                answered(place, item["call_id"], result)
+                answered(where, item["call_id"], result)
             case "compaction" if summary := read_encrypted(item.get("encrypted_content")):
-                placed.append((place, {"role": "user", "content": f"{BEFORE_SUMMARY}\n\n{summary}"}))
+                placed.append((where, {"role": "user", "content": f"{BEFORE_SUMMARY}\n\n{summary}"}))
             case kind if kind.endswith("_call") and (call := hosted_call(item)) is not None:
-                adaptations.note(place, f"{name_of(item)} is shown as the call of a tool")
-                called(place, *call[:3])
+                adaptations.note(where, f"{name_of(item)} is shown as the call of a tool")
+                called(where, *call[:3])
                 if call[3]:
-                    answered(place, call[0], call[3])
+                    answered(where, call[0], call[3])
             case kind if kind.endswith("_call_output"):
                 output = item.get("output")
-                adaptations.note(place, f"{name_of(item)} is shown as the result of a tool")
+                adaptations.note(where, f"{name_of(item)} is shown as the result of a tool")
                 is_content = is_part(output) or has_parts(output)
                 shown = (
                     reader.read(output, f"{where}.output", "tool", is_asked=False) if is_content else text_of(output)
                 )
-                answered(place, item.get("call_id") or item["id"], shown)
+                answered(where, item.get("call_id") or item["id"], shown)
             case kind if kind in _WITHOUT_TEXT or kind.endswith("_call") or not (text := text_of(item)):
-                adaptations.note(place, f"{name_of(item)} is left out")
+                adaptations.note(where, f"{name_of(item)} is left out")
             case _:
-                adaptations.note(place, f"{name_of(item)} is shown by its text")
-                placed.append((place, {"role": "user", "content": text}))
+                adaptations.note(where, f"{name_of(item)} is shown by its text")
+                placed.append((where, {"role": "user", "content": text}))
     return placed
 
 

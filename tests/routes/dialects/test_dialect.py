@@ -83,18 +83,13 @@ def test_flags_come_before_what_is_declared() -> None:
     assert chosen.reasoning.tags == ("<think>", "</think>")
 
 
-class NoMedia:
-    def taken(self, _messages: object) -> tuple[()]:
-        return ()
-
-
 def test_calls_of_a_history_are_text_where_only_they_have_no_place_in_the_template() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"text": "x", "a": null}'}}
     asking = {"role": "assistant", "content": "I add.", "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "a", "content": "2"}
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
     chosen = Dialect(LFM2, abilities=Abilities(calls=False))
-    prompt = prompt_with_tools([asking, result], tools, chosen, NoMedia())  # type: ignore[arg-type]
+    prompt = prompt_with_tools([asking, result], tools, chosen)
     written = 'I add.\n<|tool_call_start|>[add(text="x", a=None)]<|tool_call_end|>'
     assert prompt.messages == [{"role": "assistant", "content": written}, result]
     assert prompt.tools == tools
