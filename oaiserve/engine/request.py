@@ -54,6 +54,15 @@ class GapPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class FilledPrompt:
+    """A template with texts in its places, such as {query}. Control tokens in these texts are text."""
+
+    template: str
+    texts: Mapping[str, str]
+    param: str = "documents"  # as of TextPrompt
+
+
+@dataclass(frozen=True, slots=True)
 class PairPrompt:
     """Two texts for a cross-encoder, with its special tokens around and between them."""
 
@@ -83,7 +92,7 @@ class ChatPrompt:
     media: tuple[MediaFile, ...] = ()
 
 
-Prompt = TextPrompt | TokenPrompt | GapPrompt | PairPrompt | ChatPrompt
+Prompt = TextPrompt | TokenPrompt | GapPrompt | FilledPrompt | PairPrompt | ChatPrompt
 
 
 class TooManyTokens(Exception):

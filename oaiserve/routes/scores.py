@@ -5,7 +5,6 @@ The answers are those of vLLM, Jina and Cohere.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.request import PairPrompt, Pooled, Prompt, PromptDone, TextPrompt, Usage
+from oaiserve.engine.request import FilledPrompt, PairPrompt, Pooled, Prompt, PromptDone, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import pooling
 from oaiserve.routes.bodies import MAX_INT32
@@ -28,7 +27,6 @@ from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.shapes import encode
 
-_PLACES = re.compile(r"\{query\}|\{document\}")  # in the template of a pair
 Texts = str | Annotated[list[str], msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": pooling.MAX_TEXTS})]
 
 
@@ -194,8 +192,7 @@ class Pairing:
             raise InvalidRequest(
                 "Texts cannot be cut for this model, which reads them within a prompt.", param="truncate_prompt_tokens"
             )
-        texts = {"{query}": first, "{document}": second}
-        return TextPrompt(_PLACES.sub(lambda place: texts[place[0]], template), add_special_tokens=False, param=param)
+        return FilledPrompt(template, {"query": first, "document": second}, param)
 
     def _text_before(self, *names: str) -> str:
         if self.is_search:

@@ -22,6 +22,7 @@ from oaiserve.engine.request import (
     Deliver,
     Event,
     Failed,
+    FilledPrompt,
     Finished,
     FinishReason,
     GapPrompt,
@@ -88,6 +89,8 @@ class FakeTokenizer:
             return [ord(c) for c in prompt.text]
         if isinstance(prompt, GapPrompt):
             return [ord(c) for c in f"{prompt.prefix}{prompt.suffix}"]
+        if isinstance(prompt, FilledPrompt):
+            return [ord(c) for c in "".join(prompt.texts.values())]
         if isinstance(prompt, PairPrompt):
             return [ord(c) for c in prompt.first + prompt.second]
         return list(prompt.token_ids)

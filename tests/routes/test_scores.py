@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.request import PairPrompt, TextPrompt
+from oaiserve.engine.request import FilledPrompt, PairPrompt, TextPrompt
 from tests.routes.asking import answered, refused
 from tests.routes.conftest import Served
 from tests.routes.doubles import pools
@@ -58,8 +58,8 @@ def test_as_many_texts_are_scored_pair_by_pair(scorer: Served) -> None:
 def test_a_reranker_with_a_template_reads_pairs_within_it(scorer: Served) -> None:
     scorer.engine.pooling = Pooling("score", 1, pair_template="<Q>{query}<D>{document}?")
     post(scorer, RERANK, query="{document}", documents=["a", "b{query}"])
-    texts = ("<Q>{document}<D>a?", "<Q>{document}<D>b{query}?")
-    expected = tuple(TextPrompt(text, add_special_tokens=False, param="documents") for text in texts)
+    template = scorer.engine.pooling.pair_template
+    expected = tuple(FilledPrompt(template, {"query": "{document}", "document": text}) for text in ("a", "b{query}"))
     assert scorer.engine.submitted.get().prompts == expected
     refused(scorer.post(RERANK, query="q", documents=["a"], truncate_prompt_tokens=5), "truncate_prompt_tokens")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oaiserve.engine.logprobs import text_of
-from oaiserve.engine.request import ChatPrompt, GapPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt, TooManyTokens
+from oaiserve.engine.request import (
+    ChatPrompt,
+    FilledPrompt,
+    GapPrompt,
+    PairPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    TooManyTokens,
+)
 from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.text.encoding_rules import PIECE_CHARACTERS, EncodingRules
@@ -43,6 +53,7 @@ log = logging.getLogger(__name__)
 
 
 Expand = Callable[[str], str]  # may raise InvalidRequest
+_PLACES = re.compile(r"\{(\w+)\}")  # of a FilledPrompt
 _ANCHOR = "☺"  # no token begins with it and goes on
 UNCUT_CHARACTERS = 2**16  # encoded within some 30 milliseconds
 
@@ -137,6 +148,11 @@ class Tokenizer:
                 return (yield from self._encode_text(text, special, param, most_tokens))
             case GapPrompt():
                 return (yield from self._encode_gap(prompt, most_tokens))
+            case FilledPrompt(template, texts, param):
+                parts = {name: {"type": "text", "text": text} for name, text in texts.items()}
+                marked = {name: part["text"] for name, part in self._special_texts.marked(parts).items()}
+                text = _PLACES.sub(lambda place: marked.get(place[1], place[0]), template)
+                return (yield from self._encode_rendered(text, False, param, most_tokens))
             case PairPrompt():
                 return self.encode_pair(prompt, most_tokens)[0]
             case ChatPrompt():

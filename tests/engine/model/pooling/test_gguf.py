@@ -11,7 +11,7 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.request import PairPrompt, TextPrompt, TokenPrompt
+from oaiserve.engine.request import FilledPrompt, PairPrompt, TextPrompt, TokenPrompt
 from oaiserve.engine.start.ways.pooling import find_model_task, load_pooler
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
@@ -47,8 +47,8 @@ def test_a_reranker_with_a_template_gives_llama_cpps_probability(tmp_path: Path)
     path = write_encoder(tmp_path, "qwen3-rank")
     pooler = load_pooler(path, "score", EngineOptions())
     assert pooler.pooling.pair_template == PAIR_TEMPLATE
-    text = PAIR_TEMPLATE.format(query=PAIR[0], document=PAIR[1])
-    ids = Tokenizer.from_pretrained(path).encode(TextPrompt(text, add_special_tokens=False))
+    pair = FilledPrompt(PAIR_TEMPLATE, {"query": PAIR[0], "document": PAIR[1]})
+    ids = Tokenizer.from_pretrained(path).encode(pair)
     assert float(pooler.pool(ids, [0] * len(ids), [len(ids)])) == pytest.approx(RECORDED["qwen3-rank"], abs=1e-3)
 
 
