@@ -16,8 +16,7 @@ from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, Chat
 from oaiserve.routes.contents import ContentReader, thoughts_in
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.dialect import Dialect
-from oaiserve.routes.dialects.raw_call import INPUT
-from oaiserve.routes.history import Placed, prompt_of
+from oaiserve.routes.history import Placed, calls_of, prompt_of
 from oaiserve.routes.invalid import converted, invalid
 from oaiserve.routes.media import MediaReader, first_asked
 from oaiserve.routes.objects import Message
@@ -122,7 +121,8 @@ def _messages(given: Sequence[Mapping[str, Any]], reader: ContentReader, adaptat
     placed: list[Placed] = []
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
-        calls = _calls(message)
+        older = [] if message.function_call is None else [{"function": message.function_call}]
+        calls = calls_of([*(message.tool_calls or []), *older])
         if calls and message.role != "assistant":
             adaptations.note(where, "calls in a message that is not the assistant's are left out")
             calls = []
@@ -149,18 +149,3 @@ def _messages(given: Sequence[Mapping[str, Any]], reader: ContentReader, adaptat
     if not placed:
         raise invalid("messages", "must hold at least one message with a content")
     return placed
-
-
-def _calls(message: Message) -> list[dict[str, Any]]:
-    """Return the calls of a message: of functions, or of tools whose input is a text."""
-    given = [
-        *(message.tool_calls or []),
-        *([] if message.function_call is None else [{"function": message.function_call}]),
-    ]
-    calls = []
-    for call in given:
-        custom, function = call.get("custom"), call.get("function")
-        if isinstance(custom, dict):
-            function = {"name": custom.get("name"), "arguments": {INPUT: custom.get("input")}}
-        calls.append({"id": call.get("id"), "function": function if isinstance(function, dict) else call})
-    return calls

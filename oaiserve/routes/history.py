@@ -17,6 +17,7 @@ from oaiserve.engine.text.template_abilities import Abilities
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.call_arguments import object_text
 from oaiserve.routes.dialects.dialect import Dialect
+from oaiserve.routes.dialects.raw_call import INPUT
 from oaiserve.routes.media import MediaReader
 from oaiserve.routes.tools import prompt_with_tools
 
@@ -42,6 +43,19 @@ class _Group:
     message: Message | None
     calls: list[_Call] = field(default_factory=list)
     later: list[Placed] = field(default_factory=list)
+
+
+def calls_of(given: Iterable[object]) -> list[dict[str, Any]]:
+    """Return the calls of a message of chat: of functions, or of tools whose input is a text."""
+    calls = []
+    for call in given:
+        if not isinstance(call, dict):
+            continue
+        custom, function = call.get("custom"), call.get("function")
+        if isinstance(custom, dict):
+            function = {"name": custom.get("name"), "arguments": {INPUT: custom.get("input")}}
+        calls.append({"id": call.get("id"), "function": function if isinstance(function, dict) else call})
+    return calls
 
 
 def prompt_of(

@@ -318,3 +318,15 @@ def test_damaged_items_of_responses_are_repaired(serve: Serve, name: str) -> Non
     assert [message["content"] for message in found if message["role"] == "tool"] == results
     if not results:
         assert ORPHANED in found
+
+
+def test_items_in_chats_form_are_calls_and_results(serve: Serve) -> None:
+    given = [calling(call(arguments="{}")), result(), calling(call(call_id="c2"), content="Wait."), result("18", "c2")]
+    served = serve(template=HYBRID)
+    found, notes = prompt_of(served, RESPONSES, [*HI, *given, *HI])
+    assert found == [*HI, *given, *HI]
+    assert notes == "; ".join(f"input[{number}]: is read in chat's form" for number in range(1, 5))
+    made = served.post("/v1/conversations", items=[*HI, *given])
+    assert made.headers[HEADER] == notes.replace("input", "items")
+    found, _ = prompt_of(served, RESPONSES, "Go on", conversation=answered(made)["id"])
+    assert found == [*HI, *given, {"role": "user", "content": "Go on"}]

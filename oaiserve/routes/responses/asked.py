@@ -166,7 +166,12 @@ def asked(
         else input_items(
             body.input,
             lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"),
-            {item["id"]: item for item in (*before, *items_of(earlier.referred))},
+            {
+                item["id"]: item
+                for item in (*before, *items_of(earlier.referred))
+                if item["type"] != "item_reference"  # to an item that was not there before either
+            },
+            adaptations,
         )
     )
     return Asked(before, items, _prompt(body, serving, conversation, media, before, items, adaptations), media)
@@ -231,6 +236,8 @@ def _cuts(items: Sequence[Item]) -> list[int]:
     split: set[int] = set()
     last_user = 0
     for number, item in enumerate(items):
+        if item["type"] == "message":
+            called.update((str(call["id"]), number) for call in item.get("tool_calls", ()))
         if item["type"].endswith("_call"):
             called[item.get("call_id") or item["id"]] = number
         elif item["type"].endswith("_call_output"):

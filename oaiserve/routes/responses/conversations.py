@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.errors import InvalidRequest, NotFound
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.bodies import MAX_ITEMS, ConversationBody, ItemsBody, MetadataBody
 from oaiserve.routes.body import read_parsed
 from oaiserve.routes.invalid import invalid, show
@@ -75,11 +76,12 @@ async def create(request: Request) -> Response:
     if not serving.config.server.stores_responses:
         raise InvalidRequest("This server keeps no conversations: it runs with --response-store-number 0.")
     body, _ = await read_parsed(request, ConversationBody)
-    items = _new_items(request, body.items) if body.items else []
+    adaptations = Adaptations()
+    items = _new_items(request, body.items, adaptations) if body.items else []
     made = ConversationObject(f"{CONVERSATION}{request.state.unique_id}", int(time.time()), _checked(body.metadata))
     stored = StoredResponse(made.id, made.id, None, msgspec.json.encode(made), msgspec.json.encode(items))
     await serving.responses.put(request.state.owner, stored)
-    return json_response(made)
+    return json_response(made, headers=adaptations.headers())
 
 
 @Operation(summary="A conversation.", group="Generation", answer=ConversationObject, errors=(NotFound,))
@@ -128,7 +130,8 @@ async def list_items(request: Request) -> Response:
 )
 async def add_items(request: Request) -> Response:
     body, _ = await read_parsed(request, ItemsBody)
-    items = _new_items(request, body.items)
+    adaptations = Adaptations()
+    items = _new_items(request, body.items, adaptations)
     content, most_bytes = msgspec.json.encode(items), serving_of(request).body_limit
 
     def edit(old: StoredResponse) -> StoredResponse:
@@ -137,7 +140,8 @@ async def add_items(request: Request) -> Response:
         return with_items(old, content)
 
     await _changed(request, edit)
-    return json_response(ItemPage(items, items[0]["id"], items[-1]["id"], has_more=False))
+    added = ItemPage(items, items[0]["id"], items[-1]["id"], has_more=False)
+    return json_response(added, headers=adaptations.headers())
 
 
 @Operation(summary="An item of a conversation.", group="Generation", answer="application/json", errors=(NotFound,))
@@ -163,11 +167,12 @@ def _checked(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return dict(metadata or {})
 
 
-def _new_items(request: Request, given: list[Item]) -> list[Item]:
+def _new_items(request: Request, given: list[Item], adaptations: Adaptations) -> list[Item]:
     if len(given) > MAX_ITEMS:
         raise invalid("items", f"must be at most {MAX_ITEMS} at once, got {len(given)}")
     numbers = itertools.count(1)
-    return input_items(given, lambda prefix: item_id(prefix, request.state.unique_id, f"i{next(numbers)}"), {}, "items")
+    unique_id = request.state.unique_id
+    return input_items(given, lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"), {}, adaptations, "items")
 
 
 def _place(request: Request, items: list[Item]) -> int:

@@ -14,13 +14,14 @@ import msgspec
 from oaiserve.routes.adaptations import STORED, Adaptations
 from oaiserve.routes.contents import ContentReader, has_parts, is_part, thoughts_in
 from oaiserve.routes.foreign import hosted_call, name_of, text_of
-from oaiserve.routes.history import UNKNOWN, Placed
+from oaiserve.routes.history import UNKNOWN, Placed, calls_of
 from oaiserve.routes.invalid import converted, invalid, needed, show
 from oaiserve.routes.media import first_asked
 from oaiserve.routes.objects import InputItem
 from oaiserve.routes.responses.offered import arguments_of
 from oaiserve.routes.tools import joined_name
 
+IN_CHATS_FORM = "is read in chat's form"
 BEFORE_SUMMARY = "This is a summary of the conversation so far:"
 
 Item = dict[str, Any]
@@ -38,6 +39,7 @@ def input_items(
     given: str | Sequence[Mapping[str, Any]],
     new_id: Callable[[str], str],
     referred: Mapping[str, Item],
+    adaptations: Adaptations,
     param: str = "input",
 ) -> list[Item]:
     """Return the items of a client, with ids by `new_id`, of a prefix, and those `referred` to. `param` is the field
@@ -46,11 +48,24 @@ def input_items(
         given = [{"role": "user", "content": given}]
     if not given:
         raise invalid(param, "must hold at least one item")
-    return [_item(f"{param}[{number}]", item, new_id, referred) for number, item in enumerate(given)]
+    last: Mapping[str, Any] = given[-1]
+    if last.get("type") == "item_reference" and isinstance(last.get("id"), str) and last["id"] not in referred:
+        reason = f"there is no item {show(last['id'])} in the stored responses. Please send the item itself"
+        raise invalid(param, reason, f"{param}[{len(given) - 1}].id")
+    return [_item(f"{param}[{number}]", item, new_id, referred, adaptations) for number, item in enumerate(given)]
 
 
-def _item(where: str, given: Mapping[str, Any], new_id: Callable[[str], str], referred: Mapping[str, Item]) -> Item:
+def _item(
+    where: str,
+    given: Mapping[str, Any],
+    new_id: Callable[[str], str],
+    referred: Mapping[str, Item],
+    adaptations: Adaptations,
+) -> Item:
     kind = given.get("type")
+    if kind in (None, "message") and given.get("role") in ("tool", "function"):
+        adaptations.note(where, IN_CHATS_FORM)
+        given = {"type": "function_call_output", "call_id": given.get("tool_call_id"), "output": given.get("content")}
     if isinstance(kind, str) and kind not in _PREFIXES:  # of a hosted tool, or of another server
         ids = {name: given[name] for name in ("id", "call_id") if isinstance(given.get(name), str) and given[name]}
         others = {name: value for name, value in given.items() if name not in ("id", "call_id")}
@@ -75,17 +90,17 @@ def _item(where: str, given: Mapping[str, Any], new_id: Callable[[str], str], re
                 parts = [{"type": "reasoning_text", "text": thought}]
             return {**identity, "summary": _parts(item.summary, "summary_text"), "content": parts}
         case "item_reference":
-            item_id: str = needed(where, item, "id")
-            if item_id not in referred:
-                reason = f"there is no item {show(item_id)} in the stored responses. Please send the item itself"
-                raise invalid(where.partition("[")[0], reason, f"{where}.id")
-            return referred[item_id]
+            return referred.get(needed(where, item, "id")) or identity
         case "compaction":
             return {**identity, "encrypted_content": item.encrypted_content}
         case "compaction_trigger":  # the routes that know it have taken it away
             raise invalid(where.partition("[")[0], "may only be the last item of a request for a response", where)
     role = needed(where, item, "role")
-    return {**identity, "role": role, "content": _parts(item.content, f"{_SIDES.get(role, 'input')}_text")}
+    message = {**identity, "role": role, "content": _parts(item.content, f"{_SIDES.get(role, 'input')}_text")}
+    if role == "assistant" and isinstance(calls := given.get("tool_calls"), list) and calls:
+        adaptations.note(where, IN_CHATS_FORM)
+        message["tool_calls"] = calls_of(calls)
+    return message
 
 
 _PREFIXES = {
@@ -170,6 +185,8 @@ def chat_messages(
                 else:
                     placed.append((where, {"role": item["role"], "content": content}))
                 reasoning = ""
+                for call in item.get("tool_calls", ()):
+                    called(where, call["id"], call["function"].get("name"), call["function"].get("arguments"))
             case "reasoning":
                 reasoning = text_of(item.get("content") or item.get("summary"))
                 if not reasoning:

@@ -13,7 +13,8 @@ from oaiserve.config import Config
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.errors import Unavailable
 from oaiserve.facts.record import Outcome
-from tests.routes.asking import CALL, HYBRID, ZONE, refused
+from oaiserve.routes.adaptations import HEADER
+from tests.routes.asking import CALL, HYBRID, ZONE, answered, refused
 from tests.routes.conftest import Serve, Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
 from tests.routes.responses.asking import RESPONSES, TOOLS, ask, events_of, streamed
@@ -79,6 +80,11 @@ def test_items_of_stored_responses_can_be_referred_to(served: Served) -> None:
     assert [message["content"] for message in messages_of(served)] == ["Hi"]
     served.http.delete(f"{RESPONSES}/{first['id']}")
     refused(served.post(RESPONSES, input=references), "input", "Please send the item itself")
+    later = served.post(RESPONSES, input=[*references, {"role": "user", "content": "More"}])
+    assert answered(later)["status"] == "completed"
+    assert [message["content"] for message in messages_of(served)] == ["More"]
+    assert later.headers[HEADER] == "input[0]: item_reference is left out"
+    refused(served.post(RESPONSES, input=references, previous_response_id=later.json()["id"]), "input", "Please send")
 
 
 def test_items_of_more_responses_than_allowed_cannot_be_referred_to(served: Served) -> None:
