@@ -191,10 +191,10 @@ NOTATION = re.compile(r"""\{'place': \{'city': 'city|\['ask|\\"place|\[\{"type":
 
 
 class NoMedia:
-    def taken(self, _messages: object, _adaptations: Adaptations) -> tuple[()]:
+    def taken(self, _messages: object, _adaptations: object) -> tuple[()]:
         return ()
 
-    def part(self, _part: object, where: str, param: str, **_: object) -> NoReturn:
+    def part(self, _part: object, where: str, param: str, *, is_asked: bool) -> NoReturn:
         raise InvalidRequest(f"{where} is not read", param=param)
 
 
