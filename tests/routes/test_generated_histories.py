@@ -25,7 +25,7 @@ OBJECTS = """\
 
 
 def test_generated_histories_are_read_with_strict_templates() -> None:
-    bodies = drawn(seed=11, number=25, apis=("chat", "responses"))
+    bodies = drawn(seed=11, number=25, apis=("chat", "responses", "messages"))
     num_sent, faults = asyncio.run(attack({"turns": TURNS, "objects": OBJECTS}, bodies, shrinks=False))
     assert num_sent > 100
     assert [json.dumps(fault.as_json()) for fault in faults] == []
