@@ -156,7 +156,11 @@ def joined_name(namespace: str | None, name: str) -> str:
 
 def forced_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a schema of forced arguments, without further properties, which a forced model would invent for ever."""
-    return schema if schema.keys() & _KEYS_OF_PROPERTIES else {**schema, "additionalProperties": False}
+    if schema.keys() & _KEYS_OF_PROPERTIES:
+        return schema
+    listed = schema.get("properties", {})
+    unlisted = {name: True for name in schema.get("required", ()) if name not in listed}
+    return {**schema, "properties": {**listed, **unlisted}, "additionalProperties": False}
 
 
 _EXAMPLE = ("name-of-the-function", '{"name-of-an-argument": "its value"}')

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.request import Request
+from oaiserve.engine.grammars.grammar import Grammars
+from oaiserve.engine.request import Grammar, Request
 from oaiserve.routes.adaptations import HEADER
+from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.xml import QWEN_CODER
+from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes.asking import BODIES, CHAT, answered, submitted
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
@@ -148,6 +151,26 @@ def test_forced_call_obeys_what_can_be_obeyed_unless_the_tool_is_strict(served: 
     assert json.loads(request.params.grammar.text)["lenient"] == ["plain"]
     assert header == ""
     assert asked(served, route, *tools)[1] == "", "nothing is enforced where nothing is forced"
+
+
+@pytest.mark.parametrize(
+    ("more", "noted"),
+    [
+        ({}, ""),
+        ({"additionalProperties": False}, "tools[0].function.parameters: 'required' is not enforced"),
+        ({"properties": {"stale": False}}, "tools[0].function.parameters: 'required' is not enforced"),
+    ],
+)
+def test_tool_that_requires_a_property_it_lacks_may_be_forced(served: Served, more: Any, noted: str) -> None:
+    odd = tool(CHAT, "odd", {"properties": {"kind": {"enum": ["a"]}}, "required": ["kind", "stale"], **more})
+    _, header, request = asked(served, CHAT, odd, tool_choice="required")
+    assert header == noted
+    assert request.params.grammar is not None
+    schemas = json.loads(request.params.grammar.text)["schemas"]
+    grammar = Grammar("lark_with_schemas", HERMES.grammar(schemas, only_one=True, special_ids={}), "tools")
+    backend = byte_level()
+    ends = frozenset([backend.token_to_id("<|im_end|>")])
+    Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=ends).compile(grammar)
 
 
 def test_all_of_many_tools_may_be_called_in_the_form_of_the_dialect() -> None:

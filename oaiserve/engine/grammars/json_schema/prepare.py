@@ -203,6 +203,7 @@ class _Preparation:
             except Refused:
                 if not self._leaves_out(keyword):
                     raise
+        self._drop_impossible(prepared)
         self._finish(prepared, place, is_alone)
         self._places.append((prepared, place))
         return prepared
@@ -220,6 +221,14 @@ class _Preparation:
             self._member(each, step(where, index), depth, is_alone, is_joined)
             for index, each in enumerate(filled_list(value, where))
         ]
+
+    def _drop_impossible(self, prepared: dict[str, Any]) -> None:
+        """If keywords may be left out, drop required names that no object can have."""
+        listed, required = prepared.get("properties", {}), prepared.get("required", [])
+        others = bool(prepared.get("patternProperties")) or prepared.get("additionalProperties") is not False
+        possible = [name for name in required if listed.get(name, others) is not False]
+        if len(possible) < len(required) and self._leaves_out("required"):
+            prepared["required"] = possible
 
     def _finish(self, prepared: dict[str, Any], place: str, is_alone: bool) -> None:
         given = dict(prepared)
