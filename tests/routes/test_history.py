@@ -92,6 +92,16 @@ CASES: dict[str, tuple[list[Any], list[Any], str]] = {
         [calling(call()), result('{"degrees":[18]}')],
         "messages[2].content: is read as a text in JSON",
     ),
+    "a number as a result": (
+        [calling(call()), result(18)],
+        [calling(call()), result("18")],
+        "messages[2].content: is read as a text in JSON",
+    ),
+    "a number as the id of a call": (
+        [calling(call(call_id="7")), {**result(), "tool_call_id": 7}],
+        [calling(call(call_id="7")), result(call_id="7")],
+        "messages[2].tool_call_id: is read as a text in JSON",
+    ),
     "thoughts as parts": (
         [
             {
