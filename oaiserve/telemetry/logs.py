@@ -155,6 +155,9 @@ def log_request(record: RequestRecord) -> None:
     if (event_tokens := mean_event_tokens(record)) is not None:
         fields["mean_event_tokens"] = round(event_tokens, 2)
         message += f"{fields['mean_event_tokens']} tokens per event, "
+    if record.adapted:
+        first, *others = record.adapted
+        message += f"adapted: {first}{f' and {len(others)} more' if others else ''}, "
     if record.client is not None:
         message += f"client {record.client}, "
     message += f"request {record.request_id}, trace {record.trace.trace_id_hex}"

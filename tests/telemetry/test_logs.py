@@ -161,6 +161,8 @@ def test_a_request_is_one_line_with_ids_tokens_and_phases(stream: io.StringIO, m
             "chat demo rejected InvalidRequest (top_p) 400 464.0 ms",
         ),
         ({"client": "alice"}, ", client alice, request req-1"),
+        ({"adapted": ("tools: left out",)}, " generated, adapted: tools: left out, request req-1"),
+        ({"adapted": ("tools: left out", "b", "c")}, ", adapted: tools: left out and 2 more, request req-1"),
         ({}, " generated, request req-1, trace "),
     ],
 )
