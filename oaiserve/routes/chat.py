@@ -114,6 +114,17 @@ def build_prompt(
     )
 
 
+def _with_texts(message: Mapping[str, Any], where: str, adaptations: Adaptations) -> Mapping[str, Any]:
+    """Return a message in which the content and the id of a result are no numbers and no booleans, but texts."""
+    if message.get("role") not in ("tool", "function"):
+        return message
+    values = ((name, message.get(name)) for name in ("content", "tool_call_id"))
+    texts = {name: msgspec.json.encode(value).decode() for name, value in values if isinstance(value, int | float)}
+    for name in texts:
+        adaptations.note(f"{where}.{name}", "is read as a text in JSON")
+    return {**message, **texts}
+
+
 def _messages(given: Sequence[Mapping[str, Any]], reader: ContentReader, adaptations: Adaptations) -> list[Placed]:
     """Return messages as templates take them, each with its place."""
     given = [_with_texts(each, f"messages[{number}]", adaptations) for number, each in enumerate(given)]
@@ -150,14 +161,3 @@ def _messages(given: Sequence[Mapping[str, Any]], reader: ContentReader, adaptat
     if not placed:
         raise invalid("messages", "must hold at least one message with a content")
     return placed
-
-
-def _with_texts(message: Mapping[str, Any], where: str, adaptations: Adaptations) -> Mapping[str, Any]:
-    """Return a message in which the content and the id of a result are no numbers and no booleans, but texts."""
-    if message.get("role") not in ("tool", "function"):
-        return message
-    values = ((name, message.get(name)) for name in ("content", "tool_call_id"))
-    texts = {name: msgspec.json.encode(value).decode() for name, value in values if isinstance(value, int | float)}
-    for name in texts:
-        adaptations.note(f"{where}.{name}", "is read as a text in JSON")
-    return {**message, **texts}
