@@ -154,7 +154,8 @@ def _match(groups: Iterable[_Group], adaptations: Adaptations) -> None:
                 later.append((where, _as_text(message)))
         results = [id(message) for _, message in group.later if message["role"] == "tool"]
         if [id(call.result) for call in group.calls if call.result is not None] != results[: len(group.calls)]:
-            adaptations.note(group.later[0][0] if group.later else "messages", "results are put behind their calls")
+            where = group.later[0][0] if group.later else group.calls[0].where
+            adaptations.note(where, "results are put behind their calls")
         group.later = later
 
 

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[list[Any], list[Any], str]] = {
     "calls in a row": (
         [calling(call()), calling(call(call_id="c2")), result(), result("two", "c2")],
         [calling(call()), result(), calling(call(call_id="c2")), result("two", "c2")],
-        "results are put behind their calls",
+        "messages[1]: results are put behind their calls",
     ),
     "equal ids": (
         [calling(call(), call("stop")), result("one"), result("two")],
