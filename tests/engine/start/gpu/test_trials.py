@@ -19,6 +19,7 @@ from pathlib import Path
 from oaiserve.engine.start.gpu.trial_marker import TrialMarker
 from oaiserve.engine.start.gpu.trials import Trials
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
 trials = Trials(TrialMarker(Path(sys.argv[1])))
 trials.is_usable("attention", lambda: None)
 trials.is_usable("sampling", lambda: os.kill(os.getpid(), int(sys.argv[2])))
