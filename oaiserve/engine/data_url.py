@@ -17,7 +17,9 @@ _HEAD = re.compile(r"([^,;]*)([^,]*?)(; *base64)?\s*", re.IGNORECASE | re.DOTALL
 _LINE_ENDS = {ord(letter): None for letter in "\t\n\r"}  # which no URL has
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _CUT_ESCAPE = re.compile(rb"%[0-9A-Fa-f]?\Z")
-_FOR_URLS, _PLAIN, _SPACE = b"-_", b"+/", b"\t\n\f\r "
+_FOR_URLS = b"-_"
+_PLAIN = b"+/"
+_SPACE = b"\t\n\f\r "
 _TABLE = bytes.maketrans(_FOR_URLS, _PLAIN)
 # How the base64 of PNG, JPEG, GIF, WebP, TIFF and BMP begins.
 _IMAGE = re.compile(r"iVBORw0KG|/9j/|R0lGOD|UklGR|SUkqA|TU0AK|Qk[0-3]")

@@ -219,7 +219,8 @@ def _storage(repository: str) -> Path:
 def _cached(request: _Request) -> ModelSource:
     """Return a complete copy in the hub's cache: that of the main branch, or else the newest one. Raises StartupError
     with the reason if there is none."""
-    storage, reasons = _storage(request.repository), []
+    storage = _storage(request.repository)
+    reasons = []
     try:
         main = (storage / "refs" / "main").read_text().strip()
     except OSError:
@@ -264,7 +265,8 @@ def _further_parts(folder: Path, files: list[str]) -> list[str]:
     """Return the files that a model needs besides these, by what these say."""
     needed = [] if files[0].endswith(".gguf") else ["config.json"]
     if (shard := SHARD.search(files[0])) is not None:
-        start, number = files[0][: shard.start()], shard[2]
+        start = files[0][: shard.start()]
+        number = shard[2]
         needed += [f"{start}-{part + 1:05}-of-{number}.gguf" for part in range(int(number))]
     if INDEX in files and "model.safetensors" not in files:
         with suppress(BadFile, OSError, AttributeError, KeyError):  # the load says what is wrong

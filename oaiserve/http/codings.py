@@ -87,7 +87,8 @@ def decoded(
     pieces: Iterator[bytes] = (bytes(body[at : at + _INPUT_BYTES]) for at in range(0, len(body), _INPUT_BYTES))
     for coding in reversed(codings):
         pieces = _without(coding, pieces, limit_bytes)
-    whole, turn_bytes = bytearray(), 0
+    whole = bytearray()
+    turn_bytes = 0
     for piece in pieces:
         take(len(piece))
         whole += piece
@@ -124,7 +125,8 @@ def _without(coding: str, pieces: Iterator[bytes], limit_bytes: int) -> Iterator
                 yield piece
                 data = b""
                 if decoder.eof:
-                    data, decoder = decoder.unused_data, None
+                    data = decoder.unused_data
+                    decoder = None
                     break
                 if decoder.needs_input:
                     break

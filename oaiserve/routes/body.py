@@ -75,7 +75,9 @@ async def read_body(
 
 async def _decoded(request: Request, body: bytearray, codings: list[str], limit_bytes: int) -> bytearray:
     """Return a body without its codings: a small one at once, a large one in the tokenize stage."""
-    received, client, num_bytes = serving_of(request).received_bytes, request.state.client, 0
+    received = serving_of(request).received_bytes
+    client = request.state.client
+    num_bytes = 0
 
     def take(number: int) -> None:
         nonlocal num_bytes

@@ -85,19 +85,22 @@ def _completed(text: str) -> Any:
     if len(text) > _MOST_CHARACTERS or text.lstrip()[:1] != "{":
         raise ValueError
     closing: list[str] = []
-    whole, num_open = 0, 0  # the longest text of whole members, and how many brackets it opens
+    whole = 0  # the end of the longest text of whole members
+    num_open = 0  # the brackets that it opens
     end = text
     for token in _TOKENS.finditer(text):
         match token[0]:
             case "{" | "[" as bracket:
                 closing.append("}" if bracket == "{" else "]")
-                whole, num_open = token.end(), len(closing)
+                whole = token.end()
+                num_open = len(closing)
             case "}" | "]" as bracket:
                 if not closing or closing.pop() != bracket:
                     raise ValueError
                 num_open = min(num_open, len(closing) + 1)
             case ",":
-                whole, num_open = token.start(), len(closing)
+                whole = token.start()
+                num_open = len(closing)
             case string if token.end() == len(text) and not _is_closed(string):
                 cut = _CUT_ESCAPE.search(string)
                 end = text[: len(text) - (0 if cut is None else len(cut[1]))] + '"'

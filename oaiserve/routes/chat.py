@@ -44,7 +44,8 @@ async def chat_completions(http: HTTPRequest) -> Answer:
 
 def _answer(intake: Intake[ChatBody]) -> Answer:
     adaptations = intake.exchange.adaptations
-    body, dialect = with_template_parameters(intake.body, adaptations), intake.serving.dialect
+    body = with_template_parameters(intake.body, adaptations)
+    dialect = intake.serving.dialect
     conversation = Conversation(
         dialect,
         requested_tools(body, intake.exchange.adaptations),

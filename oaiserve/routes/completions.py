@@ -208,12 +208,14 @@ class CompletionShape(ChoicesShape):
         return self._whole((self._whole_choice(prompts[chunk.index // n], chunk) for chunk in choices), usage)
 
     def _whole_choice(self, prompt: PromptDone, chunk: TokenChunk) -> Iterator[bytes]:
-        wanted, echoed = self._wanted, self._text_of(prompt)
+        wanted = self._wanted
+        echoed = self._text_of(prompt)
         choice = CompletionChoice(chunk.index, echoed + chunk.text, None, chunk.finish_reason, chunk.stop_reason)
         parts: list[Iterable[bytes]] = []
         if wanted.num_logprobs is not None:
             choice.logprobs = HOLE
-            shown, texts = chunk.logprobs or TokenLogprobs(), _parts_of_chunk(chunk)
+            shown = chunk.logprobs or TokenLogprobs()
+            texts = _parts_of_chunk(chunk)
             if self._echoed and prompt.logprobs is not None:
                 of_answer, shown = shown, TokenLogprobs()
                 shown.extend(prompt.logprobs)

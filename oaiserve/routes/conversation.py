@@ -111,7 +111,8 @@ class Conversation:
 
     def _on_strict_calls(self) -> Grammar | None:
         """Return the constraint on the calls of strict tools in an answer that is free but for them."""
-        tools, family = self.tools, self._dialect.calls
+        tools = self.tools
+        family = self._dialect.calls
         if tools is None or family is None or not tools.strict:
             return None
         schemas = {name: forced_schema(tools.schemas[name]) for name in tools.schemas if name in tools.strict}

@@ -51,7 +51,8 @@ def calls_of(given: Iterable[object]) -> list[dict[str, Any]]:
     for call in given:
         if not isinstance(call, dict):
             continue
-        custom, function = call.get("custom"), call.get("function")
+        custom = call.get("custom")
+        function = call.get("function")
         if isinstance(custom, dict):
             function = {"name": custom.get("name"), "arguments": {INPUT: custom.get("input")}}
         calls.append({"id": call.get("id"), "function": function if isinstance(function, dict) else call})

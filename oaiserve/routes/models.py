@@ -90,7 +90,8 @@ def list_answer(scope: Scope, models: Sequence[AnyModel]) -> Response:
     """Answer with models, by name, in the form of the request's API. Raises InvalidRequest for a page that isn't."""
     if not is_of_anthropic(scope):
         return json_response({"object": "list", "data": models})
-    query, ids = QueryParams(scope["query_string"]), [model["id"] for model in models]
+    query = QueryParams(scope["query_string"])
+    ids = [model["id"] for model in models]
     given = {each.name: each.value(query[each.name]) for each in PAGE if each.name in query}
     for name in ("after_id", "before_id"):
         if name in given and given[name] not in ids:

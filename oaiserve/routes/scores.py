@@ -142,7 +142,8 @@ def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     top_n = integer(body, "top_n")
     names = ("query", "documents")
-    most, tokenizer = integer(body, "max_tokens_per_doc"), intake.serving.engine.tokenizer
+    most = integer(body, "max_tokens_per_doc")
+    tokenizer = intake.serving.engine.tokenizer
     read = [tokenizer.first_tokens(text, most, "documents") for text in documents] if most else documents
     pairing = Pairing(
         [body.query], read, names, pooling.pooling_of(intake), pooling.most_tokens(intake), is_search=True

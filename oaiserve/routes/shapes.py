@@ -190,7 +190,8 @@ class ChoicesShape:
         self._add_usage(event)
         self._num_left -= 1
         if self._wanted.progress and self._num_left == 0:
-            times, usage = event.times, self._usage
+            times = event.times
+            usage = self._usage
             time_ms = ((times.first_token or 0) - (times.scheduled or 0)) // 1_000_000
             progress = Progress(usage.prompt_tokens, usage.cached_tokens, usage.prompt_tokens, time_ms)
             yield self._chunk_event((), prompt_progress=progress)

@@ -76,7 +76,8 @@ def _model_names(given: Iterable[str]) -> dict[str, str]:
     for name in given:
         if name in names:
             continue
-        unique, number = model_name(name), 1
+        unique = model_name(name)
+        number = 1
         while unique in taken:
             number += 1
             unique = f"{model_name(name)}_{number}"

@@ -22,7 +22,9 @@ class Terminal:
     """The keyboard and the screen of a program."""
 
     def __init__(self, master: int, process: subprocess.Popen[bytes]) -> None:
-        self.process, self.master, self._new = process, master, ""
+        self.process = process
+        self.master = master
+        self._new = ""
 
     def types(self, text: str) -> None:
         self._new = ""

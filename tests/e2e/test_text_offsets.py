@@ -14,7 +14,8 @@ SPECIAL = {"<|im_start|>", "<|im_end|>", "<|endoftext|>"}
 
 def pieces(choice: dict[str, Any]) -> list[str]:
     """Return the parts of a choice's text between its offsets, each of which is that of a token."""
-    text, logprobs = choice["text"], choice["logprobs"]
+    text = choice["text"]
+    logprobs = choice["logprobs"]
     offsets = logprobs["text_offset"]
     found = [text[start:end] for start, end in zip(offsets, [*offsets[1:], len(text)], strict=True)]
     assert "".join(found) == text

@@ -63,7 +63,8 @@ class Hub(Handler):
                 self.may_answer.wait()
                 self.close_connection = True
                 return
-            status, headers = refused, {"Connection": "close"}
+            status = refused
+            headers = {"Connection": "close"}
         elif path.startswith(f"/api/models/{REPOSITORY}/tree/"):
             tree = [{"type": "file", "path": name, "size": 1, "oid": digest} for name, digest in digests.items()]
             data = json.dumps(tree).encode()
@@ -93,7 +94,9 @@ def send_files_from(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[str]]]:
     """Run a hub, and return the folder of its repository, and the names of what it has sent."""
-    Hub.folder, Hub.sent, Hub.num_requests = tmp_path / "repository", [], 0
+    Hub.folder = tmp_path / "repository"
+    Hub.sent = []
+    Hub.num_requests = 0
     monkeypatch.setattr(Hub, "may_answer", Event())
     monkeypatch.setattr(hub_files, "RETRY_SECONDS", (0.0, 0.0))
     Hub.folder.mkdir()

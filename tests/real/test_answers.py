@@ -59,7 +59,8 @@ def test_a_chat_ends_with_its_turn(coder: LiveServer) -> None:
 
 
 def test_code_in_the_middle_ends_where_the_text_does(coder: LiveServer) -> None:
-    before, after = "def add(a, b):\n    return ", "\n\n\nprint(add(1, 2))\n"
+    before = "def add(a, b):\n    return "
+    after = "\n\n\nprint(add(1, 2))\n"
     settings: Any = {"model": "coder", "temperature": 0, "max_tokens": 40}
     answer = coder.sdk().completions.create(prompt=before, suffix=after, **settings)
     assert answer.choices[0].text == "a + b"

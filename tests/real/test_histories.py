@@ -126,7 +126,8 @@ def test_every_template_takes_the_answers_of_its_own_dialect_cut_anywhere(llama_
     given = {"zone": 'zone "utc"\n</x> {', "more": [1, {"a": None}]}
     for path in templates(llama_cpp):
         both = loaded(path)
-        random, dialect = Random(path.stem), both[1]
+        random = Random(path.stem)
+        dialect = both[1]
         family = dialect.calls or HERMES
         written = own_form(family, "clock", given)
         opening, closing = ("<think>", "</think>") if dialect.reasoning is None else dialect.reasoning.tags

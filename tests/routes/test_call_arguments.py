@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from oaiserve.routes.call_arguments import MOST_DEPTH, RAW_KEY, object_text
 
-CUT, NO_OBJECT, PYTHON, BROKEN = (
-    "are cut, and completed",
-    "are no object",
-    "are Python's, not JSON",
-    "are not valid JSON",
-)
+CUT = "are cut, and completed"
+NO_OBJECT = "are no object"
+PYTHON = "are Python's, not JSON"
+BROKEN = "are not valid JSON"
 DEEP = '{"a":' * (MOST_DEPTH + 1) + "1" + "}" * (MOST_DEPTH + 1)
 
 

@@ -16,7 +16,8 @@ from tests.routes.asking import BODIES, CHAT, answered, submitted
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
 
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 ROUTES = (CHAT, RESPONSES, MESSAGES)
 REQUIRED: dict[str, Any] = {CHAT: "required", RESPONSES: "required", MESSAGES: {"type": "any"}}
 
@@ -113,7 +114,8 @@ def test_odd_schema_is_shown_as_one_of_an_object(
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_second_tool_of_a_name_is_left_out(served: Served, route: str) -> None:
-    first, other = tool(route, "f", {"type": "object"}), tool(route, "f", {"properties": {}})
+    first = tool(route, "f", {"type": "object"})
+    other = tool(route, "f", {"properties": {}})
     _, header, request = asked(served, route, first, first, other)
     assert (len(shown(request)), header) == (
         1,

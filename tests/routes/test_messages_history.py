@@ -13,7 +13,8 @@ from tests.routes.asking import HI, answered, refused
 from tests.routes.conftest import Served
 from tests.routes.test_messages import COUNT, MESSAGES, TIME, said
 
-ASKED, MORE = {"role": "user", "content": "Who won?"}, {"role": "user", "content": "By how much?"}
+ASKED = {"role": "user", "content": "Who won?"}
+MORE = {"role": "user", "content": "By how much?"}
 PDF = {"type": "document", "title": "a.pdf", "source": {"type": "base64", "media_type": "application/pdf", "data": "J"}}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 NOTE = {"type": "document", "title": "Mills", "context": "1904", "source": {"type": "text", "data": "It stood still."}}
@@ -272,7 +273,8 @@ def test_tools_change_in_the_midst_of_a_conversation(served: Served) -> None:
 
 
 def test_tools_of_servers_are_left_out_with_a_note(served: Served) -> None:
-    servers, toolset = [{"type": "url", "url": "u", "name": "s"}], {"type": "mcp_toolset", "mcp_server_name": "s"}
+    servers = [{"type": "url", "url": "u", "name": "s"}]
+    toolset = {"type": "mcp_toolset", "mcp_server_name": "s"}
     _, notes = prompt_of(served, *HI, mcp_servers=servers, tools=[toolset])
     assert notes == "mcp_servers: tools of servers are left out; tools[0]: a tool that Anthropic defines is left out"
 

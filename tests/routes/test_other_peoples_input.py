@@ -21,7 +21,9 @@ from tests.routes.test_generated_histories import OBJECTS
 from tools.attack.histories import EncodingEngine, encoding_engine
 from tools.attack.history_bodies import SCHEMAS
 
-COMPLETIONS, RESPONSES, MESSAGES = "/v1/completions", "/v1/responses", "/v1/messages"
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 ROUTES = [CHAT, RESPONSES, MESSAGES]
 PLACE = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 Body = dict[str, Any]
@@ -30,7 +32,8 @@ Body = dict[str, Any]
 @pytest.fixture(scope="module")
 def reader() -> Iterator[Served]:
     """A server that renders, encodes and compiles, with a template that iterates over arguments."""
-    engine, telemetry = encoding_engine(OBJECTS), FakeTelemetry()
+    engine = encoding_engine(OBJECTS)
+    telemetry = FakeTelemetry()
     with (
         run_server(create_app(Config("demo", ServerOptions(drain_timeout_seconds=5)), engine, telemetry)) as url,
         checked(httpx.Client(base_url=url, timeout=60)) as http,

@@ -53,7 +53,8 @@ def test_strict_schema_that_cannot_be_obeyed_is_refused_by_tool_and_keyword(serv
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_call_out_of_the_grammars_sight_is_not_read(served: Served, route: str) -> None:
-    strict, free = tool(route, "f", SCHEMA, strict=True), tool(route, "f", SCHEMA)
+    strict = tool(route, "f", SCHEMA, strict=True)
+    free = tool(route, "f", SCHEMA)
     for text, expected in ((CALL, ["f"]), (SWAPPED, [])):
         served.engine.script = says(text)
         assert names_called(route, asked(served, route, strict)[0]) == expected

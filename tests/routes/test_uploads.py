@@ -128,7 +128,8 @@ def test_hostile_forms_take_little_time_and_no_more_memory(unit: bytes, place: s
     except InvalidRequest:
         pass
     finally:
-        seconds, (_, peak) = time.thread_time() - began, tracemalloc.get_traced_memory()
+        seconds = time.thread_time() - began
+        _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert (seconds < 2, peak < 2**20) == (True, True)
 

@@ -96,7 +96,9 @@ class Target:
     """The server's app around one chat template."""
 
     def __init__(self, name: str, engine: EncodingEngine, http: httpx.AsyncClient) -> None:
-        self.name, self.engine, self._http = name, engine, http
+        self.name = name
+        self.engine = engine
+        self._http = http
 
     async def fault(self, path: str, body: Body) -> str | None:
         """Send a body, and return what is wrong with the answer, without what differs between bodies."""

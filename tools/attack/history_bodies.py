@@ -77,7 +77,8 @@ class Bodies:
         return self.random.random() < of
 
     def chat(self) -> Body:
-        writer, random = self._writer, self.random
+        writer = self._writer
+        random = self.random
         of = kinds(chat.ChatCompletionMessageParam)
         messages: list[Body] = []
         for kind in writer.some(of, 5):
@@ -103,7 +104,8 @@ class Bodies:
         return body
 
     def responses(self) -> Body:
-        writer, random = self._writer, self.random
+        writer = self._writer
+        random = self.random
         of = kinds(responses.ResponseInputItemParam)
         given: list[Body] = []
         for kind in writer.some(of, 7):
@@ -126,7 +128,8 @@ class Bodies:
 
     def messages(self) -> Body:
         beta = anthropic_types()
-        writer, random = self._writer, self.random
+        writer = self._writer
+        random = self.random
         by_role = {fields(kind)["role"][0].__args__[0]: kind for kind in kinds(beta.BetaMessageParam)}
         turns: list[Body] = []
         for role in self._roles():

@@ -96,7 +96,9 @@ class Writer:
 
     def value(self, hint: Any, name: str = "", depth: int = 0) -> Any:
         """Return a value of a type. `name` is the field that it is for, which says what a string is to be."""
-        random, origin, arguments = self.random, get_origin(hint), get_args(hint)
+        random = self.random
+        origin = get_origin(hint)
+        arguments = get_args(hint)
         if _is_object(hint):
             return self.object(hint, depth)
         if origin in (Required, NotRequired, Annotated):

@@ -42,7 +42,9 @@ class Leads:
 
     def copy(self) -> Leads:
         other = object.__new__(Leads)
-        other._pattern, other._table, other._hidden_ids = self._pattern, self._table, self._hidden_ids
+        other._pattern = self._pattern
+        other._table = self._table
+        other._hidden_ids = self._hidden_ids
         other.begin_at(self._text)
         other._decoder.setstate(self._decoder.getstate())
         return other

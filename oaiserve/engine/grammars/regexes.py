@@ -139,7 +139,8 @@ class _RegexParser:
 
     def parse(self) -> _RegexGroup:
         if (found := _FLAGS.match(self._text)) and found[2] == ")":
-            self._flags, self._at = found[1], found.end()
+            self._flags = found[1]
+            self._at = found.end()
         group = self._group()
         if self._at < len(self._text):
             raise Refused("has a ')' without a '('")
@@ -233,7 +234,8 @@ class _RegexParser:
         if self._peek() == "?":
             start = self._at - 1
             if (flagged := _FLAGS.match(self._text, start)) and flagged[2] == ":":
-                self._flags, self._at = flags + flagged[1], flagged.end()
+                self._flags = flags + flagged[1]
+                self._at = flagged.end()
             elif named := _NAMED.match(self._text, start):
                 self._at = named.end()
             elif self._text.startswith("?:", self._at):
@@ -335,7 +337,8 @@ class _RegexParser:
     def _range(self, first: str, last: str) -> str:
         written = f"{_character(first)}-{_character(last)}"
         for low, high in (("a", "z"), ("A", "Z")) if "i" in self._flags else ():
-            begin, end = max(first, low), min(last, high)
+            begin = max(first, low)
+            end = min(last, high)
             if begin <= end:
                 written += f"{begin.swapcase()}-{end.swapcase()}"
         return written

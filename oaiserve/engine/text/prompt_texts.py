@@ -17,7 +17,8 @@ def text_parts(
     only then.
     """
     detokenizer = table.detokenizer((), skip_special_tokens=False)
-    at, bounds = 0, None
+    at = 0
+    bounds = None
     for number, token_id in enumerate(token_ids, start=1):
         part = detokenizer.push(token_id)
         is_last = number == len(token_ids)

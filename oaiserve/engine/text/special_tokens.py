@@ -113,7 +113,8 @@ class SpecialTexts:
 
     def written(self, text: str) -> Iterator[tuple[str, str]]:
         """Yield each control token without a mark, with the text before it; then what is left, with ""."""
-        start, at = 0, 0
+        start = 0
+        at = 0
         while (found := self._starts.search(text, at)) is not None:
             at = found.start()
             if token := self._token(text, at, found[0]):
@@ -192,7 +193,8 @@ class MarkedTexts:
             if token:
                 token_id, added = self._control[token]
                 written.append(token_id)
-                part, takes_space = part.rstrip() if added.lstrip else part, added.rstrip
+                part = part.rstrip() if added.lstrip else part
+                takes_space = added.rstrip
             parts.append(part)
         return _WRITTEN.join(parts), written
 

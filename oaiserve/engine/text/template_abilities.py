@@ -118,7 +118,8 @@ def in_turns(messages: Sequence[Message]) -> list[Message]:
     an empty message stands before an assistant who speaks first, and earlier ones who say nothing are left out."""
     result: list[Message] = []
     for message in messages:
-        role, last = message.get("role"), result[-1] if result else {"role": "system"}
+        role = message.get("role")
+        last = result[-1] if result else {"role": "system"}
         is_empty = not message.get("content") and not message.get("tool_calls")
         if role == "assistant" and is_empty and message is not messages[-1]:
             continue

@@ -222,7 +222,8 @@ class Tokenizer:
 
         Joined, they are the text of a text prompt, the text before a gap, and the texts of the tokens otherwise.
         """
-        text, shown = None, slice(0, len(token_ids))
+        text = None
+        shown = slice(0, len(token_ids))
         if isinstance(prompt, TextPrompt):
             text = prompt.text
             before, after = self._affixes if prompt.add_special_tokens and self._affixes is not None else ([], [])

@@ -78,7 +78,8 @@ def read_form(content_type: str, body: bytes | bytearray) -> dict[str, Field]:
         fields[name] = field
         if len(fields) > MOST_FIELDS:
             raise _malformed(f"it has more than {MOST_FIELDS} fields")
-        found, end = following, following.end()
+        found = following
+        end = following.end()
     if found is None:
         raise _malformed("it does not have its boundary")
     return fields

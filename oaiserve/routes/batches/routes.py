@@ -54,7 +54,8 @@ PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES,
     errors=(NotFound, BodyTooLarge, UnsupportedMedia, Overloaded),
 )
 async def upload(request: Request) -> Response:
-    store, received = _runner(request).store, serving_of(request).received_bytes
+    store = _runner(request).store
+    received = serving_of(request).received_bytes
     body = await read_body(request, serving_of(request), "multipart/form-data", MOST_FILE_BYTES)
     num_bytes = len(body)
     if not received.take(request.state.client, num_bytes):  # until it is stored
@@ -66,7 +67,8 @@ async def upload(request: Request) -> Response:
             raise invalid("purpose", f"must be 'batch', 'vision' or 'user_data', got {show(purpose)}")
         if known == "batch" and is_utf16(content):
             raise invalid("file", "must be in UTF-8 for a batch, but is in UTF-16 or UTF-32")
-        now, file_id = int(time.time()), f"file-{uuid4().hex}"
+        now = int(time.time())
+        file_id = f"file-{uuid4().hex}"
         file = FileObject(id=file_id, bytes=len(content), created_at=now, filename=filename, purpose=known)
         await store.add_file(request.state.owner, file, content)
     finally:
@@ -79,7 +81,8 @@ def _parts(content_type: str, body: bytearray) -> tuple[str, str, bytes | bytear
     fields = read_form(content_type, body)
     if "file" not in fields or "purpose" not in fields:
         raise InvalidRequest("The form must have the fields 'file' and 'purpose'.", param="file")
-    purpose, file = fields["purpose"].content(body, MOST_PURPOSE_BYTES), fields["file"]
+    purpose = fields["purpose"].content(body, MOST_PURPOSE_BYTES)
+    file = fields["file"]
     return purpose.decode(errors="replace").strip(), file.filename or "file", file.take_content(body)
 
 

@@ -98,7 +98,9 @@ class CallFamily:
         called. It begins with a letter for the lead."""
         all_schemas: dict[str, Any] = dict(schemas)
         as_json = {name: f"@schema_{number}" for number, name in enumerate(schemas)}
-        tags, starts, rules = (*self.parser.tags, *self.parser.hidden_tags), [], []
+        tags = (*self.parser.tags, *self.parser.hidden_tags)
+        starts = []
+        rules = []
         for number, site in enumerate(self.parser.sites):
             arguments = as_json
             if site.is_own_form:

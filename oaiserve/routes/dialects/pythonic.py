@@ -46,17 +46,17 @@ class PythonicCalls(ListedCalls):
         properties = schema.get("properties") or {}
         if not is_by_value(schema) or not all(key.isidentifier() and not iskeyword(key) for key in properties):
             return f'"**" @schema_{[*schemas].index(name)}'
-        later, first = "", ""  # what may come after another argument, and before any
+        later = ""  # what may come after another argument
+        first = ""  # what may come before any
         for key, value in reversed(properties.items()):
             written = f'"{key}=" @schema_{len(schemas)}'
             schemas[f"{name}/{key}"] = value
             if key in (schema.get("required") or ()):
-                first, later = f"{written} {later}", f'", " {written} {later}'
+                first = f"{written} {later}"
+                later = f'", " {written} {later}'
             else:
-                first, later = (
-                    f"({written} {later} | {first})" if first else f"({written})?",
-                    f'(", " {written})? {later}',
-                )
+                first = f"({written} {later} | {first})" if first else f"({written})?"
+                later = f'(", " {written})? {later}'
         return first
 
     def _head_of_object(self, segments: list[Segment], at: int) -> bool:

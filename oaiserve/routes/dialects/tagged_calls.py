@@ -106,7 +106,8 @@ class TaggedCalls(JsonCallParser):
         return True
 
     def _after_call(self, segments: list[Segment]) -> bool:
-        end, rest = self.form.end, self._text.lstrip()
+        end = self.form.end
+        rest = self._text.lstrip()
         if end and rest.startswith(end):  # after JSON in place of tags
             self._text = rest[len(end) :]
             return True

@@ -138,7 +138,8 @@ class TaggedForm:
 
 def is_by_value(schema: Mapping[str, Any]) -> bool:
     """Return whether a schema is about no more than the values of its properties, one by one."""
-    required, properties = schema.get("required") or (), schema.get("properties") or {}
+    required = schema.get("required") or ()
+    properties = schema.get("properties") or {}
     is_more = schema.keys() & _NOT_BY_VALUE or '"$ref"' in json.dumps(schema)
     return not is_more and set(required) <= properties.keys()
 

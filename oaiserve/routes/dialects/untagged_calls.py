@@ -48,7 +48,8 @@ class UntaggedCalls(JsonCallParser):
 
     def _begin_head(self, tag: str, before: str = "") -> None:
         super()._begin_head(tag, before)
-        self._at, self._calls = -1, []
+        self._at = -1
+        self._calls = []
 
     def _sought(self) -> tuple[str, ...]:
         tags = (*super()._sought(), _FENCE)
@@ -90,7 +91,8 @@ class UntaggedCalls(JsonCallParser):
         text = self._text
         if self._at < 0:
             self._at = self._begin_of_block()
-            self._scanner, self._num_scanned = JsonScanner(), 0
+            self._scanner = JsonScanner()
+            self._num_scanned = 0
         while self._at >= 0:
             at = self._behind(_BEHIND_DOUBLED, self._at) if self._is_doubled else self._at
             at = self._behind(_BETWEEN, at)
@@ -100,7 +102,9 @@ class UntaggedCalls(JsonCallParser):
                 if (end := self._end_of_objects(start)) is None:
                     return False
                 self._calls += self._calls_in(text[start:end])
-                self._at, self._scanner, self._num_scanned = end, JsonScanner(), 0
+                self._at = end
+                self._scanner = JsonScanner()
+                self._num_scanned = 0
                 self._is_doubled = start > at
                 if self._tag in (*self.bare, ","):
                     return True

@@ -236,7 +236,8 @@ def _content(said: Sequence[Said]) -> str | list[Message]:
 
 def requested_tools(body: MessagesBody | CountTokensBody, adaptations: Adaptations) -> Tools | None:
     """Return the tools for the model, or None without any: those with a schema, which clients define and run."""
-    given, choice = _offered(body), body.tool_choice
+    given = _offered(body)
+    choice = body.tool_choice
     kind: Kind = "auto" if choice is None else _KINDS[choice.type]
     names = None if choice is None or kind != "named" else [choice.name or ""]
     if choice is not None and kind in ("required", "named"):
@@ -275,7 +276,8 @@ def _offered(body: MessagesBody | CountTokensBody) -> dict[str, MessagesTool]:
             tool = block.get("tool")
             if block.get("type") not in ("tool_addition", "tool_removal") or not isinstance(tool, dict):
                 continue
-            added, where = tool.get("definition"), f"messages[{number}].content[{place}].tool.definition"
+            added = tool.get("definition")
+            where = f"messages[{number}].content[{place}].tool.definition"
             if block["type"] == "tool_removal":
                 removed.add(str(tool.get("name")))
             elif added is None:

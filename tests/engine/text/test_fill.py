@@ -8,7 +8,8 @@ from oaiserve.engine.text.stored_tokenizer import StoredTokenizer
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.text.tokenizers_for_tests import byte_level, sentencepiece
 
-PSM, SPM = "{0}he{1}lo{2}", "{1}lo{0}he{2}"
+PSM = "{0}he{1}lo{2}"
+SPM = "{1}lo{0}he{2}"
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
 
@@ -90,6 +91,7 @@ def test_only_the_prefix_gets_the_space_that_sentencepiece_puts_before_a_text() 
 
 def test_a_long_side_is_encoded_in_pieces() -> None:
     tokenizer = made(*QWEN)
-    prefix, suffix = "hello wow " * 5000, "wow hello " * 5000
+    prefix = "hello wow " * 5000
+    suffix = "wow hello " * 5000
     found = tokenizer.decode(tokenizer.encode(GapPrompt(prefix, suffix)))
     assert found == f"<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>"

@@ -46,7 +46,8 @@ class Model:
         self.num_masks = 0
 
     def constraint(self) -> PartsConstraint:
-        ends, table = frozenset([self.eos]), TokenTable(self.backend)
+        ends = frozenset([self.eos])
+        table = TokenTable(self.backend)
         leads = Leads(self.leads, table, frozenset())
         params = SamplingParams()
         return PartsConstraint(leads, self.compiled.matcher, params, thinking=None, eos_token_ids=ends, stop_ids=ends)
@@ -105,7 +106,8 @@ def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
 def attempts(family: CallFamily, name: str, given: dict[str, Any]) -> list[str]:
     """Return calls as models write them: in the family's forms, and in others that its parser may read."""
     as_json = json.dumps(given)
-    whole, swapped = f'{{"name": "{name}", "arguments": {as_json}}}', f'{{"arguments": {as_json}, "name": "{name}"}}'
+    whole = f'{{"name": "{name}", "arguments": {as_json}}}'
+    swapped = f'{{"arguments": {as_json}, "name": "{name}"}}'
     quoted = json.dumps({"name": name, "arguments": as_json})
     before, _, behind = family.written([("NAME", "ARGUMENTS")]).partition("NAME")
     plain = ", ".join(f"{key}={one!r}" for key, one in given.items())

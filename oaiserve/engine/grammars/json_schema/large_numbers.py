@@ -14,7 +14,8 @@ from oaiserve.engine.grammars.json_schema.terms import LARGEST_NUMBER, TYPES, is
 from oaiserve.engine.grammars.refusal import Refused
 
 _WIDEST = LARGEST_NUMBER - 1  # exclusive bounds have a next integer, too
-_LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_LOW = ("minimum", "exclusiveMinimum")
+_HIGH = ("maximum", "exclusiveMaximum")
 _BOUNDS = (*_LOW, *_HIGH)
 _NUMERIC = {*_BOUNDS, "type", "multipleOf"}
 _JOINED = {"$ref", "allOf", "anyOf", "enum", "const"}
@@ -129,19 +130,22 @@ class LargeNumbers:
         ):
             raise Refused(_MESSAGE)
         comma, colon = self._separators
-        later, first = "", ""  # what may come after another property, and before any
+        later = ""  # what may come after another property
+        first = ""  # what may come before any
         for name, each in reversed(schema.get("properties", {}).items()):
             written = f"{_quoted(json.dumps(name, ensure_ascii=False) + colon)} {self._of(each)}"
             more = f"{_quoted(comma)} {written}"
             if name in schema.get("required", ()):
-                first, later = f"{written} {later}", f"{more} {later}"
+                first = f"{written} {later}"
+                later = f"{more} {later}"
             else:
                 first = f"({written} {later} | {first})" if first else f"({written} {later})?"
                 later = f"({more})? {later}"
         return f'"{{" {first} "}}"'
 
     def _array(self, schema: dict[str, Any]) -> str:
-        low, high = schema.get("minItems", 0), schema.get("maxItems")
+        low = schema.get("minItems", 0)
+        high = schema.get("maxItems")
         if high == 0:
             return '"[]"'
         item = self._of(schema["items"])
@@ -199,7 +203,8 @@ def integers_between(low: int | None, high: int | None) -> str:
 
 def _naturals(low: int, high: int | None) -> Iterator[str]:
     for length in range(len(str(low)), len(str(low if high is None else high)) + 1):
-        least, most = max(low, 10 ** (length - 1) if length > 1 else 0), 10**length - 1
+        least = max(low, 10 ** (length - 1) if length > 1 else 0)
+        most = 10**length - 1
         yield _between(str(least), str(most if high is None else min(high, most)))
     if high is None:
         yield f"[1-9][0-9]{{{len(str(low))},}}"
@@ -214,7 +219,8 @@ def _between(low: str, high: str) -> str:
     if low[0] == high[0]:
         return low[0] + _between(low[1:], high[1:])
     rest = len(low) - 1
-    first, last = int(low[0]), int(high[0])
+    first = int(low[0])
+    last = int(high[0])
     forms = []
     if rest and low[1:].strip("0"):
         forms.append(low[0] + _between(low[1:], "9" * rest))

@@ -224,7 +224,8 @@ class _Preparation:
 
     def _drop_impossible(self, prepared: dict[str, Any]) -> None:
         """If keywords may be left out, drop required names that no object can have."""
-        listed, required = prepared.get("properties", {}), prepared.get("required", [])
+        listed = prepared.get("properties", {})
+        required = prepared.get("required", [])
         others = bool(prepared.get("patternProperties")) or prepared.get("additionalProperties") is not False
         possible = [name for name in required if listed.get(name, others) is not False]
         if len(possible) < len(required) and self._leaves_out("required"):
