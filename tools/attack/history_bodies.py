@@ -78,7 +78,6 @@ class Bodies:
 
     def chat(self) -> Body:
         writer = self._writer
-        random = self.random
         of = kinds(chat.ChatCompletionMessageParam)
         messages: list[Body] = []
         for kind in writer.some(of, 5):
@@ -98,18 +97,13 @@ class Bodies:
                 inner["name"] = self._name(number)
                 if tool["type"] == "function":
                     self._describe(inner, "parameters")
-            body["tools"] = tools
-            if any(tool["type"] == "function" for tool in tools) and self.chance(0.5):
-                body["tool_choice"] = random.choice(("auto", "required", "none"))
+            body |= self._offered(tools)
         return body
 
     def responses(self) -> Body:
         writer = self._writer
-        random = self.random
         of = kinds(responses.ResponseInputItemParam)
-        given: list[Body] = []
-        for kind in writer.some(of, 7):
-            given.append(writer.object(kind))
+        given = [writer.object(kind) for kind in writer.some(of, 7)]
         given = [item for item in given if item.get("type") not in ("compaction_trigger", "item_reference")]
         given = [item for item in given if "role" in item or item.get("type")]  # a reference needs no type
         given.append({"role": "user", "content": writer.text()})
@@ -121,9 +115,7 @@ class Bodies:
                     tool["name"] = self._name(number)
                 if tool["type"] == "function":
                     self._describe(tool, "parameters")
-            body["tools"] = tools
-            if any(tool["type"] == "function" for tool in tools) and self.chance(0.5):
-                body["tool_choice"] = random.choice(("auto", "required", "none"))
+            body |= self._offered(tools)
         return body
 
     def messages(self) -> Body:
@@ -156,6 +148,12 @@ class Bodies:
             if all("input_schema" in tool for tool in tools) and self.chance(0.5):
                 body["tool_choice"] = {"type": random.choice(("auto", "any", "none"))}
         return body
+
+    def _offered(self, tools: list[Body]) -> Body:
+        """Return the fields of chat and responses with these tools and, where a function is among them, a choice."""
+        if any(tool["type"] == "function" for tool in tools) and self.chance(0.5):
+            return {"tools": tools, "tool_choice": self.random.choice(("auto", "required", "none"))}
+        return {"tools": tools}
 
     def _roles(self) -> list[str]:
         number = self.random.randint(0, 4)

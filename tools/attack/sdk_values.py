@@ -57,7 +57,7 @@ def fields(kind: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def kinds(union: Any) -> list[Any]:
-    """Return the TypedDicts in a type, without those that are in further ones."""
+    """Return the TypedDicts in a type, without those nested in other TypedDicts."""
     if _is_object(union):
         return [union]
     if get_origin(union) in (Union, types.UnionType, Annotated, Required, NotRequired):
@@ -78,7 +78,7 @@ def _is_list(origin: Any) -> bool:
 
 
 def _is_object(kind: Any) -> bool:
-    """Return whether a type is a TypedDict, of whichever module."""
+    """Return whether a type is a TypedDict of `typing` or of `typing_extensions`."""
     return hasattr(kind, "__total__")
 
 
