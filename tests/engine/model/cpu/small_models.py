@@ -194,7 +194,7 @@ def emulated_amx() -> Iterator[None]:
     """
     has_bf16 = "avx512_bf16" in prebuilt.cpu_features(prebuilt.CPUINFO)
     if not has_bf16 or torch.backends.cpu.get_cpu_capability() != "AVX512":  # `make test-avx2` limits torch's
-        pytest.skip("this CPU has no AVX512-BF16, which code with AMX uses, too")
+        pytest.skip("code with AMX also needs AVX512-BF16, which this CPU lacks: run it on a Zen 4 or Sapphire Rapids")
     digest = hashlib.sha256(EMULATOR.read_bytes()).hexdigest()  # so that a changed emulator makes another library
     with pytest.MonkeyPatch.context() as patch:
         flags = ["-O1" if flag == "-O3" else flag for flag in build.FLAGS]  # compiles in half the time
@@ -217,7 +217,7 @@ def compiled_for(instructions: str) -> Iterator[None]:
     if (instructions, capability) == ("x86-64-v3", "AVX2"):
         instructions = "native"
     if instructions != "native" and capability != "AVX512":
-        pytest.skip(f"code for {instructions} does not run on this CPU")
+        pytest.skip(f"code for {instructions} does not run on this CPU: run it on one with AVX-512")
     replaced = {"-march=native": f"-march={instructions}", "-O3": "-O1"} if instructions != "native" else {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "FLAGS", [replaced.get(flag, flag) for flag in build.FLAGS])

@@ -91,7 +91,7 @@ def test_a_cpu_with_amx_adds_and_rounds_as_the_emulator_does(emulated: ctypes.CD
     if not prebuilt.usable_features() >= variants.AMX_FEATURES:
         # Only a CPU with AMX (Intel's since Sapphire Rapids) can say what its instructions give. For all others the
         # emulator is compared with Intel's manual, above, and everything else with the emulator.
-        pytest.skip("this CPU has no AMX, or its system does not allow it")
+        pytest.skip("this CPU has no AMX, or its system does not allow it: run it on a Sapphire Rapids")
     real = exports(tmp_path / "real.so", [*build.FLAGS, variants.AMX_FLAG])
     generator = torch.Generator().manual_seed(2)
     for scale in (1.0, 2.0**-64, 2.0**-100):

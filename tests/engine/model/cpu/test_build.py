@@ -154,7 +154,7 @@ def writable_for_others(path: Path) -> str:
 
 def of_another_user(path: Path) -> str:
     if os.geteuid() != 0:
-        pytest.skip("only root can give files away")
+        pytest.skip("only root can give files away: .ci/run is root in a container")
     os.chown(path, 12345, -1)
     return f"other users can write to {path}"
 
@@ -212,7 +212,7 @@ def shared_above(folder: Path) -> str:
 
 def given_away(folder: Path) -> str:
     if os.geteuid() != 0:  # `.ci/run` is root in a container; other users run the four cases that they can bring about
-        pytest.skip("only root can give folders away")
+        pytest.skip("only root can give folders away: .ci/run is root in a container")
     os.chown(folder, 12345, -1)
     return f"{folder} belongs to another user (12345)"
 
