@@ -9,12 +9,17 @@ from oaiserve.engine.request import ChatPrompt, Grammar, Request
 from tests.routes.conftest import Served
 
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+ROUTES = (CHAT, RESPONSES, MESSAGES)  # that have tools
+REQUIRED: dict[str, Any] = {CHAT: "required", RESPONSES: "required", MESSAGES: {"type": "any"}}
 HI = [{"role": "user", "content": "Hi"}]
 BODIES: dict[str, dict[str, Any]] = {  # of the routes that generate
-    "/v1/completions": {"prompt": "Hi"},
+    COMPLETIONS: {"prompt": "Hi"},
     CHAT: {"messages": HI},
-    "/v1/responses": {"input": "Hi"},
-    "/v1/messages": {"model": "org/demo", "messages": HI, "max_tokens": 16},
+    RESPONSES: {"input": "Hi"},
+    MESSAGES: {"model": "org/demo", "messages": HI, "max_tokens": 16},
 }
 
 CHATML = "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"  # it knows no tools
@@ -31,6 +36,15 @@ PARAMETERS = {
 ZONE = '{"zone": "utc"}'
 CALL = '<tool_call>\n{"name": "get_time", "arguments": ' + ZONE + "}\n</tool_call>"
 PIECES = ("<tool", '_call>\n{"name": "get_time", ', '"arguments": {"zo', 'ne": "utc"}', "}\n</tool", "_call>")
+
+
+def tool(route: str, name: str, parameters: Any = None, **more: Any) -> dict[str, Any]:
+    """Return a tool in the form of this route."""
+    schema = {} if parameters is None else {"input_schema" if route == MESSAGES else "parameters": parameters}
+    function = {"name": name, **schema, **more}
+    if route == CHAT:
+        return {"type": "function", "function": function}
+    return function if route == MESSAGES else {"type": "function", **function}
 
 
 def bearer(key: str) -> dict[str, str]:

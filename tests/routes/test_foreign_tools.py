@@ -12,27 +12,14 @@ from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.xml import QWEN_CODER
 from tests.engine.text.tokenizers_for_tests import byte_level
-from tests.routes.asking import BODIES, CHAT, answered, submitted
+from tests.routes.asking import BODIES, CHAT, REQUIRED, RESPONSES, ROUTES, answered, submitted, tool
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
-
-RESPONSES = "/v1/responses"
-MESSAGES = "/v1/messages"
-ROUTES = (CHAT, RESPONSES, MESSAGES)
-REQUIRED: dict[str, Any] = {CHAT: "required", RESPONSES: "required", MESSAGES: {"type": "any"}}
 
 
 @pytest.fixture
 def served(serve: Serve) -> Served:
     return serve(template="{{ tools }}{{ messages }}<tool_call>")
-
-
-def tool(route: str, name: str, parameters: Any = None, **more: Any) -> dict[str, Any]:
-    schema = {} if parameters is None else {"input_schema" if route == MESSAGES else "parameters": parameters}
-    function = {"name": name, **schema, **more}
-    if route == CHAT:
-        return {"type": "function", "function": function}
-    return function if route == MESSAGES else {"type": "function", **function}
 
 
 def asked(served: Served, route: str, *tools: dict[str, Any], **body: Any) -> tuple[Any, str, Request]:
@@ -55,14 +42,14 @@ def names_called(route: str, answer: Any) -> list[str]:
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_long_names_and_many_tools_are_taken_as_they_are(served: Served, route: str) -> None:
-    names = [f"mcp__{'server_' * 16}{number}" for number in range(1000)]
+    names = ["1st", "-x", "x" * 128, *(f"mcp__{'server_' * 16}{number}" for number in range(1000))]
     _, header, request = asked(served, route, *(tool(route, name, {"type": "object"}) for name in names))
     assert [each["name"] for each in shown(request)] == names
     assert header == ""
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("name", ["fs/read file", "github:issues.list", "größe", "a\nb"])
+@pytest.mark.parametrize("name", ["fs/read file", "github:issues.list", "größe", "a b", "a\nb"])
 def test_name_with_odd_characters_has_others_for_the_model_only(served: Served, route: str, name: str) -> None:
     tools = [tool(route, each, {"type": "object"}) for each in ("a_b", name, name.replace("/", ":"))]
     _, header, request = asked(served, route, *tools)

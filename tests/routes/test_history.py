@@ -6,11 +6,8 @@ import pytest
 
 from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.history import NO_RESULT, ORPHAN, UNKNOWN
-from tests.routes.asking import HI, HYBRID, answered, submitted
+from tests.routes.asking import CHAT, HI, HYBRID, RESPONSES, answered, submitted
 from tests.routes.conftest import Serve, Served
-
-CHAT = "/v1/chat/completions"
-RESPONSES = "/v1/responses"
 
 
 def call(name: str = "look", arguments: object = "{}", call_id: str | None = "c1") -> dict[str, Any]:

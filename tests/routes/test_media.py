@@ -10,10 +10,10 @@ import pytest
 from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import ChatPrompt
 from tests.plain_http import Handler, running_http
+from tests.routes.asking import MESSAGES, RESPONSES
 from tests.routes.conftest import Serve, Served
 
 ONE, TWO, WAV = (b64encode(content).decode() for content in (b"first image", b"second image", b"a sound"))
-MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 
 
 @pytest.fixture

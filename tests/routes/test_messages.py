@@ -11,11 +11,24 @@ from oaiserve.engine.request import ChatPrompt, FinishReason, Request
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, Overloaded, Unavailable
 from oaiserve.facts.record import Outcome, ToolCallOutcome
 from tests.routes import asking
-from tests.routes.asking import CALL, CHATML, HI, HYBRID, PARAMETERS, PIECES, THOUGHT, ZONE, answered, chatted, refused
+from tests.routes.asking import (
+    CALL,
+    CHATML,
+    HI,
+    HYBRID,
+    MESSAGES,
+    PARAMETERS,
+    PIECES,
+    THOUGHT,
+    ZONE,
+    answered,
+    chatted,
+    refused,
+)
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import fails, says
 
-MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+COUNT = f"{MESSAGES}/count_tokens"
 TIME = {"name": "get_time", "description": "The time.", "input_schema": PARAMETERS}
 STOP = {"name": "stop", "type": "custom", "input_schema": {"type": "object", "properties": {}}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}

@@ -9,9 +9,9 @@ from oaiserve.engine.request import ChatPrompt
 from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.history import NO_RESULT, ORPHAN
 from tests.routes import asking
-from tests.routes.asking import HI, answered, refused
+from tests.routes.asking import HI, MESSAGES, answered, refused
 from tests.routes.conftest import Served
-from tests.routes.test_messages import COUNT, MESSAGES, TIME, said
+from tests.routes.test_messages import COUNT, TIME, said
 
 ASKED = {"role": "user", "content": "Who won?"}
 MORE = {"role": "user", "content": "By how much?"}

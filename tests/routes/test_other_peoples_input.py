@@ -14,18 +14,13 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.routes.adaptations import HEADER
 from tests.published import checked
-from tests.routes.asking import CHAT, HI
+from tests.routes.asking import CHAT, HI, REQUIRED, RESPONSES, ROUTES, tool
 from tests.routes.conftest import Served, run_server
 from tests.routes.doubles import FakeTelemetry
 from tests.routes.test_generated_histories import OBJECTS
 from tools.attack.histories import EncodingEngine, encoding_engine
 from tools.attack.history_bodies import SCHEMAS
 
-COMPLETIONS = "/v1/completions"
-RESPONSES = "/v1/responses"
-MESSAGES = "/v1/messages"
-ROUTES = [CHAT, RESPONSES, MESSAGES]
-PLACE = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 Body = dict[str, Any]
 
 
@@ -53,18 +48,6 @@ def asks(path: str, *history: Body, **fields: Any) -> Body:
     """Return a body that has this history, and then a question."""
     field, most = ("input", "max_output_tokens") if path == RESPONSES else ("messages", "max_tokens")
     return {field: [*history, {"role": "user", "content": "And now?"}], most: 16, **fields}
-
-
-def offers(path: str, name: str, schema: Body, *, forced: bool = False, strict: bool | None = None) -> Body:
-    """Return fields with one tool."""
-    flag = {} if strict is None else {"strict": strict}
-    choice: Any = {"type": "any"} if path == MESSAGES else "required"
-    tool: Body = {"type": "function", "name": name, "parameters": schema, **flag}
-    if path == CHAT:
-        tool = {"type": "function", "function": {"name": name, "parameters": schema, **flag}}
-    elif path == MESSAGES:
-        tool = {"name": name, "input_schema": schema, **flag}
-    return {"tools": [tool], **({"tool_choice": choice} if forced else {})}
 
 
 def called(path: str, arguments: Any) -> list[Body]:
@@ -107,23 +90,7 @@ HOSTED: dict[str, Body] = {
         "output": [{"stdout": "zebra", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}],
     },
     "patch": {"type": "apply_patch_call_output", "call_id": "s1", "status": "failed", "output": "zebra"},
-    "MCP": {"type": "mcp_call", "id": "m1", "server_label": "s", "name": "f", "arguments": "{}", "output": "zebra"},
     "MCP error": {"type": "mcp_call", "id": "m1", "server_label": "s", "name": "f", "arguments": "", "error": "zebra"},
-    "interpreter": {
-        "type": "code_interpreter_call",
-        "id": "i1",
-        "code": "print()",
-        "container_id": "c",
-        "status": "completed",
-        "outputs": [{"type": "logs", "logs": "zebra"}],
-    },
-    "search in files": {
-        "type": "file_search_call",
-        "id": "f1",
-        "queries": ["q"],
-        "status": "completed",
-        "results": [{"file_id": "f", "filename": "a.txt", "score": 0.5, "text": "zebra"}],
-    },
     "future": {"type": "hologram_output", "id": "h1", "content": [{"type": "hologram", "text": "zebra"}]},
     "program": {"type": "program_output", "id": "p1", "call_id": "p0", "result": "zebra", "status": "completed"},
     "custom": {"type": "custom_tool_call_output", "call_id": "nobody", "output": "zebra"},
@@ -143,16 +110,11 @@ SILENT: dict[str, Body] = {
         "status": "completed",
         "operation": {"type": "delete_file", "path": "a"},
     },
-    "approval": {"type": "mcp_approval_request", "id": "a1", "server_label": "s", "name": "f", "arguments": "{}"},
-    "approved": {"type": "mcp_approval_response", "approval_request_id": "a1", "approve": True},
     "screenshot": {
         "type": "computer_call_output",
         "call_id": "s1",
         "output": {"type": "computer_screenshot", "image_url": "data:image/png;base64,AAAA"},
     },
-    "picture": {"type": "image_generation_call", "id": "g1", "result": "AAAA", "status": "completed"},
-    "listing": {"type": "mcp_list_tools", "id": "l1", "server_label": "s", "tools": []},
-    "compaction": {"type": "compaction", "id": "x", "encrypted_content": "from elsewhere"},
     "future": {"type": "hologram", "id": "h1"},
 }
 
@@ -167,33 +129,15 @@ def test_item_without_text_ends_no_session(reader: Served, kind: str) -> None:
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:60])
 @pytest.mark.parametrize("path", ROUTES)
 def test_forced_call_of_any_tool_that_is_not_strict_is_accepted(reader: Served, path: str, schema: Body) -> None:
-    read(reader, path, asks(path, **offers(path, "look", schema, forced=True)))
-
-
-@pytest.mark.parametrize("path", ROUTES)
-@pytest.mark.parametrize("name", ["a" * 99, "mcp__" + "x" * 123, "github.issues/list", "größe", "1st", "a b", "-x"])
-def test_name_of_any_tool_is_taken(reader: Served, path: str, name: str) -> None:
-    read(reader, path, asks(path, **offers(path, name, PLACE)))
+    read(reader, path, asks(path, tools=[tool(path, "look", schema)], tool_choice=REQUIRED[path]))
 
 
 LOOKAHEAD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=b)"}}}
 REFUSED: list[tuple[str, Body, str]] = [
-    (CHAT, {"messages": HI, "reasoning_effort": "enormous"}, "effort"),
     (CHAT, {"messages": HI, "reasoning_effort": ""}, "effort"),
-    (RESPONSES, {"input": "Hi", "reasoning": {"effort": "enormous"}}, "effort"),
-    (MESSAGES, {"messages": HI, "max_tokens": 9, "output_config": {"effort": "enormous"}}, "effort"),
     (CHAT, {"messages": HI, "stream_options": {"include_usage": True}}, "stream_options"),
     (CHAT, {"messages": HI, "stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
-    (COMPLETIONS, {"prompt": "Hi", "stream_options": {"include_usage": True}}, "stream_options"),
-    (MESSAGES, {"messages": HI, "max_tokens": 9, "thread": {"type": "create"}}, "thread_unsupported_request"),
-    (MESSAGES, {"messages": HI, "max_tokens": 9, "thinking": {"type": "enabled"}}, "budget_tokens"),
-    (
-        MESSAGES,
-        {"messages": HI, "max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 12}},
-        "budget_tokens",
-    ),
-    (MESSAGES, {"model": None, "messages": HI, "max_tokens": 9}, "model"),
-    *((path, asks(path, **offers(path, "look", LOOKAHEAD, strict=True)), "tools") for path in ROUTES),
+    *((path, asks(path, tools=[tool(path, "look", LOOKAHEAD, strict=True)]), "tools") for path in ROUTES),
 ]
 
 

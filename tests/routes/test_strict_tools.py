@@ -8,10 +8,10 @@ import pytest
 from oaiserve.engine.grammars.notations import translate
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import Grammar
-from tests.routes.asking import CHAT
+from tests.routes.asking import CHAT, MESSAGES, REQUIRED, RESPONSES, ROUTES, tool
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
-from tests.routes.test_foreign_tools import MESSAGES, REQUIRED, RESPONSES, ROUTES, asked, names_called, tool
+from tests.routes.test_foreign_tools import asked, names_called
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 CALL = '<tool_call>{"name": "f", "arguments": {"n": 1}}</tool_call>'

@@ -5,10 +5,9 @@ from typing import Any
 
 import httpx
 
-from tests.routes.asking import CHATML, PARAMETERS, answered
+from tests.routes.asking import CHATML, PARAMETERS, RESPONSES, answered
 from tests.routes.conftest import Served
 
-RESPONSES = "/v1/responses"
 WITH_CALLS = {"template": CHATML}
 TIME = {"type": "function", "name": "get_time", "description": "The time.", "parameters": PARAMETERS, "strict": True}
 STOP = {"type": "function", "name": "stop"}

@@ -14,10 +14,10 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.request import FinishReason, TokenChunk, Usage
 from oaiserve.errors import Overloaded, Unavailable
 from oaiserve.facts.record import Outcome
-from tests.routes.asking import answered, refused
+from tests.routes.asking import RESPONSES, answered, refused
 from tests.routes.conftest import Serve, Served, running_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, finished, says, starts
-from tests.routes.responses.asking import LOGPROBS, RESPONSES, ask
+from tests.routes.responses.asking import LOGPROBS, ask
 from tests.routes.responses.test_stored import BrokenStore
 
 ENDS = {"response.completed", "response.incomplete", "response.failed"}

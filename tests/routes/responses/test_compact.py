@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.request import FinishReason
-from tests.routes.asking import CALL, CHATML, OPEN, THOUGHT, answered, refused
+from tests.routes.asking import CALL, CHATML, OPEN, RESPONSES, THOUGHT, answered, refused
 from tests.routes.asking import submitted as last_request
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
-from tests.routes.responses.asking import RESPONSES, TOOLS, ask, streamed
+from tests.routes.responses.asking import TOOLS, ask, streamed
 from tests.routes.responses.test_route import USAGE
 
 COMPACT = f"{RESPONSES}/compact"

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from tests.routes.asking import refused, submitted
+from tests.routes.asking import RESPONSES, refused, submitted
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
-from tests.routes.responses.asking import RESPONSES, ask, events_of
+from tests.routes.responses.asking import ask, events_of
 
 CONVERSATIONS = "/v1/conversations"
 HI: Any = {"role": "user", "content": "Hi"}

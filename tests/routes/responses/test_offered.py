@@ -8,10 +8,10 @@ import pytest
 
 from oaiserve.engine.request import ChatPrompt, Request
 from oaiserve.facts.record import ToolCallOutcome
-from tests.routes.asking import HYBRID, THOUGHT, refused, submitted
+from tests.routes.asking import HYBRID, RESPONSES, THOUGHT, refused, submitted
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
-from tests.routes.responses.asking import RESPONSES, STOP, WITH_CALLS, ask, streamed
+from tests.routes.responses.asking import STOP, WITH_CALLS, ask, streamed
 
 AGENTS = {
     "type": "namespace",

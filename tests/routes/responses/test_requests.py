@@ -6,10 +6,10 @@ import pytest
 
 from oaiserve.engine.request import ChatPrompt, Request
 from oaiserve.facts.record import Outcome
-from tests.routes.asking import CHATML, HYBRID, PARAMETERS, ZONE, chatted, refused
+from tests.routes.asking import CHATML, HYBRID, PARAMETERS, RESPONSES, ZONE, chatted, refused
 from tests.routes.asking import submitted as last_request
 from tests.routes.conftest import Serve, Served
-from tests.routes.responses.asking import LOGPROBS, RESPONSES, STOP, TOOLS, ask
+from tests.routes.responses.asking import LOGPROBS, STOP, TOOLS, ask
 
 CHAT_TOOLS = [{"type": tool.pop("type"), "function": tool} for tool in map(dict, TOOLS)]
 

@@ -8,10 +8,10 @@ import pytest
 from oaiserve.engine.request import FinishReason
 from oaiserve.errors import InternalError
 from oaiserve.facts.record import Outcome
-from tests.routes.asking import CALL, HYBRID, OPEN, PIECES, THOUGHT, ZONE
+from tests.routes.asking import CALL, HYBRID, OPEN, PIECES, RESPONSES, THOUGHT, ZONE
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import fails, says, starts
-from tests.routes.responses.asking import LOGPROBS, RESPONSES, STOP, TIME, TOOLS, WITH_CALLS, ask, streamed
+from tests.routes.responses.asking import LOGPROBS, STOP, TIME, TOOLS, WITH_CALLS, ask, streamed
 
 
 def without_ids(value: Any) -> Any:

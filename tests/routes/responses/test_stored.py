@@ -14,10 +14,10 @@ from oaiserve.engine.request import ChatPrompt
 from oaiserve.errors import Unavailable
 from oaiserve.facts.record import Outcome
 from oaiserve.routes.adaptations import HEADER
-from tests.routes.asking import CALL, HYBRID, ZONE, answered, refused
+from tests.routes.asking import CALL, HYBRID, RESPONSES, ZONE, answered, refused
 from tests.routes.conftest import Serve, Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
-from tests.routes.responses.asking import RESPONSES, TOOLS, ask, events_of, streamed
+from tests.routes.responses.asking import TOOLS, ask, events_of, streamed
 
 
 def messages_of(served: Served) -> list[Mapping[str, Any]]:
