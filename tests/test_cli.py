@@ -135,7 +135,7 @@ def test_the_environment_can_name_model_and_config_file(
         (("demo", "--port", "0"), ("demo",)),
     ],
 )
-def test_several_names_may_follow_one_flag_behind_the_model(
+def test_several_names_may_follow_one_flag_after_the_model(
     served: Served, argv: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
     assert cli.main(["serve", *argv], served) == 0

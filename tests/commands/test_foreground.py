@@ -13,7 +13,7 @@ from tests.agents.scripted import ScriptedServer
 from tests.commands.terminal import Terminal, terminal
 from tests.waiting import LIMIT_SECONDS
 
-# Runs a program that says its process id, and then does as it is told.
+# Runs a program that first runs its argument, for example to set signal handlers, then prints its process id and waits.
 RUN = """\
 import sys
 from oaiserve.commands import foreground

@@ -175,8 +175,8 @@ def test_blocks_without_text_are_left_out_with_a_note(served: Served, block: dic
 def test_compaction_stands_for_all_turns_before_it(served: Served) -> None:
     summary = {"type": "compaction", "content": "They won.", "signature": "x"}
     messages, _ = prompt_of(served, ASKED, assistant(USE, summary, said("Yes.")), MORE, system="Be brief.")
-    told = "This is a summary of the conversation so far:\n\nThey won."
-    assert [message["content"] for message in messages] == ["Be brief.", told, "Yes.", "By how much?"]
+    summarized = "This is a summary of the conversation so far:\n\nThey won."
+    assert [message["content"] for message in messages] == ["Be brief.", summarized, "Yes.", "By how much?"]
 
 
 @pytest.mark.parametrize(

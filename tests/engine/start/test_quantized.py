@@ -353,7 +353,7 @@ def test_blocks_that_have_changed_are_compared_or_taken_as_they_are_now(tmp_path
 
 
 @pytest.mark.usefixtures("cache_of_blocks")
-def test_generation_config_beside_a_gguf_file_sets_defaults(tmp_path: Path) -> None:
+def test_generation_config_in_the_folder_of_a_gguf_file_sets_defaults(tmp_path: Path) -> None:
     path = file_of(FAMILIES["llama"], tmp_path)
     start_and_remember(path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.25}))

@@ -109,7 +109,7 @@ def attempts(family: CallFamily, name: str, given: dict[str, Any]) -> list[str]:
     whole = f'{{"name": "{name}", "arguments": {as_json}}}'
     swapped = f'{{"arguments": {as_json}, "name": "{name}"}}'
     quoted = json.dumps({"name": name, "arguments": as_json})
-    before, _, behind = family.written([("NAME", "ARGUMENTS")]).partition("NAME")
+    before, _, after = family.written([("NAME", "ARGUMENTS")]).partition("NAME")
     plain = ", ".join(f"{key}={one!r}" for key, one in given.items())
     wrapped = [f"{family.before}{family.opening}{each}{family.closing}" for each in (whole, swapped, quoted)]
     return [
@@ -123,7 +123,7 @@ def attempts(family: CallFamily, name: str, given: dict[str, Any]) -> list[str]:
         whole.replace("{", '{"type": "function", ', 1),
         f"{{{whole}}}",
         f"[{name}({plain})]",
-        f"{before}\u00a0 {name}{behind.replace('ARGUMENTS', as_json)}",
+        f"{before}\u00a0 {name}{after.replace('ARGUMENTS', as_json)}",
         f"<tool_call>\n<function={name}>\n{as_json}\n</function>\n</tool_call>",
         *wrapped,
     ]

@@ -130,7 +130,7 @@ LONG_CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("after", [2, 40])
-def test_numbers_of_events_go_on_behind_signs_of_life(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_events_continue_after_signs_of_life(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ResponsesShape, "activity_seconds", 0.0)
     server = replace(BEHIND_A_GATEWAY, progress_after_seconds=1e-6)
     with fleet(2, gated=True, server=server) as running:
