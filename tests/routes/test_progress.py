@@ -165,6 +165,9 @@ def test_text_that_is_held_back_sends_such_events_too(impatient: Served, path: s
             impatient.engine.deliver([event])
             while not is_activity(data(begun.append(next(events)) or begun[-1])):
                 pass
+        end = TokenChunk(request.request_id, 0, "", [10], None, FinishReason.STOP)
+        impatient.engine.deliver([end, finished(request.request_id, Usage(100, 20, 3))])
+        assert [*events], "the request ends, so that its server need not wait for it"
     assert not any("```" in event for event in begun)
 
 
