@@ -9,7 +9,7 @@ import msgspec
 import regex
 
 from oaiserve.routes.dialects.calls import CallParser, NotACall
-from oaiserve.routes.dialects.segments import Arguments, CallBegin, Segment
+from oaiserve.routes.dialects.segments import Arguments, CallBegin, Segment, after_blanks
 from oaiserve.routes.dialects.sites import OBJECT, Site
 
 # Characters of a string up to its end, or up to an escape that is not whole.
@@ -81,8 +81,8 @@ class JsonScanner:
 
 # The usual order, in which arguments can be passed on as they come.
 _HEAD = re.compile(
-    r'\{\s*(?:"tool_call_id"\s*:\s*"[^"\\\x00-\x1f]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"\\\x00-\x1f]*)"\s*,'
-    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
+    r'\{\s*+(?:"tool_call_id"\s*:\s*"[^"\\\x00-\x1f]*"\s*,\s*+)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"\\\x00-\x1f]*)"\s*,'
+    r'\s*+"(?:arguments|parameters)"\s*:\s*(?=\{)',
     re.ASCII,
 )
 _NAMED = re.compile(r'[^{]*+\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"]*)"')
@@ -135,8 +135,7 @@ class JsonCallParser(CallParser):
     def _place_of_object(self, at: int) -> int:
         """Return the place of the object behind whitespace, or else the end of the text. Raises NotACall."""
         text = self._text
-        while text[at : at + 1].isspace():
-            at += 1
+        at = after_blanks(text, at)
         if at < len(text) and (text[at] != "{" or not _may_be_a_call(text[at + 1 : at + _KEY_CHARACTERS])):
             raise NotACall
         return at
@@ -271,8 +270,7 @@ class ListedCalls(JsonCallParser):
         at = 0 if self._tag in ("{", "[") else len(self._tag)
         if self._tag == ",":
             return self._head_of_object(segments, at)
-        while self._text[at : at + 1].isspace():
-            at += 1
+        at = after_blanks(self._text, at)
         self._is_list = self._text.startswith("[", at)
         return self._head_of_object(segments, at + self._is_list)
 

@@ -78,6 +78,11 @@ def find_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
     return (found, which) if which else (pending, "")
 
 
+def after_blanks(text: str, at: int) -> int:
+    """Return the place after the whitespace at `at`."""
+    return len(text) - len(text[at:].lstrip())
+
+
 def unfinished_tag(text: str, tag: str) -> int:
     """Return the place of an unfinished tag at the end of the text, or else the length of the text."""
     at = text.find(tag[0], max(0, len(text) - len(tag) + 1))

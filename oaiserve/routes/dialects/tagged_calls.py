@@ -10,7 +10,7 @@ import regex
 
 from oaiserve.routes.dialects.json_calls import JsonCallParser, in_quotes
 from oaiserve.routes.dialects.lark import KEY
-from oaiserve.routes.dialects.segments import Arguments, Segment, unfinished_tag
+from oaiserve.routes.dialects.segments import Arguments, Segment, after_blanks, unfinished_tag
 from oaiserve.routes.dialects.sites import OBJECT
 from oaiserve.routes.dialects.tagged_form import TaggedForm, pattern_of, types_of
 
@@ -52,8 +52,7 @@ class TaggedCalls(JsonCallParser):
     def _head(self, segments: list[Segment]) -> bool:
         form, tag = self.form, self._tag
         at = 0 if form.begin.startswith(tag) else len(tag)
-        while self._text[at : at + 1].isspace():
-            at += 1
+        at = after_blanks(self._text, at)
         if at == len(self._text):
             return False
         if at and self._text[at] == "{":

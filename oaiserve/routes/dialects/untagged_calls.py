@@ -18,7 +18,7 @@ _TOOLS = "<tools>"
 _CLOSING = ("</tool_call>", "</tools>")
 _MOST_CHARACTERS = 24  # of what may stand between objects
 _LANGUAGE = re.compile(r"```[^\s`{\[<]{,24}+")
-_BETWEEN = re.compile(r"(?:[\s,;]|<tool_call>|<tools>)*+")
+_BETWEEN = re.compile(r"(?:[\s,;]++|<tool_call>|<tools>)*+")
 _BEHIND_DOUBLED = re.compile(r"(?:\s*+\})*+")  # models close fewer braces than they have opened, or more
 _DOUBLED = re.compile(r"\{\s*+(?=\{)")
 _ODD = regex.compile(r"\s*+(?:[\[`]|\{\s*+\{)")  # what JsonCallParser doesn't read in tags
