@@ -110,7 +110,7 @@ class Conversation:
         return forced or (None if grammar is None else self._or_calls(grammar))
 
     def _on_strict_calls(self) -> Grammar | None:
-        """Return the constraint on the calls of strict tools in an answer that is free but for them."""
+        """Return the constraint that applies only to calls of strict tools; the rest of the answer is free."""
         tools = self.tools
         family = self._dialect.calls
         if tools is None or family is None or not tools.strict:
