@@ -16,6 +16,7 @@ from oaiserve.routes.chat_shape import ChatCompletion, ChatCompletionChunk, Chat
 from oaiserve.routes.contents import ContentReader, thoughts_in
 from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.dialect import Dialect
+from oaiserve.routes.foreign import text_of
 from oaiserve.routes.history import Placed, calls_of, prompt_of
 from oaiserve.routes.invalid import converted, invalid
 from oaiserve.routes.media import MediaReader, first_asked
@@ -115,20 +116,28 @@ def build_prompt(
     )
 
 
-def _with_texts(message: Mapping[str, Any], where: str, adaptations: Adaptations) -> Mapping[str, Any]:
-    """Return a message in which the content and the id of a result are no numbers and no booleans, but texts."""
-    if message.get("role") not in ("tool", "function"):
-        return message
-    values = ((name, message.get(name)) for name in ("content", "tool_call_id"))
-    texts = {name: msgspec.json.encode(value).decode() for name, value in values if isinstance(value, int | float)}
-    for name in texts:
-        adaptations.note(f"{where}.{name}", "is read as a text in JSON")
-    return {**message, **texts}
+def _readable(message: Mapping[str, Any], where: str, adaptations: Adaptations) -> Mapping[str, Any]:
+    """Return a message whose fields have the types of `Message`, where other servers send other types."""
+    changed: dict[str, Any] = {}
+    names = ("content", "tool_call_id") if message.get("role") in ("tool", "function") else ()
+    for name in names:
+        if isinstance(value := message.get(name), int | float):
+            changed[name] = msgspec.json.encode(value).decode()
+            adaptations.note(f"{where}.{name}", "is read as a text in JSON")
+    for name in ("reasoning", "reasoning_content"):
+        if isinstance(value := message.get(name), dict | list):
+            changed[name] = text_of(value)
+            adaptations.note(f"{where}.{name}", "is read by its text")
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and None in calls:
+        changed["tool_calls"] = [call for call in calls if call is not None]
+        adaptations.note(f"{where}.tool_calls", "null is left out")
+    return {**message, **changed}
 
 
 def _messages(given: Sequence[Mapping[str, Any]], reader: ContentReader, adaptations: Adaptations) -> list[Placed]:
     """Return messages as templates take them, each with its place."""
-    given = [_with_texts(each, f"messages[{number}]", adaptations) for number, each in enumerate(given)]
+    given = [_readable(each, f"messages[{number}]", adaptations) for number, each in enumerate(given)]
     messages = [converted(Message, each, f"messages[{number}]") for number, each in enumerate(given)]
     asked = first_asked([message.role for message in messages])
     placed: list[Placed] = []

@@ -6,7 +6,7 @@ import pytest
 
 from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.history import NO_RESULT, ORPHAN, UNKNOWN
-from tests.routes.asking import CHAT, HI, HYBRID, RESPONSES, answered, submitted
+from tests.routes.asking import CHAT, HI, HYBRID, RESPONSES, answered, refused, submitted
 from tests.routes.conftest import Serve, Served
 
 
@@ -117,6 +117,16 @@ CASES: dict[str, tuple[list[Any], list[Any], str]] = {
         [{"role": "user", "content": [{"type": "new_part", "content": [{"title": "T", "text": "t"}]}]}],
         [{"role": "user", "content": [{"type": "text", "text": "T\nt"}]}],
         "messages[1].content[0]: content of another type is shown by its text",
+    ),
+    "reasoning as an object": (
+        [{"role": "assistant", "content": "Yes.", "reasoning": {"text": "Hm."}}],
+        [{"role": "assistant", "content": "Yes.", "reasoning": "Hm."}],
+        "messages[1].reasoning: is read by its text",
+    ),
+    "null as a call": (
+        [{"role": "assistant", "content": "Yes.", "tool_calls": [None]}],
+        [{"role": "assistant", "content": "Yes."}],
+        "messages[1].tool_calls: null is left out",
     ),
     "a file of text": (
         [{"role": "user", "content": [{"type": "file", "file": {"filename": "a.md", "file_data": "SGVsbG8="}}]}],
@@ -325,6 +335,16 @@ def test_damaged_items_of_responses_are_repaired(serve: Serve, name: str) -> Non
     assert [message["content"] for message in found if message["role"] == "tool"] == results
     if not results:
         assert ORPHANED in found
+
+
+def test_missing_texts_of_items_are_noted(serve: Serve) -> None:
+    _, notes = prompt_of(serve(template=HYBRID), RESPONSES, [*HI, *ITEMS["null"][0], ITEMS["parts"][0][0], *HI])
+    assert "input[2].output: is missing, and read as empty; input[3].input: is missing, and read as empty" in notes
+
+
+def test_input_without_readable_items_is_refused(serve: Serve) -> None:
+    items, _, _ = HOSTED["tools of a server"]
+    refused(serve(template=HYBRID).post(RESPONSES, input=items), "input", "at least one item that the model can read")
 
 
 def test_items_in_chats_form_are_calls_and_results(serve: Serve) -> None:

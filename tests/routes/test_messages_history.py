@@ -232,6 +232,23 @@ def test_input_that_is_no_object_becomes_one(served: Served, given: Any, argumen
 
 
 @pytest.mark.parametrize(
+    ("block", "message", "note"),
+    [
+        ({"type": "text", "text": None}, {"content": "Ja."}, "text is left out"),
+        ({"type": "thinking", "thinking": None}, {"content": "Ja."}, "thinking is left out"),
+        ({"text": "O"}, {"content": [said("O"), said("Ja.")]}, "has no type, and is read as text"),
+        ({**USE, "name": None}, {"content": "Ja."}, "a call has no name"),
+    ],
+)
+def test_malformed_block_of_an_earlier_turn_is_noted(
+    served: Served, block: dict[str, Any], message: dict[str, Any], note: str
+) -> None:
+    messages, notes = prompt_of(served, ASKED, assistant(block, said("Ja.")), MORE)
+    assert messages[1].items() >= message.items()
+    assert f"messages[1].content[0]: {note}" in notes
+
+
+@pytest.mark.parametrize(
     ("turns", "expected"),
     [
         ([user()], [("user", "")]),

@@ -38,14 +38,6 @@ class ImageBlock(msgspec.Struct):
     source: Base64Source | URLSource | FileSource
 
 
-class ToolUseBlock(msgspec.Struct):
-    """A call, by the model, of a tool that runs here or elsewhere."""
-
-    id: str
-    name: str
-    input: Annotated[Any, described("The arguments.")] = None
-
-
 class ToolResultBlock(msgspec.Struct):
     """The result of a call."""
 
@@ -54,14 +46,8 @@ class ToolResultBlock(msgspec.Struct):
     is_error: Annotated[bool | None, described("The model reads 'Error: ' before the content.")] = None
 
 
-class ThinkingBlock(msgspec.Struct):
-    """The model thought this before it answered."""
-
-    thinking: str
-
-
 # A history may have begun at Anthropic, whose types of blocks grow in number. So a block is any object with a type,
-# and `blocks` reads those that it knows.
+# and `prompt` reads those that it knows.
 Block = dict[str, Any]
 
 

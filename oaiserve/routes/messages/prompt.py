@@ -1,8 +1,8 @@
 """The prompt of a request of /v1/messages: its turns and tools in the form in which chat has them.
 
-A history may have begun on another server, or have lost some of its turns. So only blocks that are wrong by Anthropic's
-own types are refused; what cannot be shown is left out with a note. This file knows nothing of HTTP. Every refusal is
-an `InvalidRequest` that names the parameter.
+A history may have begun on another server, or have lost some of its turns. So blocks that are wrong by Anthropic's own
+types are refused only in the user's last turn; what cannot be shown is left out with a note. This file knows nothing of
+HTTP. Every refusal is an `InvalidRequest` that names the parameter.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from oaiserve.routes.messages.body import (
     ImageBlock,
     MessagesBody,
     MessagesTool,
-    ThinkingBlock,
     ThinkingOptions,
     ToolResultBlock,
-    ToolUseBlock,
     Turn,
 )
 from oaiserve.routes.objects import Function, TextPart
@@ -129,28 +127,35 @@ class _History:
     def add_turn(self, turn: Turn, where: str, *, is_asked: bool) -> None:
         """Add a turn. If it `is_asked`, it is the user's last one, so what cannot be read in it is refused."""
         given = [{"type": "text", "text": turn.content}] if isinstance(turn.content, str) else turn.content or []
-        placed = [(block, f"{where}.content[{number}]") for number, block in enumerate(given)]
-        for block, place in placed:
-            if not isinstance(block.get("type"), str):
-                raise invalid("messages", "must be the type of the block", f"{place}.type")
+        places = (f"{where}.content[{number}]" for number in range(len(given)))
+        placed = [
+            (self._typed(block, place, is_asked=is_asked), place) for block, place in zip(given, places, strict=True)
+        ]
         if turn.role == "user":  # results stand before the text beside them
             placed.sort(key=lambda each: not each[0]["type"].endswith("tool_result"))
         for block, place in placed:
             self._add_block(turn.role, block, place, is_asked=is_asked)
+
+    def _typed(self, block: Block, where: str, *, is_asked: bool) -> Block:
+        if isinstance(block.get("type"), str):
+            return block
+        if is_asked:
+            raise invalid("messages", "must be the type of the block", f"{where}.type")
+        self._adaptations.note(where, "has no type, and is read as text")
+        return {**block, "type": "text"}
 
     def _add_block(self, role: str, block: Block, where: str, *, is_asked: bool) -> None:
         kind: str = block["type"]
         if kind.endswith("tool_result"):
             self._add_result(converted(ToolResultBlock, block, where), block, where)
         elif kind.endswith("tool_use") and role == "assistant":
-            call = converted(ToolUseBlock, block, where)
-            if isinstance(call.input, str):
+            if isinstance(block.get("input"), str):
                 self._adaptations.note(f"{where}.input", "is read as JSON")
-            made = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
-            self._message_of(role, where).setdefault("tool_calls", []).append(made)
-        elif kind == "thinking" and role == "assistant":
+            function = {"name": block.get("name"), "arguments": block.get("input")}
+            call = {"id": block.get("id"), "type": "function", "function": function}
+            self._message_of(role, where).setdefault("tool_calls", []).append(call)
+        elif kind == "thinking" and role == "assistant" and isinstance(thought := block.get("thinking"), str):
             message = self._message_of(role, where)
-            thought = converted(ThinkingBlock, block, where).thinking
             message["reasoning"] = "\n".join(filter(None, (message.get("reasoning"), thought)))
         elif kind == "compaction" and isinstance(block.get("content"), str):
             # All turns before it are in this summary.
@@ -168,7 +173,7 @@ class _History:
 
     def _said(self, block: Block, where: str, *, is_asked: bool) -> Iterator[Said]:
         """Yield a block as a text or the part of an image, or nothing if there is nothing in it for the model."""
-        if block["type"] == "text":
+        if block["type"] == "text" and (is_asked or isinstance(block.get("text"), str)):
             yield converted(TextPart, block, where).text
             return
         if block["type"] == "image":

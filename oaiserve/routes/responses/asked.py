@@ -189,6 +189,8 @@ def _prompt(
     messages = chat_messages(earlier, items, ContentReader(media, adaptations, "input"), adaptations)
     if body.instructions is not None:
         messages.insert(0, ("instructions", {"role": "system", "content": body.instructions}))
+    if not messages and items:
+        raise invalid("input", "must hold at least one item that the model can read")
     prompt = prompt_of(messages, conversation.shown_tools, serving.dialect, media, adaptations, param="input")
     return conversation.completed(prompt)
 

@@ -74,6 +74,9 @@ def _item(
     prefix = _PREFIXES[item.type or "message"]
     identity = {"id": item.id or new_id(prefix), "type": item.type or "message", "status": "completed"}
     call_id = item.call_id or identity["id"]
+    needed_field = _TEXTS_NEEDED.get(item.type or "")
+    if needed_field is not None and given.get(needed_field) is None:
+        adaptations.note(f"{where}.{needed_field}", "is missing, and read as empty")
     match item.type:
         case "function_call":
             namespace = {} if item.namespace is None else {"namespace": item.namespace}
@@ -114,6 +117,8 @@ _PREFIXES = {
     "compaction": "cmp",
     "compaction_trigger": "",
 }
+# The field of an item that has its text.
+_TEXTS_NEEDED = {"custom_tool_call": "input", "function_call_output": "output", "custom_tool_call_output": "output"}
 _SIDES = {"assistant": "output"}
 _MORE_FIELDS: dict[str, Item] = {"output_text": {"annotations": [], "logprobs": []}}
 
