@@ -1,7 +1,8 @@
 """Content codings: decodes compressed bodies in pieces and within bounds, and compresses the pages of metrics.
 
-A bomb ends early: each coding of a list may decode to at most the limit of the body. `backports.zstd` is the module of
-Python 3.14 for earlier versions; unlike other packages, it bounds what one call returns.
+A decompression bomb is refused early: no coding of a list may decode to more than the limit of the body.
+`backports.zstd` is the module of Python 3.14 for earlier versions; unlike other packages, it bounds what one call
+returns.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from oaiserve.errors import BodyTooLarge, InvalidRequest, UnsupportedMedia
 
 CODINGS = ("zstd", "gzip", "deflate")
 MOST_CODINGS = 3  # of one body
-MOST_MEMBERS = 10_000  # of gzip or zstd in one body: each takes some time to begin
-PIECE_BYTES = 2**16  # of the body that is decoded between two turns
-_INPUT_BYTES = 2**14  # that a decoder gets at once
-_LEAST_TURN_BYTES = 2**12  # which a piece counts for in a turn: even an empty one takes time
+MOST_MEMBERS = 10_000  # of gzip or zstd in one body: each needs a new decoder
+PIECE_BYTES = 2**16  # decoded in one turn
+_INPUT_BYTES = 2**14  # given to a decoder at once
+_LEAST_TURN_BYTES = 2**12  # A piece counts as at least this much of a turn: even an empty one takes time.
 _WINDOW_LOG = 23  # of zstd: the limit for HTTP by RFC 9659
 _GZIP_LEVEL = 4
 _NO_GZIP = re.compile(r"q\s*=\s*0(\.0*)?")
@@ -83,7 +84,7 @@ def decoded(
 ) -> Generator[None, None, bytearray]:
     """Return a body without its codings, in turns. `take` gets the number of bytes of each piece, and may raise.
 
-    Raises BodyTooLarge, and InvalidRequest for what is not in its coding."""
+    Raises BodyTooLarge, and InvalidRequest if the body is not valid in its coding."""
     pieces: Iterator[bytes] = (bytes(body[at : at + _INPUT_BYTES]) for at in range(0, len(body), _INPUT_BYTES))
     for coding in reversed(codings):
         pieces = _without(coding, pieces, limit_bytes)
@@ -100,14 +101,16 @@ def decoded(
 
 
 def _without(coding: str, pieces: Iterator[bytes], limit_bytes: int) -> Iterator[bytes]:
-    """Yield what pieces in a coding stand for. A body may have several members of gzip, or frames of zstd."""
+    """Yield the decoded pieces of a coding. A body may have several members of gzip, or frames of zstd."""
     decoder: _Decoder | None = None
     num_bytes = num_members = 0
     for data in pieces:
+        if not data:
+            yield data  # so that many empty members of another coding are decoded in turns, too
         while data:
             if decoder is None:
                 if num_members and coding == "deflate":
-                    raise InvalidRequest("The body has data behind its end in deflate.")
+                    raise InvalidRequest("The body has data after its end in deflate.")
                 if num_members == MOST_MEMBERS:
                     raise InvalidRequest(f"The body has more than {MOST_MEMBERS} members in {coding}.")
                 decoder = _decoder_of(coding, data)
@@ -149,7 +152,7 @@ def _decoder_of(coding: str, start: bytes) -> _Decoder:
 
 
 async def page_response(request: Request, content: bytes, content_type: str) -> Response:
-    """Return a page of metrics, in gzip for a client that reads it."""
+    """Return a page of metrics, compressed with gzip if the client accepts it."""
     headers = {"content-type": content_type, "vary": "accept, accept-encoding"}
     if _reads_gzip(",".join(request.headers.getlist("accept-encoding"))):
         content = await run_in_threadpool(gzip.compress, content, _GZIP_LEVEL, mtime=0)

@@ -81,7 +81,7 @@ GZIP = gzip.compress(b"abc", mtime=0)
     ],
 )
 def test_what_is_not_in_its_coding_is_refused(named: str, body: bytes) -> None:
-    with pytest.raises(InvalidRequest, match=rf"(not valid|behind its end in) {named}"):
+    with pytest.raises(InvalidRequest, match=rf"(not valid|after its end in) {named}"):
         read(named, body)
 
 
@@ -133,6 +133,15 @@ def test_a_body_of_many_small_members_takes_little_time_and_no_turn_is_long(name
         turns += (time.thread_time() for _ in work)
     assert turns[-1] - turns[0] < 5
     assert max(later - earlier for earlier, later in pairwise(turns)) < 0.1
+
+
+def test_empty_members_of_an_outer_coding_are_decoded_in_many_turns() -> None:
+    work = decoded(zstd.compress(b"") * 5000, ["gzip", "zstd"], 10**6, lambda _: None)
+    num_turns = 0
+    with pytest.raises(InvalidRequest, match="its gzip has no end"):
+        for num_turns, _ in enumerate(work, start=1):  # noqa: B007
+            pass
+    assert num_turns > 5000 // 20
 
 
 def test_bytes_are_counted_as_they_come() -> None:
