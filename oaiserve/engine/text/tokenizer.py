@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 Expand = Callable[[str], str]  # may raise InvalidRequest
 _PLACES = re.compile(r"\{(\w+)\}")  # of a FilledPrompt
-_ANCHOR = "☺"  # no token begins with it and goes on
+_ANCHOR = "☺"  # no token is a longer text that begins with it
 UNCUT_CHARACTERS = 2**16  # encoded within some 30 milliseconds
 
 
@@ -92,13 +92,16 @@ class Tokenizer:
         normalize = self.backend.normalizer.normalize_str if rewrites else None
         self._special_texts = SpecialTexts(self._control_ids, normalize)
         self.fill = fill_tokens(self.backend, tokenizer.fill_texts)
-        self._gap_texts = SpecialTexts(() if self.fill is None else {*self._control_ids, *self.fill.texts})
         self._rules = EncodingRules(self.backend)
         self._affixes = self._find_affixes()
 
     @cached_property
     def _marked_texts(self) -> MarkedTexts:
         return MarkedTexts(self.backend, self.vocab_size, self._control_ids, self._special_texts)
+
+    @cached_property
+    def _gap_texts(self) -> SpecialTexts:
+        return SpecialTexts(() if self.fill is None else {*self._control_ids, *self.fill.texts})
 
     @classmethod
     def from_pretrained(cls, path: Path | str, chat_template: str | None = None, *, recheck: bool = False) -> Tokenizer:
@@ -206,7 +209,7 @@ class Tokenizer:
     ) -> Generator[None, None, list[int]]:
         """Return the token ids of a text on one side of a gap, with its control tokens as text.
 
-        A text that `continues` another one gets no space before it, as sentencepiece puts before each text.
+        A text that `continues` another one does not get the space that sentencepiece adds before each text.
         """
         token_ids: list[int] = []
         adds_space = self._table.strip_start > 0 or self._table.drop_first_spaces
@@ -218,7 +221,7 @@ class Tokenizer:
         return token_ids
 
     def text_parts(self, prompt: Prompt, token_ids: Sequence[int]) -> Iterator[str]:
-        """Yield the part of a prompt's text that each of its tokens stands for; "" for special tokens around it.
+        """Yield the part of a prompt's text that each token stands for; "" for the special tokens around it.
 
         Joined, they are the text of a text prompt, the text before a gap, and the texts of the tokens otherwise.
         """
@@ -243,8 +246,8 @@ class Tokenizer:
         return text[: starts[num_tokens]] if len(starts) > num_tokens else text
 
     def starts(self, text: str, most_tokens: int | None = None) -> list[int]:
-        """Return where in a text each of its tokens starts, without special tokens around them: at least as far as
-        `most_tokens`."""
+        """Return where in a text each of its tokens starts, without special tokens around them: for `most_tokens` or
+        more, if there are as many."""
         starts: list[int] = []
         at = 0
         for piece in self._rules.pieces(text):
@@ -277,7 +280,8 @@ class Tokenizer:
     def _encode_rendered(
         self, text: str, add_special_tokens: bool, param: str, most_tokens: int | None
     ) -> Generator[None, None, list[int]]:
-        """Return the token ids of a template's text. In a marked one, only the template's control tokens are any."""
+        """Return the token ids of a template's text. In a marked text, only control tokens that the
+        template wrote become control tokens."""
         text = text.replace(ESCAPED_MARK, MARK)
         if MARK not in text:
             return (yield from self._encode_text(text, add_special_tokens, param, most_tokens))
