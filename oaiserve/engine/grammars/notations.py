@@ -54,8 +54,8 @@ def translate(kind: GrammarKind, text: str) -> Translated:
             return Translated(_schema_grammar({"type": "object"}))
         case "json_schema":
             prepared = prepare(text)
-            first, *more = _json("answer", prepared.document, _JSON_OPTIONS)
-            return Translated(json.dumps({"grammars": [_without_name(first), *more]}), _subschemas(prepared))
+            grammars = _json("answer", prepared.document, _JSON_OPTIONS)
+            return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))
         case "regex":
             return _lark_grammar(f"start: /{regexes.full_match(text).text}/")
         case "choice":
@@ -83,10 +83,6 @@ def with_prefix(text: str, prefix: str) -> str:
     )
 
 
-def _without_name(grammar: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in grammar.items() if key != "name"}
-
-
 def _schema_grammar(document: dict[str, Any]) -> str:
     return json.dumps({"grammars": [{"json_schema": {**document, "x-guidance": _JSON_OPTIONS}}]})
 
@@ -107,17 +103,16 @@ def _unforced(lark: str) -> dict[str, str]:
 def _lark_with_schemas(
     lark: str, schemas: dict[str, Any], answer: str | None = None, lenient: Sequence[str] = ()
 ) -> Translated:
-    """Translate a grammar of the server's own. Only the schemas in it come from a client. Those by `lenient` names are
-    obeyed as far as they can be."""
+    """Translate a grammar of the server's own. Only the schemas in it come from a client. `lenient` names those
+    that are obeyed as far as possible."""
     grammars: list[dict[str, Any]] = [_unforced(lark)]
-    as_far_as_possible = set(lenient)
     parts = []
     for number, (name, schema) in enumerate(schemas.items()):
-        part = _schema_part(number, schema, f"in the parameters of '{name}'", {}, name in as_far_as_possible)
+        part = _schema_part(number, schema, f"in the parameters of '{name}'", {}, name in lenient)
         grammars += part
         parts.append((part, f"the parameters of '{name}'"))
     if answer is None:
-        alone = ((json.dumps({"grammars": [_without_name(part[0]), *part[1:]]}), place) for part, place in parts)
+        alone = ((json.dumps({"grammars": part}), place) for part, place in parts)
         return Translated(json.dumps({"grammars": grammars}), alone)
     prepared = prepare(answer)
     grammars += _json("answer", prepared.document, _JSON_OPTIONS)
