@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
 def _with_each_name(argv: Sequence[str]) -> list[str]:
     """Return a command line with `--served-model-name a b` as `--served-model-name a --served-model-name b`.
 
-    As vLLM's, but only behind MODEL. Before it, there is one name, so that MODEL may follow."""
+    vLLM takes several names, too. Before MODEL, the flag takes one name, because the next word is MODEL."""
     flag = flag_of("served_model_name")
     has_model = (
         argv[:1] == ["serve"] and len(argv) > 1 and (not argv[1].startswith("-") or f"{ENV_PREFIX}MODEL" in os.environ)

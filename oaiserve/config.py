@@ -187,8 +187,8 @@ class ServerOptions(ListenerOptions):
     Pages of other origins get a 403."""
 
     served_model_name: tuple[str, ...] = field(default=(), metadata=FREQUENT)
-    """Name of the model in the API. Default: MODEL as given on the command line. Behind MODEL, several names may follow
-    (--served-model-name a b): requests may have any of them, and answers and metrics have the first."""
+    """Name of the model in the API. Default: MODEL as given on the command line. After MODEL, the flag takes several
+    names (--served-model-name a b): requests may use any of them, and answers and metrics show the first."""
 
     write_timeout_seconds: float = 60
     """Seconds after which the server cuts a connection whose client reads nothing of the waiting data. 0: never."""

@@ -1,7 +1,7 @@
 """The tools that `oaiserve launch` starts, and by what each asks a server here. The user's own files stay as they are.
 
 Values are templates: $url is the server's address, $model the model's name, $context its context in tokens, $output the
-most tokens of an answer, $key the key. It knows nothing of how a tool is run.
+largest number of tokens in an answer, $key the key. It knows nothing of how a tool is run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Agent:
         return f"{'npm install -g' if self.is_javascript else 'uv tool install'} {self.package}"
 
 
-# Long prompts take longer than the 300 s after which most tools give up without an event, or without an answer's head.
+# Most tools give up after 300 s without an event or the headers of the answer. Long prompts take longer.
 _PATIENCE_MS = 3_600_000
 _PROVIDER = (
     'name="oaiserve", base_url="$url/v1", env_key="OPENAI_API_KEY", wire_api="responses", '

@@ -1,4 +1,4 @@
-"""Runs another program in the foreground of the terminal, and ends it when this process is told to end."""
+"""Runs another program in the foreground of the terminal, and passes on the signals that end this process."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-GRACE_SECONDS = 10.0  # for the program to end after a signal
-POLL_SECONDS = 0.5  # where another thread has taken the signal that it has ended
+GRACE_SECONDS = 10.0  # from a signal until the program is killed
+POLL_SECONDS = 0.5  # between checks of the program: another thread may have received its SIGCHLD
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 # Leave the alternate screen, show the cursor, and turn off reports of the mouse, of pastes and of keys.
 _PLAIN = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[<u\x1b[0m"
 
 
 def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a program to its end, and return its exit code, which is that of a shell if a signal ended it.
+    """Run a program to its end, and return its exit code: 128 plus the signal's number if a signal ended it.
 
-    SIGTERM, SIGHUP and SIGINT are passed on to it. Ctrl-C reaches it by itself.
+    It gets SIGTERM, SIGHUP and SIGINT that other processes send to this one. The terminal sends it Ctrl-C directly.
     """
     awaited = {signal.SIGCHLD, *_PASSED_ON}
-    # They are blocked and waited for, since a handler cannot tell Ctrl-C from a signal that another process sends.
+    # Signals are blocked and awaited, because a handler cannot distinguish Ctrl-C from another process's SIGINT.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
         with (
@@ -36,13 +36,7 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
             kill_at = float("inf")
             while process.poll() is None:
                 found = signal.sigtimedwait(awaited, POLL_SECONDS)
-                if (
-                    found is not None
-                    and found.si_signo in _PASSED_ON
-                    and (
-                        found.si_signo != signal.SIGINT or found.si_code <= 0  # a process has sent it
-                    )
-                ):
+                if found is not None and found.si_signo in _PASSED_ON and not _is_ctrl_c(found):
                     process.send_signal(found.si_signo)
                     kill_at = min(kill_at, time.monotonic() + GRACE_SECONDS)
                 if time.monotonic() >= kill_at:
@@ -55,9 +49,13 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _is_ctrl_c(found: signal.struct_siginfo) -> bool:
+    return found.si_signo == signal.SIGINT and found.si_code > 0  # from the kernel, not from another process
+
+
 @contextmanager
 def _terminal_restored() -> Iterator[None]:
-    """Give the terminal its settings back, if this process is in its foreground."""
+    """Restore the terminal's settings afterwards, if this process is in its foreground."""
     is_terminal = sys.stdin.isatty()
     before = termios.tcgetattr(0) if is_terminal else None
     try:

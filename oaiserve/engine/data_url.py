@@ -1,6 +1,6 @@
-"""Reads data URLs and base64 as the Fetch standard does, in pieces, between which other threads may run. Stdlib only.
+"""Reads data URLs and base64 as the Fetch standard does, in pieces so that other threads can run. Stdlib only.
 
-Base64 may have white space, escapes such as %2B, and the alphabet for URLs, and may lack its padding.
+Base64 may have white space, escapes such as %2B or the URL-safe alphabet, and may lack its padding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PIECE_BYTES = 2**18  # decoded at once
 _MOST_HEAD_CHARACTERS = 1000  # of a data URL before its comma
 _START = re.compile(r"[\0- ]*data:", re.IGNORECASE)
 _HEAD = re.compile(r"([^,;]*)([^,]*?)(; *base64)?\s*", re.IGNORECASE | re.DOTALL)
-_LINE_ENDS = {ord(letter): None for letter in "\t\n\r"}  # which no URL has
+_LINE_ENDS = dict.fromkeys(map(ord, "\t\n\r"))  # removed from URLs
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _CUT_ESCAPE = re.compile(rb"%[0-9A-Fa-f]?\Z")
 _FOR_URLS = b"-_"
@@ -54,12 +54,12 @@ def read_data_url(text: str) -> DataURL | None:
 
 
 def is_for_urls(base64: str) -> bool:
-    """Return whether base64 is in the alphabet for URLs."""
+    """Return whether base64 is in the URL-safe alphabet."""
     return "-" in base64 or "_" in base64
 
 
 def percent_decoded(text: str) -> Iterator[bytes]:
-    """Yield the bytes of a text, in which some are escaped."""
+    """Yield the bytes of a text with escapes such as %2B."""
     rest = b""
     for start in range(0, len(text), PIECE_BYTES):
         piece = rest + text[start : start + PIECE_BYTES].encode(errors="replace")
@@ -74,11 +74,11 @@ def base64_decoded(text: str) -> Iterator[bytes]:
     rest = b""
     for encoded in percent_decoded(text):
         piece = rest + encoded.translate(_TABLE, _SPACE)
-        # The end, which may have padding, stays for last.
+        # The end may have padding, so it is decoded last.
         end = max(0, len(piece) - 4) // 4 * 4
         rest = piece[end:]
         if b"=" in piece[:end]:
-            raise ValueError("there is text behind its end")
+            raise ValueError("there is text after its end")
         yield a2b_base64(piece[:end], strict_mode=True)
     unpadded = rest.rstrip(b"=")
     if len(rest) - len(unpadded) > (3 if unpadded else 0):

@@ -43,7 +43,7 @@ class ChoiceOutput:
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._text_lengths: list[int] | None = [] if params.text_lengths else None
-        self._num_characters = 0  # of all tokens, those held back and cut off included
+        self._num_characters = 0  # of all tokens, including text that is held back or cut off
         self._logprobs = TokenLogprobs()
         self._chunk_tokens = min(1, stream_interval)  # for the next chunk: the first token does not wait for others
         self._has_end_token = False

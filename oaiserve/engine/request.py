@@ -109,7 +109,7 @@ GrammarKind = Literal[
 ]
 
 
-ANSWER_START = "\x02"  # the beginning of an answer, to the `leads` of a grammar
+ANSWER_START = "\x02"  # stands for the beginning of an answer in the `leads` of a grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +119,13 @@ class Grammar:
     kind: GrammarKind
     # JSON text of a schema, of a list of choices or a format; a regex; a grammar. "" for json_object. JSON of an object
     # for lark_with_schemas: a grammar, `lark`, and `schemas` by name; the first is @schema_0 in the grammar, and so on.
-    # The JSON text of one more schema may be there as `answer`, which is @answer, and the names of schemas that are
-    # obeyed as far as they can be as `lenient`.
+    # It may also have the JSON text of one more schema as `answer`, which is @answer, and as `lenient` the names of
+    # schemas that are obeyed as far as possible.
     text: str
     param: str = "response_format"  # the field of the request that it came from, for errors
     prefix: str = ""  # Lark of a text of the server's own that comes before it, with special tokens by their ids
-    # With some, only parts of the answer obey the grammar. A part begins after a match of one of these regexes, and
-    # ends where the grammar may first end. To the grammar, the part has "A" in front for the first regex, and so on.
+    # If there are any, only parts of the answer obey the grammar. A part begins after a match of one of these regexes,
+    # and ends where the grammar first may end. For the grammar, a part starts with "A" for the first regex, and so on.
     leads: tuple[str, ...] = ()
 
 

@@ -47,7 +47,7 @@ def ids_of(text: str) -> StreamIds | None:
 
 BEGUN = Piece(0, [])  # the events before the first token
 NOTHING = Piece(-1, [])  # what no other server has to know of
-SIGN = Piece(-2, [])  # a numbered event that only shows that the stream is alive: the numbers go on after it
+SIGN = Piece(-2, [])  # a numbered event without content, which shows that the stream is alive
 
 
 def mark(piece: Piece) -> bytes:

@@ -24,14 +24,14 @@ BYTES_PER_TOKEN = 4  # about, in English text; only sizes are estimated by it
 _FIRST_FIELDS = ("tools", "instructions", "system")
 _TEXT_FIELDS = ("messages", "input", "prompt")
 
-SYSTEM_ROLES = ("system", "developer")
 _SYSTEM_FIELDS = ("instructions", "system")
+SYSTEM_ROLES = ("system", "developer")
 _BILLING = re.compile(r"\A\s*x-anthropic-billing-header[^\n]*\s*")
 
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
-# Clients of Anthropic's API mark the end of a conversation so far, which is another one in each turn.
 _MEDIA_TYPES = ("image_url", "input_image", "image", "input_audio")  # of parts of messages
 MEDIUM_BYTES = 1024  # of the text that stands for an image or a sound: about as many as its tokens
+# Clients of Anthropic's API mark the end of the conversation so far, which moves in each turn.
 _CACHE_CONTROL = re.compile(rb'"cache_control":(?:\{[^{}]*\}|null),?')
 
 
@@ -97,7 +97,7 @@ def _with_short_media(value: Any) -> Any:
 
 
 def without_billing(content: Any) -> Any:
-    """Return the content of a system message without the line about billing that Claude Code puts first.
+    """Return the content of a system message without Claude Code's billing header, its first line.
 
     The line holds nothing for the model and changes with each request, so no two prompts would share a prefix. Gateways
     pass it on as a block or join it with the text after it.

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 _TEXTS = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 _WEIGHTS = ".safetensors"
-# Files of these names change what a model answers; others at a root are licences, or of other programs.
+# Files whose names begin with these change a model's answers. Others at the root are licences or for other programs.
 _CONFIGURATIONS = (
     *("config", "generation_config", "tokenizer.json", "tokenizer_config", "special_tokens_map", "added_tokens"),
     *("chat_template", "preprocessor_config", "processor_config", "model.safetensors.index", "modules", "sentence_"),
@@ -39,13 +39,13 @@ _CONFIGURATIONS = (
 _MODULE = re.compile(r"\d+_\w+")  # the folders of sentence-transformers' modules behind a model
 _MOST_SHOWN = 12
 TIMEOUT_SECONDS = 3.0
-RETRY_SECONDS = (1.0, 3.0)  # Pauses before the hub is asked again, if a model is not in its cache.
+RETRY_SECONDS = (1.0, 3.0)  # pauses between requests to the hub, if a model is not in the cache
 PROXIES = "Behind a proxy, set HTTPS_PROXY; HF_ENDPOINT names a mirror of the hub"
 _WITHOUT_HUB = (
     "Without the hub you can serve a folder, a .gguf file, or the small model of 'oaiserve serve demo', which the "
     "package index has, too"
 )
-# What the hub means by a status, and what the user can do. Any other status is the hub's own trouble.
+# What a status of the hub means, and what the user can do. Any other status is an error of the hub itself.
 _STATUSES = {
     401: ("shows this model to nobody without a valid token", "Check the name, or set HF_TOKEN to a valid token"),
     403: (
@@ -58,7 +58,7 @@ _STATUSES = {
 
 
 class HubTrouble(Exception):
-    """The hub does not send what was requested. The message goes on from "the Hugging Face hub"."""
+    """The hub does not send the requested files. The message continues a sentence after "the Hugging Face hub"."""
 
     def __init__(self, reason: str, advice: str = f"{PROXIES}. {_WITHOUT_HUB}", status: int | None = None) -> None:
         super().__init__(reason)
@@ -72,14 +72,14 @@ class HubTrouble(Exception):
 
 
 class _Request(NamedTuple):
-    """What a start needs of a repository."""
+    """The files of a repository that a start needs."""
 
     repository: str
     named: str  # one of its GGUF files, or ""
     with_media: bool
 
     def files_in(self, names: Iterable[str]) -> list[str]:
-        """Return the files to read, of all the names in the repository, which the hub may have made up. Raises
+        """Return the files to read, out of all names in the repository. The hub's names may be unsafe paths. Raises
         StartupError."""
         safe = [name for name in names if not name.startswith("/") and ".." not in PurePosixPath(name).parts]
         if not self.named:
@@ -150,8 +150,8 @@ def fetched(source: ModelSource, *, with_media: bool = True) -> ModelSource:
 
 
 def _listed(repository: str, *, is_patient: bool) -> tuple[str, list[str]]:
-    """Return the newest commit of a repository on the hub, and the names of its files. Raises HubTrouble, after some
-    tries if it `is_patient`."""
+    """Return the newest commit of a repository on the hub, and the names of its files. Raises HubTrouble. With
+    `is_patient`, it tries several times before."""
     for seconds in (*RETRY_SECONDS, None) if is_patient else (None,):
         try:
             return ask_hub(repository)
@@ -190,7 +190,7 @@ def ask_hub(repository: str) -> tuple[str, list[str]]:
 
 
 def _trouble(error: BaseException, repository: str) -> HubTrouble:
-    """Return why the hub's client has failed."""
+    """Return the HubTrouble for an error of the hub's client."""
     from huggingface_hub import constants
 
     cause: BaseException | None = error
@@ -254,7 +254,7 @@ def _files_by_hub(storage: Path, commit: str) -> list[str] | None:
 
 
 def _needed(files: list[str]) -> list[str]:
-    """Return which files of a model a start cannot do without. Another program may have fetched no more of them."""
+    """Return the files that a start needs at least. Another program may have fetched only these."""
     if files[0].endswith(".gguf"):
         return [name for name in files if not is_mmproj(name)]
     read = _CONFIGURATIONS if "tokenizer.json" in files else (*_CONFIGURATIONS, "vocab", "merges", "tokenizer.model")
@@ -262,7 +262,7 @@ def _needed(files: list[str]) -> list[str]:
 
 
 def _further_parts(folder: Path, files: list[str]) -> list[str]:
-    """Return the files that a model needs besides these, by what these say."""
+    """Return the files that a model needs besides these: its config, and the shards that a name or an index lists."""
     needed = [] if files[0].endswith(".gguf") else ["config.json"]
     if (shard := SHARD.search(files[0])) is not None:
         start = files[0][: shard.start()]

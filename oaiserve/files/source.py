@@ -69,7 +69,7 @@ def find_mmproj(source: ModelSource, named: Path | None) -> Path | None:
 
 
 def is_mmproj(name: str) -> bool:
-    """Return whether a GGUF file reads images for another one, by its name."""
+    """Return whether a GGUF file, by its name, is the image encoder of another one."""
     return "mmproj" in name.lower()
 
 

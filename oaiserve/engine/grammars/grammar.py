@@ -312,7 +312,7 @@ class Matcher:
         self._check(GrammarViolation)
 
     def begins(self, text: bytes) -> bool:
-        """Begin with this text, if it may come."""
+        """Return whether the grammar allows this text at its beginning. If so, begin with it."""
         token_ids = self._tokens.tokenizer.tokenize_bytes(text)
         if self._matcher.validate_tokens(token_ids) < len(token_ids):
             return False
@@ -321,11 +321,11 @@ class Matcher:
 
     @property
     def may_end(self) -> bool:
-        """Return whether the text so far is complete, also if more may follow."""
+        """Return whether the text so far is complete, even if more may follow."""
         return self._matcher.is_accepting()
 
     def num_before_end(self, token_ids: list[int]) -> int:
-        """Return the number of these ids that may come, in turn, before the text may end."""
+        """Return how many of these tokens the grammar allows, one after the other, before the text may end."""
         number = self.num_possible(token_ids)
         ahead = self._matcher.deep_copy()
         for place in range(number):

@@ -1,4 +1,4 @@
-"""A grammar for parts of an answer, such as calls of strict tools: a free text shows where each part begins.
+"""A grammar for parts of an answer, such as calls of strict tools. A match in the free text starts each part.
 
 While text is free, there is no mask. Engine thread only.
 """
@@ -30,14 +30,14 @@ class Leads:
     """Searches the text of one choice for its leads."""
 
     def __init__(self, leads: tuple[str, ...], table: TokenTable, hidden_ids: frozenset[int]) -> None:
-        """`hidden_ids` are those of tokens that are not in the text."""
+        """`hidden_ids` are the ids of tokens whose texts are not shown."""
         self._pattern = _pattern(leads)
         self._table = table
         self._hidden_ids = hidden_ids
         self.begin_at(ANSWER_START)
 
     def begin_at(self, text: str) -> None:
-        self._text = text  # of which a lead may be made
+        self._text = text  # a lead may match from here on
         self._decoder = _decoder("replace")
 
     def copy(self) -> Leads:
@@ -54,7 +54,7 @@ class Leads:
             self._text += self._decoder.decode(self._table.bytes_of(token_id))
 
     def find(self) -> bytes | None:
-        """Return what the grammar is to begin with, if a lead has come: its letter, and the text behind it."""
+        """If a lead matches, return the first text for the grammar: the lead's letter and the text after the match."""
         match = self._pattern.search(self._text)
         if match is None:
             unfinished = self._pattern.search(self._text, partial=True)
@@ -66,7 +66,7 @@ class Leads:
 
 
 class PartsConstraint(Constraint):
-    """The constraint of one choice, of which only parts obey a grammar. Reasoning is like other text."""
+    """The constraint of one choice in which only parts obey a grammar. Reasoning counts as free text."""
 
     __slots__ = ("_leads", "_new_matcher")
 
@@ -89,11 +89,11 @@ class PartsConstraint(Constraint):
         return False
 
     def ends_with(self, token_id: int) -> bool:
-        return False  # the grammar of a part that has not ended lets no end come
+        return False  # within a part, the grammar allows no end token
 
     def push(self, token_id: int) -> None:
         if self._thinking is not None:
-            if self._thinking.forced_ids:  # the end of the reasoning breaks a part off
+            if self._thinking.forced_ids:  # the forced end of reasoning interrupts a part
                 self._matcher = None
             self._thinking.push(token_id)
             if self._thinking.is_over:
@@ -112,7 +112,7 @@ class PartsConstraint(Constraint):
                 return
 
     def possible(self, draft: list[int]) -> list[int]:
-        """Return the first allowed tokens of a draft, within a part or outside of any."""
+        """Return the first allowed tokens of a draft, up to where a part begins or ends."""
         most = len(draft) if self._thinking is None else self._thinking.num_possible(draft)
         if self._matcher is not None:
             return draft[: self._matcher.num_before_end(draft[:most])]

@@ -34,7 +34,7 @@ _COUNT = re.compile(r"\{([0-9]+)(,([0-9]*))?\}")
 _CODE = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}|c([A-Za-z])|0(?![0-9])", re.ASCII)
 _PROPERTY = re.compile(r"[pP]\{[A-Za-z_]+(=[A-Za-z_]+)?\}", re.ASCII)
 _NAMED = re.compile(r"\(\?P?<[A-Za-z_]\w*>", re.ASCII)
-# Of Python and others: for all of a pattern, or for a group. Flags about scripts change nothing here.
+# Inline flags, as in Python: for the whole pattern, or for a group. The flags `a` and `u` change nothing here.
 _FLAGS = re.compile(r"\(\?([aisu]+)([:)])", re.ASCII)
 
 
@@ -285,7 +285,7 @@ class _RegexParser:
         return _character(character) if len(cases) == 1 else f"[{''.join(map(_character, cases))}]"
 
     def _cases(self, character: str) -> list[str]:
-        """Return a character, with its other case where the pattern ignores cases."""
+        """Return a character, and its other case if the pattern ignores case."""
         swapped = character.swapcase() if "i" in self._flags else character
         return [character] if swapped == character or swapped.swapcase() != character else [character, swapped]
 
@@ -321,14 +321,14 @@ class _RegexParser:
                 continue
             self._at += 1
             last = self._member(is_negated)
-            if last is None or len(last) > 1:  # next to a class such as \d, the hyphen is one
+            if last is None or len(last) > 1:  # next to a class such as \d, it is a literal hyphen
                 members += [self._in_class(first, is_negated), _character("-"), last or ""]
                 continue
             if first > last:
                 raise Refused(f"has the range {first}-{last}, which is the wrong way round")
             members.append(self._in_class(first, is_negated) if first == last else self._range(first, last))
         written = f"[{'^' if is_negated else ''}{''.join(members)}]"
-        # Dialects differ in which cases belong together: those of any of them are left out.
+        # Dialects differ in case folding. Whatever any of them would exclude is excluded.
         return f"(?i:{written})" if is_negated and "i" in self._flags else written
 
     def _in_class(self, character: str, is_negated: bool) -> str:

@@ -114,7 +114,7 @@ def part_described(config: PreTrainedConfig, layers: list[Layer], vocab_size: in
 
 
 def outline(layer: Any) -> Any:
-    """Return what layers of one kind have in common: their whole description, with shapes in place of weights."""
+    """Return the description of a layer with shapes in place of weights: the same for all layers of one kind."""
     if isinstance(layer, Tensor | Blocks):
         return tuple(layer.shape)
     if isinstance(layer, list):

@@ -47,7 +47,7 @@ class ChatTemplate:
         self.abilities = replace(abilities_of(self._sample, self._content, self.source), late_systems=takes_systems)
 
     def _try_contents(self) -> bool:
-        """Try the forms of contents. Return whether the template takes several messages of the system."""
+        """Try the forms of contents. Return whether the template takes several system messages."""
         text, more = "A sample text.", "One more of them."
         # Templates that never ask whether there are tools render nothing without a list.
         asks = [{"role": "user", "content": text}]

@@ -100,8 +100,8 @@ class EncodingRules:
     def pieces(self, text: str, backend: tokenizers.Tokenizer | None = None) -> Iterator[str]:
         """Yield pieces of a text, whose ids, one after the other and without special tokens, are exactly its own.
 
-        The text must be valid Unicode. Where no cut is certain, a piece is as long as it has to be. `backend` is the
-        tokenizer, or the same one with fewer added tokens.
+        The text must be valid Unicode. Where no cut is certain, a piece is as long as it has to be. `backend`, if
+        given, is the same tokenizer with fewer added tokens.
         """
         backend = backend or self._backend
         start = 0

@@ -1,6 +1,6 @@
-"""Fill-in-the-middle: the control tokens that a model has for it, and the order in which it reads both sides of a gap.
+"""Fill-in-the-middle: a model's control tokens for it, and the order in which it reads both sides of a gap.
 
-Code models were trained to write the middle after both sides of it. Their families differ in the names of the control
+Code models are trained to write the middle after both of its sides. Model families differ in the names of the control
 tokens, and in which side comes first.
 """
 
@@ -30,7 +30,7 @@ class FillTokens:
     """A model's control tokens around the two sides of a gap."""
 
     ids: tuple[int, ...]  # before the prefix, before the suffix, and before the middle if there is one
-    texts: tuple[str, ...]  # of these
+    texts: tuple[str, ...]  # of the same tokens
     suffix_first: bool
 
     def joined(self, start: Sequence[int], prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:
@@ -53,7 +53,7 @@ class FillTokens:
 def fill_tokens(backend: RustTokenizer, of_file: Sequence[str] = ()) -> FillTokens | None:
     """Return the control tokens of a vocabulary, or None if it has no set of them.
 
-    `of_file` are those that the model's file names by their roles: before the prefix, the suffix and the middle.
+    `of_file` has the tokens before the prefix, the suffix and the middle, if the model's file names them by role.
     """
     known = [*_KNOWN]
     if of_file:

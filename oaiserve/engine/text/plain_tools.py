@@ -1,5 +1,5 @@
-"""Tools whose schemas have only what simple chat templates expect: some fail at a list of types, at `true` in place of
-a schema, or at an object that doesn't say what its other properties are."""
+"""Reduces the schemas of tools for simple chat templates: some fail at a list of types, at `true` in place of a schema,
+or at an object without `additionalProperties`."""
 
 from __future__ import annotations
 

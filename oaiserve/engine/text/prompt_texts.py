@@ -1,4 +1,4 @@
-"""Which part of a prompt's text each of its tokens stands for, so that log-probabilities can point into the text."""
+"""Maps the tokens of a prompt to parts of its text, so that log-probabilities have offsets in the text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from oaiserve.engine.text.detokenize import TokenTable
 def text_parts(
     table: TokenTable, token_ids: Sequence[int], text: str | None, starts: Callable[[], Sequence[int]]
 ) -> Iterator[str]:
-    """Yield the part of the text for each token: joined, the parts are the text. Without a text, it is the tokens' own.
+    """Yield the part of the text for each token. Joined, the parts are the text, or if it is None, the tokens' texts.
 
-    A character that is split over several tokens is the part of the last of them. Where the tokenizer has changed the
-    text, its tokens have other characters, so the parts are where it says that its tokens start: `starts` is called
-    only then.
+    A character that is split over several tokens belongs to the last of them. If the tokenizer has normalized the text,
+    its tokens have other characters. Only then is `starts` called, which returns where each token starts.
     """
     detokenizer = table.detokenizer((), skip_special_tokens=False)
     at = 0

@@ -2,8 +2,8 @@
 
 A chat template cannot tell its own `<|im_end|>` or `<tool_call>` from one that a client or a web page has sent, which
 would end the message or forge a call. So texts are marked before they are rendered. If a rendered text has marks, the
-control tokens that the template wrote get their ids, and everything else is encoded by a tokenizer without them. Texts
-without any keep all their ids.
+control tokens that the template wrote get their ids, and everything else is encoded by a tokenizer without control
+tokens. Texts without control tokens keep all their ids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 MARK = "\ufdd0\ufdd1"  # noncharacters, which no text for people has
 ESCAPED_MARK = MARK.encode("unicode_escape").decode()  # in JSON of ASCII, and in Python's notation of a string
 _WRITTEN = "\ufdd2"  # takes the place of a control token that the template wrote
-_START_CHARACTERS = 3  # of a control token, by which a text is searched: there may be thousands of tokens
+_START_CHARACTERS = 3  # of each control token, for the search in a text: there may be thousands of tokens
 # An added token is a control token if it is special, or a tag in brackets or bars, such as `<tool_call>`, `[THINK]`
 # or `｜DSML｜`. Others are text, such as several spaces. So are tags of HTML (Gemma), unless the template writes them.
 _TAG = re.compile(r"▁?[<\[{|｜](?=\S*\w)\S*[>\]}|｜]")
@@ -48,9 +48,9 @@ END_TEXTS = frozenset(
 
 
 def control_tokens(tokenizer: Tokenizer, template: str, *, splits_special: bool) -> dict[str, int]:
-    """Return the ids of the control tokens by their texts. A tokenizer that `splits_special` tokens has none of these.
+    """Return the ids of the control tokens by their texts. With `splits_special`, special tokens are none of these.
 
-    Those of one character cannot be cut, and are left out."""
+    Tokens of one character cannot be cut, and are left out."""
     return {
         token.content: token_id
         for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -67,7 +67,7 @@ class SpecialTexts:
     """The texts of a tokenizer's control tokens, which it finds in other texts."""
 
     def __init__(self, texts: Collection[str], normalize: Callable[[str], str] | None = None) -> None:
-        """`normalize` is the tokenizer's, if it makes control tokens of other texts, such as those in full width."""
+        """`normalize` is the tokenizer's, if it turns other texts into control tokens, such as full-width letters."""
         self._texts = frozenset(texts)
         self._lengths: dict[str, list[int]] = {}  # of the tokens with the same start, longest first
         size = min([_START_CHARACTERS, *map(len, texts)])
@@ -79,8 +79,8 @@ class SpecialTexts:
         self._normalize = normalize
 
     def marked_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return messages with their texts marked, but for the tags around reasoning with which an assistant's content
-        begins: templates look for them."""
+        """Return messages with marked texts. If an assistant's content begins with reasoning, the tags around that
+        stay unmarked, because templates look for them."""
         return [self._marked_message(message) for message in messages]
 
     def _marked_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,9 +98,9 @@ class SpecialTexts:
         return marked
 
     def marked(self, value: Any) -> Any:
-        """Return JSON data with a mark behind the first character of each control token in a string or a name.
+        """Return JSON data with a mark after the first character of each control token in a string or a name.
 
-        A text among several parts that ends with the beginning of one gets a mark behind it, too.
+        One of several text parts also gets a mark at its end, if it ends with the beginning of a control token.
         """
         if isinstance(value, str):
             return self._marked(value)
@@ -112,7 +112,7 @@ class SpecialTexts:
         return [self.marked(one) for one in value] if isinstance(value, (list, tuple)) else value
 
     def written(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yield each control token without a mark, with the text before it; then what is left, with ""."""
+        """Yield each unmarked control token after the text before it, as pairs; then the rest of the text, with ""."""
         start = 0
         at = 0
         while (found := self._starts.search(text, at)) is not None:
@@ -125,7 +125,7 @@ class SpecialTexts:
         yield text[start:], ""
 
     def _after_reasoning(self, text: str) -> tuple[str, str]:
-        """Return the reasoning with which a text begins, marked but for its tags, and the rest of the text."""
+        """Split off reasoning at the beginning of a text. Return it, marked except for its tags, and the rest."""
         if (found := _REASONING.match(text)) is None:
             return "", text
         opening, _, reasoning, closing = found.groups(default="")
@@ -157,12 +157,12 @@ class SpecialTexts:
 
 
 class MarkedTexts:
-    """Encodes rendered texts with marks, by a tokenizer that has no control tokens. It shares the model of another."""
+    """Encodes marked texts with a tokenizer without control tokens, which shares the model of the complete one."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, control_ids: Mapping[str, int], texts: SpecialTexts
     ) -> None:
-        """`vocab_size` is more than each id of the tokenizer."""
+        """`vocab_size` is greater than every id of the tokenizer."""
         self.backend = plain = Tokenizer(tokenizer.model)
         if tokenizer.normalizer is not None:
             plain.normalizer = tokenizer.normalizer
@@ -173,7 +173,7 @@ class MarkedTexts:
         plain.add_tokens(others)
         ids = {token.content: token_id for token_id, token in plain.get_added_tokens_decoder().items()}
         self._ids = {ids[token.content]: token_id for token_id, token in added.items() if token.content in ids}
-        # The tokens of this class get ids that no other token has.
+        # The placeholders of this class get ids that no token of the tokenizer has.
         unused = [f"{MARK}{number}{_WRITTEN}" for number in range(vocab_size - plain.get_vocab_size())]
         plain.add_tokens([AddedToken(text, normalized=False) for text in (*unused, MARK, _WRITTEN)])
         self._dropped = {*map(plain.token_to_id, (*unused, MARK))}

@@ -23,20 +23,20 @@ _RULE = "A sampled rule."
 @dataclass(frozen=True, slots=True)
 class Abilities:
     system: bool = True
-    late_systems: bool = True  # several messages of the system, and not only first
+    late_systems: bool = True  # takes several system messages, in any place
     tools: bool = True
     tools_in_message: bool = False  # as a text in the system message, instead of in the variable
     needs_descriptions: bool = False  # of tools
     needs_described_parameters: bool = False
-    needs_plain_tools: bool = False  # fails at schemas that are more than types and properties
+    needs_plain_tools: bool = False  # fails at schemas with more than types and properties
     calls: bool = True
     joins_arguments: bool = False  # takes the arguments of calls as a text
     takes_one_call: bool = False  # a message, without a text beside it
-    loses_text: bool = False  # beside calls
+    loses_text: bool = False  # of messages that also have calls
     results: bool = True
     embeds_results: bool = False  # in the message with the calls
-    wants_turns: bool = False  # of the user and the assistant, the user's first
-    needs_user: bool = False  # rejects messages without one of the user
+    wants_turns: bool = False  # user and assistant must alternate, and the user must be first
+    needs_user: bool = False  # rejects conversations without a user message
 
 
 class Sample(Protocol):
@@ -114,8 +114,9 @@ def abilities_of(sample: Sample, content: Callable[[str], Any], source: str) -> 
 
 
 def in_turns(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which the user and the assistant take turns. A user's text after results joins the last one,
-    an empty message stands before an assistant who speaks first, and earlier ones who say nothing are left out."""
+    """Return messages in which user and assistant alternate. Messages of the same role are joined, and a user's text
+    joins a tool result before it. An empty user message is put before an assistant's that comes first. Empty messages
+    of the assistant are left out, except for the last message."""
     result: list[Message] = []
     for message in messages:
         role = message.get("role")

@@ -266,7 +266,7 @@ class Gateway:
             self._received.give_back(client, len(body))
 
     async def _read(self, request: Request, client: str, body: bytearray) -> None:
-        """Read the body, without its content codings: its prompt is needed. Raises an APIError, and
+        """Read the body and undo its content codings, because routing needs the prompt. Raises an APIError, and
         ClientDisconnect."""
         codings = codings_of(request.headers.getlist("content-encoding"))
         try:

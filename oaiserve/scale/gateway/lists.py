@@ -30,7 +30,9 @@ async def all_models(watch: Watch, routers: Routers, headers: Headers) -> list[I
     """Ask one replica of each set of models for its list, with a client's `headers`, and return all models, or a
     replica's refusal."""
     found: dict[str, Item] = {}
-    headers = [header for header in headers if header[0] != b"anthropic-version"]  # it would get a page
+    headers = [
+        header for header in headers if header[0] != b"anthropic-version"
+    ]  # with it, the replica answers in pages
     for name in sorted(watch.joined - watch.silent):
         if (models := routers.models_of(name)) and found.keys() >= {*models}:
             continue
@@ -43,7 +45,7 @@ async def all_models(watch: Watch, routers: Routers, headers: Headers) -> list[I
 
 
 async def models_answer(watch: Watch, routers: Routers, scope: Scope, headers: Headers) -> Response:
-    """Answer a request for the list of models with those of all replicas."""
+    """Answer a request for the list of models with the models of all replicas."""
     models = await all_models(watch, routers, headers)
     return models if isinstance(models, Response) else list_answer(scope, models)
 

@@ -1,7 +1,7 @@
 """Prepared schemas with numbers that no float holds exactly, such as the bounds of 64-bit integers, as Lark.
 
-llguidance reads numbers as floats. So what leads to such a number is written in Lark here, and what it consists of
-besides stays JSON Schema.
+llguidance reads numbers as floats. So each schema that contains or references such a number is written as Lark here,
+and its other subschemas stay JSON Schema.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HIGH = ("maximum", "exclusiveMaximum")
 _BOUNDS = (*_LOW, *_HIGH)
 _NUMERIC = {*_BOUNDS, "type", "multipleOf"}
 _JOINED = {"$ref", "allOf", "anyOf", "enum", "const"}
-_MESSAGE = f"the schema has a number beyond {LARGEST_NUMBER} beside keywords about more than one value"
+_MESSAGE = f"the schema has a number beyond {LARGEST_NUMBER} together with keywords about more than one value"
 _SHAPES = {
     "object": {"type", "properties", "required", "additionalProperties"},
     "array": {"type", "items", "minItems", "maxItems"},
@@ -42,11 +42,11 @@ def check_large_numbers(document: dict[str, Any]) -> None:
 
 
 class LargeNumbers:
-    """Writes a prepared document as rules of Lark. The rest of it is in `parts`: documents, called by their numbers."""
+    """Writes a prepared document as rules of Lark. Its subschemas without large numbers are documents in `parts`."""
 
     def __init__(self, document: dict[str, Any], name: str, separators: tuple[str, str] = (",", ":")) -> None:
-        """In the rules, the first part is `@NAME_0` for the `name`, and so on. Raises Refused where a number is beside
-        keywords that are about more than one value."""
+        """The rules call the parts by the `name` and a number: `@NAME_0`, `@NAME_1` and so on. Raises Refused if a
+        schema combines a large number with keywords about more than one value."""
         self._definitions = document.get("$defs", {})
         self._name = name
         self._separators = separators
@@ -75,7 +75,7 @@ class LargeNumbers:
         except Refused:
             if leads_to_large:
                 raise
-            return self._of(_narrowed(schema))  # where numbers end earlier, they are valid, too
+            return self._of(_narrowed(schema))  # narrower bounds allow only valid numbers
 
     def _written(self, schema: dict[str, Any]) -> str:
         keywords = set(schema)
@@ -130,8 +130,8 @@ class LargeNumbers:
         ):
             raise Refused(_MESSAGE)
         comma, colon = self._separators
-        later = ""  # what may come after another property
-        first = ""  # what may come before any
+        later = ""  # may follow another property
+        first = ""  # may follow the opening brace
         for name, each in reversed(schema.get("properties", {}).items()):
             written = f"{_quoted(json.dumps(name, ensure_ascii=False) + colon)} {self._of(each)}"
             more = f"{_quoted(comma)} {written}"
@@ -170,7 +170,7 @@ def _narrowed(schema: Any) -> Any:
 
 
 def _of_type(schema: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return a schema for instances of one type, without keywords about numbers if it is none of these."""
+    """Return a schema for instances of one type. Keywords about numbers stay only for types of numbers."""
     is_numeric = kind in ("integer", "number")
     kept = {key: value for key, value in schema.items() if is_numeric or key not in (*_BOUNDS, "multipleOf")}
     return {key: value for key, value in kept.items() if not is_numeric or key in _NUMERIC} | {"type": kind}
@@ -191,7 +191,7 @@ def _quoted(text: str) -> str:
 
 
 def integers_between(low: int | None, high: int | None) -> str:
-    """Return a regex of the integers in a range, as JSON has them. None: without an end."""
+    """Return a regex of the integers in a range, as JSON writes them. None: the range has no such end."""
     forms: list[str] = []
     if low is None or low < 0:
         negative = _naturals(1 if high is None or high >= 0 else -high, None if low is None else -low)
@@ -211,7 +211,7 @@ def _naturals(low: int, high: int | None) -> Iterator[str]:
 
 
 def _between(low: str, high: str) -> str:
-    """Return a regex of the numbers with the same number of digits as these two, which lie between them."""
+    """Return a regex of the numbers from `low` to `high`, which have the same number of digits."""
     if low == high:
         return low
     if low.strip("0") == "" and high.strip("9") == "":

@@ -86,7 +86,7 @@ def prepare(text: str) -> PreparedSchema:
 
 
 def prepare_leniently(text: str) -> tuple[PreparedSchema, Sequence[str]]:
-    """Prepare the text of a schema without what cannot be obeyed. Return the keywords left out: "" for all."""
+    """Prepare a schema, but leave out what cannot be obeyed. Return the omitted keywords, too: "" for all."""
     left_out: dict[str, None] = {}
     try:
         prepared = _Preparation(_read(text), left_out).run()
@@ -122,7 +122,7 @@ class _Preparation:
     def __init__(
         self, document: Any, left_out: dict[str, None] | None = None, *, with_large_numbers: bool = True
     ) -> None:
-        """With `left_out`, keywords that cannot be obeyed are left out and added to it; else they are refused."""
+        """With `left_out`, keywords that cannot be obeyed are omitted and added to it. Otherwise they are refused."""
         self._left_out = left_out
         self._largest_number = MOST_NUMBER if with_large_numbers else LARGEST_NUMBER
         self._document = SchemaDocument(document)

@@ -33,8 +33,8 @@ STRIP_ROWS = 64  # of a transparent image, put on white at once
 
 def decode_image(file: MediaFile, max_pixels: int, max_bytes: int, *, on_white: bool = False) -> Image:
     """Return the image in RGB, as transformers' `load_image` does: upright by its EXIF data, and an animation's first
-    frame. What is transparent becomes white if `on_white`, else it shows the color below. With the detail `low`, the
-    image is made smaller. Raises InvalidRequest.
+    frame. With `on_white`, transparent pixels become white, and otherwise they show the color that they hide. With
+    the detail `low`, the image is made smaller. Raises InvalidRequest.
     """
     content = content_of(file, max_bytes)
     image_type, ops = _pillow()
@@ -95,8 +95,8 @@ def content_of(file: MediaFile, max_bytes: int) -> bytes:
 
 
 def _rgb(image: Image, *, on_white: bool) -> Image:
-    """Return the image in RGB. If `on_white`, it has the pixels that transformers' `convert_to_rgb` makes, which needs
-    twice the memory."""
+    """Return the image in RGB. With `on_white`, the pixels are the same as those of transformers' `convert_to_rgb`,
+    which needs twice the memory."""
     if not on_white or not image.has_transparency_data:
         return image.convert("RGB")
     image_type, _ = _pillow()
