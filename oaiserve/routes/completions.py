@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, tee
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -161,6 +161,7 @@ class CompletionShape(ChoicesShape):
         super().__init__("text_completion", head, wanted, num_prompts)
         self._tokenizer = tokenizer
         self._echoed = echoed
+        self._parts: dict[int, Iterator[str]] = {}  # by echoed prompt: its text by token, for each of its choices
         self._lengths: Counter[int] = Counter()  # by choice: characters of the text that was sent
 
     def _text_of(self, event: PromptDone) -> str:
@@ -170,8 +171,8 @@ class CompletionShape(ChoicesShape):
         match self._echoed[event.prompt_index]:
             case TextPrompt(text) | GapPrompt(str(text)):
                 return text
-            case prompt:
-                return "".join(self._tokenizer.text_parts(prompt, event.token_ids))
+            case _:
+                return "".join(self._parts_of(event))
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
         """Render the first chunk of each choice, if the client wants to see the prompt."""
@@ -240,7 +241,10 @@ class CompletionShape(ChoicesShape):
         return choice
 
     def _parts_of(self, event: PromptDone) -> Iterator[str]:
-        return self._tokenizer.text_parts(self._echoed[event.prompt_index], event.token_ids)
+        index = event.prompt_index
+        parts = self._parts.get(index) or self._tokenizer.text_parts(self._echoed[index], event.token_ids)
+        self._parts[index], shown = tee(parts)
+        return shown
 
     def _logprobs(self, tokens: TokenLogprobs, texts: Iterable[str], offset: int = 0) -> Iterator[bytes]:
         num_top = self._wanted.num_logprobs or 0

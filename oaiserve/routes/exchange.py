@@ -84,7 +84,7 @@ class Exchange:
     routing: Mapping[str, str | int | float] = field(default_factory=dict)  # the decision of the router in front
     event_tokens: array[int] = field(default_factory=lambda: array("q"))  # as in the record, like the next
     event_gaps_ns: array[int] = field(default_factory=lambda: array("q"))
-    last_event_ns: int = 0  # when the client of a stream last got an event that its idle timeout counts
+    last_sign_ns: int = 0  # when the client of a stream last got an event that its idle timeout counts
     num_signs: int = 0  # numbered signs of life that another server has sent of this stream
     _last_event_ns: dict[int, int] = field(default_factory=dict)  # by choice
     _num_unseen: dict[int, int] = field(default_factory=dict)  # the tokens of a choice since its last event
@@ -109,10 +109,12 @@ class Exchange:
         if not is_seen:
             self._num_unseen[choice] = num_tokens
             return
-        now_ns, last_ns = monotonic_ns(), self._last_event_ns.get(choice)
+        now_ns = monotonic_ns()
+        last_ns = self._last_event_ns.get(choice)
         if last_ns is not None:
             self.event_gaps_ns.append(now_ns - last_ns)
-        self._last_event_ns[choice] = self.last_event_ns = now_ns
+        self._last_event_ns[choice] = now_ns
+        self.last_sign_ns = now_ns
         self.event_tokens.append(num_tokens)
 
     def server_timing(self) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from oaiserve.engine.text.detokenize import TokenTable
 
 
 def text_parts(
-    table: TokenTable, token_ids: Sequence[int], text: str | None, starts: Callable[[], Sequence[int]]
+    table: TokenTable, token_ids: Sequence[int], text: str | None, starts: Callable[[], Iterator[int]]
 ) -> Iterator[str]:
     """Yield the part of the text for each token. Joined, the parts are the text, or if it is None, the tokens' texts.
 
     A character that is split over several tokens belongs to the last of them. If the tokenizer has normalized the text,
-    its tokens have other characters. Only then is `starts` called, which returns where each token starts.
+    its tokens have other characters. Only then is `starts` called, which yields where each token starts.
     """
     detokenizer = table.detokenizer((), skip_special_tokens=False)
     at = 0
@@ -27,8 +28,8 @@ def text_parts(
             yield part
             continue
         if bounds is None and not text.startswith(part, at):
-            bounds = starts()
-        end = at + len(part) if bounds is None else max([at, *bounds[number : number + 1]])
+            bounds = islice(starts(), number, None)
+        end = at + len(part) if bounds is None else max(at, next(bounds, at))
         end = len(text) if is_last else end
         yield text[at:end]
         at = end

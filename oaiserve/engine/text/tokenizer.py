@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -242,22 +242,16 @@ class Tokenizer:
     def first_tokens(self, text: str, num_tokens: int, param: str) -> str:
         """Return a text up to the end of its first tokens. Raises InvalidRequest."""
         _check_characters(text, param)
-        starts = self.starts(text, num_tokens)
-        return text[: starts[num_tokens]] if len(starts) > num_tokens else text
+        return text[: next(islice(self.starts(text), num_tokens, None), None)]
 
-    def starts(self, text: str, most_tokens: int | None = None) -> list[int]:
-        """Return where in a text each of its tokens starts, without special tokens around them: for `most_tokens` or
-        more, if there are as many."""
-        starts: list[int] = []
+    def starts(self, text: str) -> Iterator[int]:
+        """Yield where in a text each of its tokens starts, without special tokens around them."""
         at = 0
         for piece in self._rules.pieces(text):
-            if most_tokens is not None and len(starts) > most_tokens:
-                break
             at = text.index(piece, at)  # a space between pieces may be left out
             encoding = self.backend.encode_batch([piece], add_special_tokens=False)[0]
-            starts += [at + start for start, _ in encoding.offsets]
+            yield from (at + start for start, _ in encoding.offsets)
             at += len(piece)
-        return starts
 
     def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each word, both at the start of a text and after another word.
