@@ -13,10 +13,11 @@ import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from oaiserve.errors import StartupError
 from oaiserve.files.bad_file import BadFile
@@ -26,6 +27,7 @@ from oaiserve.files.load_errors import named as as_text
 from oaiserve.files.progress import Progress
 from oaiserve.files.source import ModelSource, best_mmproj, find_model, is_mmproj
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _TEXTS = (".json", ".txt", ".model", ".tiktoken", ".jinja")
@@ -170,23 +172,32 @@ def ask_hub(repository: str) -> tuple[str, list[str]]:
 
     if _is_offline():
         raise HubTrouble("is not asked, because HF_HUB_OFFLINE is set", "Unset that once, to fetch it")
-    answers: list[tuple[str, list[str]] | BaseException] = []
+    api = HfApi()
+    try:
+        info = _in_time(lambda: api.model_info(repository, timeout=TIMEOUT_SECONDS))
+    except Exception as error:  # of any type: the hub's client raises what its libraries raise
+        raise _trouble(error, repository) from error
+    return info.sha or "", [file.rfilename for file in info.siblings or ()]
 
-    def ask() -> None:
+
+def _in_time(ask: Callable[[], T]) -> T:
+    """Return what a function returns. It runs on a thread, because resolving a host name has no timeout.
+
+    Raises what the function raises, and TimeoutError if there is no answer soon after the timeout of its request.
+    """
+    answer: Future[T] = Future()
+
+    def run() -> None:
         try:
-            info = HfApi().model_info(repository, timeout=TIMEOUT_SECONDS)
-            answers.append((info.sha or "", [file.rfilename for file in info.siblings or ()]))
+            answer.set_result(ask())
         except BaseException as error:
-            answers.append(error)
+            answer.set_exception(error)
 
-    # The request runs on a thread, because resolving a host name has no timeout.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(TIMEOUT_SECONDS + 1)
-    answer = answers[0] if answers else TimeoutError(f"no answer in {TIMEOUT_SECONDS:g} s")
-    if isinstance(answer, BaseException):
-        raise _trouble(answer, repository) from answer
-    return answer
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return answer.result(TIMEOUT_SECONDS + 1)
+    except TimeoutError:
+        raise TimeoutError(f"no answer in {TIMEOUT_SECONDS:g} s") from None
 
 
 def _trouble(error: BaseException, repository: str) -> HubTrouble:
@@ -344,20 +355,11 @@ def is_reachable() -> bool:
 
     if constants.HF_HUB_OFFLINE:
         return False
-    answered = threading.Event()
-
-    def ask() -> None:
-        try:
-            request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
-                answered.set()
-        except urllib.error.HTTPError:
-            answered.set()
-        except (OSError, ValueError):
-            pass  # unreachable, refused, or not a URL: the event stays unset
-
-    # The request runs on a thread, because resolving a host name has no timeout.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(TIMEOUT_SECONDS)
-    return answered.is_set()
+    try:
+        request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+        _in_time(lambda: urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS).close())
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):  # unreachable, refused, no answer in time, or not a URL
+        return False
+    return True
