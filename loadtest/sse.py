@@ -13,12 +13,16 @@ class EventSplitter:
     """A parser for one response. `feed` takes the reads in order and returns the data of each event they complete."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()  # a line without its end
         self._data: list[bytes] = []  # the data lines of an event that is not complete
 
     def feed(self, data: bytes) -> list[bytes]:
         events: list[bytes] = []
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest += data
+        if b"\n" not in data:
+            return events
+        *lines, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
         for line in lines:
             if line.endswith(b"\r"):
                 line = line[:-1]

@@ -16,8 +16,8 @@ IDS_HEADER = "x-oaiserve-stream"
 SENT_HEADER = "x-oaiserve-sent"  # how many bytes behind the body have the pieces
 KIND_HEADER = "x-oaiserve-kind"  # of a replica: those of one kind write the same bytes
 _IDS = re.compile(r"([0-9a-f]{32}) (\d{1,12}) (\d{1,20})", re.ASCII)
-# No other line of a stream ends so: in an event, which is one line, this text would be followed by a brace.
-_MARK = re.compile(rb": tokens (.*\])\n\n")
+_MARK = b": tokens "  # begins a comment of its own, behind a blank line
+_BLANK_LINE = b"\n\n"
 
 
 class Piece(NamedTuple):
@@ -51,17 +51,44 @@ SIGN = Piece(-2, [])  # a numbered event without content, which shows that the s
 
 
 def mark(piece: Piece) -> bytes:
-    return b": tokens %b\n\n" % msgspec.json.encode(piece)
+    return _MARK + msgspec.json.encode(piece) + _BLANK_LINE
 
 
-def split_at_marks(content: bytes) -> tuple[bytes, list[Piece], bytes]:
-    """Return the bytes before the last mark without any marks, the marked pieces but for NOTHING, and the rest.
+class StreamSplitter:
+    """Cuts a stream behind events that another server need not write again: the marked ones, or all of them.
 
-    Raises msgspec.MsgspecError for a mark that is none.
+    Each byte is searched once, however the network cuts the stream and however long its lines are.
     """
-    *found, rest = _MARK.split(content)
-    pieces = [piece for text in found[1::2] if (piece := _decode(text)) != NOTHING]
-    return b"".join(found[::2]), pieces, rest
+
+    def __init__(self, *, is_marked: bool) -> None:
+        self._is_marked = is_marked
+        self.rest = bytearray()  # not returned yet
+        self._begin = 0  # of the first event in `rest` without its end
+
+    def push(self, part: bytes) -> tuple[bytes, list[Piece]]:
+        """Take the next bytes. Return those up to the last cut, without marks, and the marked pieces but for NOTHING.
+
+        Raises msgspec.MsgspecError for a mark that is none.
+        """
+        rest, done, pieces = self.rest, bytearray(), []
+        num_taken = 0
+        at = max(self._begin, len(rest) - 1)  # the first half of a blank line may have come
+        rest += part
+        while (end := rest.find(_BLANK_LINE, at)) != -1:
+            if not self._is_marked:
+                at = num_taken = rest.rindex(_BLANK_LINE, end) + len(_BLANK_LINE)
+                done += rest[:num_taken]
+                break
+            at = end + len(_BLANK_LINE)
+            if rest.startswith(_MARK, self._begin):
+                if (piece := _decode(rest[self._begin + len(_MARK) : end])) != NOTHING:
+                    pieces.append(piece)
+                done += rest[num_taken : self._begin]
+                num_taken = at
+            self._begin = at
+        del rest[:num_taken]
+        self._begin -= num_taken
+        return bytes(done), pieces
 
 
 def take_sent(body: bytearray, length: str) -> tuple[Piece, ...]:

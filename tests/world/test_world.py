@@ -2,7 +2,7 @@
 
 import pytest
 
-from oaiserve.facts.continuation import Piece, split_at_marks
+from oaiserve.facts.continuation import Piece, StreamSplitter
 from tests.world.hour import live
 
 
@@ -19,9 +19,10 @@ def test_a_seed_has_the_same_trace_in_each_run() -> None:
 
 
 def test_a_stream_that_goes_on_one_token_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets_one(content: bytes) -> tuple[bytes, list[Piece], bytes]:
-        done, pieces, rest = split_at_marks(content)
-        return done, pieces[1:], rest
+    def forgets_one(splitter: StreamSplitter, part: bytes) -> tuple[bytes, list[Piece]]:
+        done, pieces = push(splitter, part)
+        return done, pieces[1:]
 
-    monkeypatch.setattr("oaiserve.scale.gateway.gateway.split_at_marks", forgets_one)
+    push = StreamSplitter.push
+    monkeypatch.setattr(StreamSplitter, "push", forgets_one)
     assert any("it differs from an undisturbed one" in text for seed in range(5) for text in live(seed).wrong)

@@ -37,7 +37,7 @@ from oaiserve.errors import (
     RequestTimeout,
     Unavailable,
 )
-from oaiserve.facts.continuation import IDS_HEADER, KIND_HEADER, SENT_HEADER, Piece, StreamIds, split_at_marks
+from oaiserve.facts.continuation import IDS_HEADER, KIND_HEADER, SENT_HEADER, Piece, StreamIds, StreamSplitter
 from oaiserve.facts.prefix_keys import Prompt, prompt_of_body
 from oaiserve.facts.report import Within
 from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
@@ -443,29 +443,26 @@ class Gateway:
     ) -> bytes:
         """Send what comes from a replica, and return the end of its answer. The signs of life end with the first part.
         Raises CutOff, behind whole pieces."""
-        answer, rest = begun.answer, b""  # of a stream: what is not complete
+        answer, events = begun.answer, StreamSplitter(is_marked=begun.may_go_on)
         left.add_done_callback(lambda _: answer.close())
         begun.upstream.num_open += 1
         try:
             while part := await answer.read():
-                if begun.may_go_on:
+                if begun.is_stream:
                     try:
-                        part, pieces, rest = split_at_marks(rest + part)
+                        part, pieces = events.push(part)
                     except msgspec.MsgspecError as error:
                         raise CutOff(f"a mark that is none: {error}") from None
                     asked.sent += pieces
-                elif begun.is_stream:
-                    whole, mark, rest = (rest + part).rpartition(b"\n\n")
-                    part = whole + mark
                 if part:
                     if signs is not None:
                         signs.cancel()
                     await send_part({"type": "http.response.body", "body": part, "more_body": True})
-                if len(rest) > MOST_EVENT_BYTES:
+                if len(events.rest) > MOST_EVENT_BYTES:
                     raise CutOff(f"an event of more than {MOST_EVENT_BYTES} bytes")
             if asked.method == "POST" and answer.status < 400:
                 begun.upstream.num_failures = begun.upstream.num_pauses = 0
-            return rest
+            return bytes(events.rest)
         finally:
             begun.attempt.end(monotonic_ns())
             begun.upstream.num_open -= 1

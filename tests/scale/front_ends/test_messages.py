@@ -34,7 +34,7 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.errors import APIError, ContextLengthExceeded, DeadlineRefused, InvalidRequest, ModelNotFound, Overloaded
-from oaiserve.facts.continuation import split_at_marks, take_sent
+from oaiserve.facts.continuation import StreamSplitter, take_sent
 from oaiserve.facts.record import Cause, EngineAccount, EventKind, Outcome, RequestRecord, ToolCallOutcome, WaitReason
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
@@ -239,7 +239,7 @@ def test_what_a_spoiled_message_says_is_data_of_its_type_or_refused() -> None:
             OFFERED[call.method].arguments.decode(call.arguments)
             num_read += 1
         with suppress(msgspec.DecodeError):
-            _, pieces, _ = split_at_marks(spoiled(marks))
+            _, pieces = StreamSplitter(is_marked=True).push(spoiled(marks))
             assert all(type(number) is int for piece in pieces for number in (piece.choice, *piece.token_ids))
         with suppress(ValueError):
             take_sent(bytearray(spoiled(b"[[0,[7,8]]]")), f"{rng.randint(-1, 20)}")
