@@ -40,7 +40,7 @@ class ChoiceOutput:
         # Stop strings count behind this text, once it has come.
         self._stop_after = "" if reasoning is None or reasoning.opening else reasoning.closing
         self._end_of_text = ""  # in which it may have begun
-        self._text: list[str] = []
+        self._text: list[str] = []  # none of it empty
         self._token_ids: list[int] = []
         self._text_lengths: list[int] | None = [] if params.text_lengths else None
         self._num_characters = 0  # of all tokens, including text that is held back or cut off
@@ -91,7 +91,7 @@ class ChoiceOutput:
         if self.finish_reason is None and not was_sent:
             if self._chunk_tokens == 0 or len(self._token_ids) < self._chunk_tokens:
                 return None
-            if not (any(self._text) or self._logprobs):
+            if not (self._text or self._logprobs):
                 return None  # all of it is held back: it is part of a character, or may be part of a stop string
             if self._text_lengths is not None and self._stops.is_holding:
                 return None  # the lengths of a chunk's tokens are those of its text
@@ -130,13 +130,13 @@ class ChoiceOutput:
             self._end_of_text = so_far[max(0, len(so_far) - len(self._stop_after) + 1) :]
             if at != -1:
                 self._stop_after = ""
-            self._text.append(self._stops.push(text[:num_free], enabled=False)[0])
+            self._send(self._stops.push(text[:num_free], enabled=False)[0])
             text = text[num_free:]
         if not text:
             return
         enabled = self.num_tokens >= self._sequence.params.min_tokens
         sendable, matched = self._stops.push(text, enabled=enabled)
-        self._text.append(sendable)
+        self._send(sendable)
         if matched is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, matched
 
@@ -144,8 +144,12 @@ class ChoiceOutput:
         """End the choice for this reason, unless the text held back so far has a stop string."""
         self._add(self._detokenizer.finish())
         if self.finish_reason is None:
-            self._text.append(self._stops.finish())
+            self._send(self._stops.finish())
             self.finish_reason, self.stop_reason = reason, stop_reason
+
+    def _send(self, text: str) -> None:
+        if text:
+            self._text.append(text)
 
 
 def add_logprobs(rows: TokenLogprobs, table: TokenTable, logprobs: Logprobs) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import regex
 
@@ -12,11 +12,48 @@ from oaiserve.routes.dialects.segments import CallBegin, CallBroken, CallEnd, Co
 from oaiserve.routes.dialects.sites import Site
 from oaiserve.routes.dialects.tagged_form import TaggedForm
 
+MOST_HEAD = 2048  # characters of white space, and of the text from a tag to a call's arguments or to their next one
+_SLICE = MOST_HEAD // 2  # characters that are read at once
+_MOST_TRIED_AGAIN = 1000  # characters
+
 Step = Callable[[list[Segment]], bool]
 
 
 class NotACall(Exception):
-    """No call of one of the request's tools follows a tag."""
+    """No call of one of the request's tools follows a tag, as the text up to the place `at` shows."""
+
+    def __init__(self, at: int = 0) -> None:
+        super().__init__(at)
+        self.at = at
+
+
+class Value(Protocol):
+    """The search for the end of a value that is read as a whole. It takes the text piece by piece."""
+
+    num_read: int  # characters up to the end, once it has come, or up to the place where the value is broken
+    is_broken: bool
+
+    def push(self, piece: str) -> bool:
+        """Take the next piece, and return whether the search is over."""
+
+
+class TagEnd:
+    """The search for a tag."""
+
+    is_broken = False
+
+    def __init__(self, tag: str) -> None:
+        self.num_read = 0
+        self._tag = tag
+        self._last = ""  # in which the tag may have begun
+
+    def push(self, piece: str) -> bool:
+        text = self._last + piece
+        at = text.find(self._tag)
+        end = len(text) if at == -1 else at + len(self._tag)
+        self.num_read += end - len(self._last)
+        self._last = text[max(0, len(text) - len(self._tag) + 1) :]
+        return at != -1
 
 
 class CallParser(ABC):
@@ -26,6 +63,10 @@ class CallParser(ABC):
     step can go on; if not, more text is needed. So the segments do not depend on the pieces.
 
     Whitespace before a call, and between calls, belongs to the calls. A broken call stays text.
+
+    The time for a text grows with its length and not faster. Steps see MOST_HEAD characters of it. Only the end of a
+    value may be awaited for longer, and the search for it sees each character once. Where a long text was no call, none
+    is looked for within it.
     """
 
     opening_tags: ClassVar[tuple[str, ...]]  # with each of these, a call may begin
@@ -56,6 +97,9 @@ class CallParser(ABC):
         self._is_blank = True  # nothing but whitespace has come since the beginning, or since the last call
         self._tag = ""  # that the call has begun with
         self._raw: list[str] = []  # the text of the call up to `_text`, with the whitespace before it
+        self._value: Value | None = None  # that is read as a whole
+        self._awaits_value = False
+        self._behind_text: list[str] = []  # what has come while the value's end is awaited
 
     @classmethod
     def own_arguments(
@@ -68,15 +112,71 @@ class CallParser(ABC):
 
     def push(self, text: str) -> list[Segment]:
         """Take the next piece of the text."""
-        self._text += text
         segments: list[Segment] = []
-        while self._step(segments):
-            pass
-        return segments
+        at = 0
+        while True:
+            if self._awaits_value:
+                at = self._read_value(text, at)
+            if self._awaits_value:
+                return segments
+            while self._step(segments):
+                pass
+            if self._awaits_value:
+                continue
+            if len(self._text) >= MOST_HEAD:
+                self._give_up(segments)
+            elif at == len(text):
+                return segments
+            else:
+                piece = text[at : at + min(_SLICE, MOST_HEAD - len(self._text))]
+                self._text += piece
+                at += len(piece)
+
+    def _read_value(self, text: str, at: int) -> int:
+        """Read a text from the place `at` until the value has come, and return the place behind what was read."""
+        assert self._value is not None
+        while self._awaits_value and at < len(text):
+            piece = text[at : at + _SLICE]
+            self._behind_text.append(piece)
+            at += len(piece)
+            if self._value.push(piece):
+                self._join()
+        return at
+
+    def _join(self) -> None:
+        self._awaits_value = False
+        self._text = "".join((self._text, *self._behind_text))
+        self._behind_text = []
+
+    def _end_of(self, value: Callable[[], Value], at: int) -> int | None:
+        """Return the place behind the value at this place, or None if its end has not come. Raises NotACall."""
+        if self._value is None:
+            self._value = value()
+            self._awaits_value = not self._value.push(self._text[at:])
+        if self._awaits_value:
+            return None
+        found, self._value = self._value, None
+        if found.is_broken:
+            raise NotACall(at + found.num_read)
+        return at + found.num_read
+
+    def _give_up(self, segments: list[Segment]) -> None:
+        """Go on where a step has waited in vain, since what it waits for has become too long."""
+        if self._step == self._in_head:
+            self._no_call(segments, len(self._text))
+        elif self._step == self._in_text:
+            segments.append(Content(self._text))
+            self._text = ""
+            self._is_blank = False
+        elif self._step == self._after_call:
+            self._step = self._in_text
+        else:
+            self._break(segments)
 
     def finish(self, *, is_cut: bool) -> list[Segment]:
         """Return the last segments at the end of the text. If the answer `is_cut` within a call, the call stays
         open."""
+        self._join()
         segments: list[Segment] = []
         if self._step == self._in_text:
             if self._text and not (self._is_blank and self.num_called and self._text.isspace()):
@@ -124,16 +224,25 @@ class CallParser(ABC):
 
     def _begin_head(self, tag: str, before: str = "") -> None:
         self._tag, self._raw, self._step = tag, [before], self._in_head
+        self._value = None
 
     def _in_head(self, segments: list[Segment]) -> bool:
         try:
             return self._head(segments)
-        except NotACall:
-            self.num_unparsed += self._tag not in self.untagged
-            self._take(len(self._tag))
-            segments.append(Content("".join(self._raw)))
-            self._is_blank, self._step = False, self._in_text
+        except NotACall as error:
+            self._no_call(segments, error.at)
             return True
+
+    def _no_call(self, segments: list[Segment], at: int) -> None:
+        """Go on behind the tag, or where a long text was found to be no call."""
+        self.num_unparsed += self._tag not in self.untagged
+        taken = "".join(self._raw[1:])
+        del self._raw[1:]
+        self._text = taken + self._text
+        at += len(taken)
+        self._take(at if at > _MOST_TRIED_AGAIN else len(self._tag))
+        segments.append(Content("".join(self._raw)))
+        self._is_blank, self._step = False, self._in_text
 
     @abstractmethod
     def _head(self, segments: list[Segment]) -> bool:

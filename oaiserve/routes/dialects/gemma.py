@@ -13,6 +13,42 @@ from oaiserve.routes.dialects.json_calls import NamedCalls, is_json_object
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, Segment
 from oaiserve.routes.dialects.sites import NAME, SPACE, Site
 
+_NUM_LOOKED_BACK = 8  # characters before a quote that show whether a string begins
+
+
+class _Object:
+    """The search for the bracket that closes the first one. Brackets in strings don't count."""
+
+    is_broken = False
+
+    def __init__(self, quote: str) -> None:
+        self.num_read = 0
+        self._quote = quote
+        self._depth = 0
+        self._in_string = False
+        self._last = ""  # the end of the text, in which a quote may have begun
+        self._num_searched = 0  # characters of that
+
+    def push(self, piece: str) -> bool:
+        text = self._last + piece
+        at = self._num_searched
+        while found := _QUOTE_OR_BRACKET[self._quote].search(text, at):
+            at = found.end()
+            if found[0] == self._quote:
+                before = text[max(0, found.start() - _NUM_LOOKED_BACK) : found.start()]
+                # Else it ends a text that has none at its beginning, which models leave out.
+                self._in_string = not self._in_string and before.rstrip()[-1:] in "{[,:"
+            elif not self._in_string:
+                self._depth += 1 if found[0] in "{[" else -1
+                if self._depth == 0:
+                    self.num_read += at - len(self._last)
+                    return True
+        self.num_read += len(piece)
+        at = max(at, len(text) - len(self._quote) + 1)
+        self._last = text[max(0, at - _NUM_LOOKED_BACK) :]
+        self._num_searched = min(at, _NUM_LOOKED_BACK)
+        return False
+
 
 class GemmaCalls(NamedCalls):
     """Arguments in the model's own form are read as a whole, others as JSON."""
@@ -21,7 +57,6 @@ class GemmaCalls(NamedCalls):
     closing_tags: ClassVar[tuple[str, ...]] = ("<tool_call|>",)
     hidden_tags: ClassVar[tuple[str, ...]] = ("<|channel>thought\n", "<channel|>")  # of an empty thought behind a text
     quote = '<|"|>'
-    _depth: int  # of brackets, in the characters of `_text` that are scanned
     tags: ClassVar[tuple[str, ...]] = (*opening_tags, *closing_tags, quote)
     sites: ClassVar[tuple[Site, ...]] = (Site(r"<\|tool_call>\s*call:", NAME, (SPACE,)),)
     named = regex.compile(r"<\|tool_call>\s*call:(?P<name>[^\s<>{}]++)\s*(?=\{)")
@@ -35,34 +70,15 @@ class GemmaCalls(NamedCalls):
             return first != "" and super()._head(segments)
         if match["name"] not in self._tools or (match["name"] in self._strict and first != "}"):
             raise NotACall
-        end = self._end_of_object(match.end())
+        end = self._end_of(lambda: _Object(self.quote), match.end())
         if end is None:
             return False
         arguments = self._as_json(self._text[match.end() : end])
         if not is_json_object(arguments):
-            raise NotACall
+            raise NotACall(end)
         segments += [CallBegin(match["name"]), Arguments(arguments)]
         self._take(end)
         return self._end(segments)
-
-    def _end_of_object(self, at: int) -> int | None:
-        """Return the place behind the bracket that closes the one at this place, or None if it has not come."""
-        text = self._text
-        if not self._num_scanned:
-            self._num_scanned, self._depth = at, 0
-        while piece := _QUOTE_OR_BRACKET[self.quote].search(text, self._num_scanned):
-            at = piece.end()
-            if piece[0] != self.quote:
-                self._depth += 1 if piece[0] in "{[" else -1
-                if self._depth == 0:
-                    return at
-            elif text[piece.start() - 8 : piece.start()].rstrip()[-1:] in "{[,:":
-                at = text.find(self.quote, at) + len(self.quote)
-                if at < len(self.quote):
-                    return None
-            # else it ends a text that has none at its beginning, which models leave out
-            self._num_scanned = at
-        return None
 
     def _as_json(self, text: str) -> str:
         written: str = _PIECE[self.quote].sub(_piece_as_json, text)
@@ -97,7 +113,7 @@ _QUOTE_OR_BRACKET = {quote: regex.compile(rf"{q}|[{{}}\[\]]") for quote, q in _Q
 _PIECE = {
     quote: regex.compile(
         rf"(?s){q}(?P<string>.*?){q}|'(?P<quoted>[^'{{}}\[\]]*+)'(?=\s*[,:}}\]])"
-        rf"|(?<=[{{,]\s*[\w.-]+\s*:\s*|\[\s*)(?!{q})(?P<unopened>[^\s{{}}\[\],:](?:(?!{q}|,\s*[\w.-]+\s*:)[^{{}}\[\]])*+)"
+        rf"|(?=[^\s{{}}\[\],:])(?<=[{{,]\s*[\w.-]+\s*:\s*|\[\s*)(?!{q})(?P<unopened>[^\s{{}}\[\],:](?:(?!{q}|,\s*[\w.-]+\s*:)[^{{}}\[\]])*+)"
         rf"(?<![,:]\s*){q}"
         r"|(?P<word>[^\s{}\[\],:][^{}\[\],:]*+)(?P<colon>(?=:))?"
     )

@@ -20,8 +20,8 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 REASONING_TAGS = (f"{_CHANNEL}analysis{_MESSAGE}", "<|end|>")
 # The name of a tool stands before the channel or behind it.
 _HEADER = regex.compile(
-    r"(?:(?:<\|start\|>)?assistant)?\s*(?:to=(?P<to>[^\s<>]++))?\s*(?:<\|channel\|>\s*(?P<channel>[a-z]++)"
-    r"(?:\s+to=(?P<to>[^\s<>]++))?\s*){0,2}(?:<\|constrain\|>)?\s*(?:json|code)?\s*<\|message\|>"
+    r"(?:(?:<\|start\|>)?assistant)?\s*+(?:to=(?P<to>[^\s<>]++))?\s*+(?:<\|channel\|>\s*+(?P<channel>[a-z]++)"
+    r"(?:\s++to=(?P<to>[^\s<>]++))?\s*+){0,2}(?:<\|constrain\|>)?\s*+(?:json|code)?\s*+<\|message\|>"
 )
 
 
@@ -78,6 +78,12 @@ class HarmonyCalls(ChannelCalls):
         self._begin_head("")
         self._step = self._in_text if match is None else self._in_head
         return True
+
+    def _give_up(self, segments: list[Segment]) -> None:
+        if self._step == self._at_start:
+            self._step = self._in_text
+        else:
+            super()._give_up(segments)
 
     def _head(self, segments: list[Segment]) -> bool:
         match = self._match(_HEADER)

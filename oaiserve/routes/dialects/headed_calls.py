@@ -65,6 +65,8 @@ class RecipientCalls(NamedCalls):
         return True
 
     def _find(self, text: str) -> tuple[int, str]:
+        if ">" not in text:
+            return len(text), ""
         return find_tag(text, (*self.hidden_tags, *(f">>>{name}\n" for name in self._tools)))
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 import regex
 
-from oaiserve.routes.dialects.calls import CallParser, NotACall
+from oaiserve.routes.dialects.calls import MOST_HEAD, CallParser, NotACall
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, Segment, after_blanks
 from oaiserve.routes.dialects.sites import OBJECT, Site
 
@@ -31,8 +31,20 @@ class JsonScanner:
 
     def __init__(self) -> None:
         self.depth = 0  # of open brackets
+        self.num_read = 0  # by `push`
+        self.is_broken = False
         self._in_string = False
         self._is_escaped = False
+
+    def push(self, piece: str) -> bool:
+        """Go on with a piece of a value that is read as a whole, and return whether the search for its end is over."""
+        try:
+            end = self.scan(piece, 0, 0)
+        except BrokenJson as broken:
+            self.is_broken = True
+            end = broken.at
+        self.num_read += len(piece) if end is None else end
+        return end is not None
 
     def scan(self, text: str, at: int, to_depth: int) -> int | None:
         """Go on with `text` from the place `at`, until a bracket closes down to the depth `to_depth`.
@@ -80,10 +92,10 @@ class JsonScanner:
 
 
 # The usual order, in which arguments can be passed on as they come.
-_HEAD = re.compile(
+_HEAD = regex.compile(
     r'\{\s*+(?:"tool_call_id"\s*:\s*"[^"\\\x00-\x1f]*"\s*,\s*+)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"\\\x00-\x1f]*)"\s*,'
     r'\s*+"(?:arguments|parameters)"\s*:\s*(?=\{)',
-    re.ASCII,
+    regex.ASCII,
 )
 _NAMED = re.compile(r'[^{]*+\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"]*)"')
 _KEYS = ("name", "arguments", "parameters", "type", "id", "tool_name", "tool_call_id")
@@ -108,11 +120,6 @@ class JsonCallParser(CallParser):
     _scanner: JsonScanner
     _object: int  # the number of pieces in `_raw` before the object
     _arguments_depth: int  # of brackets around the arguments
-    _num_scanned: int  # characters of `_text`, while the object is waited for as a whole
-
-    def _begin_head(self, tag: str, before: str = "") -> None:
-        super()._begin_head(tag, before)
-        self._scanner, self._num_scanned = JsonScanner(), 0
 
     def _name_in_head(self) -> str | None:
         match = _NAMED.match(self._text)
@@ -126,7 +133,9 @@ class JsonCallParser(CallParser):
         at = self._place_of_object(at)
         if at == len(self._text):
             return False
-        if match := _HEAD.match(self._text, at):
+        if match := _HEAD.match(self._text, at, partial=True):
+            if match.partial:
+                return False
             self._begin(segments, match["name"])
             self._begin_arguments(at, match.end(), depth=1)
             return True
@@ -155,20 +164,15 @@ class JsonCallParser(CallParser):
 
     def _end_of_json(self, at: int) -> int | None:
         """Return the place behind the object at this place, or None if it has not come. Raises NotACall."""
-        try:
-            end = self._scanner.scan(self._text, max(at, self._num_scanned), 0)
-        except BrokenJson:
-            raise NotACall from None
-        self._num_scanned = len(self._text)
-        return end
+        return self._end_of(JsonScanner, at)
 
     def _take_whole(self, segments: list[Segment], at: int, end: int, tag: str = "") -> bool:
         """Take the text up to the end of the object between these places, and the whitespace and the tag behind it."""
         call = _call(self._text[at:end])
         if call is None or call[0] not in self._tools:
-            raise NotACall
+            raise NotACall(end)
         if call[0] in self._strict and not is_held(self._text[at:end], *call):
-            raise NotACall
+            raise NotACall(end)
         segments += [CallBegin(call[0]), Arguments(call[1])]
         self._take(self._text.index(tag, end) + len(tag))
         return self._end(segments)
@@ -235,7 +239,8 @@ def _call(text: str) -> tuple[str, str] | None:
 
 def is_held(text: str, name: str, arguments: str) -> bool:
     """Return whether the arguments of a call are where the grammar of `sites.OBJECT` holds them to a schema."""
-    return any(head["name"] == name and text.startswith(arguments, head.end()) for head in _HEAD.finditer(text))
+    heads = (head for head in _HEAD.finditer(text) if len(head[0]) < MOST_HEAD)
+    return any(head["name"] == name and text.startswith(arguments, head.end()) for head in heads)
 
 
 def object_text(arguments: bytes) -> str | None:

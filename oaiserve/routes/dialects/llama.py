@@ -34,6 +34,8 @@ class Llama4Calls(PythonicCalls, LlamaCalls):
 
     def _find(self, text: str) -> tuple[int, str]:
         at, tag = super()._find(text)
+        if "[" not in text:
+            return at, tag
         in_text, bracket = find_tag(text, [f"[{name}(" for name in self._tools])
         return (in_text, bracket[:1]) if in_text < at else (at, tag)
 

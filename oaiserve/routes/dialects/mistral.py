@@ -21,7 +21,7 @@ class MistralCalls(ListedCalls, NamedCalls):
     tags = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
     sites = (OBJECT, Site(r"\[TOOL_CALLS\]", r"A-Za-z0-9_.\-", (SPACE, "[ARGS]?", SPACE), is_spaced=True))
     named = regex.compile(
-        r"\[TOOL_CALLS\]\s*(?P<name>[A-Za-z0-9_.-]++)(?:\[CALL_ID\][A-Za-z0-9]*+)?\s*(?:\[ARGS\])?\s*(?=\{)"
+        r"\[TOOL_CALLS\]\s*+(?P<name>[A-Za-z0-9_.-]++)(?:\[CALL_ID\][A-Za-z0-9]*+)?\s*+(?:\[ARGS\])?\s*+(?=\{)"
     )
 
     def _head(self, segments: list[Segment]) -> bool:

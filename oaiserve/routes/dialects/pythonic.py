@@ -22,14 +22,51 @@ from oaiserve.routes.dialects.tagged_form import is_by_value
 _NAME = regex.compile(r"\s*(?P<name>[A-Za-z_][\w.-]*+)\s*(?=\()")
 _QUOTE_OR_BRACKET = re.compile(r"""[()\[\]{}'"]""")
 _IN_STRING = {quote: re.compile(rf"(?:[^{quote}\\]|\\.)*+", re.DOTALL) for quote in "'\""}
+_MOST_VALUES = 10_000  # in the arguments of a call: Python's parser takes its time, and memory, for each
 _LITERALS = {"true": True, "false": False, "null": None}  # as JSON writes them
+
+
+class _Brackets:
+    """The search for the bracket that closes the first one."""
+
+    is_broken = False
+
+    def __init__(self) -> None:
+        self.num_read = 0
+        self._depth = 0
+        self._quote = ""  # of the string in which the text ends
+        self._escape = ""  # with which it ends
+
+    def push(self, piece: str) -> bool:
+        text = self._escape + piece
+        at = 0
+        while at < len(text):
+            if self._quote:
+                inside = _IN_STRING[self._quote].match(text, at)
+                at = at if inside is None else inside.end()
+                if not text.startswith(self._quote, at):
+                    break
+                self._quote = ""
+                at += 1
+            found = _QUOTE_OR_BRACKET.search(text, at)
+            if found is None:
+                at = len(text)
+                break
+            at = found.end()
+            if found[0] in "\"'":
+                self._quote = found[0]
+                continue
+            self._depth += 1 if found[0] in "([{" else -1
+            if self._depth == 0:
+                break
+        self.num_read += at
+        self._escape = text[at:]
+        return self._depth == 0
 
 
 class PythonicCalls(ListedCalls):
     """Each call is read as a whole, as Python's strings have to be, or as JSON."""
 
-    _depth: int  # of brackets, in the characters of `_text` that are scanned
-    _quote: str  # of the string in which they end
     _name: str | None = None  # of the tool whose arguments have begun
 
     def __init_subclass__(cls) -> None:
@@ -68,12 +105,12 @@ class PythonicCalls(ListedCalls):
         if match["name"] not in self._tools:
             raise NotACall
         self._name = match["name"]
-        end = self._end_of_brackets(match.end())
+        end = self._end_of(_Brackets, match.end())
         if end is None:
             return False
         arguments = _arguments(self._text[match.end() : end])
         if arguments is None:
-            raise NotACall
+            raise NotACall(end)
         segments += [CallBegin(match["name"]), Arguments(arguments)]
         self._take(end)
         return self._end(segments)
@@ -85,28 +122,6 @@ class PythonicCalls(ListedCalls):
     def _name_in_head(self) -> str | None:
         return self._name
 
-    def _end_of_brackets(self, at: int) -> int | None:
-        """Return the place behind the bracket that closes the one at this place, or None if it has not come."""
-        if not self._num_scanned:
-            self._num_scanned, self._depth, self._quote = at, 0, ""
-        while True:
-            if self._quote:
-                inside = _IN_STRING[self._quote].match(self._text, self._num_scanned)
-                self._num_scanned = self._num_scanned if inside is None else inside.end()
-                if not self._text.startswith(self._quote, self._num_scanned):
-                    return None
-                self._num_scanned, self._quote = self._num_scanned + 1, ""
-            piece = _QUOTE_OR_BRACKET.search(self._text, self._num_scanned)
-            if piece is None:
-                return None
-            self._num_scanned = piece.end()
-            if piece[0] in "\"'":
-                self._quote = piece[0]
-                continue
-            self._depth += 1 if piece[0] in "([{" else -1
-            if self._depth == 0:
-                return self._num_scanned
-
 
 class _JsonLiterals(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -115,6 +130,8 @@ class _JsonLiterals(ast.NodeTransformer):
 
 def _arguments(brackets: str) -> str | None:
     """Return the arguments in a call's brackets as JSON, or None if they are no literals with names."""
+    if brackets.count(",") > _MOST_VALUES:
+        return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about escapes that Python does not know

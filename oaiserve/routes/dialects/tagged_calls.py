@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 import regex
 
+from oaiserve.routes.dialects.calls import TagEnd
 from oaiserve.routes.dialects.json_calls import JsonCallParser, in_quotes
 from oaiserve.routes.dialects.lark import KEY
 from oaiserve.routes.dialects.segments import Arguments, Segment, after_blanks, unfinished_tag
@@ -124,9 +125,12 @@ class TaggedCalls(JsonCallParser):
         text = self._text
         closing = self._closing
         line_break = "\n" if self.form.value_end.startswith("\n") else ""  # before the tag, to which it belongs
-        end = text.find(closing)
-        if end == -1 and not self._is_string:
+        if self._is_string:
+            end = text.find(closing)
+        elif (behind := self._end_of(lambda: TagEnd(closing), 0)) is None:
             return False
+        else:
+            end = behind - len(closing)
         if end == -1:
             end = min(unfinished_tag(text, closing), unfinished_tag(text, line_break + closing))
             if end:

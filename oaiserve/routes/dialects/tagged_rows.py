@@ -59,6 +59,7 @@ class KimiK3Calls(TaggedCalls):
 
 
 _NS = "]<]minimax[>["
+_MOST_DEPTH = 64  # of elements; those within are text
 _ELEMENT = regex.compile(rf"{regex.escape(_NS)}<(?P<key>[^<>/]++)>")
 
 
@@ -75,10 +76,10 @@ class MiniMaxM3Calls(TaggedCalls):
         return msgspec.json.encode(_value_of(value, self._value_schema)).decode()
 
 
-def _value_of(text: str, schema: Any) -> Any:
+def _value_of(text: str, schema: Any, most_depth: int = _MOST_DEPTH) -> Any:
     """Return the value of an element: its text, or the values of the elements in it."""
     types = types_of(schema)
-    if types & {"string"} or not text.lstrip().startswith(_NS):
+    if not most_depth or types & {"string"} or not text.lstrip().startswith(_NS):
         return msgspec.json.decode(as_json(text, types))
     elements: list[tuple[str, str]] = []
     at = 0
@@ -91,8 +92,8 @@ def _value_of(text: str, schema: Any) -> Any:
         at = end + len(closing)
     properties = _part(schema, "properties")
     if {key for key, _ in elements} == {"item"} and "item" not in properties and types != {"object"}:
-        return [_value_of(inside, _part(schema, "items")) for _, inside in elements]
-    return {key: _value_of(inside, properties.get(key)) for key, inside in elements}
+        return [_value_of(inside, _part(schema, "items"), most_depth - 1) for _, inside in elements]
+    return {key: _value_of(inside, properties.get(key), most_depth - 1) for key, inside in elements}
 
 
 def _part(schema: Any, name: str) -> Any:

@@ -10,7 +10,7 @@ import msgspec
 import regex
 
 from oaiserve.routes.dialects.calls import NotACall
-from oaiserve.routes.dialects.json_calls import JsonCallParser, JsonScanner, is_held, object_text
+from oaiserve.routes.dialects.json_calls import JsonCallParser, is_held, object_text
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallEnd, Segment
 
 _FENCE = "```"
@@ -22,7 +22,9 @@ _BETWEEN = re.compile(r"(?:[\s,;]++|<tool_call>|<tools>)*+")
 _BEHIND_DOUBLED = re.compile(r"(?:\s*+\})*+")  # models close fewer braces than they have opened, or more
 _DOUBLED = re.compile(r"\{\s*+(?=\{)")
 _ODD = regex.compile(r"\s*+(?:[\[`]|\{\s*+\{)")  # what JsonCallParser doesn't read in tags
-_FIRST_KEY = regex.compile(r'[\[{\s]++"(?:name"\s*+:\s*+"(?P<name>[^"\\]*+)"|(?:arguments|parameters|type|id)")')
+_FIRST_KEY = regex.compile(
+    r'[\[{\s]++"(?:name"\s*+:\s*+"(?P<name>[^"\\\x00-\x1f]*+)"|(?:arguments|parameters|type|id)")'
+)
 _BRACES = re.compile(r'("(?:[^"\\]|\\.)*+")|\{\s*\{|\}\s*\}', re.DOTALL)
 _QUOTE = re.compile(r"(?<!\\)((?:\\\\)*+)\\'")  # escaped as in JavaScript, which JSON does not have
 _PREFIXES = ("functions.", "function.", "tools.", "tool.")
@@ -43,7 +45,8 @@ class UntaggedCalls(JsonCallParser):
     _is_fenced = False  # in a fenced block that is no call
     _is_plain = False  # behind bare JSON that is no call: an object within it is none, either
     _is_doubled = False  # the last call, in its braces
-    _at: int  # the place behind the objects that were read
+    _has_language: bool  # the block that begins says of which language it is
+    _at: int  # the place in `_text` behind the objects that were read
     _calls: list[tuple[str, str]]  # names and arguments in these
 
     def _begin_head(self, tag: str, before: str = "") -> None:
@@ -64,14 +67,13 @@ class UntaggedCalls(JsonCallParser):
     def _head(self, segments: list[Segment]) -> bool:
         if self._tag not in self.untagged and not self._calls and not _ODD.match(self._text, len(self._tag)):
             return super()._head(segments)
-        try:
-            return self._has_all() and self._take_all(segments)
-        except NotACall:
-            if self._tag == _FENCE:
-                language = _LANGUAGE.match(self._text)
-                self._is_fenced = not self._is_fenced or (language is not None and language[0] != _FENCE)
-            self._is_plain |= self._tag in self.bare
-            raise
+        return self._has_all() and self._take_all(segments)
+
+    def _no_call(self, segments: list[Segment], at: int) -> None:
+        if self._tag == _FENCE:
+            self._is_fenced = not self._is_fenced or self._has_language
+        self._is_plain |= self._tag in self.bare
+        super()._no_call(segments, at)
 
     def _after_call(self, segments: list[Segment]) -> bool:
         if self._is_doubled:
@@ -88,12 +90,10 @@ class UntaggedCalls(JsonCallParser):
 
     def _has_all(self) -> bool:
         """Read the objects that have come. Return whether no more follow. Raises NotACall."""
-        text = self._text
         if self._at < 0:
             self._at = self._begin_of_block()
-            self._scanner = JsonScanner()
-            self._num_scanned = 0
         while self._at >= 0:
+            text = self._text
             at = self._behind(_BEHIND_DOUBLED, self._at) if self._is_doubled else self._at
             at = self._behind(_BETWEEN, at)
             rest = text[at : at + _MOST_CHARACTERS]
@@ -101,10 +101,12 @@ class UntaggedCalls(JsonCallParser):
                 start = self._behind(_DOUBLED, at)
                 if (end := self._end_of_objects(start)) is None:
                     return False
-                self._calls += self._calls_in(text[start:end])
-                self._at = end
-                self._scanner = JsonScanner()
-                self._num_scanned = 0
+                try:
+                    self._calls += self._calls_in(text[start:end])
+                except NotACall:
+                    raise NotACall(end) from None
+                self._take(end)
+                self._at = 0
                 self._is_doubled = start > at
                 if self._tag in (*self.bare, ","):
                     return True
@@ -120,7 +122,7 @@ class UntaggedCalls(JsonCallParser):
                     return False
                 self._at = language.end()
             else:
-                raise NotACall
+                raise NotACall(at)
         return False
 
     def _begin_of_block(self) -> int:
@@ -129,7 +131,8 @@ class UntaggedCalls(JsonCallParser):
             return 0 if self._tag in self.bare else len(self._tag)
         language = _LANGUAGE.match(self._text)
         assert language is not None
-        if self._is_fenced and language[0] == _FENCE and language.end() < len(self._text):  # it ends the block
+        self._has_language = language[0] != _FENCE
+        if self._is_fenced and not self._has_language and language.end() < len(self._text):  # it ends the block
             raise NotACall
         return language.end() if language.end() < len(self._text) else -1
 
@@ -142,8 +145,8 @@ class UntaggedCalls(JsonCallParser):
             return None
         match = _FIRST_KEY.match(self._text, at, partial=True)
         if match is None or (not match.partial and match["name"] and self._tool(match["name"]) is None):
-            raise NotACall
-        return self._end_of_json(at)
+            raise NotACall(at)
+        return None if match.partial else self._end_of_json(at)
 
     def _tool(self, name: str) -> str | None:
         """Return the tool of this name, before which some models put what OpenAI's calls."""
