@@ -11,9 +11,11 @@ import asyncio
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
+from functools import cache, partial
 from ipaddress import ip_address, ip_network
-from socket import SOCK_STREAM
+from socket import SOCK_STREAM, getaddrinfo
 from typing import Any, NamedTuple
 from urllib.parse import quote, urljoin
 
@@ -27,9 +29,14 @@ MOST_REDIRECTS = 3
 MOST_URL_CHARACTERS = 4096
 # Addresses of IPv6 that are of the internet, but for those in which an address of IPv4 is hidden.
 _IPV6, _HIDING_IPV4 = ip_network("2000::/3"), (ip_network("2001::/32"), ip_network("2002::/16"))
-_URL = re.compile(r"(https?)://([A-Za-z0-9._:\[\]-]+)(?:([/?][^\s\\#]*))?(?:#\S*)?", re.IGNORECASE)
+_URL = re.compile(r"([Hh][Tt]{2}[Pp][Ss]?)://([A-Za-z0-9._:\[\]-]+)(?:([/?][^\s\\#]*))?(?:#\S*)?")
+_LABEL = re.compile(r"[^.]{1,63}")  # the only labels that a resolver accepts
+_ASCII = "".join(map(chr, range(0x21, 0x7F)))
 _PORTS = {"http": 80, "https": 443}
 _ANY_DATA = ("application/octet-stream", "binary/octet-stream")  # as stores of files have it
+
+# Apart from the event loop's own threads: a resolver that hangs, hangs for longer than the request waits.
+_LOOK_UPS = ThreadPoolExecutor(16, "look-up")
 
 LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -61,7 +68,8 @@ class Fetcher:
         parsed = [(name.startswith("*."), parse_authority(name.removeprefix("*."))) for name in allowed]
         self._allowed = [(is_any, host) for is_any, host in parsed if host is not None]
         self._named = {host.name for _, host in self._allowed}
-        self._network = _CheckedNetwork(self, look_up or _look_up, network or httpcore.AnyIOBackend())
+        self.look_up = look_up or _look_up
+        self.network = network or httpcore.AnyIOBackend()
         self._tls, self._seconds = tls or _tls, seconds
 
     async def fetch(self, url: str, kind: str, max_bytes: int, take: Callable[[int], None]) -> bytes:
@@ -73,6 +81,10 @@ class Fetcher:
         except TimeoutError:
             raise NotFetched(f"it did not come within {self._seconds:g} seconds") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
+            cause = error.args[0] if error.args else None  # httpcore wraps an error of TLS so
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                reason = cause.verify_message.rstrip(".")
+                raise NotFetched(f"the certificate of its host is not accepted: {reason}") from error
             raise NotFetched(f"its host cannot be reached, or speaks no HTTP ({type(error).__name__})") from error
 
     async def _fetched(self, text: str, kind: str, max_bytes: int, take: Callable[[int], None]) -> bytes:
@@ -86,23 +98,24 @@ class Fetcher:
             }
             own = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
             async with (
-                httpcore.AsyncConnectionPool(tls, network_backend=self._network) as pool,
+                AsyncExitStack() as streams,
+                httpcore.AsyncConnectionPool(tls, network_backend=_CheckedNetwork(self, streams)) as pool,
                 pool.stream("GET", own, headers=headers) as response,
             ):
                 found = {name.lower().decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
                 if response.status not in (301, 302, 303, 307, 308):
                     return await _content(response, found, kind, max_bytes, take)
-            text = urljoin(str(url), found.get("location", ""))
+            text = _redirect(str(url), found.get("location", ""))
         raise NotFetched(f"it is redirected more than {MOST_REDIRECTS} times")
 
     def checked(self, text: str) -> _Url:
         """Return a URL of an allowed host. Raises NotFetched."""
         match = _URL.fullmatch(text) if len(text) <= MOST_URL_CHARACTERS else None
         host = parse_authority(match[2]) if match is not None else None
-        if match is None or host is None:
+        if match is None or host is None or host.port == 0 or not all(map(_LABEL.fullmatch, host.name.split("."))):
             raise NotFetched("it is no URL of the form http[s]://HOST[:PORT][/PATH]")
         scheme, target = match[1].lower(), match[3] or "/"
-        target = quote(target if target.startswith("/") else f"/{target}", safe="%/:=&?~+!$,;'@()*[]|^`{}\"<>")
+        target = quote(target if target.startswith("/") else f"/{target}", safe=_ASCII, errors="replace")
         url = _Url(scheme, host.name, host.port or _PORTS[scheme], target)
         if not any(_is_allowed(url, is_any, allowed) for is_any, allowed in self._allowed):
             raise NotFetched(f"--allow-media-from does not name its host, {url.host}:{url.port}")
@@ -122,33 +135,52 @@ class Fetcher:
         return ip.is_global and not ip.is_multicast and not ip.is_reserved and not is_hidden
 
 
+def _redirect(url: str, location: str) -> str:
+    """Return the URL to which a host redirects, not checked yet. Bytes outside ASCII are Latin-1 in `location`. Raises
+    NotFetched."""
+    if not location:
+        raise NotFetched("it is redirected without a 'location'")
+    try:
+        return urljoin(url, quote(location, safe=_ASCII, encoding="latin-1"))
+    except ValueError:
+        raise NotFetched(f"it is redirected to what is no URL: {location[:60]!r}") from None
+
+
 def _is_allowed(url: _Url, is_any: bool, allowed: Authority) -> bool:
     is_port = url.port == (allowed.port or _PORTS[url.scheme])
     return is_port and (url.host.endswith(f".{allowed.name}") if is_any else url.host == allowed.name)
 
 
 class _CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """A network in which a name stands for its addresses at one look-up, if all of these are allowed."""
+    """A network in which a name stands for its addresses at one look-up, if all of these are allowed.
 
-    def __init__(self, fetcher: Fetcher, look_up: LookUp, network: httpcore.AsyncNetworkBackend) -> None:
-        self._fetcher, self._look_up, self._network = fetcher, look_up, network
+    Its connections are closed with `streams`, since httpcore leaves one open whose TLS handshake is cancelled.
+    """
+
+    def __init__(self, fetcher: Fetcher, streams: AsyncExitStack) -> None:
+        self._fetcher = fetcher
+        self._streams = streams
 
     async def connect_tcp(self, host: str, port: int, *more: Any, **keywords: Any) -> httpcore.AsyncNetworkStream:
-        addresses = await self._look_up(host, port)
+        addresses = await self._fetcher.look_up(host, port)
         if not addresses or not all(map(self._fetcher.may_reach, addresses)):
             raise NotFetched(
                 f"its host, {host}, has no address, or a private one that --allow-media-from does not name"
             )
         for address in addresses[:-1]:
-            try:
-                return await self._network.connect_tcp(address, port, *more, **keywords)
-            except httpcore.ConnectError:
-                pass
-        return await self._network.connect_tcp(addresses[-1], port, *more, **keywords)
+            with suppress(httpcore.ConnectError):
+                return await self._connected(address, port, *more, **keywords)
+        return await self._connected(addresses[-1], port, *more, **keywords)
+
+    async def _connected(self, address: str, *more: Any, **keywords: Any) -> httpcore.AsyncNetworkStream:
+        stream = await self._fetcher.network.connect_tcp(address, *more, **keywords)
+        self._streams.push_async_callback(stream.aclose)
+        return stream
 
 
 async def _look_up(host: str, port: int) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=SOCK_STREAM)
+    look_up = partial(getaddrinfo, host, port, type=SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(_LOOK_UPS, look_up)
     return list(dict.fromkeys(str(address[4][0]) for address in found))
 
 

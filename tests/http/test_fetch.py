@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import ssl
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +12,8 @@ from unittest.mock import AsyncMock
 
 import httpcore
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from oaiserve.errors import NotFetched
 from oaiserve.http.fetch import Fetcher
@@ -25,6 +29,7 @@ class Stream(httpcore.AsyncNetworkStream):
         self._world = world
         self._asked = b""
         self._answer: bytes | None = None
+        self._is_closed = False
 
     async def write(self, buffer: bytes, *_: Any, **__: Any) -> None:
         self._asked += buffer
@@ -39,7 +44,8 @@ class Stream(httpcore.AsyncNetworkStream):
         return part
 
     async def aclose(self) -> None:
-        self._world.num_closed += 1
+        self._world.num_closed += not self._is_closed
+        self._is_closed = True
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, **_: Any
@@ -129,6 +135,19 @@ def test_a_file_comes_from_the_very_address_that_was_checked_and_tls_checks_the_
         ("a.test", "file:///a.test", False),
         ("a.test", "gopher://a.test:80/", False),
         ("a.test", "http://a.test/" + 5000 * "x", False),
+        ("a.test", "http\u017f://a.test/", False),  # which ignoring case takes for https
+        ("*.a.test", "http://\u212a.a.test/", False),
+        ("*.a.test", "http://.a.test/", False),
+        ("*.a.test", "http://b..a.test/", False),
+        ("*.a.test", f"http://{64 * 'b'}.a.test/", False),
+        ("*.a.test", f"http://{63 * 'b'}.a.test/", True),
+        ("a.test", "http://a.test../", False),
+        ("a.test", "http://a.test:/", True),
+        ("a.test", "http://a.test:0/", False),
+        ("a.test", "http://a.test:99999/", False),
+        ("a.test", "http://a.test:abc/", False),
+        ("a.test", "http://[fe80::1%25eth0]/", False),
+        ("a.test", "http://a.test/\ud800?\u3042", True),
     ],
 )
 def test_only_urls_of_allowed_hosts_and_ports_are_looked_up(allowed: str, url: str, is_allowed: bool) -> None:
@@ -189,6 +208,86 @@ def test_redirects_are_followed_three_times_and_each_is_checked_like_a_url() -> 
     assert "private one" in world.refusal("http://a.test/", "a.test", "*.a.test")
     assert world.reached == [(PUBLIC, 80)]
     assert "no URL of" in World(redirect("file:///etc/passwd")).refusal("http://a.test/")
+
+
+@pytest.mark.parametrize(
+    ("location", "target"),
+    [
+        ("?q", "/x/y?q"),
+        ("z", "/x/z"),
+        ("../../z", "/z"),
+        ("#part", "/x/y"),
+        ("/a b\tc", "/a%20b%09c"),
+        ("/\u00e4", "/%C3%A4"),  # the bytes as they came
+        ("//a.test\\@b.test/", None),
+        ("http://a@a.test/", None),
+        ("http://[", None),
+        ("http://[v1.x]/", None),
+        ("http://a.test:abc/", None),
+        ("\\\\b.test/", None),
+    ],
+)
+def test_a_redirect_leads_to_a_checked_url_or_is_refused(location: str, target: str | None) -> None:
+    world = World(redirect(location), answer())
+    if target is None:
+        assert "no URL" in world.refusal("http://a.test/x/y")
+    else:
+        assert world.fetch("http://a.test/x/y") == b"PNG"
+        assert world.requests[1].split()[1] == target
+
+
+def test_a_redirect_without_a_location_is_not_followed() -> None:
+    world = World(answer(b"", b"", b"302 Found"), answer())
+    assert world.refusal("http://a.test/") == "it is redirected without a 'location'"
+
+
+_AUTHORITIES = st.sampled_from(
+    [
+        *(
+            "a.test",
+            "b.a.test",
+            ".a.test",
+            "a.test.",
+            "a.test:0",
+            "a.test:99999",
+            "a.test:x",
+            "u:p@a.test",
+            "[",
+            "[::1",
+        ),
+        *(
+            "[::1]",
+            "[fe80::1%25eth0]",
+            "xn--a.a.test",
+            "xn--",
+            "127.1",
+            "0x7f.1",
+            "a\u3002test",
+            "\uff41.test",
+            "%61.test",
+        ),
+    ]
+)
+_URLS = st.text() | st.builds(
+    "{}{}{}{}{}".format,
+    st.sampled_from(["http", "https", "HTTP", "http\u017f", "ftp", "", "data", "javascript"]),
+    st.sampled_from(["://", ":", "//", ":/", ":\\\\", "\t://"]),
+    st.text(max_size=3) | _AUTHORITIES | st.builds("{}.a.test".format, st.text(max_size=70)),
+    _AUTHORITIES,
+    st.text(st.characters(), max_size=9) | st.sampled_from(["", "/", "/x?y#z", "\\x", "/\t", "?", "#", ":80"]),
+)
+_LOCATIONS = _URLS | st.binary(max_size=40).map(lambda some: some.decode("latin-1"))
+
+
+@given(_URLS | st.just("http://a.test/"), st.lists(_LOCATIONS, max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_any_url_and_any_redirects_are_fetched_or_refused(url: str, locations: list[str]) -> None:
+    heads = [re.sub("[\0\r\n]", "", each).encode(errors="replace") for each in locations]
+    world = World(*(answer(b"", b"location: %b\r\n" % head, b"302 Found") for head in heads), answer())
+    with contextlib.suppress(NotFetched):
+        assert world.fetch(url, "a.test", "*.a.test") == b"PNG"
+    assert all(host == PUBLIC for host, _ in world.reached)
+    assert all(name.endswith("a.test") for name in world.looked_up)
 
 
 @pytest.mark.parametrize(

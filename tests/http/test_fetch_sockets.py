@@ -1,0 +1,138 @@
+"""Files are fetched through real sockets: TLS certificates are checked, and so is the address that a name has."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from oaiserve.errors import NotFetched
+from oaiserve.http import fetch
+from oaiserve.http.fetch import Fetcher
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: image/png\r\ncontent-length: 3\r\n\r\nPNG"
+_CONFIG = """
+[ca]
+default_ca = own
+[own]
+database = {0}/index
+new_certs_dir = {0}
+rand_serial = yes
+default_md = sha256
+unique_subject = no
+policy = any
+[any]
+commonName = supplied
+[names]
+subjectAltName = DNS:{1}
+"""
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return self-signed certificates of kinds, each in a file with its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    made = {}
+    for kind, name, end in [
+        ("sound", "localhost", "20990101000000Z"),
+        ("expired", "localhost", "20010101000000Z"),
+        ("of another", "other.test", "20990101000000Z"),
+    ]:
+        folder = tmp_path_factory.mktemp("certificate")
+        (folder / "index").touch()
+        (folder / "config").write_text(_CONFIG.format(folder, name))
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", "key.pem"]
+        own = ["-batch", "-config", "config", "-selfsign", "-keyfile", "key.pem", "-in", "request.pem", "-notext"]
+        valid = ["-startdate", "20000101000000Z", "-enddate", end, "-extensions", "names", "-out", "certificate.pem"]
+        for command in (["req", "-new", "-subj", f"/CN={name}", *key, "-out", "request.pem"], ["ca", *own, *valid]):
+            subprocess.run(["openssl", *command], cwd=folder, check=True, capture_output=True)
+        made[kind] = folder / "both.pem"
+        made[kind].write_text((folder / "key.pem").read_text() + (folder / "certificate.pem").read_text())
+    return made
+
+
+def fetched(certificate: Path, trusted: Path | None, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Return a file from https://localhost. Raises NotFetched."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD)
+        writer.close()
+
+    async def run() -> bytes:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate)
+        async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as server:
+            at = f"localhost:{server.sockets[0].getsockname()[1]}"
+            return await Fetcher([at]).fetch(f"https://{at}/", "image", 100, lambda _: None)
+
+    if trusted is not None:
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    fetch._tls.cache_clear()
+    try:
+        return asyncio.run(run())
+    finally:
+        fetch._tls.cache_clear()
+
+
+def test_a_certificate_of_a_given_authority_is_accepted(
+    certificates: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fetched(certificates["sound"], certificates["sound"], monkeypatch) == b"PNG"
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_trusted", "reason"),
+    [
+        ("sound", False, "self-signed certificate"),
+        ("expired", True, "certificate has expired"),
+        ("of another", True, "Hostname mismatch, certificate is not valid for 'localhost'"),
+    ],
+)
+def test_other_certificates_are_refused_with_the_reason(
+    certificates: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str, is_trusted: bool, reason: str
+) -> None:
+    with pytest.raises(NotFetched) as caught:
+        fetched(certificates[kind], certificates[kind] if is_trusted else None, monkeypatch)
+    assert str(caught.value) == f"the certificate of its host is not accepted: {reason}"
+
+
+@pytest.mark.parametrize("url", ["http://{}/", "https://{}/"])
+def test_a_host_that_is_silent_keeps_no_connection(url: str) -> None:
+    async def run() -> tuple[bool, int]:
+        connected: list[asyncio.StreamWriter] = []
+        async with await asyncio.start_server(lambda _, writer: connected.append(writer), "127.0.0.1", 0) as server:
+            at = f"localhost:{server.sockets[0].getsockname()[1]}"
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(5):
+                with pytest.raises(NotFetched, match="did not come"):
+                    await Fetcher([at], seconds=0.1).fetch(url.format(at), "image", 100, lambda _: None)
+            for writer in connected:
+                writer.close()
+                await writer.wait_closed()
+            return bool(connected), len(os.listdir("/proc/self/fd")) - before
+
+    assert asyncio.run(run()) == (True, 0)
+
+
+def can_unshare() -> bool:
+    command: Sequence[str] = ["unshare", "--mount", "--net", "true"]
+    return (
+        shutil.which("unshare") is not None and not subprocess.run(command, capture_output=True, check=False).returncode
+    )
+
+
+@pytest.mark.skipif(not can_unshare(), reason="only root may replace the resolver")
+def test_a_name_whose_address_changes_leads_to_the_address_that_was_checked() -> None:
+    command = ["unshare", "--mount", "--net", sys.executable, "-m", "tests.http.changing_names"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    expected = "127.0.0.2: 30, 127.0.0.3: 0, fetched: 30, refused: 30, without an address: 10\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
