@@ -9,7 +9,7 @@ engine.stop()
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -51,6 +51,7 @@ from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
+from oaiserve.engine.turn_workers import Work
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.explain.step_cost_fit import Run
@@ -368,11 +369,11 @@ class Engine:
         self._waiting.give_back(client, 1)
         self._body_bytes.give_back(client, num_bytes)
 
-    def encode(self, prompt: Prompt, most_tokens: int) -> Generator[None, None, list[int]]:
+    def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
         """Return the token ids of a prompt, in turns, for `run_in_turns`. Raises as `Tokenizer.encode_in_pieces`."""
         return self._tokenize.encode(prompt, most_tokens)
 
-    def run_in_turns(self, work: Generator[None, None, Result], *, client: str, num_bytes: int) -> Future[Result]:
+    def run_in_turns(self, work: Work[Result], *, client: str, num_bytes: int) -> Future[Result]:
         """Run work with the tokenizer beside requests, in turns by client: each `yield` of it ends a turn.
 
         Cancelling the future ends it. `num_bytes` is the size of its body. Raises Unavailable and

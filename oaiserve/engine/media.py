@@ -125,6 +125,10 @@ class MediaReader(Protocol):
 
     placeholders: Mapping[MediaKind, str]  # the texts in whose places the texts of media come
 
+    def checked(self, files: Sequence[MediaFile]) -> list[MediaFile]:
+        """Return the files as bytes, once their headers have no more pixels than a prompt may have. Raises
+        InvalidRequest."""
+
     def prepare(self, file: MediaFile, salt: str, *, only_text: bool = False) -> Prepared:
         """Prepare a client's file, for the tower unless `only_text` is needed. Its vectors are shared only among
         requests with the same salt. Raises an APIError for a file that is no such medium, or too much."""

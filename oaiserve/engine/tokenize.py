@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oaiserve.engine.media import MediaReader, Prepared, PromptMedia
 from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, Request, TooManyTokens
-from oaiserve.engine.turn_workers import Task, TurnWorkers
+from oaiserve.engine.turn_workers import LONG, Task, TurnWorkers, Work
 from oaiserve.errors import APIError, ContextLengthExceeded, invalid
 from oaiserve.facts.continuation import SENT_HEADER
 from oaiserve.facts.forecast import NO_FORECAST, Forecast
@@ -116,7 +116,7 @@ class TokenizeStage:
         self._encode_rest = encode_rest
         self._lock = threading.Lock()
         self._aborted: dict[str, threading.Event] = {}  # by request id, of those in the stage
-        self._workers = TurnWorkers(num_workers, "tokenize")
+        self._workers = TurnWorkers(num_workers, "tokenize", has_long=media is not None)
 
     @property
     def num_waiting(self) -> int:
@@ -134,7 +134,7 @@ class TokenizeStage:
         """
         self._add(encoded.request, self._with_grammar(encoded), lambda: None)
 
-    def _add(self, request: Request, work: Generator[None, None, Tokenized], on_end: OnEnd) -> None:
+    def _add(self, request: Request, work: Work[Tokenized], on_end: OnEnd) -> None:
         aborted = threading.Event()
         with self._lock:
             self._aborted[request.request_id] = aborted
@@ -162,7 +162,7 @@ class TokenizeStage:
 
     def run(
         self,
-        work: Generator[None, None, Result],
+        work: Work[Result],
         *,
         client: str,
         num_bytes: int,
@@ -197,7 +197,7 @@ class TokenizeStage:
         )
         return promised
 
-    def encode(self, prompt: Prompt, most_tokens: int) -> Generator[None, None, list[int]]:
+    def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
         """Return the token ids of a prompt, those in place of its images included, as work for `run`. Raises as
         `Tokenizer.encode_in_pieces`."""
         prepared = yield from self._prepare(prompt, "", only_text=True)
@@ -217,7 +217,7 @@ class TokenizeStage:
         """Fail all waiting work, and the work under way unless its piece is the last one, and join the threads."""
         self._workers.stop()
 
-    def _tokenize(self, request: Request) -> Generator[None, None, Tokenized]:
+    def _tokenize(self, request: Request) -> Work[Tokenized]:
         self._post(TokenizeStarted(request, self._clock()))
         params, grammar = request.params, None
         self._check_ids(params.logit_bias, "logit_bias")
@@ -233,13 +233,13 @@ class TokenizeStage:
             closing_ids = self._tokenizer.encode_plain(params.reasoning.closing)
         if params.grammar is not None and self._compile_grammar is not None:
             grammar = self._compiled(request, params.grammar, self._compile_grammar)
-            yield  # it may have taken long
+            yield None  # it may have taken long
         token_ids: list[list[int]] = []
         second_starts: list[int | None] = []
         media: list[PromptMedia | None] = []
         for prompt in request.prompts:
             if token_ids:
-                yield
+                yield None
             needed_tokens = None if params.ends_with_context and params.max_tokens else params.max_tokens
             prepared = yield from self._prepare(prompt, request.cache_salt)
             ids, second_start = yield from self._encode(prompt, needed_tokens, prepared)
@@ -251,19 +251,20 @@ class TokenizeStage:
             media=media if any(media) else [],
         )
 
-    def _prepare(self, prompt: Prompt, salt: str, *, only_text: bool = False) -> Generator[None, None, list[Prepared]]:
-        """Prepare the images and sounds of a prompt, in a turn for each."""
+    def _prepare(self, prompt: Prompt, salt: str, *, only_text: bool = False) -> Work[list[Prepared]]:
+        """Prepare the images and sounds of a prompt, in a long turn for each."""
         prepared: list[Prepared] = []
         if isinstance(prompt, ChatPrompt) and prompt.media:
             if self._media is None:
                 raise invalid(prompt.param, "this model reads text alone")
-            for file in prompt.media:
-                yield
+            yield LONG
+            for file in self._media.checked(prompt.media):
+                yield LONG
                 prepared.append(self._media.prepare(file, salt, only_text=only_text))
-            yield
+            yield None
         return prepared
 
-    def _with_grammar(self, encoded: Tokenized) -> Generator[None, None, Tokenized]:
+    def _with_grammar(self, encoded: Tokenized) -> Work[Tokenized]:
         yield from ()
         asked = encoded.request.params.grammar
         assert asked is not None
@@ -278,7 +279,7 @@ class TokenizeStage:
 
     def _encode(
         self, prompt: Prompt, max_tokens: int | None, prepared: list[Prepared]
-    ) -> Generator[None, None, tuple[list[int], int | None]]:
+    ) -> Work[tuple[list[int], int | None]]:
         """Return the token ids of a prompt; of a pair also where its second text begins."""
         expand = self._expand(prompt, prepared)
         most_tokens = self._max_model_len - (1 if max_tokens is None else max_tokens)

@@ -1,7 +1,9 @@
 """Worker threads for pieces of work, in turns by client, large work apart from small. Stdlib only.
 
-A piece is done within milliseconds, so nobody waits long for a turn. Large work is done by one thread, which rests
-between its pieces: all threads share the interpreter's lock, and on a CPU the model needs the cores.
+A piece is done within milliseconds, so nobody waits long for a turn. Work announces pieces that take longer, such as
+the decoding of an image. These have threads of their own, so that nothing else waits for them. Large work is done by
+one thread, which rests between its pieces: all threads share the interpreter's lock, and on a CPU the model needs the
+cores.
 
 It must not know the content of the work.
 """
@@ -14,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from oaiserve.engine.system_memory import give_back, take
 from oaiserve.errors import APIError, InternalError, Unavailable
@@ -23,13 +25,15 @@ from oaiserve.facts.times import monotonic_ns
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Work: TypeAlias = Generator[bool | None, None, Result]  # stops after each piece
 
 LARGE_BYTES = 2**16  # of a body whose work takes more than a moment
+LONG = True  # what work yields if its next piece takes more than milliseconds
 MUCH_BYTES = 2**20  # of a body whose memory is worth taking before, and giving back after
 GIVE_BACK_SECONDS = 1.0  # after the last such body: by then, everything made of it is free
 
 
-def at_once(work: Generator[None, None, Result]) -> Result:
+def at_once(work: Work[Result]) -> Result:
     """Do all turns of the work, and return its result."""
     while True:
         try:
@@ -84,7 +88,7 @@ class Task:
 
     client: str
     num_bytes: int  # of the body that it comes from
-    work: Generator[None, None, Any]  # stops after each turn
+    work: Work[Any]
     done: Callable[[Any], None]  # takes the work's result
     failed: Callable[[APIError], None]
     dropped: Callable[[], None]  # nobody wants it any more
@@ -92,6 +96,8 @@ class Task:
     name: str  # for the log
     rest: float = 0  # if it is large: for how many times as long as a piece has taken the thread rests afterwards
     is_begun: bool = False
+    is_long: bool = False  # its next piece
+    has_been_long: bool = False
 
 
 class _Lane:
@@ -108,20 +114,24 @@ class TurnWorkers:
         num_threads: int,
         name: str,
         *,
+        has_long: bool = False,
         give_back: Callable[[], None] = give_back,
         give_back_seconds: float = GIVE_BACK_SECONDS,
     ) -> None:
-        """Start so many threads for small work, and one for large work. With none, `add` does all work itself."""
+        """Start so many threads for small work, one for large work, and if there `has_long` pieces, half as many for
+        these. With none, `add` does all work itself."""
         self._give_back = give_back
         self._give_back_ns = int(give_back_seconds * 1e9)
         self._lock = threading.Lock()  # guards all that follows. Nothing else is called while it is held.
-        self._small, self._large = _Lane(self._lock), _Lane(self._lock)
+        self._small, self._large, self._long = (_Lane(self._lock) for _ in range(3))
         self._num_waiting = 0
         self._is_stopped = False
         self._give_back_at_ns: int | None = None
         lanes = [(f"{name}-{number}", self._small) for number in range(num_threads)]
         if num_threads:
             lanes.append((f"{name}-large", self._large))
+        if has_long:
+            lanes += [(f"{name}-long-{number}", self._long) for number in range((num_threads + 1) // 2)]
         self._threads = [
             threading.Thread(target=self._work, args=(lane,), name=thread, daemon=True) for thread, lane in lanes
         ]
@@ -135,7 +145,7 @@ class TurnWorkers:
 
     def add(self, task: Task) -> None:
         """Add a task, without blocking if there are threads."""
-        lane = self._large if task.num_bytes > LARGE_BYTES else self._small
+        lane = self._lane_of(task)
         with self._lock:
             self._num_waiting += 1
             is_stopped = self._is_stopped
@@ -160,7 +170,7 @@ class TurnWorkers:
         waiting = []
         with self._lock:
             self._is_stopped = True
-            for lane in (self._small, self._large):
+            for lane in (self._small, self._large, self._long):
                 while lane.turns:
                     waiting.append(lane.turns.take())
                 lane.changed.notify_all()
@@ -173,16 +183,22 @@ class TurnWorkers:
         while (task := self._take(lane)) is not None:
             began_ns, rest = monotonic_ns(), task.rest if lane is self._large else 0
             if not self._run_piece(task):
+                following = self._lane_of(task)
                 with self._lock:
                     is_stopped = self._is_stopped
                     if not is_stopped:
-                        lane.turns.put_back(task.client, task)
-                        lane.changed.notify()
+                        (following.turns.put_back if following is lane else following.turns.add)(task.client, task)
+                        following.changed.notify()
                 if is_stopped:
                     self._refuse(task)
             del task  # or else its prompts would be kept until the next one comes
             if rest:
                 time.sleep(rest * (monotonic_ns() - began_ns) / 1e9)
+
+    def _lane_of(self, task: Task) -> _Lane:
+        if task.is_long:
+            return self._long
+        return self._large if task.num_bytes > LARGE_BYTES else self._small
 
     def _take(self, lane: _Lane) -> Task | None:
         """Wait for the next turn. Return None once the workers have stopped."""
@@ -208,10 +224,11 @@ class TurnWorkers:
             self._end(task, task.dropped)
             return True
         self._begin(task)
+        task.has_been_long |= task.is_long
         if task.num_bytes >= MUCH_BYTES:
             take(task.num_bytes)
         try:
-            next(task.work)
+            task.is_long = next(task.work) is LONG
         except StopIteration as stop:
             result = stop.value
             self._end(task, lambda: task.done(result))
@@ -243,6 +260,6 @@ class TurnWorkers:
         """End a task, which is counted until then."""
         task.work.close()
         self._begin(task)
-        if task.num_bytes >= MUCH_BYTES:
+        if task.num_bytes >= MUCH_BYTES or task.has_been_long:
             self.give_back_later()
         end()

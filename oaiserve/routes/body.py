@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from codecs import BOM_UTF8
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, at_once
+from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, Work, at_once
 from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.http.codings import codings_of, decoded
 from oaiserve.routes import protocol
@@ -106,7 +106,7 @@ async def read_parsed(
     return await in_turns_if_large(request, parsing, len(content)), len(content)
 
 
-async def in_turns(request: Request, work: Generator[None, None, Result], num_bytes: int) -> Result:
+async def in_turns(request: Request, work: Work[Result], num_bytes: int) -> Result:
     """Do work on a body of `num_bytes` in the tokenize stage, and return its result. Each `yield` of it ends a turn.
 
     Raises its error, Overloaded and Unavailable if the stage takes no more work, and ClientDisconnect if the client has
@@ -132,16 +132,14 @@ async def client_left(receive: Receive) -> None:
         pass
 
 
-async def in_turns_if_large(
-    request: Request, work: Generator[None, None, Result], num_bytes: int, *, always: bool = False
-) -> Result:
+async def in_turns_if_large(request: Request, work: Work[Result], num_bytes: int, *, always: bool = False) -> Result:
     """Do work on a body: `in_turns` if it is large, and `always` where the tokenizer is needed.
 
     Work on a large body could hold up the event loop for over a millisecond. Raises InvalidRequest for a body with too
     deep a nesting, and the errors of the work and of `in_turns`.
     """
 
-    def guarded() -> Generator[None, None, Result]:
+    def guarded() -> Work[Result]:
         try:
             return (yield from work)
         except RecursionError:  # of the decoder, or of the readers of its values

@@ -5,13 +5,14 @@ The work of the first two is done in the tokenize stage, in turns with that of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.engine.request import Prompt, TextPrompt, TooManyTokens
+from oaiserve.engine.turn_workers import Work
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
 from oaiserve.routes.adaptations import Adaptations
@@ -106,7 +107,7 @@ async def tokenizer_info(request: Request) -> Response:
 async def answer_in_turns(
     request: Request,
     model: str | None,
-    work: Generator[None, None, bytes],
+    work: Work[bytes],
     num_bytes: int,
     adaptations: Adaptations | None = None,
 ) -> Response:
@@ -117,9 +118,7 @@ async def answer_in_turns(
     return Response(content, media_type="application/json", headers=headers)
 
 
-def _tokenize(
-    serving: Serving, body: TokenizeBody, media: MediaReader, adaptations: Adaptations
-) -> Generator[None, None, bytes]:
+def _tokenize(serving: Serving, body: TokenizeBody, media: MediaReader, adaptations: Adaptations) -> Work[bytes]:
     ids = yield from encoded(serving, _prompt(body, serving.dialect, media, adaptations))
     tokenizer, max_model_len = serving.engine.tokenizer, serving.engine.max_model_len
     rendered = yield from _rendered(ids, lambda part: part)
@@ -129,7 +128,7 @@ def _tokenize(
     return b'{"count":%d,"max_model_len":%d,"tokens":%b,"token_strs":%b}' % (len(ids), max_model_len, rendered, texts)
 
 
-def encoded(serving: Serving, prompt: Prompt) -> Generator[None, None, list[int]]:
+def encoded(serving: Serving, prompt: Prompt) -> Work[list[int]]:
     """Return the tokens of a prompt. Raises InvalidRequest for too many."""
     most = max(MOST_TOKENS, serving.engine.max_model_len)
     try:
@@ -140,12 +139,12 @@ def encoded(serving: Serving, prompt: Prompt) -> Generator[None, None, list[int]
         raise invalid(prompt.param, reason) from error
 
 
-def _detokenize(serving: Serving, tokens: Sequence[Integer]) -> Generator[None, None, bytes]:
+def _detokenize(serving: Serving, tokens: Sequence[Integer]) -> Work[bytes]:
     size = serving.engine.vocab_size
     ids: list[int] = []
     for start in range(0, len(tokens), PIECE_TOKENS):
         if start:
-            yield
+            yield None
         part = token_ids("tokens", tokens[start : start + PIECE_TOKENS])
         if max(part) >= size:
             raise invalid("tokens", f"a token id must be < {size}, got {show(max(part))}")
@@ -153,12 +152,12 @@ def _detokenize(serving: Serving, tokens: Sequence[Integer]) -> Generator[None, 
     return msgspec.json.encode(Detokenized(serving.engine.tokenizer.decode(ids)))
 
 
-def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -> Generator[None, None, bytes]:
+def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -> Work[bytes]:
     """Return the values of ids as one JSON list."""
     parts = []
     for start in range(0, len(ids), PIECE_TOKENS):
         if start:
-            yield
+            yield None
         parts.append(msgspec.json.encode(values(ids[start : start + PIECE_TOKENS]))[1:-1])
     return b"[" + b",".join(parts) + b"]"
 

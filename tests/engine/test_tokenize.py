@@ -1,7 +1,8 @@
 import itertools
 import logging
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from array import array
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from oaiserve.engine.grammars.grammar import CompiledGrammar
+from oaiserve.engine.media import MediaFile, MediaKind, Medium, Prepared, PromptMedia
 from oaiserve.engine.request import (
     ChatPrompt,
     Grammar,
@@ -20,6 +22,7 @@ from oaiserve.engine.request import (
     TooManyTokens,
 )
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
+from oaiserve.engine.turn_workers import LARGE_BYTES
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, InvalidRequest, Unavailable
 
 HELLO = {"role": "user", "content": "hello"}
@@ -400,3 +403,46 @@ def test_a_request_that_is_aborted_while_its_grammar_compiles_is_not_encoded() -
 def test_a_prompt_without_tokens_is_refused(prompt: Prompt) -> None:
     with running() as stage:
         assert "has no tokens" in stage.error(prompt).message
+
+
+class HeldMedia:
+    """A reader of media that waits until it is let go."""
+
+    placeholders: Mapping[MediaKind, str] = {"image": "<image>"}
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.prepared: list[MediaFile] = []
+
+    def checked(self, files: Sequence[MediaFile]) -> list[MediaFile]:
+        return list(files)
+
+    def prepare(self, file: MediaFile, salt: str, *, only_text: bool = False) -> Prepared:
+        self.begun.set()
+        self.go.wait(60)
+        self.prepared.append(file)
+        return Prepared(Medium("image", b"key", 1), "<image>")
+
+    def placed(self, token_ids: list[int], prepared: Sequence[Prepared]) -> PromptMedia:
+        return PromptMedia(tuple(one.medium for one in prepared), array("i", [0]))
+
+
+def test_texts_never_wait_for_images_and_images_of_aborted_requests_are_not_decoded() -> None:
+    media = HeldMedia()
+    with running(media=media, num_workers=2) as stage:
+        for number, num_bytes in enumerate([0, LARGE_BYTES + 1, 0, LARGE_BYTES + 1]):
+            prompt = ChatPrompt([HELLO], media=(MediaFile("image", b"%d" % number),) * 2)
+            stage.stage.submit(Request(f"image {number}", (prompt,), client=str(number), num_bytes=num_bytes))
+            media.begun.wait(60)
+        for num_bytes in (0, LARGE_BYTES + 1):
+            stage.stage.submit(Request("text", (TextPrompt("abc"),), client="neighbour", num_bytes=num_bytes))
+            assert stage.result().request.request_id == "text"
+        assert media.prepared == []
+        for number in range(1, 4):
+            stage.stage.abort(f"image {number}")
+        media.go.set()
+        results = [stage.result() for _ in range(4)]
+    assert {each.request.request_id for each in results if isinstance(each, Tokenized) and each.token_ids} == {
+        "image 0"
+    }
+    assert [file.content for file in media.prepared] == [b"0", b"0"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, Task, Turns, TurnWorkers
+from oaiserve.engine.turn_workers import LARGE_BYTES, LONG, MUCH_BYTES, Task, Turns, TurnWorkers
 
 TIMEOUT_SECONDS = 60
 
@@ -49,6 +49,36 @@ def test_small_work_does_not_wait_for_large_work_nor_large_for_small() -> None:
             assert held.empty()
             go.set()
             assert held.get(timeout=TIMEOUT_SECONDS) is True
+
+
+def test_pieces_that_take_long_keep_no_other_work_waiting_and_take_turns() -> None:
+    go, order, ends = threading.Event(), list[str](), SimpleQueue[object]()
+
+    def in_two_long_pieces(client: str) -> Generator[bool | None, None, str]:
+        for number in range(2):
+            yield LONG
+            go.wait(TIMEOUT_SECONDS)
+            order.append(f"{client}{number}")
+        yield None
+        return threading.current_thread().name
+
+    def add_long(client: str, num_bytes: int = 0, is_unwanted: Callable[[], bool] = bool) -> None:
+        ended = {"done": ends.put, "failed": ends.put, "dropped": lambda: ends.put(f"{client} dropped")}
+        workers.add(Task(client, num_bytes, in_two_long_pieces(client), **ended, is_unwanted=is_unwanted, name="test"))
+
+    with running(2, has_long=True) as workers:
+        add_long("a")
+        others = [add(workers, lambda: "other", num_bytes=LARGE_BYTES * number) for number in range(3)]
+        add_long("a", LARGE_BYTES + 1)
+        add_long("b", is_unwanted=order.__len__)
+        assert [end.get(timeout=TIMEOUT_SECONDS) for end in others] == ["other"] * 3
+        assert order == []
+        go.set()
+        found = {ends.get(timeout=TIMEOUT_SECONDS) for _ in range(3)}
+    assert order[0] == "a0"
+    assert order.count("a0") == order.count("a1") == 2
+    assert {"b dropped", "test-large"} < found
+    assert all(str(each).startswith(("test-", "b")) and "long" not in str(each) for each in found)
 
 
 def test_only_the_thread_for_large_work_rests_after_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:

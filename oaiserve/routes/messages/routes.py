@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
 
@@ -10,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from oaiserve.engine.turn_workers import Work
 from oaiserve.errors import ANTHROPIC_PATH, ThreadUnsupported
 from oaiserve.routes import constraints, parameters
 from oaiserve.routes.adaptations import Adaptations
@@ -109,9 +109,7 @@ async def count_tokens(request: Request) -> Response:
     return await answer_in_turns(request, body.model, work, num_bytes, adaptations)
 
 
-def _count(
-    serving: Serving, body: CountTokensBody, media: MediaReader, adaptations: Adaptations
-) -> Generator[None, None, bytes]:
+def _count(serving: Serving, body: CountTokensBody, media: MediaReader, adaptations: Adaptations) -> Work[bytes]:
     _refuse_thread(body)
     check_thinking(body.thinking, None)
     _, prompt = conversed(body, serving.dialect, media, adaptations, is_constrained=False)

@@ -6,13 +6,14 @@ With `truncation: "auto"`, a conversation beyond the context loses its first ite
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 from starlette.requests import Request
 
 from oaiserve.engine.request import ChatPrompt, Grammar, TooManyTokens
+from oaiserve.engine.turn_workers import Work
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes import constraints
 from oaiserve.routes.adaptations import Adaptations
@@ -197,7 +198,7 @@ def _prompt(
 
 def truncated(
     body: ResponsesBody, serving: Serving, conversation: Conversation, asked: Asked, *, keeps_room: bool = False
-) -> Generator[None, None, tuple[ChatPrompt, int]]:
+) -> Work[tuple[ChatPrompt, int]]:
     """Return a prompt with room for an answer, and how many of the first items it lacks: as few as possible.
 
     Without `keeps_room`, a whole conversation may leave as little room as a single token."""
@@ -219,7 +220,7 @@ def truncated(
     return shortest
 
 
-def _fits(serving: Serving, prompt: ChatPrompt, most_tokens: int) -> Generator[None, None, bool]:
+def _fits(serving: Serving, prompt: ChatPrompt, most_tokens: int) -> Work[bool]:
     try:
         yield from serving.engine.encode(prompt, most_tokens)
     except TooManyTokens:

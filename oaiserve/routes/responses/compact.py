@@ -6,7 +6,7 @@ which the server keeps nothing, or with a `compaction_trigger` at the end of the
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from oaiserve.engine.request import ChatPrompt, PromptDone, TokenChunk, Usage
+from oaiserve.engine.turn_workers import Work
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import CompactionBody, ResponsesBody
 from oaiserve.routes.body import in_turns_if_large
@@ -123,7 +124,7 @@ def with_wish(prompt: ChatPrompt) -> ChatPrompt:
     return replace(prompt, messages=[*prompt.messages, SUMMARIZE])
 
 
-def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Generator[None, None, Answer]:
+def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Work[Answer]:
     body, serving, exchange = intake.body, intake.serving, intake.exchange
     adaptations = exchange.adaptations
     offered, conversation = conversed(body, serving, adaptations, is_constrained=False)

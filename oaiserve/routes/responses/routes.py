@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.engine.request import Usage
+from oaiserve.engine.turn_workers import Work
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes import constraints, parameters
 from oaiserve.routes.adaptations import Adaptations
@@ -83,8 +83,8 @@ async def responses(http: Request) -> Answer | BackgroundAnswer:
     intake.media = await earlier_media(http, intake.body, earlier, intake.num_bytes, intake.media)
     intake.num_bytes += earlier.num_bytes
 
-    def answer() -> Generator[None, None, Answer | BackgroundAnswer]:
-        yield
+    def answer() -> Work[Answer | BackgroundAnswer]:
+        yield None
         return (yield from _answer(intake, earlier, compacts=compacts))
 
     is_slow = compacts or intake.body.truncation == "auto"
@@ -113,7 +113,7 @@ async def input_tokens(request: Request) -> Response:
 
     adaptations = Adaptations()
 
-    def count() -> Generator[None, None, bytes]:
+    def count() -> Work[bytes]:
         _, conversation = conversed(body, serving, adaptations, is_constrained=False)
         prompt = asked(body, serving, conversation, earlier, media, adaptations, request.state.unique_id).prompt
         return encode(InputTokens(len((yield from encoded(serving, prompt)))))
@@ -121,9 +121,7 @@ async def input_tokens(request: Request) -> Response:
     return await answer_in_turns(request, body.model, count(), num_bytes + earlier.num_bytes, adaptations)
 
 
-def _answer(
-    intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool
-) -> Generator[None, None, Answer | BackgroundAnswer]:
+def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) -> Work[Answer | BackgroundAnswer]:
     body, serving, exchange = intake.body, intake.serving, intake.exchange
     parameters.refuse(body, "/v1/responses", _ELSEWHERE)
     parameters.check_metadata(body.metadata or {})

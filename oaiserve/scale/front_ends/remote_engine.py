@@ -6,7 +6,7 @@ It has the same face as `Engine`. The events of a step come in one message, on t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from oaiserve.engine.media import MediaKind
 from oaiserve.engine.request import TERMINAL, Deliver, Event, Failed, Prompt, Request, Usage
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import REST, GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
+from oaiserve.engine.turn_workers import Work
 from oaiserve.errors import InternalError, InvalidRequest, Unavailable
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.report import ReplicaReport
@@ -135,11 +136,11 @@ class RemoteEngine:
         self._process.tell(FrontEnd.abort, request_id)
         self._tokenize.abort(request_id)
 
-    def encode(self, prompt: Prompt, most_tokens: int) -> Generator[None, None, list[int]]:
+    def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
         """Return the token ids of a prompt, as `Engine.encode` does."""
         return self._tokenize.encode(prompt, most_tokens)
 
-    def run_in_turns(self, work: Generator[None, None, Result], *, client: str, num_bytes: int) -> Future[Result]:
+    def run_in_turns(self, work: Work[Result], *, client: str, num_bytes: int) -> Future[Result]:
         """Run work with the tokenizer, as `Engine.run_in_turns` does, once the other process has room for it."""
         future: Future[Result] = Future()
 

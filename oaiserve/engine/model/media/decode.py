@@ -1,17 +1,19 @@
-"""Decodes clients' images and sounds. These may be anything: what is none, or is too much, is an InvalidRequest.
+"""Has clients' images and sounds decoded by other processes. These may be anything: what is none, or is too much, is an
+InvalidRequest.
 
-Decoders are imported with the first file, so that a server of a text model has none.
+Processes are started with the first file, so that a server of a text model has none.
 """
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import subprocess
 import sys
-import warnings
-from functools import cache
-from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,41 +25,94 @@ from oaiserve.errors import InvalidRequest, invalid
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-LOW_DETAIL_PIXELS = 512  # of the longer side
-# A JPEG may be sent in ever finer scans, each over all pixels. Usual are 10, and this many of the largest image.
-MOST_SCANS = 16
 SOUND_REFUSED = 3  # the exit code of a process that says why it has no samples
-STRIP_ROWS = 64  # of a transparent image, put on white at once
+_IMAGES, _SOUNDS = (f"{__package__}.{kind}_process" for kind in ("image", "sound"))
+# Allocations from this size on are given back to the system when they are freed, which a process that waits should do.
+_GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_ARENA_MAX": "1"}
+_idle: list[subprocess.Popen[bytes]] = []  # processes that wait for the next image
+
+
+def image_size(file: MediaFile, max_pixels: int, max_bytes: int) -> tuple[int, int]:
+    """Return the width and height to which an image would be decoded, by its header. Raises InvalidRequest."""
+    size, _ = _ask(file, max_pixels, max_bytes, only_size=True)
+    return size
 
 
 def decode_image(file: MediaFile, max_pixels: int, max_bytes: int, *, on_white: bool = False) -> Image:
-    """Return the image in RGB, as transformers' `load_image` does: upright by its EXIF data, and an animation's first
-    frame. With `on_white`, transparent pixels become white, and otherwise they show the color that they hide. With
-    the detail `low`, the image is made smaller. Raises InvalidRequest.
+    """Return the image in RGB, upright. With `on_white`, transparent pixels become white. With the detail `low`, the
+    image is made smaller. Raises InvalidRequest."""
+    from PIL import Image
+
+    size, pixels = _ask(file, max_pixels, max_bytes, on_white=on_white)
+    return Image.frombytes("RGB", size, pixels)
+
+
+def _ask(
+    file: MediaFile, max_pixels: int, max_bytes: int, *, only_size: bool = False, on_white: bool = False
+) -> tuple[tuple[int, int], bytes]:
+    """Return the size of an image, and its pixels unless `only_size` is wanted. Raises InvalidRequest.
+
+    Another process decodes it, since a decoder may crash, hold the interpreter's lock, or take any time and memory.
     """
     content = content_of(file, max_bytes)
-    image_type, ops = _pillow()
+    order = {
+        "num_bytes": len(content),
+        "max_pixels": max_pixels,
+        "only_size": only_size,
+        "on_white": on_white,
+        "is_low": file.detail == "low",
+    }
+    process = _taken()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    pixels = b""
     try:
-        image: Image = image_type.open(BytesIO(content), formats=IMAGE_FORMATS)
-        width, height = image.size
-        if width * height > max_pixels:
-            raise _wrong(file, f"the image has {width} x {height} pixels, but at most {max_pixels} are decoded")
-        is_jpeg = image.format in ("JPEG", "MPO") or image.info.get("compression") == "jpeg"
-        if is_jpeg and content.count(b"\xff\xda") * width * height > MOST_SCANS * max_pixels:
-            raise _wrong(file, f"the image has too many scans for its {width} x {height} pixels")
-        image = _rgb(ops.exif_transpose(image), on_white=on_white)
-    except InvalidRequest:
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.write(content)
+        process.stdin.flush()
+        answer = json.loads(process.stdout.readline())
+        if "size" in answer and not only_size:
+            pixels = process.stdout.read(3 * prod(answer["size"]))
+    except (OSError, ValueError):  # it was killed by its limits, or has crashed
+        _end(process)
+        reason = "the image takes too much time or memory to decode. Send it as a plain PNG or JPEG"
+        raise _wrong(file, reason) from None
+    except BaseException:
+        _end(process)
         raise
-    except image_type.DecompressionBombError:
-        raise _wrong(file, f"the image has far more than {max_pixels} pixels") from None
-    except Exception as error:  # of any type: decoders meet the unexpected with what they happen to do
-        reason = "it is cut off, or damaged" if "cannot identify" not in str(error) else "it is none of these"
-        names = ", ".join(IMAGE_FORMATS[:-1])
-        raise _wrong(file, f"the image cannot be read as {names} or {IMAGE_FORMATS[-1]}: {reason}") from error
-    if file.detail == "low" and max(image.size) > LOW_DETAIL_PIXELS:
-        image.thumbnail((LOW_DETAIL_PIXELS, LOW_DETAIL_PIXELS))
-    return image
+    _idle.append(process)
+    if "refused" in answer:
+        raise _wrong(file, answer["refused"])
+    width, height = answer["size"]
+    return (width, height), pixels
+
+
+def _taken() -> subprocess.Popen[bytes]:
+    """Return a process that decodes images, which waits or is started."""
+    with suppress(IndexError):
+        while (process := _idle.pop()).poll() is not None:
+            _end(process)
+        return process
+    return subprocess.Popen(
+        (sys.executable, "-m", _IMAGES),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **_GIVEN_BACK},
+        start_new_session=True,  # else Ctrl-C would end it before the requests that it works for
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with suppress(BrokenPipeError):
+        process.communicate()
+
+
+@atexit.register
+def _end_all() -> None:
+    while _idle:
+        _end(_idle.pop())
 
 
 def decode_sound(file: MediaFile, rate: int, max_seconds: float, max_bytes: int) -> NDArray[np.float32]:
@@ -65,7 +120,7 @@ def decode_sound(file: MediaFile, rate: int, max_seconds: float, max_bytes: int)
 
     A process of its own decodes it: the library writes a line to stderr for each fault in an MP3, without end.
     """
-    command = (sys.executable, "-m", "oaiserve.engine.model.media.sound_process", str(rate), str(max_seconds))
+    command = (sys.executable, "-m", _SOUNDS, str(rate), str(max_seconds))
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # whose stacks would count as its memory
     content = content_of(file, max_bytes)
     done = subprocess.run(command, input=content, capture_output=True, env=environment, check=False)
@@ -92,29 +147,6 @@ def content_of(file: MediaFile, max_bytes: int) -> bytes:
     except ValueError as error:  # not ASCII, or not base64
         raise _wrong(file, f"the file is not valid base64: {error}") from None
     return bytes(content)
-
-
-def _rgb(image: Image, *, on_white: bool) -> Image:
-    """Return the image in RGB. With `on_white`, the pixels are the same as those of transformers' `convert_to_rgb`,
-    which needs twice the memory."""
-    if not on_white or not image.has_transparency_data:
-        return image.convert("RGB")
-    image_type, _ = _pillow()
-    image = image.convert("RGBA")
-    opaque: Image = image_type.new("RGB", image.size)
-    for top in range(0, image.height, STRIP_ROWS):
-        strip = image.crop((0, top, image.width, min(top + STRIP_ROWS, image.height)))
-        white = image_type.new("RGBA", strip.size, "white")
-        opaque.paste(image_type.alpha_composite(white, strip).convert("RGB"), (0, top))
-    return opaque
-
-
-@cache
-def _pillow() -> tuple[Any, Any]:
-    from PIL import Image, ImageOps
-
-    warnings.filterwarnings("ignore", module="PIL")  # of each fault in a file
-    return Image, ImageOps
 
 
 def _wrong(file: MediaFile, reason: str) -> InvalidRequest:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from math import prod
 from threading import RLock
 from typing import Any
 
@@ -18,11 +19,11 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.media import MediaFile, MediaKind, Medium, Prepared, PromptMedia, Vectors
-from oaiserve.engine.model.media.decode import content_of
+from oaiserve.engine.model.media.decode import content_of, image_size
 from oaiserve.engine.model.media.forms import Form
 from oaiserve.engine.model.media.tower import Tower
 from oaiserve.errors import Overloaded, invalid
-from oaiserve.facts.media import MediaLimits
+from oaiserve.facts.media import PROMPT_IMAGES, MediaLimits
 
 MOST_KNOWN = 10_000  # media whose texts are kept: some kilobytes each
 MOST_PENDING_BYTES = 2 * 2**30  # of all media that are prepared and not yet encoded
@@ -45,6 +46,22 @@ class FileReader:
         self._known: OrderedDict[bytes, Prepared] = OrderedDict()
         self._lock = RLock()  # a collection of garbage within it may drop inputs
         self._pending_bytes = 0
+
+    def checked(self, files: Sequence[MediaFile]) -> list[MediaFile]:
+        """Return the files as bytes, once their headers have no more pixels than a prompt may have. Raises
+        InvalidRequest."""
+        limits, num_pixels = self._limits, 0
+        files = [replace(file, content=content_of(file, limits.max_bytes)) for file in files]
+        for file in files:
+            if file.kind == "image":
+                num_pixels += prod(image_size(file, limits.max_pixels, limits.max_bytes))
+        if num_pixels > limits.max_prompt_pixels:
+            raise invalid(
+                files[0].param,
+                f"its images have {num_pixels} pixels together, but at most {limits.max_prompt_pixels} are decoded for "
+                f"a request, {PROMPT_IMAGES} times --max-image-pixels. Send fewer or smaller ones",
+            )
+        return files
 
     def prepare(self, file: MediaFile, salt: str, *, only_text: bool = False) -> Prepared:
         """Prepare one medium, unless its vectors are in the cache, or its text is known and all that is needed. Raises

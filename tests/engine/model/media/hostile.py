@@ -21,10 +21,8 @@ import numpy as np
 import soundfile
 from PIL import Image
 
-from oaiserve.engine.media import MediaFile
-from oaiserve.engine.model.media.decode import decode_image
+from oaiserve.engine.model.media.image_process import decoded, opened, reason_of
 from oaiserve.engine.model.media.sound_process import Refused, samples_of
-from oaiserve.errors import InvalidRequest
 
 IMAGES = ("png", "jpeg", "webp", "gif", "bmp", "tiff")
 SOUNDS = ("wav", "flac", "mp3")
@@ -108,7 +106,7 @@ def run(kind: str, num_files: int, seed: int) -> tuple[int, int, list[str], floa
         try:
             _decode(kind, content)
             decoded += 1
-        except (InvalidRequest, Refused):
+        except Refused:
             refused += 1
         except BaseException as error:
             wrong.append(f"{kind} {number}: {error!r}")
@@ -126,7 +124,10 @@ def _decode(kind: str, content: bytes) -> None:
     if kind in SOUNDS:
         samples_of(content, 16000, MOST_SECONDS)
     else:
-        image = decode_image(MediaFile("image", content), MOST_PIXELS, MOST_BYTES, on_white=True)
+        try:
+            image = decoded(opened(content, MOST_PIXELS), on_white=True, is_low=False)
+        except Exception as error:
+            raise Refused(reason_of(error, MOST_PIXELS)) from error
         assert image.mode == "RGB"
         assert image.width * image.height <= MOST_PIXELS
 

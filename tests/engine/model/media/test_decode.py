@@ -6,6 +6,8 @@ import subprocess
 import sys
 import zlib
 from base64 import b64encode
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +18,10 @@ from transformers import Qwen2VLImageProcessorPil
 from transformers.image_utils import load_image
 
 from oaiserve.engine.media import Detail, MediaFile
-from oaiserve.engine.model.media.decode import decode_image, decode_sound
+from oaiserve.engine.model.media.decode import decode_image, decode_sound, image_size
 from oaiserve.engine.model.media.families import IMAGES, Settings
 from oaiserve.engine.model.media.forms import Form
+from oaiserve.engine.model.media.reader import FileReader
 from oaiserve.engine.model.media.resample import resampled
 from oaiserve.engine.model.media.sound_process import Refused, samples_of
 from oaiserve.errors import InvalidRequest
@@ -126,15 +129,50 @@ def png(width: int, height: int) -> bytes:
 
 
 def test_images_that_are_too_much_are_refused_before_they_are_decoded() -> None:
-    assert refusal(png(1001, 1000)) == "the image has 1001 x 1000 pixels, but at most 1000000 are decoded."
-    assert refusal(png(2**31 - 1, 2**31 - 1)) == "the image has far more than 1000000 pixels."
+    limit = "(--max-image-pixels). Send a smaller one."
+    assert refusal(png(1001, 1000)) == f"the image has 1001 x 1000 pixels, but at most 1000000 are decoded {limit}"
+    assert refusal(png(2**31 - 1, 2**31 - 1)) == f"the image has far more than 1000000 pixels {limit}"
     assert refusal(bytes(1001), most_bytes=1000) == "the file has more than 1000 bytes."
     assert refusal(b64encode(bytes(1010)).decode(), most_bytes=1000) == "the file has more than 1000 bytes."
-    progressive = saved(noise(size=(900, 900)), "JPEG", progressive=True)
-    scan = progressive.rindex(b"\xff\xda")
-    many = progressive[:-2] + progressive[scan:-2] * 20 + b"\xff\xd9"
-    assert image_of(progressive).size == (900, 900)
-    assert refusal(many, most_bytes=10**8) == "the image has too many scans for its 900 x 900 pixels."
+
+
+@pytest.mark.parametrize(
+    ("size", "more", "expected"),
+    [
+        ((1000, 1000), {}, (1000, 1000)),
+        ((1001, 1000), {}, (501, 500)),
+        ((1001, 1000), {"form": "MPO"}, (501, 500)),
+        ((1999, 2000), {}, (1000, 1000)),
+        ((2001, 1999), {}, (501, 500)),  # a half would have a few too many
+        ((2001, 2000), {}, None),
+        ((1200, 1000), {"progressive": True}, None),
+    ],
+)
+def test_a_large_photo_is_decoded_at_a_fraction_of_its_size(
+    size: tuple[int, int], more: dict[str, Any], expected: tuple[int, int] | None
+) -> None:
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    gradient = Image.linear_gradient("L").resize(size).convert("RGB")
+    content = saved(gradient, **{"form": "JPEG", "exif": exif, **more})
+    if expected is None:
+        assert "are decoded (--max-image-pixels)" in refusal(content)
+        return
+    found = image_of(content)
+    assert found.size == image_size(MediaFile("image", content), 10**6, 10**6)[::-1] == expected[::-1]
+    upright = gradient.transpose(Image.Transpose.ROTATE_270).resize(found.size, Image.Resampling.BOX)
+    assert np.abs(np.asarray(found, np.int16) - np.asarray(upright, np.int16)).max() < 8
+
+
+def test_the_images_of_a_prompt_have_a_limit_of_pixels_together_before_any_is_decoded() -> None:
+    reader = FileReader({}, SimpleNamespace(get_text_config=dict), SimpleNamespace(), MediaLimits(max_pixels=1000))
+    one, broken = MediaFile("image", png(100, 10)), MediaFile("image", png(100, 11))
+    sound = MediaFile("audio", b64encode(b"not read").decode())
+    assert [file.content for file in reader.checked([one] * 8 + [sound])] == [one.content] * 8 + [b"not read"]
+    with pytest.raises(InvalidRequest, match="have 9000 pixels together, but at most 8000 are decoded for a request"):
+        reader.checked([one] * 9)
+    with pytest.raises(InvalidRequest, match="100 x 11 pixels"):
+        reader.checked([one, broken])
 
 
 def test_what_is_no_image_is_refused_with_the_reason() -> None:
