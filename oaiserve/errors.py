@@ -11,7 +11,7 @@ from typing import Any
 _MOST_NAMED = 20  # models that an error names
 ANTHROPIC_PATH = "/v1/messages"  # and all below it
 MODELS_PATH = "/v1/models"
-DEADLINE_HEADER = "x-oaiserve-deadline"  # of a refusal for a deadline, which says nothing of other requests
+REASON_HEADER = "x-oaiserve-reason"  # of a 503 that says nothing about whether the server takes other requests
 # Anthropic's types of errors by status. Other errors are the request's below 500, and the server's from there on.
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -280,7 +280,14 @@ class DeadlineRefused(Unavailable):
         return found
 
     def headers(self) -> dict[str, str]:
-        return {**super().headers(), DEADLINE_HEADER: "refused"}
+        return {**super().headers(), REASON_HEADER: "deadline"}
+
+
+class StoreFailed(Unavailable):
+    """The store of the server failed. What needs no store works."""
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), REASON_HEADER: "store"}
 
 
 class NotFetched(Exception):

@@ -25,19 +25,43 @@ def opened(
     With FULL, a commit is on the disk when it returns. With NORMAL, the last ones may be lost with the machine, but not
     with the process. Raises StartupError.
     """
+    with usable(path):
+        return _opened(path, schema, synchronous)
+
+
+@contextmanager
+def usable(path: Path | None) -> Iterator[None]:
+    """Turn the errors of a file that is damaged, no database, or of another version into StartupError."""
+    try:
+        yield
+    except (sqlite3.Error, LookupError, TypeError, ValueError) as error:
+        raise StartupError(
+            f"--response-store is '{path}', which cannot be used: {error}. Move the file away to start with an empty "
+            "one, or restore it from a backup."
+        ) from error
+
+
+def check_pages(connection: sqlite3.Connection) -> None:
+    """Read all pages of a database. Raises sqlite3.Error if one is damaged."""
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise sqlite3.DatabaseError(" ".join(found.split()))
+
+
+def _opened(path: Path | None, schema: Sequence[str], synchronous: str) -> sqlite3.Connection:
+    if path is not None and path.exists() and not path.is_file():
+        raise StartupError(f"--response-store is '{path}', which is not a file.")
     try:
         if path is not None:
             # SQLite would create it readable for others, and gives the files beside it the same mode. A file that is
             # there is not touched: to close it would end the locks of this process's other connections to it.
             with suppress(FileExistsError):
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
-        connection = sqlite3.connect(
-            path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
     except OSError as error:
         raise StartupError(f"--response-store is '{path}', which cannot be opened: {error.strerror}.") from error
-    except sqlite3.Error as error:
-        raise _unusable(path, error) from error
+    connection = sqlite3.connect(
+        path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
     try:
         _keep_a_log(connection)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
@@ -49,12 +73,29 @@ def opened(
                 raise StartupError(f"--response-store is '{path}', which is the database of another program.")
             for statement in (*schema, f"PRAGMA application_id = {APPLICATION_ID}"):
                 cursor.execute(statement)  # `executescript` would end the transaction
-    except BaseException as error:
+            with closing(sqlite3.connect(":memory:")) as plain:
+                for statement in schema:
+                    plain.execute(statement)
+                wanted, found = _columns(plain), _columns(connection)
+            for table, columns in wanted.items():
+                if found[table] != columns:
+                    raise StartupError(
+                        f"--response-store is '{path}', which another version of oaiserve has made: the columns of its "
+                        f"table '{table}' are others. Use that version, or another file."
+                    )
+    except BaseException:
         connection.close()
-        if isinstance(error, sqlite3.Error):
-            raise _unusable(path, error) from error
         raise
     return connection
+
+
+def _columns(connection: sqlite3.Connection) -> dict[str, set[str]]:
+    """Return the columns of each table."""
+    found: dict[str, set[str]] = {}
+    query = "SELECT t.name, c.name FROM sqlite_schema AS t, pragma_table_info(t.name) AS c WHERE t.type = 'table'"
+    for table, column in connection.execute(query):
+        found.setdefault(table, set()).add(column)
+    return found
 
 
 @contextmanager
@@ -78,7 +119,3 @@ def _keep_a_log(connection: sqlite3.Connection) -> None:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                 raise
         time.sleep(0.01)
-
-
-def _unusable(path: Path | None, error: sqlite3.Error) -> StartupError:
-    return StartupError(f"--response-store is '{path}', which SQLite cannot use: {error}.")

@@ -31,6 +31,7 @@ from oaiserve.errors import (
     NotFound,
     Unavailable,
 )
+from oaiserve.facts.continuation import IDS_HEADER, ids_of
 from oaiserve.facts.routing_decision import DECISION_HEADER, of_text
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
@@ -108,6 +109,13 @@ def request_ids(scope: Scope) -> dict[str, Any]:
     address, _ = scope.get("client") or ("", 0)  # which a proxy may have taken from a header of the client's
     client = address if is_address(address) else ""
     return {"request_id": request_id, "unique_id": unique_id, "trace": trace, "client": client}
+
+
+def lasting_id(request: Request) -> str:
+    """Return the id for what a request stores. Each server that a gateway sends the request to has the same one."""
+    ids = ids_of(request.headers.get(IDS_HEADER, ""))
+    unique_id: str = request.state.unique_id if ids is None else ids.unique_id
+    return unique_id
 
 
 class TidyPath:

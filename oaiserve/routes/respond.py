@@ -28,7 +28,7 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.engine.streams import LoopStream, append
-from oaiserve.errors import APIError, InvalidRequest, Overloaded, SlowReader, Unavailable, WriteTimeout
+from oaiserve.errors import APIError, InvalidRequest, Overloaded, SlowReader, StoreFailed, Unavailable, WriteTimeout
 from oaiserve.facts.continuation import BEGUN, KIND_HEADER, NOTHING, SIGN, Piece, mark
 from oaiserve.facts.forecast import FORECAST_HEADER
 from oaiserve.facts.times import monotonic_ns
@@ -228,7 +228,8 @@ class Answer:
             last = await self._write_full_pieces(send, stream, self._rendered(shape, events))
         except (Exception, asyncio.CancelledError) as unexpected:
             last = self.failed(shape, as_api_error(unexpected, scope))
-        if self.exchange.ids is not None and isinstance(self.exchange.error, Unavailable):
+        error = self.exchange.error
+        if self.exchange.ids is not None and isinstance(error, Unavailable) and not isinstance(error, StoreFailed):
             return self._cut(scope)  # the gateway in front has the stream go on at another server
         await write(send, last, is_last=True)
 

@@ -36,6 +36,11 @@ class Head:
     model: str
     system_fingerprint: str
 
+    @property
+    def unique_id(self) -> str:
+        """The id without its prefix. Behind a gateway, it is the same at each server."""
+        return self.id.rpartition("_")[2]
+
 
 def call_id(response_id: str, choice: int, number: int, prefix: str = "call_") -> str:
     """Return the id of a call in an answer. It is the same whichever server writes the answer to its end."""
@@ -50,6 +55,11 @@ class _Object(msgspec.Struct):
     created: int
     model: str
     system_fingerprint: str
+
+    @property
+    def unique_id(self) -> str:
+        """The id without its prefix. Behind a gateway, it is the same at each server."""
+        return self.id.rpartition("_")[2]
 
 
 class PromptTokensDetails(msgspec.Struct):

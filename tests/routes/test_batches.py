@@ -21,6 +21,7 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.request import Request
 from oaiserve.errors import Overloaded
 from oaiserve.explain.step_cost import KNOTS, StepCost
+from oaiserve.facts.continuation import IDS_HEADER, StreamIds
 from oaiserve.routes.batches import runner
 from oaiserve.routes.batches.objects import BatchObject, BatchUsage, Line
 from oaiserve.routes.batches.store import BatchStore, Owned, Result
@@ -244,6 +245,31 @@ def test_nobody_finds_files_and_batches_of_another_key(serve: Serve) -> None:
 def test_a_server_without_batches_says_why(options: dict[str, Any], reason: str) -> None:
     with serving(Config("demo", ServerOptions(**options))) as served:
         assert reason in served.http.get("/v1/batches").json()["error"]["message"]
+
+
+def test_what_a_gateway_asks_for_again_is_made_once(serve: Serve) -> None:
+    """A server may end after the write and before its answer. Then the gateway asks another one of the same store."""
+    served = serve(trusted_proxy=("127.0.0.1",))
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("files", {"files": {"file": jsonl(line(0))}, "data": {"purpose": "batch"}}),
+        ("batches", {"json": {"endpoint": CHAT, "completion_window": "24h"}}),
+        ("conversations", {"json": {"items": [{"role": "user", "content": "Hi"}]}}),
+        ("conversations/{}/items", {"json": {"items": [{"role": "user", "content": "You"}]}}),
+    ]
+    ids: dict[str, str] = {}
+    for number, (path, content) in enumerate(asked):
+        if path == "batches":
+            content["json"]["input_file_id"] = ids["files"]
+        headers = {IDS_HEADER: StreamIds(f"{number}" * 32, 1, 2).as_text}
+        url = f"/v1/{path.format(ids.get('conversations'))}"
+        answers = [served.http.post(url, headers=headers, **content).json() for _ in range(2)]
+        assert answers[0].get("id") == answers[1].get("id")
+        ids[path] = answers[0].get("id", "")
+    assert [one.id for one in client(served.url).files.list() if one.purpose == "batch"] == [ids["files"]]
+    assert [one.id for one in client(served.url).batches.list()] == [ids["batches"]]
+    items = served.http.get(f"/v1/conversations/{ids['conversations']}/items?order=asc").json()["data"]
+    assert [item["content"][0]["text"] for item in items] == ["Hi", "You"]
+    ended(client(served.url), client(served.url).batches.retrieve(ids["batches"]))
 
 
 def test_files_together_have_no_more_bytes_than_are_allowed(serve: Serve) -> None:

@@ -78,7 +78,7 @@ def test_a_refusal_has_the_forecast_and_when_to_ask_again(served: Served, path: 
     served.engine.script = fails(DeadlineRefused("Too late.", forecast=forecast, retry_after_seconds=7))
     response = ask(served, path, deadline_ms=5, stream=True)
     assert (response.status_code, response.headers["retry-after"]) == (503, "7")
-    assert response.headers["x-oaiserve-deadline"] == "refused"
+    assert response.headers["x-oaiserve-reason"] == "deadline"
     assert response.json()["error"]["forecast"] == forecast
     record = served.telemetry.next_record()
     assert (record.outcome, record.deadline) == (Outcome.REJECTED, DeadlineOutcome.REFUSED)

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator
 from operator import attrgetter
 from typing import Any, Literal
-from uuid import uuid4
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -30,7 +29,7 @@ from oaiserve.routes.batches.runner import BatchRunner
 from oaiserve.routes.batches.store import Owned
 from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, read_body, read_parsed
 from oaiserve.routes.invalid import invalid, show
-from oaiserve.routes.middleware import json_response
+from oaiserve.routes.middleware import json_response, lasting_id
 from oaiserve.routes.operation import Deleted, Operation, Parameter, read_query
 from oaiserve.routes.pages import AnyPage, page_of
 from oaiserve.routes.parameters import check_metadata
@@ -68,7 +67,7 @@ async def upload(request: Request) -> Response:
         if known == "batch" and is_utf16(content):
             raise invalid("file", "must be in UTF-8 for a batch, but is in UTF-16 or UTF-32")
         now = int(time.time())
-        file_id = f"file-{uuid4().hex}"
+        file_id = f"file-{lasting_id(request)}"
         file = FileObject(id=file_id, bytes=len(content), created_at=now, filename=filename, purpose=known)
         await store.add_file(request.state.owner, file, content)
     finally:
@@ -136,7 +135,7 @@ async def create(request: Request) -> Response:
         raise NotFound(f"There is no file {show(body.input_file_id)}.", param="input_file_id")
     lines, errors = await run_in_threadpool(lines_of, found[0], body.endpoint)
     batch = BatchObject(
-        id=f"batch_{uuid4().hex}",
+        id=f"batch_{lasting_id(request)}",
         endpoint=body.endpoint,
         input_file_id=body.input_file_id,
         created_at=now,

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import msgspec
 
-from oaiserve.errors import InvalidRequest
+from oaiserve.errors import InvalidRequest, StartupError
 from oaiserve.files import database
 from oaiserve.files.group_commit import GroupCommit
 from oaiserve.files.private import FILE_MODE
@@ -98,7 +98,12 @@ class BatchStore:
         self._connection = database.opened(path, _SCHEMA)
         self._thread = ThreadPoolExecutor(1, "batch-store")
         self._commits = GroupCommit(self._thread, self._put_all)
-        self._lock = None if path is None else os.open(f"{path}-batches", os.O_RDWR | os.O_CREAT, FILE_MODE)
+        try:
+            self._lock = None if path is None else os.open(f"{path}-batches", os.O_RDWR | os.O_CREAT, FILE_MODE)
+        except OSError as error:
+            raise StartupError(
+                f"'{path}-batches', beside --response-store, cannot be opened: {error.strerror}."
+            ) from error
         self.is_shared = path is not None  # other processes may have the file, too
         self._computes = self._lock is None
 
@@ -123,7 +128,8 @@ class BatchStore:
     # -- files --------------------------------------------------------------------------------------------------------
 
     async def add_file(self, owner: str, file: FileObject, content: bytes | bytearray) -> None:
-        """Keep a file. Raises InvalidRequest if there is no room."""
+        """Keep a file, unless a server that ended before it could answer has kept it. Raises InvalidRequest if there is
+        no room."""
         await self._do(partial(self._add_file, owner, file, content))
 
     async def files(self, owner: str, file_id: str | None = None) -> list[FileObject]:
@@ -141,6 +147,8 @@ class BatchStore:
     def _add_file(self, owner: str, file: FileObject, content: bytes | bytearray) -> None:
         execute, oldest = self._connection.execute, self._oldest()
         with database.transaction(self._connection):
+            if self._has("files", owner, file.id):
+                return
             execute(
                 "DELETE FROM batch_lines WHERE batch IN (SELECT id FROM batches WHERE created_at <= ? AND NOT is_open)",
                 (oldest,),
@@ -199,6 +207,7 @@ class BatchStore:
     # -- batches ------------------------------------------------------------------------------------------------------
 
     async def add_batch(self, owned: Owned, lines: list[Line]) -> None:
+        """Keep a batch, unless a server that ended before it could answer has kept it."""
         await self._do(partial(self._add_batch, owned, lines))
 
     async def batches(self, owner: str, batch_id: str | None = None) -> list[BatchObject]:
@@ -238,6 +247,8 @@ class BatchStore:
     def _add_batch(self, owned: Owned, lines: list[Line]) -> None:
         batch = owned.batch
         with database.transaction(self._connection):
+            if self._has("batches", owned.owner, batch.id):
+                return
             self._connection.execute(
                 "INSERT INTO batches (owner, id, created_at, is_open, object) VALUES (?, ?, ?, ?, ?)",
                 (owned.owner, batch.id, self._clock(), bool(lines), msgspec.json.encode(batch)),
@@ -315,6 +326,9 @@ class BatchStore:
             self._write(batch)
             self._connection.execute("UPDATE batches SET is_open = 0 WHERE id = ?", (batch.id,))
         return True
+
+    def _has(self, table: str, owner: str, name: str) -> bool:
+        return bool(self._all(f"SELECT 1 FROM {table} WHERE owner = ? AND id = ?", owner, name))
 
     def _oldest(self) -> float:
         return self._clock() - self._limits.seconds

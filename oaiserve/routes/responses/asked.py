@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from oaiserve.engine.request import ChatPrompt, Grammar, TooManyTokens
@@ -24,11 +25,11 @@ from oaiserve.routes.history import prompt_of
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.media import MediaReader, read_media
 from oaiserve.routes.parameters import integer
-from oaiserve.routes.responses.conversations import no_conversation
+from oaiserve.routes.responses.conversations import before_turn, no_conversation
 from oaiserve.routes.responses.items import Item, chat_messages, input_items, references, since_compaction, stored_items
 from oaiserve.routes.responses.offered import OfferedTools, offered_tools
 from oaiserve.routes.responses.output import item_id, response_ids
-from oaiserve.routes.responses.store import ConversationTooLarge, StoredResponse, is_conversation
+from oaiserve.routes.responses.store import ConversationTooLarge, StoredDecoder, StoredResponse, is_conversation
 from oaiserve.routes.serving import Serving
 
 MAX_REFERENCES = 128  # to items of other responses
@@ -39,7 +40,7 @@ class _StoredOutput(msgspec.Struct):
     output: list[Item] = []  # a conversation has none, only items
 
 
-_stored_output = msgspec.json.Decoder(_StoredOutput)
+_stored_output = StoredDecoder(_StoredOutput)
 
 
 class Earlier(NamedTuple):
@@ -54,8 +55,11 @@ class Earlier(NamedTuple):
         return sum(stored.num_bytes for stored in (*self.turns, *self.referred))
 
 
-async def read_earlier(serving: Serving, body: ResponsesBody | ResponseInputBody, owner: str) -> Earlier:
-    """Read the stored responses from the store. Raises InvalidRequest if they are missing, or too large together."""
+async def read_earlier(
+    serving: Serving, body: ResponsesBody | ResponseInputBody, owner: str, unique_id: str
+) -> Earlier:
+    """Read the stored responses from the store: those before the response with `unique_id`. Raises InvalidRequest if
+    they are missing, or too large together."""
     store, most_bytes = serving.responses, serving.body_limit
     turns: list[StoredResponse] = []
     if body.previous_response_id is not None:
@@ -82,7 +86,8 @@ async def read_earlier(serving: Serving, body: ResponsesBody | ResponseInputBody
         stored = await store.get(owner, name) if is_conversation(name) else None
         if stored is None:
             raise NotFound(no_conversation(name), param="conversation")
-        turns = [stored]
+        num_items = 1 if isinstance(body.input, str) else len(body.input or ())
+        turns = [await run_in_threadpool(before_turn, stored, unique_id, num_items)]
     found = response_ids(references(body.input))
     if len(found) > MAX_REFERENCES:
         raise invalid("input", f"may refer to items of at most {MAX_REFERENCES} responses, got {len(found)}")

@@ -94,7 +94,7 @@ class CompactionShape(SummaryShape):
 )
 async def compact(http: Request) -> Answer:
     intake = await prepare(http, CompactionBody, _as_response, id_prefix="resp_")
-    earlier = await read_earlier(intake.serving, intake.body, http.state.owner)
+    earlier = await read_earlier(intake.serving, intake.body, http.state.owner, intake.head.unique_id)
     intake.media = await earlier_media(http, intake.body, earlier, intake.num_bytes, intake.media)
     intake.num_bytes += earlier.num_bytes
     return await in_turns_if_large(http, _answer(intake, earlier), intake.num_bytes, always=True)
@@ -129,7 +129,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Work[Answer]:
     adaptations = exchange.adaptations
     offered, conversation = conversed(body, serving, adaptations, is_constrained=False)
     whole = asked(
-        body, serving, conversation, earlier, intake.media, adaptations, exchange.unique_id, needs_input=False
+        body, serving, conversation, earlier, intake.media, adaptations, intake.head.unique_id, needs_input=False
     )
     prompt, _ = yield from truncated(body, serving, conversation, whole, keeps_room=True)
     own = conversation.own_params(SUMMARY_TOKENS, None, None)

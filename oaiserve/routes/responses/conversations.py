@@ -19,12 +19,18 @@ from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.bodies import MAX_ITEMS, ConversationBody, ItemsBody, MetadataBody
 from oaiserve.routes.body import read_parsed
 from oaiserve.routes.invalid import invalid, show
-from oaiserve.routes.middleware import json_response
+from oaiserve.routes.middleware import json_response, lasting_id
 from oaiserve.routes.operation import Deleted, Operation
 from oaiserve.routes.parameters import check_metadata
 from oaiserve.routes.responses.items import Item, input_items, stored_items
 from oaiserve.routes.responses.output import item_id
-from oaiserve.routes.responses.store import CONVERSATION, ResponseDatabase, StoredResponse, is_conversation
+from oaiserve.routes.responses.store import (
+    CONVERSATION,
+    ResponseDatabase,
+    StoredDecoder,
+    StoredResponse,
+    is_conversation,
+)
 from oaiserve.routes.responses.stored import AFTER, LIMIT, ORDER, ItemPage, page
 from oaiserve.routes.serving import serving_of
 
@@ -40,17 +46,42 @@ class ConversationObject(msgspec.Struct):
     object: str = "conversation"
 
 
-_object_decoder = msgspec.json.Decoder(ConversationObject)
+_object_decoder = StoredDecoder(ConversationObject)
 
 
 def no_conversation(name: str) -> str:
     return f"There is no conversation {show(name)}: it was deleted, or not used for too long."
 
 
-def with_items(conversation: StoredResponse, items: bytes) -> StoredResponse:
-    """Return the conversation with more items, which are a list in JSON."""
-    parts = [part for part in (conversation.input_items[1:-1], items[1:-1]) if part]
+def with_turn(conversation: StoredResponse, items: list[Item], unique_id: str, num_given: int) -> StoredResponse:
+    """Return the conversation with the items of a response, of which `num_given` are input.
+
+    If another server has added the items of this response before it ended, these are replaced.
+    """
+    before, after = _around_turn(conversation, unique_id, num_given)
+    parts = [part for part in (before[1:-1], msgspec.json.encode(items)[1:-1], after[1:-1]) if part]
     return conversation._replace(input_items=b"[%b]" % b",".join(parts))
+
+
+def before_turn(conversation: StoredResponse, unique_id: str, num_given: int) -> StoredResponse:
+    """Return the conversation as it was before the items of a response were added, if they were."""
+    return conversation._replace(input_items=_around_turn(conversation, unique_id, num_given)[0])
+
+
+def _around_turn(conversation: StoredResponse, unique_id: str, num_given: int) -> tuple[bytes, bytes]:
+    """Return the items before and after those of a response, as lists in JSON. They are told apart by the id that the
+    server gives to output and to input without one."""
+    whole = conversation.input_items
+    if unique_id.encode() not in whole:  # nearly always
+        return whole, b"[]"
+    items = stored_items.decode(whole)
+    positions = {number: parts[2] for number, item in enumerate(items)
+                 if len(parts := item["id"].split("_")) == 3 and parts[1] == unique_id}  # fmt: skip
+    if not positions:
+        return whole, b"[]"
+    output = next((number for number, position in positions.items() if position.isdecimal()), None)
+    start = min(positions) if output is None else max(0, output - num_given)
+    return msgspec.json.encode(items[:start]), msgspec.json.encode(items[max(positions) + 1 :])
 
 
 async def change(
@@ -78,7 +109,7 @@ async def create(request: Request) -> Response:
     body, _ = await read_parsed(request, ConversationBody)
     adaptations = Adaptations()
     items = _new_items(request, body.items, adaptations) if body.items else []
-    made = ConversationObject(f"{CONVERSATION}{request.state.unique_id}", int(time.time()), _checked(body.metadata))
+    made = ConversationObject(f"{CONVERSATION}{lasting_id(request)}", int(time.time()), _checked(body.metadata))
     stored = StoredResponse(made.id, made.id, None, msgspec.json.encode(made), msgspec.json.encode(items))
     await serving.responses.put(request.state.owner, stored)
     return json_response(made, headers=adaptations.headers())
@@ -132,12 +163,13 @@ async def add_items(request: Request) -> Response:
     body, _ = await read_parsed(request, ItemsBody)
     adaptations = Adaptations()
     items = _new_items(request, body.items, adaptations)
-    content, most_bytes = msgspec.json.encode(items), serving_of(request).body_limit
+    most_bytes, unique_id = serving_of(request).body_limit, lasting_id(request)
 
     def edit(old: StoredResponse) -> StoredResponse:
-        if old.num_bytes + len(content) > most_bytes:
+        new = with_turn(old, items, unique_id, 0)
+        if new.num_bytes > most_bytes:
             raise invalid("items", f"the conversation would have more than {int(most_bytes)} bytes")
-        return with_items(old, content)
+        return new
 
     await _changed(request, edit)
     added = ItemPage(items, items[0]["id"], items[-1]["id"], has_more=False)
@@ -171,7 +203,7 @@ def _new_items(request: Request, given: list[Item], adaptations: Adaptations) ->
     if len(given) > MAX_ITEMS:
         raise invalid("items", f"must be at most {MAX_ITEMS} at once, got {len(given)}")
     numbers = itertools.count(1)
-    unique_id = request.state.unique_id
+    unique_id = lasting_id(request)
     return input_items(given, lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"), {}, adaptations, "items")
 
 

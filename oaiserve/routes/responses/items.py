@@ -19,13 +19,14 @@ from oaiserve.routes.invalid import converted, invalid, needed, show
 from oaiserve.routes.media import first_asked
 from oaiserve.routes.objects import InputItem
 from oaiserve.routes.responses.offered import arguments_of
+from oaiserve.routes.responses.store import StoredDecoder
 from oaiserve.routes.tools import joined_name
 
 IN_CHATS_FORM = "is read in chat's form"
 BEFORE_SUMMARY = "This is a summary of the conversation so far:"
 
 Item = dict[str, Any]
-stored_items = msgspec.json.Decoder(list[Item])
+stored_items = StoredDecoder(list[Item])
 
 
 def references(given: str | Sequence[Mapping[str, Any]]) -> list[str]:

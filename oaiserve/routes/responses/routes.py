@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -41,7 +42,7 @@ from oaiserve.routes.responses.asked import (
     truncated,
 )
 from oaiserve.routes.responses.background import BackgroundAnswer
-from oaiserve.routes.responses.conversations import change, with_items
+from oaiserve.routes.responses.conversations import change, with_turn
 from oaiserve.routes.responses.offered import OfferedTools
 from oaiserve.routes.responses.output import ResponseEvent, ResponseObject
 from oaiserve.routes.responses.runs import Run
@@ -77,7 +78,7 @@ async def responses(http: Request) -> Answer | BackgroundAnswer:
     intake = await prepare(http, ResponsesBody, lambda intake: intake, id_prefix="resp_")
     if compacts := compact.is_triggered(intake.body):
         intake = compact.for_summary(intake)
-    earlier = await read_earlier(intake.serving, intake.body, http.state.owner)
+    earlier = await read_earlier(intake.serving, intake.body, http.state.owner, intake.head.unique_id)
     if earlier.turns:
         intake.exchange.conversation_id = earlier.turns[-1].conversation_id
     intake.media = await earlier_media(http, intake.body, earlier, intake.num_bytes, intake.media)
@@ -108,7 +109,7 @@ class InputTokens(msgspec.Struct):
 async def input_tokens(request: Request) -> Response:
     serving = serving_of(request)
     body, num_bytes = await read_parsed(request, ResponseInputBody)
-    earlier = await read_earlier(serving, body, request.state.owner)
+    earlier = await read_earlier(serving, body, request.state.owner, request.state.unique_id)
     media = await earlier_media(request, body, earlier, num_bytes)
 
     adaptations = Adaptations()
@@ -148,7 +149,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
     params, wanted = intake.checked(replace(own, ends_with_context=compacts))
     adaptations = exchange.adaptations
     whole = asked(
-        body, serving, conversation, earlier, intake.media, adaptations, exchange.unique_id, needs_input=not compacts
+        body, serving, conversation, earlier, intake.media, adaptations, intake.head.unique_id, needs_input=not compacts
     )
     _, items, prompt, _ = whole
     num_dropped = 0
@@ -179,9 +180,9 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
         if stores:
             await serving.responses.put(earlier.owner, stored)
         if body.conversation is not None:  # if it has been deleted meanwhile, it stays so
-            added = await run_in_threadpool(lambda: encode(list(items_of([stored]))))
-            name = stored.conversation_id
-            await change(serving.responses, earlier.owner, name, lambda old: with_items(old, added))
+            added = await run_in_threadpool(lambda: list(items_of([stored])))
+            edit = partial(with_turn, items=added, unique_id=intake.head.unique_id, num_given=len(items))
+            await change(serving.responses, earlier.owner, stored.conversation_id, edit)
 
     keeps = stores or body.conversation is not None
     asking = compact.with_wish(prompt) if compacts else prompt

@@ -13,19 +13,23 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from oaiserve.errors import Unavailable
+import msgspec
+
+from oaiserve.errors import StoreFailed
 from oaiserve.files import database
 from oaiserve.files.group_commit import GroupCommit
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+RETRY_AFTER_SECONDS = 5
 
 # Why a store drops a response: it is too old, others need its room, or it is larger than the whole store.
 DROP_REASONS = ("age", "room", "size")
@@ -128,10 +132,16 @@ class ResponseDatabase:
         self._thread = ThreadPoolExecutor(1, "response-store")
         self._commits = GroupCommit(self._thread, self._put_all)
         self._dropped = dict.fromkeys(DROP_REASONS, 0)
-        self._counts = self._count()  # replaced whole by the thread, and read by any
+        with database.usable(path):
+            self._counts = self._count()  # replaced whole by the thread, and read by any
 
     async def put(self, owner: str, stored: StoredResponse, /) -> None:
-        """Keep a response. When this returns, a crash of the process does not lose it, if the store is a file."""
+        """Keep a response, in place of one with the same id. When this returns, a crash of the process does not lose
+        it, if the store is a file.
+
+        Another server may have stored the response already, and ended before its client had all of it. The client gets
+        the end of the answer from the server that stores it last, and so must find that one.
+        """
         await self._commits.put((owner, stored))
 
     async def get(self, owner: str, response_id: str, /) -> StoredResponse | None:
@@ -189,6 +199,7 @@ class ResponseDatabase:
                 """,
                 (stored.previous_id, owner, used, now, owner),
             )
+        execute("DELETE FROM responses WHERE owner = ? AND id = ?", (owner, stored.id))
         execute(
             f"INSERT INTO responses (owner, used, used_at, num_bytes, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (owner, used, now, stored.num_bytes, *stored),
@@ -270,17 +281,30 @@ class ResponseDatabase:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Turn an error of the database, such as a full disk, into one for the client, and log it."""
+    """Turn an error of the database, such as a full disk or damaged content, into one for the client, and log it."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, msgspec.MsgspecError) as error:
         logger.error("The response store does not work: %s", error)
-        raise Unavailable(
-            "The store of responses does not work at the moment; the server's log says why. "
-            "With 'store': false, a response needs no store."
+        raise StoreFailed(
+            "The server's store of responses, conversations, files and batches failed; the server's log says why. Try "
+            "again later. Requests that store nothing still work, such as a response with 'store': false.",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
         ) from error
+
+
+class StoredDecoder(Generic[T]):
+    """Decodes what a store has kept. Raises StoreFailed if that is damaged."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self._decode = msgspec.json.Decoder(kind).decode
+
+    def decode(self, content: bytes) -> T:
+        with reported():
+            return self._decode(content)
 
 
 def check(path: Path) -> None:
     """Raise StartupError if the file cannot be used. It is created if it is missing."""
-    database.opened(path, _SCHEMA).close()
+    with closing(database.opened(path, _SCHEMA)) as connection, database.usable(path):
+        database.check_pages(connection)

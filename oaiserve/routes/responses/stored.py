@@ -21,7 +21,7 @@ from oaiserve.routes.responses.background import EventStream
 from oaiserve.routes.responses.items import Item, stored_items
 from oaiserve.routes.responses.output import ResponseEvent, ResponseObject
 from oaiserve.routes.responses.runs import Run
-from oaiserve.routes.responses.store import StoredResponse, is_conversation
+from oaiserve.routes.responses.store import StoredDecoder, StoredResponse, is_conversation
 from oaiserve.routes.serving import serving_of
 
 MAX_LISTED = 100  # OpenAI's limit and default
@@ -39,7 +39,7 @@ class _Made(msgspec.Struct):
     background: bool = False
 
 
-_made = msgspec.json.Decoder(_Made)
+_made = StoredDecoder(_Made)
 
 
 class ItemPage(Page[Item]):

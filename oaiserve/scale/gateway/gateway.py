@@ -27,8 +27,8 @@ from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import (
     ANTHROPIC_PATH,
-    DEADLINE_HEADER,
     MODELS_PATH,
+    REASON_HEADER,
     BadGateway,
     BodyTooLarge,
     InvalidRequest,
@@ -383,7 +383,7 @@ class Gateway:
                 return begun
             moves, refused = str(status), begun
             attempt.end(monotonic_ns(), moves)
-            if status == 503 and not begun.answer.header(DEADLINE_HEADER.encode()):
+            if status == 503 and not begun.answer.header(REASON_HEADER.encode()):
                 self._watch.exclude(upstream.name, "it takes no requests (503)")
         if refused is None:
             raise NoReplica
@@ -473,7 +473,7 @@ class Gateway:
     ) -> _Begun | None:
         """Have another replica go on with a stream. Return None if none does in time. Raises ClientDisconnect."""
         with suppress(asyncio.CancelledError):  # of the shutdown: then the stream ends with an error
-            if num_cuts:  # replicas cut it off one after the other, for example because no response can be stored
+            if num_cuts:  # replicas cut it off one after the other
                 await _unless_left(asyncio.sleep(PAUSE_SECONDS * 2 ** min(num_cuts, 5)), left)
             while monotonic_ns() < give_up_ns and not self.is_draining:
                 with suppress(NoReplica, BadGateway):
@@ -483,7 +483,8 @@ class Gateway:
                         self._metrics.continued.labels("alike" if is_alike else "unlike").inc()
                         return begun
                     begun.answer.close()
-                    if begun.answer.status < 500 and begun.answer.status != 429:
+                    is_of_store = begun.answer.header(REASON_HEADER.encode()) == b"store"
+                    if is_of_store or (begun.answer.status < 500 and begun.answer.status != 429):
                         break
                 await _unless_left(asyncio.sleep(PAUSE_SECONDS), left)
         self._metrics.continued.labels("failed").inc()

@@ -1,6 +1,7 @@
 """Tests the store of responses: it keeps what a plain list would keep, and the file survives what happens to it."""
 
 import asyncio
+import os
 import sqlite3
 import stat
 import subprocess
@@ -8,7 +9,7 @@ import sys
 import threading
 from asyncio import run
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,11 +18,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from oaiserve.errors import StartupError, Unavailable
+from oaiserve.errors import StartupError, StoreFailed, Unavailable
 from oaiserve.routes.responses import store as responses_store
 from oaiserve.routes.responses.store import (
     ConversationTooLarge,
     ResponseDatabase,
+    StoredDecoder,
     StoredResponse,
     StoreLimits,
 )
@@ -213,6 +215,18 @@ def test_a_response_is_replaced_only_as_it_is_known(make_store: MakeStore) -> No
     assert (store.counts().number, store.counts().num_bytes, store.counts().dropped["room"]) == (1, 95, 1)
 
 
+def test_a_response_that_is_stored_again_replaces_only_that_of_its_owner(make_store: MakeStore) -> None:
+    store, first, again = make_store(), turn("1"), turn("1", num_bytes=30)
+
+    async def put_all() -> list[StoredResponse | None]:
+        for owner, stored in (("a", first), ("b", first), ("a", again)):
+            await store.put(owner, stored)
+        return [await store.get(owner, "1") for owner in "abc"]
+
+    assert run(put_all()) == [again, first, None]
+    assert store.counts() == (2, 40, dict.fromkeys(responses_store.DROP_REASONS, 0))
+
+
 def test_a_conversation_that_is_larger_than_its_reader_can_take_is_refused(make_store: MakeStore) -> None:
     store = make_store()
     for stored in (turn("a", None, 600), turn("b", "a", 600)):
@@ -292,19 +306,57 @@ def test_an_error_of_the_disk_reaches_the_client_and_the_log(tmp_path: Path, cap
     assert "The response store does not work: database or disk is full" in caplog.text
 
 
-@pytest.mark.parametrize("content", ["folder", "text", "other"])
-def test_a_file_that_is_no_store_ends_the_start(tmp_path: Path, content: str) -> None:
+def _changed(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute(statement)
+
+
+def _overwrite(path: Path, start: int, num_bytes: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[start : start + num_bytes] = b"\xa5" * num_bytes
+    path.write_bytes(content)
+
+
+SPOILS: dict[str, Callable[[Path], Any]] = {
+    "folder": lambda path: (path.unlink(), path.mkdir()),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "text": lambda path: path.write_text("Not a database, and longer than its header would be. " * 10),
+    "database of another program": lambda path: _changed(path, "PRAGMA application_id = 7"),
+    "other columns": lambda path: _changed(path, "ALTER TABLE responses ADD COLUMN later TEXT"),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-5000]),
+    "first page": lambda path: _overwrite(path, 100, 3900),
+    "later pages": lambda path: _overwrite(path, 8192, path.stat().st_size - 8192),
+    "last page": lambda path: _overwrite(path, path.stat().st_size - 4096, 4096),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILS)
+def test_a_file_that_is_no_sound_store_ends_the_start(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "responses.db"
-    if content == "folder":
-        path.mkdir()
-    elif content == "text":
-        path.write_text("Not a database, and longer than its header would be. " * 10)
-    else:
-        with sqlite3.connect(path) as other:
-            other.execute("CREATE TABLE theirs (x)")
-        other.close()
-    with pytest.raises(StartupError, match="--response-store is"):
+    with opened(path) as store:
+        for number in range(50):
+            run(store.put("", turn(f"r{number}", num_bytes=2000)))
+    responses_store.check(path)
+    SPOILS[kind](path)
+    with pytest.raises(StartupError, match=f"^--response-store is '{path}', which [^\n]*[.]$"):
         responses_store.check(path)
+
+
+def test_a_store_that_is_spoiled_while_it_is_used_fails_for_its_clients(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    with opened(path) as store:
+        for number in range(50):
+            run(store.put("", turn(f"r{number}", num_bytes=2000)))
+    with opened(path) as store:
+        _overwrite(path, 4096, path.stat().st_size - 4096)
+        for asked in (store.put("", turn("new")), store.get("", "r1"), store.delete("", "r1")):
+            with pytest.raises(StoreFailed, match="the server's log says why"):
+                run(asked)  # type: ignore[arg-type]
+
+
+def test_content_that_is_spoiled_in_a_store_fails_for_its_client() -> None:
+    with pytest.raises(StoreFailed):
+        StoredDecoder(dict[str, str]).decode(b'{"a": \xff')
 
 
 WRITER = """

@@ -1,6 +1,7 @@
 """A stream whose replica is killed, or hangs, goes on at another one. The client gets the same bytes."""
 
 import json
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -18,8 +19,9 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.errors import Unavailable
 from oaiserve.facts.continuation import Piece
 from oaiserve.routes.responses.shape import ResponsesShape
-from oaiserve.routes.responses.store import ResponseDatabase
+from oaiserve.routes.responses.store import ResponseDatabase, StoredResponse, reported
 from oaiserve.scale.gateway.gateway import SIGN_OF_LIFE
+from oaiserve.scale.gateway.watch import Watch
 from tests.answers import by_choice, shown
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, request
 from tests.engine.model.cpu.small_models import config, make_model
@@ -193,6 +195,71 @@ def test_a_stream_that_no_server_can_end_ends_with_an_error_after_a_few_tries(mo
     assert answer.count(b"response.output_text.delta") == 2 * 16
     assert b"event: error" in answer
     assert 0 < continued <= 5  # after 0, 40, 80, 160 and 320 ms
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_store_that_fails_ends_the_answer_at_once_and_excludes_no_server(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    async def full(store: ResponseDatabase, owner: str, stored: object) -> None:
+        with reported():
+            raise sqlite3.OperationalError("database or disk is full")
+
+    excluded: list[str] = []
+    monkeypatch.setattr(ResponseDatabase, "put", full)
+    monkeypatch.setattr(Watch, "exclude", lambda watch, name, why: excluded.append(name))
+    path, body = CASES["response"]
+    with fleet(2) as running:
+        answer = running.http.post(path, json=body | {"stream": stream})
+        assert running.metric("oaiserve_gateway_continued_total", result="alike") == 0
+        assert all(upstream.num_failures == 0 for upstream in running.watch.upstreams.values())
+        assert excluded == []
+    last = json.loads(answer.content.split(b"data: ")[-1])
+    error = last["response"]["error"] if stream else last["error"]
+    assert "'store': false" in error["message"]
+    assert answer.status_code == (200 if stream else 503)
+    assert stream or answer.headers["retry-after"] == "5"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("ends_after", "in_conversation"), [("put", False), ("put", True), ("replace", True)])
+def test_a_response_stored_by_a_server_that_then_ends_is_stored_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends_after: str, in_conversation: bool, stream: bool
+) -> None:
+    """The next server computes the same response, stores it again, and goes on from the conversation as it was."""
+    path, body = CASES["response"]
+    ended: list[str] = []
+    write = getattr(ResponseDatabase, ends_after)
+
+    async def write_and_end(store: ResponseDatabase, owner: str, *stored: StoredResponse) -> Any:
+        result = await write(store, owner, *stored)
+        if not ended and stored[-1].id.startswith("conv_" if ends_after == "replace" else "resp_"):
+            replica = next(one for one in running.replicas.values() if one.app.state.serving.responses is store)
+            ended.append(replica.name)
+            replica.server._kill()
+        return result
+
+    monkeypatch.setattr(ResponseDatabase, ends_after, write_and_end)
+    with fleet(2, server=replace(BEHIND_A_GATEWAY, response_store=tmp_path / "store.db")) as running:
+        if in_conversation:
+            items = [{"id": "msg_of_client", "role": "user", "content": "Before"}]
+            name = running.http.post("/v1/conversations", json={"items": items}).json()["id"]
+            body = body | {"conversation": name, "input": [{"id": "msg_1", "role": "user", "content": "Hello"}]}
+        asked = {name: value for name, value in body.items() if name != "max_output_tokens"}
+        num_tokens = running.http.post(f"{path}/input_tokens", json=asked).json()["input_tokens"]
+        answer = running.http.post(path, json=body | {"stream": stream})
+        found = json.loads(answer.content.split(b"data: ")[-1])
+        response = found["response"] if stream else found
+        assert (len(ended), response["status"]) == (1, "completed" if "max_output_tokens" not in body else "incomplete")
+        [other] = [one for one in running.replicas.values() if one.name not in ended]
+        assert running.watch.upstreams[other.name].num_failures == 0
+        kept = running.http.get(f"{path}/{response['id']}").json()
+        assert (kept["output"], kept["usage"]) == (response["output"], response["usage"])
+        if in_conversation:
+            listed = running.http.get(f"/v1/conversations/{name}/items?order=asc").json()["data"]
+            assert [item["id"] for item in listed] == ["msg_of_client", "msg_1", response["output"][0]["id"]]
+        assert other.app.state.serving.responses.counts().number == 1 + in_conversation
+        assert response["usage"]["input_tokens"] == num_tokens
 
 
 @pytest.mark.parametrize("is_told", [False, True], ids=["no reports", "its watchdog"])
