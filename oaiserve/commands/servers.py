@@ -13,10 +13,12 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+
+import msgspec
 
 from oaiserve.errors import StartupError
 from oaiserve.files import private
@@ -60,15 +62,15 @@ def running() -> list[RunningServer]:
     found = []
     try:
         for path in private.verified(_folder()).glob("[!.]*.json"):
-            with path.open() as file:
+            with suppress(OSError, RecursionError, ValueError), path.open() as file:  # it has ended, or is damaged
                 if not _is_held(file.fileno()):
-                    path.unlink(missing_ok=True)
+                    path.unlink()
                     continue
-                server = RunningServer(**json.load(file))
+                server = msgspec.json.decode(file.read(), type=RunningServer)
                 if server.host == socket.gethostname():
                     found.append(server)
-    except FileNotFoundError:
-        pass  # none has run yet, or one has ended meanwhile
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # none has run yet
     except NotPrivate as error:
         raise StartupError(f"The list of servers cannot be trusted: {error}.") from error
     return sorted(found, key=lambda server: -server.since)

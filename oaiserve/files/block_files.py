@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import stat
 import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
@@ -140,20 +141,29 @@ class BlockFiles:
         found: list[tuple[float, bytes, bytes]] = []
         for entry in os.scandir(self._folder):
             name, _, name_before = entry.name.partition("-")
-            status = entry.stat(follow_symlinks=False)
             try:
+                status = entry.stat(follow_symlinks=False)
                 hashes = bytes.fromhex(name), bytes.fromhex(name_before)
-            except ValueError:
+            except (OSError, ValueError):
                 hashes = b"", b""
-            if hashes[0] and status.st_size == _HEAD_BYTES + self._content_bytes:
+            if hashes[0] and stat.S_ISREG(status.st_mode) and status.st_size == _HEAD_BYTES + self._content_bytes:
                 found.append((status.st_mtime, *hashes))
             else:
-                os.unlink(entry)  # what was being written when a process was killed
+                with suppress(OSError):  # a folder does no harm
+                    os.unlink(entry)  # what was being written when a process was killed
         for _, block_hash, parent in sorted(found):
+            self._remove(block_hash)  # no block follows two others
             self._add(block_hash, parent)
-        while lost := [one for one, parent in self._parents.items() if parent and parent not in self._parents]:
-            for block_hash in lost:
-                self._remove(block_hash)
+        following: dict[bytes, list[bytes]] = {}
+        for block_hash, parent in self._parents.items():
+            following.setdefault(parent, []).append(block_hash)
+        ends, whole = [b""], set[bytes]()  # of prompts, by their blocks from the first on
+        while ends:
+            found_next = following.get(ends.pop(), ())
+            whole.update(found_next)
+            ends += found_next
+        for block_hash in self._parents.keys() - whole:
+            self._remove(block_hash)
         while len(self._parents) > self._most_blocks:
             self._remove(next(one for one in self._parents if not self._num_children[one]))
 
@@ -165,12 +175,22 @@ def _head(block_hash: bytes, content: memoryview) -> bytearray:
     return head
 
 
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def _forget_others(folder: Path, kind: str, most_bytes: int) -> int:
     """Remove the files of other kinds beyond so many bytes, and return the bytes of the rest."""
     others = [path for path in folder.iterdir() if path.name != kind and path.is_dir() and not path.is_symlink()]
     kept_bytes = 0
-    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
-        num_bytes = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
+    for path in sorted(others, key=_changed_at, reverse=True):
+        try:
+            num_bytes = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
+        except OSError:  # another process removes it
+            continue
         if kept_bytes + num_bytes > most_bytes:
             shutil.rmtree(path, ignore_errors=True)
         else:

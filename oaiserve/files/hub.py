@@ -234,7 +234,7 @@ def _cached(request: _Request) -> ModelSource:
     reasons = []
     try:
         main = (storage / "refs" / "main").read_text().strip()
-    except OSError:
+    except (OSError, ValueError):
         main = ""
     folders = [path for path in storage.glob("snapshots/*") if path.is_dir()]
     for folder in sorted(folders, key=lambda path: (path.name != main, -path.stat().st_mtime)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
@@ -27,7 +28,12 @@ def cache_folder() -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder, and those above it that are missing, for this user only, whatever the umask."""
+    """Create a folder, and those above it that are missing, for this user only, whatever the umask.
+
+    A file or a link to nothing in its place is removed: the folder is one of our own."""
+    if not folder.is_dir():
+        with suppress(FileNotFoundError, NotADirectoryError):
+            folder.unlink()
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         try:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +32,19 @@ _ALIGNMENT = 64  # of the bytes that a record holds
 
 class NotRemembered(Exception):
     """There is nothing to go by. The message says why, without a full stop."""
+
+
+@contextmanager
+def of_record(path: Path) -> Iterator[None]:
+    """Let a record count as missing whose content cannot be read, whatever error that is. Raises NotRemembered."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotRemembered("no earlier start has found it with these options") from None
+    except (NotPrivate, OSError) as error:
+        raise NotRemembered(str(error)) from error
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        raise NotRemembered(f"{path} has another form ({type(error).__name__})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +110,19 @@ def subject(
 def recall(asked: Subject) -> StartRecord:
     """Return the record of a subject. Raises NotRemembered if that is nothing, or if anything has changed."""
     path = _path(asked)
-    try:
-        content = bytearray(private.read_file(private.verified(path.parent) / path.name))
-    except FileNotFoundError:
-        raise NotRemembered("no earlier start has found it with these options") from None
-    except (NotPrivate, OSError) as error:
-        raise NotRemembered(str(error)) from error
+    with of_record(path):
+        return _recall(asked, path)
+
+
+def _recall(asked: Subject, path: Path) -> StartRecord:
+    content = bytearray(private.read_file(private.verified(path.parent) / path.name))
     end = len(content) - _DIGEST_BYTES
     if end < 0 or hashlib.sha256(memoryview(content)[:end]).digest() != content[end:]:
         raise NotRemembered(f"{path} is damaged")
     line = content.index(b"\n") + 1
     header, start = json.loads(content[:line]), line + -line % _ALIGNMENT
-    if header["format"] != _FORMAT:
+    data: dict[str, Any] = header["data"]
+    if header["format"] != _FORMAT or not isinstance(data, dict):
         raise NotRemembered(f"{path} has another format")
     for package, now in asked.versions.items():
         if header["versions"].get(package) != now:
@@ -125,7 +140,7 @@ def recall(asked: Subject) -> StartRecord:
             _write(path, header | {"files": files}, bytes(content[start:end]))
         except OSError as error:
             log.debug("%s could not be renewed: %s", path, error)
-    return StartRecord(header["data"], content, start, header["day"], path)
+    return StartRecord(data, content, start, str(header["day"]), path)
 
 
 def remember(asked: Subject, data: Mapping[str, Any], content: bytes) -> Path | None:
@@ -170,26 +185,39 @@ def records() -> Iterator[Record]:
     """Read what is remembered of the models that are still there."""
     for path in sorted((cache_folder() / "remembered").glob("*-*")):
         try:
-            with path.open("rb") as file:
-                header = json.loads(file.readline())
-            folder, files = Path(header["folder"]), header["files"]
-            is_current = all(version_of(package) == known for package, known in header["versions"].items())
-            is_unchanged = all(_stat(folder / name) == known["stat"] for name, known in files.items())
-            model = folder if "config.json" in files else folder / min(files)
-            yield Record(path, path.name.partition("-")[0], model, header["day"], is_current and is_unchanged)
-        except (OSError, ValueError, KeyError):
+            with of_record(path):
+                found = _record(path)
+        except NotRemembered:
             continue
+        yield found
+
+
+def _record(path: Path) -> Record:
+    header = _header(path)
+    folder, files = Path(header["folder"]), header["files"]
+    is_current = all(version_of(package) == known for package, known in header["versions"].items())
+    is_unchanged = all(_stat(folder / name) == known["stat"] for name, known in files.items())
+    model = folder if "config.json" in files else folder / min(files)
+    return Record(path, path.name.partition("-")[0], model, str(header["day"]), is_current and is_unchanged)
 
 
 def _forget_lost_models(records: Path) -> None:
     for path in records.glob("*-*"):
         try:
-            with path.open("rb") as file:
-                header = json.loads(file.readline())
-            if not all((Path(header["folder"]) / name).exists() for name in header["files"]):
+            with of_record(path):
+                header = _header(path)
+                is_lost = not all((Path(header["folder"]) / name).exists() for name in header["files"])
+        except NotRemembered:
+            is_lost = True
+        if is_lost:
+            with suppress(OSError):  # a folder, for example, which does no harm
                 path.unlink()
-        except (OSError, ValueError, KeyError):
-            path.unlink(missing_ok=True)
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        header: dict[str, Any] = json.loads(file.readline())
+    return header
 
 
 def _path(asked: Subject) -> Path:

@@ -1,9 +1,11 @@
 """Servers are found while they run, and asked for what they do."""
 
+import fcntl
 import re
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,17 @@ def test_why_there_is_no_answer_is_one_sentence(server: ScriptedServer) -> None:
         Client(URL).models()
     with pytest.raises(NoAnswer, match=r"answers 404: .*'nothing'"):
         Client(server.url).text("/debug/requests/nothing")
+
+
+def test_spoiled_files_in_the_list_are_left_out(cache: Path) -> None:
+    with announced(URL, "a"):
+        folder = cache / "servers"
+        (folder / "folder.json").mkdir()
+        (folder / "lost.json").symlink_to("nothing")
+        with ExitStack() as stack:
+            for number, content in enumerate(("[" * 100_000, "[]", '{"url": 7}')):
+                file = stack.enter_context((folder / f"{number}.json").open("w"))
+                file.write(content)
+                file.flush()
+                fcntl.flock(file, fcntl.LOCK_EX)  # as that of a server that runs
+            assert [server.model for server in running()] == ["a"]

@@ -3,6 +3,8 @@
 import errno
 import os
 import random
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -183,3 +185,36 @@ def test_there_are_never_too_many_and_each_has_its_parent(
         assert len(on_disk) == len([*(folder / "kind").iterdir()]) <= most
         assert all(parents[one] in (0, *on_disk) for one in on_disk)
     assert kept(files_in(folder, most)) == kept(files)
+
+
+def _place(folder: Path, number: int, parent: int) -> Path:
+    return folder / "kind" / f"{name_of(number).hex()}-{name_of(parent).hex()}"
+
+
+SPOILS: dict[str, Callable[[Path], object]] = {
+    "folder": lambda folder: (_place(folder, 2, 1).unlink(), _place(folder, 2, 1).mkdir()),
+    "other folder": lambda folder: (folder / "kind" / "mine").mkdir(),
+    "link to nothing": lambda folder: (_place(folder, 2, 1).unlink(), _place(folder, 2, 1).symlink_to("nothing")),
+    "pipe": lambda folder: (_place(folder, 2, 1).unlink(), os.mkfifo(_place(folder, 2, 1))),
+    "follows itself": lambda folder: _place(folder, 2, 1).rename(_place(folder, 2, 2)),
+    "follow each other": lambda folder: (_place(folder, 2, 1).rename(_place(folder, 2, 3)),
+                                         shutil.copy(_place(folder, 2, 3), _place(folder, 3, 2))),
+    "follows two": lambda folder: shutil.copy(_place(folder, 2, 1), _place(folder, 2, 0)),
+    "file of the kind": lambda folder: (shutil.rmtree(folder / "kind"), (folder / "kind").write_text("")),
+    "link of the kind": lambda folder: (shutil.rmtree(folder / "kind"), (folder / "kind").symlink_to("nothing")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SPOILS)
+def test_spoiled_files_count_as_missing(folder: Path, kind: str) -> None:
+    files = files_in(folder)
+    for number in (1, 2):
+        assert write(files, number, number - 1)
+    SPOILS[kind](folder)
+    files = files_in(folder, most_blocks=3)
+    assert kept(files) == {"other folder": [1, 2], "follows two": [1, 2]}.get(
+        kind, [] if " of the kind" in kind else [1]
+    )
+    for number in range(4, 10):  # each takes the place of another one
+        assert write(files, number)
+        assert read(files, number) == content_of(number)

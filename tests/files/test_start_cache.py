@@ -1,5 +1,7 @@
 """What is remembered holds for the files and the versions that it was found out from, and for no others."""
 
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -143,3 +145,42 @@ def test_records_of_models_that_are_gone_are_removed(folder: Path, cache: Path, 
     shutil.rmtree(gone)
     path = remembered_path(folder)
     assert list(cache.iterdir()) == [path]
+
+
+def _header(**changes: object) -> Callable[[Path], object]:
+    """Change the header of a record, whose checksum fits then."""
+
+    def spoil(path: Path) -> None:
+        line, _, rest = path.read_bytes()[: -remembered._DIGEST_BYTES].partition(b"\n")
+        written = json.dumps({**json.loads(line), **changes}).encode() + b"\n" + rest
+        path.write_bytes(written + hashlib.sha256(written).digest())
+
+    return spoil
+
+
+def _whole(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content + hashlib.sha256(content).digest())
+
+
+SPOILS: dict[str, Callable[[Path], object]] = {
+    "nested": _whole(b"[" * 100_000 + b"\n"),
+    "list": _whole(b"[]\n"),
+    "no line": _whole(b""),
+    "folder": lambda path: (path.unlink(), path.mkdir()),
+    "link to nothing": lambda path: (path.unlink(), path.symlink_to("nothing")),
+    "no folder": lambda path: (shutil.rmtree(path.parent), path.parent.write_text("")),
+    **{f"{name} {json.dumps(value)}": _header(**{name: value})
+       for name in ("format", "versions", "files", "data") for value in (None, 7, "x", [], [[]], {"x": []})
+       if (name, value) != ("data", {"x": []})},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SPOILS)
+def test_a_spoiled_record_counts_as_missing(folder: Path, kind: str) -> None:
+    SPOILS[kind](remembered_path(folder))
+    with pytest.raises(NotRemembered):
+        recall(ask(folder))
+    list(remembered.records())
+    if kind != "folder":  # it stays
+        remembered_path(folder)
+        assert recall(ask(folder)).data == DATA

@@ -33,7 +33,16 @@ from oaiserve.engine.start.check import Checked, refuse_unless_as_checked
 from oaiserve.engine.start.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.files import gguf
 from oaiserve.files.private import NotPrivate
-from oaiserve.files.start_cache import NotRemembered, Subject, name_of, recall, remember, subject
+from oaiserve.files.start_cache import (
+    NotRemembered,
+    StartRecord,
+    Subject,
+    name_of,
+    of_record,
+    recall,
+    remember,
+    subject,
+)
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +66,7 @@ class CheckedModel(NamedTuple):
     checked: Checked
     files: StoredFiles
     day: str  # of the check
+    path: Path  # of the record
 
 
 def cache_key(model: Path, options: EngineOptions) -> Subject | None:
@@ -108,26 +118,29 @@ def recall_model(key: Subject, options: EngineOptions) -> CheckedModel:
     """Read the record of a model. Raises NotRemembered."""
     record = recall(key)
     try:
-        for name, digest in record.data["code"].items():
-            path = _ROOT / name
-            if not path.is_file() or _digest(path) != digest:
-                raise NotRemembered(f"the code in oaiserve/{name} has changed")
-        dtype = getattr(torch, record.data["dtype"])
-        if record.data["library"] != build.library_path(dtype).name:
-            raise NotRemembered("the CPU, the compiler or the native code is another")
-        if not build.is_built(dtype):
-            raise NotRemembered("the native library is not on disk")
-        quantized = record.data["quantized"]
-        blocks_file: str | Path | None = key.model.name if quantized is None else find(FileIdentity(**quantized))
-        if blocks_file is None:
-            raise NotRemembered("the weights that were quantized are not in the cache any more")
-        files = StoredFiles(key.folder, record.content, record.start, str(blocks_file))
-        spec, decoder, checked = from_json(record.data["model"], files)
-    except (BuildError, NotPrivate, OSError) as error:
+        with of_record(record.path):
+            return _checked_model(record, key)
+    except BuildError as error:
         raise NotRemembered(str(error)) from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise NotRemembered(f"{record.path} has another form") from error
-    return CheckedModel(spec, decoder, checked, files, record.day)
+
+
+def _checked_model(record: StartRecord, key: Subject) -> CheckedModel:
+    for name, digest in record.data["code"].items():
+        path = _ROOT / name
+        if not path.is_file() or _digest(path) != digest:
+            raise NotRemembered(f"the code in oaiserve/{name} has changed")
+    dtype = getattr(torch, record.data["dtype"])
+    if record.data["library"] != build.library_path(dtype).name:
+        raise NotRemembered("the CPU, the compiler or the native code is another")
+    if not build.is_built(dtype):
+        raise NotRemembered("the native library is not on disk")
+    quantized = record.data["quantized"]
+    blocks_file: str | Path | None = key.model.name if quantized is None else find(FileIdentity(**quantized))
+    if blocks_file is None:
+        raise NotRemembered("the weights that were quantized are not in the cache any more")
+    files = StoredFiles(key.folder, record.content, record.start, str(blocks_file))
+    spec, decoder, checked = from_json(record.data["model"], files)
+    return CheckedModel(spec, decoder, checked, files, record.day, record.path)
 
 
 def start_checked(

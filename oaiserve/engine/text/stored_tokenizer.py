@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer as RustTokenizer
 
 from oaiserve.errors import StartupError
 from oaiserve.files import gguf
 from oaiserve.files.private import NotPrivate
-from oaiserve.files.start_cache import NotRemembered, Subject, recall, remember, subject
+from oaiserve.files.start_cache import Subject, of_record, recall, remember, subject
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +26,10 @@ _FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 _PACKAGES = ("oaiserve", "transformers", "tokenizers")
 
 
-@dataclass(slots=True)
-class StoredTokenizer:
-    """The data of a tokenizer. The attributes have the names that transformers gives them."""
+@dataclass(slots=True, kw_only=True)
+class TokenizerParts:
+    """The data of a tokenizer but for its definition. The attributes have the names that transformers gives them."""
 
-    backend_tokenizer: RustTokenizer
     length: int
     split_special_tokens: bool
     eos_token_ids: list[int]  # that its files name, the first one first
@@ -37,6 +37,13 @@ class StoredTokenizer:
     chat_template: str | dict[str, str] | None
     response_template: Mapping[str, Any] | None
     fill_texts: list[str] = field(default_factory=list)  # of a GGUF file: see `fill_tokens`
+
+
+@dataclass(slots=True, kw_only=True)
+class StoredTokenizer(TokenizerParts):
+    """The data of a tokenizer."""
+
+    backend_tokenizer: RustTokenizer
 
 
 def tokenizer_subject(model: Path) -> Subject | None:
@@ -52,12 +59,11 @@ def tokenizer_subject(model: Path) -> Subject | None:
 def recall_tokenizer(subject: Subject) -> StoredTokenizer:
     """Return the tokenizer as an earlier start has loaded it. Raises NotRemembered."""
     record = recall(subject)
-    start = record.start
-    definition = bytes(record.content[start : start + record.data["bytes"]])
-    try:
-        return StoredTokenizer(backend_tokenizer=RustTokenizer.from_buffer(definition), **record.data["parts"])
-    except (TypeError, ValueError) as error:
-        raise NotRemembered(f"{record.path} has another form") from error
+    with of_record(record.path):
+        definition = bytes(record.content[record.start : record.start + record.data["bytes"]])
+        parts = msgspec.convert(record.data["parts"], TokenizerParts)
+        named = {field.name: getattr(parts, field.name) for field in fields(parts)}
+        return StoredTokenizer(backend_tokenizer=RustTokenizer.from_buffer(definition), **named)
 
 
 def stored(tokenizer: Any) -> StoredTokenizer:

@@ -16,7 +16,15 @@ def ends(special: Sequence[str], template: str | None = None, of_files: Sequence
     """Return the texts of the tokens that end answers of a model with these special tokens."""
     backend = byte_level()
     backend.add_special_tokens([*special])
-    made = StoredTokenizer(backend, backend.get_vocab_size(), False, [], {}, template, None)
+    made = StoredTokenizer(
+        backend_tokenizer=backend,
+        length=backend.get_vocab_size(),
+        split_special_tokens=False,
+        eos_token_ids=[],
+        special_tokens_map={},
+        chat_template=template,
+        response_template=None,
+    )
     named = frozenset(backend.token_to_id(text) for text in of_files)
     return {backend.id_to_token(i) for i in end_token_ids(Tokenizer(made), named)} - {"<|endoftext|>", "<|im_end|>"}
 

@@ -16,7 +16,18 @@ QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 def made(*controls: str, build: object = byte_level, special: bool = True, of_file: tuple[str, ...] = ()) -> Tokenizer:
     backend = build()  # type: ignore[operator]
     backend.add_tokens([AddedToken(text, special=special, normalized=False) for text in controls])
-    return Tokenizer(StoredTokenizer(backend, backend.get_vocab_size(), False, [], {}, None, None, [*of_file]))
+    return Tokenizer(
+        StoredTokenizer(
+            backend_tokenizer=backend,
+            length=backend.get_vocab_size(),
+            split_special_tokens=False,
+            eos_token_ids=[],
+            special_tokens_map={},
+            chat_template=None,
+            response_template=None,
+            fill_texts=[*of_file],
+        )
+    )
 
 
 def texts(tokenizer: Tokenizer, prompt: GapPrompt) -> list[str]:

@@ -39,17 +39,30 @@ class TrialMarker:
         try:
             private.make_folder(path.parent)
             private.verified(path.parent)
-            found = {} if forget else json.loads(private.read_file(path))
+            trying = None if forget else self._read(path)
         except FileNotFoundError:
             return
-        except (OSError, ValueError, private.NotPrivate) as error:
-            log.warning("A trial on the GPU that ends the process would be tried again: %s", error)
-            self._path = None
+        except (OSError, RecursionError, TypeError, ValueError, private.NotPrivate) as error:
+            self._give_up(error)
             return
-        self.died = found.get("died", {})
-        if (trying := found.get("trying")) is not None:
+        if trying is not None:
             self.died[trying] = date.today().isoformat()
         self._write(None)
+
+    def _read(self, path: Path) -> str | None:
+        """Read the trials in which starts have ended, and return the one under way."""
+        found = json.loads(private.read_file(path))
+        if not isinstance(found, dict):
+            raise TypeError(f"{path} has another form")
+        trying, died = found.get("trying"), found.get("died", {})
+        if not isinstance(trying, str | None) or not isinstance(died, dict):
+            raise TypeError(f"{path} has another form")
+        self.died = {feature: str(day) for feature, day in died.items()}
+        return trying
+
+    def _give_up(self, error: Exception) -> None:
+        log.warning("A trial on the GPU that ends the process would be tried again: %s", error)
+        self._path = None
 
     @contextmanager
     def trying(self, feature: str) -> Iterator[None]:
@@ -80,11 +93,10 @@ class TrialMarker:
     def _write(self, trying: str | None) -> None:
         if self._path is None:
             return
-        if trying is None and not self.died:
-            self._path.unlink(missing_ok=True)
-            return
         try:
+            if trying is None and not self.died:
+                self._path.unlink(missing_ok=True)
+                return
             private.write_file(self._path, json.dumps({"trying": trying, "died": self.died}).encode())
         except OSError as error:
-            log.warning("A trial on the GPU that ends the process would be tried again: %s", error)
-            self._path = None
+            self._give_up(error)

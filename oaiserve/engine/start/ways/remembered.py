@@ -11,7 +11,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.cache import CheckedModel, recall_model, start_checked
 from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
-from oaiserve.files.start_cache import NotRemembered
+from oaiserve.files.start_cache import NotRemembered, of_record
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +38,16 @@ class Remembered:
         options, checked = request.options, self._checked
 
         def start() -> Started:
-            adaptable = checked.decoder.adaptable()
-            refuse_unless_they_fit(options.adapters, adaptable)
-            num_blocks, num_states = cpu_sizes(checked.spec, options)
-            num_threads = options.cpu_threads or default_threads()
-            native = start_checked(
-                checked, options, num_blocks=num_blocks, num_threads=num_threads, reserved=request.reserved
-            )
-            sizes = {"num_blocks": num_blocks, "num_states": num_states}
-            return started_on_cpu(native, checked.spec, options, adaptable, **sizes)
+            with of_record(checked.path):
+                adaptable = checked.decoder.adaptable()
+                refuse_unless_they_fit(options.adapters, adaptable)
+                num_blocks, num_states = cpu_sizes(checked.spec, options)
+                num_threads = options.cpu_threads or default_threads()
+                native = start_checked(
+                    checked, options, num_blocks=num_blocks, num_threads=num_threads, reserved=request.reserved
+                )
+                sizes = {"num_blocks": num_blocks, "num_states": num_states}
+                return started_on_cpu(native, checked.spec, options, adaptable, **sizes)
 
         try:
             served = assemble(request.load("weights and check", start), request.tokenizer, options)

@@ -123,3 +123,14 @@ def test_a_server_whose_gpu_is_lost_starts_again_in_the_same_process(tmp_path: P
     assert process.returncode == 1, text
     assert text.count("The server starts again without it") == 1
     assert text.endswith("the second start\n")
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "7", '{"trying": []}', '{"died": 1}', "\xff", None])
+def test_a_spoiled_mark_counts_as_missing(path: Path, content: str | None) -> None:
+    path.parent.mkdir(exist_ok=True)
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_text(content, encoding="latin-1")
+        path.chmod(0o600)
+    assert Trials(TrialMarker(path)).is_usable("sampling", lambda: None)
