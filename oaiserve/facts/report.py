@@ -10,7 +10,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,16 +20,25 @@ else:  # msgspec reads it when a report is sent, and knows no generic array
     Keys = array
 
 MOST_KEYS = 1024
+MOST_MODELS = 1024  # in one report
+MOST_NAME_CHARACTERS = 256  # of each
+MOST_REPORT_BYTES = 2**20
 ROUTER_HEADER = "x-oaiserve-router"  # of whoever asks; of a peer that is no trusted proxy, it is dropped
 
 Place = TypeVar("Place")
+
+# Larger values are not credible, and would spoil the sums of a router. A report that has one can't be read.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Load = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_NAME_CHARACTERS)]
 
 
 class Pace(NamedTuple):
     """The recent times of a replica for a prompt token and for a whole answer, in seconds; 0 while unknown."""
 
-    prompt_token: float = 0.0
-    answer: float = 0.0  # of the median length
+    prompt_token: Seconds = 0.0
+    answer: Seconds = 0.0  # of the median length
 
 
 class Within(NamedTuple):
@@ -67,22 +76,30 @@ class ReplicaReport:
 class Report(msgspec.Struct):
     """A replica's report over HTTP: its load, and the prefix keys of its cached prompts. docs/scale.md explains it."""
 
-    incarnation: str
-    number: int
-    num_open: float
-    waiting_tokens: float
-    keys: bytes  # integers of 64 bits, little-endian, as all machines that it runs on have them
-    num_running: int
-    num_waiting: int
-    kv_use: float
+    incarnation: Annotated[str, msgspec.Meta(max_length=128)]
+    number: Count
+    num_open: Load
+    waiting_tokens: Load
+    # Integers of 64 bits, little-endian, as on all machines that it runs on.
+    keys: Annotated[bytes, msgspec.Meta(max_length=8 * MOST_KEYS)]
+    num_running: Count
+    num_waiting: Count
+    kv_use: Annotated[float, msgspec.Meta(ge=0, le=1)]
     is_ready: bool
-    step_seconds: float = 0.0
+    step_seconds: Seconds = 0.0
     is_hung: bool = False  # its engine does not go on
-    models: tuple[str, ...] = ()  # the names of its model and adapters
+    # The names of its model and adapters; none if there are too many for a report.
+    models: Annotated[tuple[ModelName, ...], msgspec.Meta(max_length=MOST_MODELS)] = ()
     pace: Pace = Pace()
+
+    def __post_init__(self) -> None:
+        if len(self.keys) % 8:
+            raise ValueError("the keys are not integers of 64 bits")
 
     @classmethod
     def of(cls, made: ReplicaReport, *, is_ready: bool, is_hung: bool, models: tuple[str, ...]) -> Report:
+        if len(models) > MOST_MODELS or any(len(name) > MOST_NAME_CHARACTERS for name in models):
+            models = ()  # so routers send it requests for any model
         own = {name: getattr(made, name) for name in cls.__struct_fields__ if hasattr(made, name)}
         return cls(**own | {"keys": made.keys.tobytes(), "models": models}, is_ready=is_ready, is_hung=is_hung)
 

@@ -1,6 +1,7 @@
-"""Chooses the replica for a request where replicas have different models: each model has a router of its own.
+"""Chooses the replica for a request where replicas have different models.
 
-Replicas report what they serve. As long as all serve the same, one router has them all.
+Replicas report what they serve. As long as all serve the same, one router has them all. Otherwise models that the same
+replicas serve share a router, so the number of routers doesn't grow with the number of models.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from oaiserve.facts.report import ReplicaReport, Within
 from oaiserve.facts.routing_decision import Decision
 from oaiserve.scale.router import NoReplica, Router
 
+MOST_ROUTERS = 256  # Each report of a replica goes to every router that has the replica.
+
 
 class Routers:
     """The routers of all models, behind the methods of `Router`. A replica that does not say its models has any."""
@@ -20,14 +23,16 @@ class Routers:
         """If it is strict, a model that no replica has reported has no replica."""
         self._is_strict = is_strict
         self._all = Router()  # of all replicas, for models that none is known to have
-        self._by_model: dict[str, Router] = {}  # empty while all replicas serve the same
+        self._having: dict[str, tuple[str, ...]] = {}  # replicas by model; empty while all replicas serve the same
+        self._by_model: dict[str, Router] = {}  # up to MOST_ROUTERS different ones
+        self._routers: list[Router] = [self._all]
         self._models: dict[str, tuple[str, ...]] = {}  # by replica, as it has reported them
         self._present: tuple[str, ...] = ()
 
     @property
     def differ(self) -> bool:
         """Return whether replicas have different models."""
-        return bool(self._by_model)
+        return bool(self._having)
 
     def models_of(self, replica: str) -> tuple[str, ...]:
         return self._models.get(replica, ())
@@ -38,14 +43,14 @@ class Routers:
         self._divide(now_ns)
 
     def exclude(self, name: str, now_ns: int) -> None:
-        for router in (self._all, *self._by_model.values()):
+        for router in self._routers:
             router.exclude(name, now_ns)
 
     def learn(self, report: ReplicaReport, now_ns: int) -> None:
         if report.replica in self._present and self._models.get(report.replica) != report.models:
             self._models[report.replica] = report.models
             self._divide(now_ns)
-        for router in (self._all, *self._by_model.values()):
+        for router in self._routers:
             router.learn(report, now_ns)
 
     def choose(
@@ -59,16 +64,35 @@ class Routers:
         """Choose the replica for a request, among those with its model. Raises NoReplica."""
         router = self._by_model.get(prompt.model)
         if router is None:
-            if self._is_strict and prompt.model:
+            if self._is_strict and prompt.model and prompt.model not in self._having:
                 raise NoReplica(f"no replica has the model {prompt.model}")
             router = self._all
+            if having := self._having.get(prompt.model):
+                without = {*without, *self._present}.difference(set(having).difference(without))
         return router.choose(prompt, now_ns, session, without, within)
 
     def _divide(self, now_ns: int) -> None:
-        served = {frozenset(models) for models in self._models.values()}
-        models = frozenset[str]().union(*served) if len(served) > 1 or self._is_strict else ()
-        self._by_model = {model: self._by_model.get(model) or Router() for model in models}
+        """Group the models by the replicas that serve them, with a router for each group."""
+        self._having = {}
+        if self._is_strict or len({frozenset(models) for models in self._models.values()}) > 1:
+            with_any = [name for name in self._present if not self.models_of(name)]
+            having: dict[str, list[str]] = {}
+            for name in self._present:
+                for model in dict.fromkeys(self.models_of(name)):
+                    having.setdefault(model, [*with_any]).append(name)
+            self._having = {model: tuple(names) for model, names in having.items()}
+        groups: dict[tuple[str, ...], Router] = {}
+        before, self._by_model = self._by_model, {}
+        for model, names in self._having.items():
+            router = groups.get(names)
+            if router is None and len(groups) < MOST_ROUTERS:
+                router = before.get(model)
+                if router is None or router in groups.values():
+                    router = Router()
+                groups[names] = router
+            if router is not None:
+                self._by_model[model] = router
+        self._routers = [self._all, *groups.values()]
         self._all.update_replicas(self._present, now_ns)
-        for model, router in self._by_model.items():
-            having = (name for name in self._present if model in (self._models.get(name) or (model,)))
-            router.update_replicas(having, now_ns)
+        for names, router in groups.items():
+            router.update_replicas(names, now_ns)

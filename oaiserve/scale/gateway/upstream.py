@@ -15,13 +15,15 @@ from typing import NamedTuple, cast
 
 import httptools
 
-from oaiserve.facts.report import Report
+from oaiserve.facts.report import MOST_REPORT_BYTES, Report
 
 CONNECT_SECONDS = 2.0
 # A peer that answers no packets is gone after eleven seconds without an answer, or ten with data on their way to it.
 KEEPALIVE = {"SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 MOST_IDLE = 64  # connections that are kept for further requests
-MOST_HEAD_BYTES = 64 * 1024  # of the head of an answer, with all interim ones before it
+MOST_HEAD_BYTES = 64 * 1024  # of the head of an answer, with all interim ones before it, and of its trailers
+MOST_HEADERS = 128
+HEAD_SECONDS = 10.0  # from the first byte of a head to its end
 MOST_GATHERED_BYTES = 256 * 1024  # of an answer, until its reader takes them
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -33,6 +35,10 @@ class Unreachable(Exception):
 
 class BadAnswer(Exception):
     """A replica has begun to answer what is no HTTP, or has no end. The message says which."""
+
+
+class TooLong(BadAnswer):
+    """The body of a report or a list exceeds its limit."""
 
 
 class CutOff(Exception):
@@ -163,14 +169,19 @@ class Upstream:
                 answer.close()
                 raise
 
-    async def get(self, target: bytes, headers: Headers = ()) -> tuple[int, bytes]:
-        """Get a path, and return status and body. Raises Unreachable, BadAnswer and CutOff."""
+    async def get(
+        self, target: bytes, headers: Headers = (), most_bytes: int = MOST_REPORT_BYTES
+    ) -> tuple[int, bytes]:
+        """Get a path, and return status and body. Raises Unreachable, BadAnswer, CutOff, and TooLong for a body of more
+        than `most_bytes`. The caller limits the time."""
         answer = await self.ask("GET", target, headers)
         try:
-            parts = []
+            content = bytearray()
             while part := await answer.read():
-                parts.append(part)
-            return answer.status, b"".join(parts)
+                content += part
+                if len(content) > most_bytes:
+                    raise TooLong(f"a body of more than {most_bytes} bytes")
+            return answer.status, bytes(content)
         finally:
             answer.close()
 
@@ -201,6 +212,8 @@ class Upstream:
             raise Unreachable(f"no connection within {CONNECT_SECONDS:g} seconds") from None
         except OSError as error:
             raise Unreachable(error.strerror or str(error)) from None
+        except ValueError as error:  # a name that no resolver accepts
+            raise Unreachable(str(error)) from None
         return connection
 
     def _keep(self, connection: _Connection) -> None:
@@ -224,11 +237,16 @@ class _Connection(asyncio.Protocol):
         self._upstream = upstream
         self._answer: UpstreamAnswer | None = None
         self._parser = httptools.HttpResponseParser(self)
+        # Bytes since the head began, or since the last part of the body: trailers and chunk extensions may be endless.
         self._head_bytes = 0
+        self._num_headers = 0
+        self._is_in_head = False
+        self._head_timer: asyncio.TimerHandle | None = None
 
     def send(self, head: bytes, body: bytes | bytearray) -> UpstreamAnswer:
         self._answer = answer = UpstreamAnswer(self)
         self._head_bytes = 0
+        self._num_headers = 0
         if self.transport.is_closing():
             answer.lost(Unreachable("the replica has closed the connection"))
         else:
@@ -250,23 +268,32 @@ class _Connection(asyncio.Protocol):
         if answer is None:  # it says something that it was not asked
             self.transport.abort()
             return
-        is_head = not answer.head.done()
+        self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._spoil(answer, "another protocol")
         except httptools.HttpParserError as error:
             self._spoil(answer, str(error))
-        if is_head and not answer.head.done():
-            self._head_bytes += len(data)
-            if self._head_bytes > MOST_HEAD_BYTES:
-                self._spoil(answer, f"a head of more than {MOST_HEAD_BYTES} bytes")
+        if self._is_in_head and self._head_timer is None:
+            self._head_timer = asyncio.get_running_loop().call_later(HEAD_SECONDS, self._head_is_late, answer)
+        if self._head_bytes > MOST_HEAD_BYTES and self._answer is answer:
+            self._spoil(answer, f"a head or trailers of more than {MOST_HEAD_BYTES} bytes")
+
+    def _head_is_late(self, answer: UpstreamAnswer) -> None:
+        self._spoil(answer, f"no end of the head within {HEAD_SECONDS:g} seconds")
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def _spoil(self, answer: UpstreamAnswer, why: str) -> None:
         answer.lost(BadAnswer(why))
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
         self._upstream._forget(self)
         if self._answer is not None:
             answer, self._answer = self._answer, None
@@ -275,14 +302,22 @@ class _Connection(asyncio.Protocol):
     # -- callbacks of the parser --------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        self._is_in_head = True
         if self._answer is None:  # bytes behind an answer, which would begin the next one
             self.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._answer is not None:
+        if self._answer is None or self._answer.head.done():  # a trailer
+            return
+        self._num_headers += 1
+        if self._num_headers > MOST_HEADERS:
+            self._spoil(self._answer, f"more than {MOST_HEADERS} headers")
+        else:
             self._answer.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._stop_head_timer()
         if self._answer is None:
             return
         self._answer.status = status = self._parser.get_status_code()
@@ -294,6 +329,7 @@ class _Connection(asyncio.Protocol):
             self._answer.head.set_result(None)
 
     def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
         if self._answer is not None:
             self._answer.more(body)
 

@@ -11,14 +11,16 @@ import logging
 import socket
 from array import array
 from collections.abc import Awaitable, Callable, Iterable
-from typing import NamedTuple
+from itertools import count
+from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
 from oaiserve.facts.report import ROUTER_HEADER, ReplicaReport, Report
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.scale.gateway.upstream import Address, BadAnswer, CutOff, Unreachable, Upstream
+from oaiserve.hosts import parse_authority
+from oaiserve.scale.gateway.upstream import Address, BadAnswer, CutOff, TooLong, Unreachable, Upstream
 from oaiserve.scale.routers import Routers
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,19 @@ Resolve = Callable[[str], Awaitable[Iterable[Address]]]
 SLOW_ANSWERS, SLOW_STEPS, REMEMBERED = 10, 20, 0.9
 MOST_FAILURES = 3  # of requests of a replica in a row, before it gets none for a while
 MOST_PAUSE_SECONDS = 60.0
+MOST_LISTED = 1024  # servers in one list
+MOST_NUMBERS = 4096  # of replicas that are gone, which get their numbers again when they are back
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what content of any kind makes msgspec raise
+
+
+class _Group(msgspec.Struct):
+    """A group of targets, as in Prometheus' http_sd."""
+
+    targets: Annotated[list[str], msgspec.Meta(max_length=MOST_LISTED)]
+
+
+_Groups = Annotated[list[_Group], msgspec.Meta(max_length=MOST_LISTED)]
 
 
 class Pace(NamedTuple):
@@ -58,7 +73,8 @@ class Watch:
         self._resolve = resolve
         self._pace = pace
         self._polls: dict[str, asyncio.Task[None]] = {}
-        self._numbers: dict[str, int] = {}  # of all replicas that there have been
+        self._numbers: dict[str, int] = {}  # of all replicas that there have been, as far as they are remembered
+        self._next_number = count(1)
         self._mute: set[str] = set()  # replicas that serve, and give no reports
         self.upstreams: dict[str, Upstream] = {}  # by name: all that there are
         self.joined: set[str] = set()  # those that the router knows
@@ -97,10 +113,13 @@ class Watch:
                 names.discard(name)
         self._router.update_replicas(self.joined, monotonic_ns())
         for name in sorted(found.keys() - self.upstreams.keys()):
-            number = self._numbers.setdefault(name, len(self._numbers) + 1)
+            number = self._numbers.pop(name, None) or next(self._next_number)
+            self._numbers[name] = number
             self.upstreams[name] = upstream = Upstream(found[name], number)
             log.info("Replica %d is %s", number, name)
             self._polls[name] = asyncio.create_task(self._poll(upstream))
+        for name in [name for name in self._numbers if name not in self.upstreams][:-MOST_NUMBERS]:
+            del self._numbers[name]
 
     async def _listed(self, address: Address, path: str) -> list[Address]:
         """Return the addresses in a list. Raises OSError, also for an empty one: Ray's is, while it builds anew."""
@@ -108,13 +127,17 @@ class Watch:
         try:
             async with asyncio.timeout(self._pace.answer_seconds):
                 status, content = await upstream.get(path.encode(), self._headers)
-            groups = msgspec.json.decode(content) if status == 200 else []
-            places = [target.rpartition(":") for group in groups for target in group["targets"]]
-            listed = [Address(host.strip("[]"), int(port), f"{host}:{port}") for host, _, port in places]
-        except (Unreachable, BadAnswer, CutOff, LookupError, TypeError, ValueError) as error:
+            groups = msgspec.json.decode(content, type=_Groups) if status == 200 else []
+        except (Unreachable, BadAnswer, CutOff, *UNREADABLE) as error:
             raise OSError(f"the list of servers cannot be read ({error})") from None
         finally:
             upstream.close()
+        targets = [target for group in groups for target in group.targets]
+        places = [(target, parse_authority(target)) for target in targets[:MOST_LISTED]]
+        listed = [Address(at.name, at.port, target) for target, at in places if at is not None and at.port]
+        if len(listed) < len(targets):
+            text = "Of the servers that %s lists, %d were left out: not host:port, or more than %d"
+            log.warning(text, path, len(targets) - len(listed), MOST_LISTED)
         if not listed:
             raise OSError(f"{path} lists no servers ({status})")
         return listed
@@ -190,21 +213,27 @@ class Watch:
         """Return the report of a replica, or a substitute without one. Raises NotReady, and as `Upstream.get` does."""
         name = upstream.name
         if name not in self._mute:
-            status, content = await upstream.get(b"/debug/report", self._headers)
-            if status == 200:
-                upstream.report = report = msgspec.json.decode(content, type=Report)
-                if report.is_hung:
-                    raise Hung("its engine hangs")
-                if not report.is_ready:
-                    raise NotReady("it is not ready")
-                return report.of_replica(name)
-            upstream.report = None
-            if status in (401, 403, 404):
+            why_mute = upstream.report = None
+            try:
+                status, content = await upstream.get(b"/debug/report", self._headers)
+                if status == 200:
+                    upstream.report = report = msgspec.json.decode(content, type=Report)
+                    if report.is_hung:
+                        raise Hung("its engine hangs")
+                    if not report.is_ready:
+                        raise NotReady("it is not ready")
+                    return report.of_replica(name)
+                if status in (401, 403, 404):
+                    why_mute = f"{status}; it may need --replica-key"
+            except (TooLong, *UNREADABLE) as error:
+                why_mute = f"they cannot be read: {error}"
+            if why_mute is not None:
                 self._mute.add(name)
                 if not upstream.is_told_mute:
                     upstream.is_told_mute = True
-                    text = "The replica %s gives no reports (%d): load and cache are guessed. It may need --replica-key"
-                    log.warning(text, upstream.shown, status)
+                    log.warning(
+                        "The replica %s gives no reports (%s). Load and cache are guessed", upstream.shown, why_mute
+                    )
         status, _ = await upstream.get(b"/ready", self._headers)
         if status != 200:
             health, _ = await upstream.get(b"/health")
