@@ -258,6 +258,13 @@ class BadGateway(APIError):
     code = "bad_gateway"
 
 
+class LoopDetected(APIError):
+    """The request has passed too many gateways: one of them leads back to itself."""
+
+    status = 508
+    code = "loop_detected"
+
+
 class Unavailable(APIError):
     """The server loads, drains, or has no engine any more."""
 

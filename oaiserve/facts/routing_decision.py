@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+HOPS_HEADER = "x-oaiserve-hops"  # how many gateways a request has passed
 DECISION_HEADER = "x-oaiserve-route"
 _FORMS = {
     "replica": (str, r"[\w.:\[\]-]{1,100}"),

@@ -7,12 +7,16 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from oaiserve.facts.routing_decision import HOPS_HEADER
+
+HOPS = HOPS_HEADER.encode()
+
 
 class TrustedProxies:
     """Takes the client's address from `x-forwarded-for` of a trusted peer.
 
     Of any other, the headers of gateways (x-oaiserve-*) are dropped: clients must choose neither the ids of their
-    answers nor what was sent of them.
+    answers nor what was sent of them. The count of gateways stays, since a gateway need not trust itself.
     """
 
     def __init__(self, app: ASGIApp, trusted: Iterable[str]) -> None:
@@ -23,5 +27,5 @@ class TrustedProxies:
         if scope["type"] == "http":
             if (scope.get("client") or ("", 0))[0] in self._behind_proxy.trusted_hosts:
                 return await self._behind_proxy(scope, receive, send)  # type: ignore[arg-type]
-            scope["headers"] = [h for h in scope["headers"] if not h[0].startswith(b"x-oaiserve-")]
+            scope["headers"] = [h for h in scope["headers"] if h[0] == HOPS or not h[0].startswith(b"x-oaiserve-")]
         await self._app(scope, receive, send)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from codecs import BOM_UTF8
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, Work, at_once
 from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.http.codings import codings_of, decoded
@@ -34,27 +36,14 @@ async def read_body(
     too many large bodies at once, and ClientDisconnect."""
     codings = codings_of(request.headers.getlist("content-encoding"))
     limit_bytes = limit_bytes or serving.body_limit
-    too_large = BodyTooLarge(f"The body is too large: this server reads at most {int(limit_bytes)} bytes.")
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and (len(length) > 15 or int(length) > limit_bytes):
-        raise too_large
     body = bytearray()  # one buffer that grows: to join parts would copy all of them at once
-    num_bytes = 0
-    is_whole = False
     client: str = request.state.client
+    is_whole = False
     try:
-        async with asyncio.timeout(MOST_SECONDS):
-            async for part in request.stream():
-                if num_bytes + len(part) > limit_bytes:
-                    raise too_large
-                if not serving.received_bytes.take(client, len(part)):
-                    raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
-                num_bytes += len(part)
-                body += part
+        await receive(request, limit_bytes, partial(keep, serving.received_bytes, client, body))
         is_whole = True
-    except TimeoutError:
-        raise RequestTimeout(f"The body did not arrive within {MOST_SECONDS:g} seconds. Please try again.") from None
     finally:
+        num_bytes = len(body)
         serving.received_bytes.give_back(client, num_bytes)
         if not is_whole:
             body.clear()
@@ -71,6 +60,36 @@ async def read_body(
         advice = " With curl: -H 'content-type: application/json'." if kind == "application/json" else ""
         raise InvalidRequest(f"The content type must be {kind}, got {content_type[:80]!r}.{advice}")
     return body
+
+
+async def receive(request: Request, limit_bytes: int, use: Callable[[bytes], Awaitable[None]]) -> None:
+    """Pass each part of the body on as it arrives. Raises BodyTooLarge, RequestTimeout and ClientDisconnect."""
+    too_large = BodyTooLarge(f"The body is too large: this server reads at most {int(limit_bytes)} bytes.")
+    if announced_bytes(request) > limit_bytes:
+        raise too_large
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(MOST_SECONDS):
+            async for part in request.stream():
+                num_bytes += len(part)
+                if num_bytes > limit_bytes:
+                    raise too_large
+                await use(part)
+    except TimeoutError:
+        raise RequestTimeout(f"The body did not arrive within {MOST_SECONDS:g} seconds. Please try again.") from None
+
+
+def announced_bytes(request: Request) -> int:
+    """Return the length of the body by its header, cut to 15 digits; 0 without one."""
+    length = request.headers.get("content-length", "")
+    return int(length[:15]) if length.isdecimal() else 0
+
+
+async def keep(received: SharedLimit, client: str, body: bytearray, part: bytes) -> None:
+    """Append a part to a client's body, and count its bytes. Raises Overloaded."""
+    if not received.take(client, len(part)):
+        raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
+    body += part
 
 
 async def _decoded(request: Request, body: bytearray, codings: list[str], limit_bytes: int) -> bytearray:

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.errors import (
@@ -178,18 +178,18 @@ def json_response(content: object, *, status: int = 200, headers: dict[str, str]
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
-def _hint(path: str, routes: Sequence[Route], task: str) -> str:
+def _hint(path: str, routes: Sequence[BaseRoute], task: str) -> str:
     """Return the route that a client with an unknown path probably means, and those of the API, for a model for this
     task."""
     shown = {
         route.path: " and ".join(sorted((route.methods or set()) - {"HEAD"})) + f" {route.path}"
         for route in routes
-        if "{" not in route.path and serves(route.endpoint, task)
+        if isinstance(route, Route) and "{" not in route.path and serves(route.endpoint, task)
     }
     nearest = get_close_matches(path, shown, n=1) if len(path) <= MOST_COMPARED_CHARACTERS else []
     meant = f"Did you mean {shown[nearest[0]]}? " if nearest else ""
     api = ", ".join(text for path, text in shown.items() if path.startswith("/v1/"))
-    return f"{meant}Its API has {api}; GET /openapi.json shows it."
+    return f"{meant}Its API has {api}; GET /openapi.json shows it." if api else meant
 
 
 async def render_http_exception(request: Request, error: Exception) -> Response:

@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from random import getrandbits
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oaiserve.config import RouteOptions
@@ -30,25 +32,25 @@ from oaiserve.errors import (
     MODELS_PATH,
     REASON_HEADER,
     BadGateway,
-    BodyTooLarge,
     InvalidRequest,
+    LoopDetected,
     NotFound,
     Overloaded,
-    RequestTimeout,
     Unavailable,
 )
 from oaiserve.facts.continuation import IDS_HEADER, KIND_HEADER, SENT_HEADER, Piece, StreamIds, StreamSplitter
 from oaiserve.facts.prefix_keys import Prompt, prompt_of_body
 from oaiserve.facts.report import Within
-from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
+from oaiserve.facts.routing_decision import DECISION_HEADER, HOPS_HEADER, Decision, as_text
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.http.codings import codings_of, decoded
 from oaiserve.http.connections import CONNECTION
 from oaiserve.http.keys import Key
 from oaiserve.routes import sse
-from oaiserve.routes.body import client_left
-from oaiserve.routes.serving import MEDIA_BODY_BYTES
+from oaiserve.routes.batches.routes import MOST_FILE_BYTES
+from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, client_left, keep, receive
+from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
 from oaiserve.scale.gateway.lists import all_kept, models_answer
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream, UpstreamAnswer
@@ -63,9 +65,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_TRIES = 3  # replicas that are asked for one request
+MOST_HOPS = 4  # gateways that a request may pass
 MOVES_ON = (429, 503)  # the statuses of refusals that another replica may not have
-MOST_RECEIVED_BYTES = 256 * 2**20  # of the bodies of all requests that have no answer yet
-BODY_SECONDS = 60.0
+MOST_SENT_BYTES = 4 * 2**20  # of the pieces that are kept of one stream: some 300,000 tokens
+MOST_KEPT_BYTES = 256 * 2**20  # of all streams
+MOST_LISTS = 4  # requests for lists that are answered at once
 GO_ON_SECONDS, PAUSE_SECONDS = 60.0, 0.2  # in which a replica must be found for a stream that was cut off
 UNLIKE = b": the answer goes on at a server of another kind\n\n"
 SIGN_OF_LIFE, SIGN_OF_LIFE_SECONDS = b": the answer is about to go on\n\n", 2.0
@@ -90,8 +94,44 @@ _OF_ONE_REPLICA = ("/admin", "/debug", "/dashboard", "/v1/load_lora_adapter", "/
 # What one replica keeps, unless all have one store: it is asked for until one has it.
 _KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations", b"/v1/files/", b"/v1/batches", b"/debug/requests/")
 _LISTS = ("/v1/files", "/v1/batches")
+# A replica may have stored something before it failed.
+_NOT_REPEATED = (b"/v1/conversations", b"/v1/files", b"/v1/batches")
 
 Result = TypeVar("Result")
+
+
+class _Sent:
+    """The pieces of an answer that the client has, as JSON: 15 bytes for a token. If they exceed a limit, they are
+    forgotten, and the stream can't go on at another replica."""
+
+    def __init__(self) -> None:
+        self.text = bytearray()
+        self.number = 0
+        self.is_forgotten = False
+        self.take: Callable[[int], bool] = lambda num_bytes: True
+        self.give_back: Callable[[int], None] = lambda num_bytes: None
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __iadd__(self, pieces: list[Piece]) -> Self:
+        if pieces:
+            self.number += len(pieces)
+            text = msgspec.json.encode(pieces)[1:-1] + b","
+            if self.is_forgotten or len(self.text) + len(text) > MOST_SENT_BYTES or not self.take(len(text)):
+                self.is_forgotten = True
+                self.clear()
+            else:
+                self.text += text
+        return self
+
+    @property
+    def as_json(self) -> bytes:
+        return b"[%b]" % bytes(self.text[:-1])
+
+    def clear(self) -> None:
+        self.give_back(len(self.text))
+        self.text.clear()
 
 
 @dataclass(slots=True)
@@ -106,7 +146,7 @@ class _Asked:
     session: str | None
     began_ns: int
     trace: TraceContext
-    sent: list[Piece] = field(default_factory=list)
+    sent: _Sent = field(default_factory=_Sent)
     attempts: list[Attempt] = field(default_factory=list)
     status: int | None = None  # of the answer that the client has
     deadlines_ms: tuple[int | None, int | None] = (None, None)  # of its first token and its end, since it began
@@ -131,6 +171,11 @@ class _Asked:
     def looks_for_one(self) -> bool:
         """Return whether it is about something that one replica may have, and others not."""
         return self.target.startswith(_KEPT_BY_ONE)
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Return whether another replica may be asked after one has failed at the request."""
+        return self.method == "GET" or not self.target.startswith(_NOT_REPEATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +236,10 @@ class Gateway:
         self._tracing = tracing
         self._body_limit = options.body_limit or MEDIA_BODY_BYTES
         self._continues = options.continue_streams
-        self._received = SharedLimit(MOST_RECEIVED_BYTES)
+        self._received = SharedLimit(MOST_RECEIVED_BYTES)  # bodies of requests without an answer
+        self._kept = SharedLimit(MOST_KEPT_BYTES)  # pieces of streams
+        self._listing = asyncio.Semaphore(MOST_LISTS)
+        self._is_told_loop = False
         self._unmarked: set[str] = set()  # replicas whose streams cannot go on
         self.is_draining = False
 
@@ -217,6 +265,8 @@ class Gateway:
         finally:
             self._metrics.requests.labels(ending).inc()
             asked = scope["state"].pop("asked", None)  # a connection that is kept open keeps the scope
+            if asked is not None:
+                asked.sent.clear()
             if self._tracing is not None and asked is not None:
                 found: dict[str, Any] = {names.HTTP_REQUEST_METHOD: asked.method, names.URL_PATH: scope["path"]}
                 if asked.status is not None:
@@ -236,19 +286,24 @@ class Gateway:
             raise InvalidRequest("A server of several models has no batches. Serve the model by itself for them.")
         if self.is_draining:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
+        num_hops = _num_hops(scope)
+        if num_hops >= MOST_HOPS:
+            if not self._is_told_loop:
+                self._is_told_loop = True
+                text = "A request has passed %d gateways: does a --replica of this one, or of one before it, lead back?"
+                log.error(text, num_hops)
+            raise LoopDetected(f"The request has passed {num_hops} gateways, and at most {MOST_HOPS} are allowed.")
         body = bytearray()
         try:
             await self._read(Request(scope, receive), client, body)
             left = asyncio.create_task(client_left(receive))
             try:
-                asked = scope["state"]["asked"] = await _asked(scope, body, has_ids=self._continues != "never")
-                listing = None
-                if path == MODELS_PATH and self._router.differ:
-                    listing = models_answer(self._watch, self._router, scope, asked.headers)
-                elif path in _LISTS and asked.method == "GET" and self._residents is None:
-                    listing = all_kept(self._watch, asked.target, asked.headers)
-                if listing is not None:
-                    await (await _unless_left(listing, left))(scope, receive, send)
+                asked = await _asked(scope, body, num_hops, has_ids=self._continues != "never")
+                scope["state"]["asked"] = asked
+                asked.sent.take = partial(self._kept.take, client)
+                asked.sent.give_back = partial(self._kept.give_back, client)
+                if listing := self._listing_for(scope, asked):
+                    await (await _unless_left(self._in_turn(listing), left))(scope, receive, send)
                     return Ending.ANSWERED
                 if self._tracing is not None:  # each attempt has its own
                     asked.headers = [header for header in asked.headers if header[0] != TRACEPARENT]
@@ -269,26 +324,19 @@ class Gateway:
         """Read the body and undo its content codings, because routing needs the prompt. Raises an APIError, and
         ClientDisconnect."""
         codings = codings_of(request.headers.getlist("content-encoding"))
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for part in request.stream():
-                    if len(body) + len(part) > self._body_limit:
-                        raise BodyTooLarge(f"The body is too large: at most {int(self._body_limit)} bytes are read.")
-                    self._take(client, len(part))
-                    body += part
-        except TimeoutError:
-            text = f"The body did not arrive within {BODY_SECONDS:g} seconds. Please try again."
-            raise RequestTimeout(text) from None
+        limit_bytes = MOST_FILE_BYTES if request.scope["path"] == "/v1/files" else self._body_limit
+        await receive(request, limit_bytes, partial(keep, self._received, client, body))
         if not codings or not body:
             return
         num_bytes = 0
 
         def take(number: int) -> None:
             nonlocal num_bytes
-            self._take(client, number)
+            if not self._received.take(client, number):
+                raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
             num_bytes += number
 
-        work = decoded(body, codings, self._body_limit, take)
+        work = decoded(body, codings, limit_bytes, take)
         try:
             whole = await asyncio.to_thread(at_once, work)
         except BaseException:
@@ -297,11 +345,18 @@ class Gateway:
         self._received.give_back(client, len(body))
         body[:] = whole
 
-    def _take(self, client: str, num_bytes: int) -> None:
-        """Count bytes of a body. Raises Overloaded."""
-        if not self._received.take(client, num_bytes):
-            text = "Too many large bodies are under way already; try again later."
-            raise Overloaded(text, retry_after_seconds=1)
+    def _listing_for(self, scope: Scope, asked: _Asked) -> Callable[[], Awaitable[Response]] | None:
+        """Return what answers with a list of all replicas, if the request is for one."""
+        if scope["path"] == MODELS_PATH and self._router.differ:
+            return partial(models_answer, self._watch, self._router, scope, asked.headers)
+        if scope["path"] in _LISTS and asked.method == "GET" and self._residents is None:
+            return partial(all_kept, self._watch, asked.target, asked.headers)
+        return None
+
+    async def _in_turn(self, listing: Callable[[], Awaitable[Response]]) -> Response:
+        """Return a list once few others are under way: each may take much memory."""
+        async with self._listing:
+            return await listing()
 
     async def _have_model(
         self, asked: _Asked, key: Key | None, residents: Residents, stack: AsyncExitStack, left: asyncio.Task[None]
@@ -327,13 +382,30 @@ class Gateway:
             return await self._ask(asked, left)
 
     async def _ask(self, asked: _Asked, left: asyncio.Task[None], *tried_before: str) -> _Begun:
-        """Have a replica that was not tried begin an answer. Raises NoReplica and ClientDisconnect."""
-        tried, metrics, headers, body = [*tried_before], self._metrics, asked.headers, asked.body
+        """Have a replica that was not tried begin an answer. Raises NoReplica, BadGateway and ClientDisconnect."""
+        answers: list[_Begun] = []
+        try:
+            answers.append(await self._ask_in_turn(asked, left, [*tried_before], answers))
+            return answers.pop()
+        finally:
+            for unused in answers:
+                unused.answer.close()
+
+    async def _ask_in_turn(
+        self, asked: _Asked, left: asyncio.Task[None], tried: list[str], passed: list[_Begun]
+    ) -> _Begun:
+        """Ask replicas until one does not refuse. The answers of those before it are put into `passed`.
+
+        If one fails (500), another one gets the same request. Only where that answers is the first one to blame, and
+        not the request.
+        """
+        metrics, headers, body = self._metrics, asked.headers, asked.body
         if asked.sent:
-            sent = msgspec.json.encode(asked.sent)
+            sent = asked.sent.as_json
             headers, body = [*headers, (SENT_HEADER.encode(), b"%d" % len(sent))], body + sent
         moves = ""  # why it moves on
         refused: _Begun | None = None
+        failed: _Begun | None = None
         while len(tried) < MOST_TRIES or asked.looks_for_one:
             try:
                 within = asked.within(now_ns := monotonic_ns())
@@ -374,20 +446,30 @@ class Gateway:
             finally:
                 upstream.num_open -= 1
             attempt.attributes[names.HTTP_RESPONSE_STATUS] = status = begun.answer.status
+            is_failure = status >= 500 and status not in (503, LoopDetected.status)
+            if is_failure and failed is None and asked.may_be_repeated:
+                passed.append(begun)
+                failed, moves = begun, "500"
+                attempt.end(monotonic_ns(), str(status))
+                continue
             if status not in MOVES_ON and not (status == 404 and asked.looks_for_one):
-                if status >= 500:
-                    self._watch.failed(upstream, f"an answer of {status}")
+                if failed is not None and status < 400:
+                    text = f"an answer of {failed.answer.status} to a request that another replica has answered"
+                    self._watch.failed(failed.upstream, text)
                 if not asked.sent:
                     metrics.wait_seconds.observe((monotonic_ns() - asked.began_ns) / 1e9)
                 metrics.expected_hit_tokens.inc(decision.expected_hit_tokens)
                 return begun
+            passed.append(begun)
             moves, refused = str(status), begun
             attempt.end(monotonic_ns(), moves)
             if status == 503 and not begun.answer.header(REASON_HEADER.encode()):
                 self._watch.exclude(upstream.name, "it takes no requests (503)")
-        if refused is None:
+        last = failed or refused
+        if last is None:
             raise NoReplica
-        return refused
+        passed.remove(last)
+        return last
 
     async def _relay(self, scope: Scope, send: Send, asked: _Asked, begun: _Begun, left: asyncio.Task[None]) -> Ending:
         """Send an answer as it comes, until its end. Raises ClientDisconnect."""
@@ -404,19 +486,26 @@ class Gateway:
             log.warning(text, begun.upstream.shown)
         signs: asyncio.Task[None] | None = None  # of life, in the pause of a stream that was cut off
         num_sent, num_cuts, give_up_ns = -1, 0, 0  # pieces at the last cut, and cuts since there was a further piece
+        # These have cut off the stream. If none can go on with it, it is to blame, and not they.
+        cutters: list[tuple[Upstream, str]] = []
         while True:
             ending = Ending.ANSWERED
             try:
                 rest = await self._send_parts(begun, asked, send_part, left, signs)
+                self._blame(cutters)
             except CutOff as error:
                 if left.done():
                     raise ClientDisconnect from None
                 begun.attempt.end(monotonic_ns(), "cut off")
-                self._watch.exclude(begun.upstream.name, f"it has cut off an answer: {error}")
-                self._watch.failed(begun.upstream, f"an answer cut off: {error}")
                 num_cuts += 1
                 if len(asked.sent) > num_sent:
+                    self._blame(cutters)
+                    self._watch.exclude(begun.upstream.name, f"it has cut off an answer: {error}")
                     num_sent, num_cuts, give_up_ns = len(asked.sent), 0, monotonic_ns() + int(GO_ON_SECONDS * 1e9)
+                cutters.append((begun.upstream, f"an answer cut off: {error}"))
+                may_go_on = may_go_on and not asked.sent.is_forgotten
+                if not may_go_on:
+                    self._blame(cutters)
                 if may_go_on and (signs is None or signs.done()):
                     signs = asyncio.create_task(_show_signs_of_life(send_part, left))
                 if may_go_on and (again := await self._go_on(asked, begun, kind, left, num_cuts, give_up_ns)):
@@ -437,6 +526,11 @@ class Gateway:
                 signs.cancel()
             await send_part({"type": "http.response.body", "body": rest, "more_body": False})
             return ending
+
+    def _blame(self, cutters: list[tuple[Upstream, str]]) -> None:
+        for upstream, why in cutters:
+            self._watch.failed(upstream, why)
+        cutters.clear()
 
     async def _send_parts(
         self, begun: _Begun, asked: _Asked, send_part: Send, left: asyncio.Task[None], signs: asyncio.Task[None] | None
@@ -491,7 +585,13 @@ class Gateway:
         return None
 
 
-async def _asked(scope: Scope, body: bytearray, *, has_ids: bool) -> _Asked:
+def _num_hops(scope: Scope) -> int:
+    """Return how many gateways a request has passed. Anybody may say so, and have it refused."""
+    text = Headers(scope=scope).get(HOPS_HEADER, "")
+    return int(text) if text.isdecimal() and len(text) == 1 else 0
+
+
+async def _asked(scope: Scope, body: bytearray, num_hops: int, *, has_ids: bool) -> _Asked:
     began_ns = monotonic_ns()
     prompt = await asyncio.to_thread(prompt_of_body, body) if len(body) > LARGE_BYTES else prompt_of_body(body)
     if scope["path"].startswith(f"{MODELS_PATH}/"):
@@ -508,6 +608,7 @@ async def _asked(scope: Scope, body: bytearray, *, has_ids: bool) -> _Asked:
     headers = [header for header in given if not header[0].startswith(_NOT_A_CLIENTS)]
     headers.append((b"x-request-id", state["request_id"].encode()))
     headers.append((b"x-forwarded-proto", scope["scheme"].encode()))
+    headers.append((HOPS_HEADER.encode(), b"%d" % (num_hops + 1)))
     if client := state["client"]:
         headers.append((b"x-forwarded-for", client.encode()))
     if method == "POST" and has_ids:

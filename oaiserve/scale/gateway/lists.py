@@ -1,8 +1,14 @@
-"""The lists of all replicas: of models, where these have different ones, and of files and batches."""
+"""The lists of all replicas: of models, where these have different ones, and of files and batches.
+
+What replicas send is bounded in time, bytes and items, and items of another form are left out.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
@@ -13,17 +19,39 @@ from oaiserve.routes.middleware import json_response
 from oaiserve.routes.models import list_answer
 from oaiserve.routes.pages import Page, page_of
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Headers, Unreachable
-from oaiserve.scale.gateway.watch import Watch
+from oaiserve.scale.gateway.watch import UNREADABLE, Watch
 from oaiserve.scale.routers import Routers
 
-MOST_PAGES, PAGE_ITEMS = 10, 100  # of a replica's list, with as many items as a page may have
+MOST_PAGES = 10  # of a replica's list
+PAGE_ITEMS = 100  # as many as a page may have
+MOST_MODELS = 2048  # items of a list of models, which has no pages
+MOST_MODEL_BYTES = 2**20  # of a replica's list of models
+MOST_LIST_BYTES = 8 * 2**20  # of all pages of a replica's list of files or batches
+LIST_SECONDS = 5.0  # in which a replica sends them
 
 Item = dict[str, Any]
 
 
 class _List(msgspec.Struct):
-    data: list[Item]
+    data: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_MODELS)]
     has_more: bool = False
+
+
+class _Model(msgspec.Struct):
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+    created: Annotated[int, msgspec.Meta(ge=0, le=2**33)] = 0
+
+
+class _Stored(_Model, kw_only=True):
+    """A file or a batch."""
+
+    created_at: int
+
+
+Kind = TypeVar("Kind", bound=_Model)
+
+
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 async def all_models(watch: Watch, routers: Routers, headers: Headers) -> list[Item] | Response:
@@ -36,11 +64,12 @@ async def all_models(watch: Watch, routers: Routers, headers: Headers) -> list[I
     for name in sorted(watch.joined - watch.silent):
         if (models := routers.models_of(name)) and found.keys() >= {*models}:
             continue
-        listed = await _listed(watch, name, b"/v1/models", headers, {})
+        listed = await _listed(watch, name, _Model, b"/v1/models", headers, {}, MOST_MODEL_BYTES)
         if isinstance(listed, Response):  # it wants another key, most probably
             return listed
-        for model in listed:
-            found.setdefault(str(model.get("id")), model)
+        for model, text in listed:
+            with suppress(*UNREADABLE):
+                found.setdefault(model.id, _decode_fields(text) | msgspec.structs.asdict(model))
     return [*found.values()]
 
 
@@ -56,35 +85,57 @@ async def all_kept(watch: Watch, target: bytes, headers: Headers) -> Response:
     Replicas that refuse count only if all do. Raises InvalidRequest if nothing has the id `after`.
     """
     path, _, query = target.partition(b"?")
-    fields = {"limit": "20"} | dict(parse_qsl(query.decode()))
+    fields = {"limit": "20"} | dict(parse_qsl(query.decode(errors="replace")))
     after, limit = fields.pop("after", None), PAGE_ITEMS
-    if fields["limit"].isdigit() and 0 < int(fields["limit"]) <= PAGE_ITEMS:  # others are for a replica to refuse
+    # A replica refuses other limits.
+    if fields["limit"] in {str(number) for number in range(1, PAGE_ITEMS + 1)}:
         limit, fields["limit"] = int(fields["limit"]), str(PAGE_ITEMS)
-    answers = [await _listed(watch, name, path, headers, fields) for name in sorted(watch.joined - watch.silent)]
+    names = sorted(watch.joined - watch.silent)
+    answers = await asyncio.gather(
+        *(_listed(watch, name, _Stored, path, headers, fields, MOST_LIST_BYTES) for name in names)
+    )
     refusals = [answer for answer in answers if isinstance(answer, Response)]
     if refusals and len(refusals) == len(answers):
         return refusals[0]
-    found = {str(item.get("id")): item for answer in answers if not isinstance(answer, Response) for item in answer}
-    newest = sorted(found.values(), key=lambda item: -int(item.get("created_at") or 0))
-    return json_response(page_of(Page[Item], newest, lambda item: str(item.get("id")), limit, after))
+    found = {one.id: (one, text) for answer in answers if not isinstance(answer, Response) for one, text in answer}
+    newest = sorted(found.values(), key=lambda both: -both[0].created_at)
+    page = page_of(Page[Any], newest, lambda both: both[0].id, limit, after)
+    page.data = [text for _, text in page.data]
+    return json_response(page)
 
 
 async def _listed(
-    watch: Watch, name: str, path: bytes, headers: Headers, query: dict[str, str]
-) -> list[Item] | Response:
-    """Return the items of a replica's list, as far as they can be read, or its refusal."""
-    items: list[Item] = []
+    watch: Watch,
+    name: str,
+    kind: type[Kind],
+    path: bytes,
+    headers: Headers,
+    query: dict[str, str],
+    most_bytes: int,
+) -> list[tuple[Kind, msgspec.Raw]] | Response:
+    """Return the items of a replica's list, as far as they come in time and can be read, or its refusal."""
+    items: list[tuple[Kind, msgspec.Raw]] = []
     target = path + (b"?" if query else b"")
-    for _ in range(MOST_PAGES):
-        try:
-            status, content = await watch.upstreams[name].get(target + urlencode(query).encode(), headers)
-            if status != 200:
-                return Response(content, status, media_type="application/json")
-            page = msgspec.json.decode(content, type=_List)
-        except (Unreachable, BadAnswer, CutOff, msgspec.MsgspecError):  # the others are there
-            break
-        items += page.data
-        if not page.has_more or not items:
-            break
-        query = query | {"after": str(items[-1].get("id"))}
+    with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, KeyError, *UNREADABLE):  # the others are there
+        async with asyncio.timeout(LIST_SECONDS):
+            for _ in range(MOST_PAGES):
+                upstream = watch.upstreams[name]
+                status, content = await upstream.get(target + urlencode(query).encode(), headers, most_bytes)
+                if status >= 400:
+                    return Response(content, status, media_type="application/json")
+                most_bytes -= len(content)
+                page = msgspec.json.decode(content, type=_List)
+                new = _readable(page.data, kind)
+                items += new
+                if not page.has_more or not new:
+                    break
+                query = query | {"after": new[-1][0].id}
+    return items
+
+
+def _readable(texts: Iterable[msgspec.Raw], kind: type[Kind]) -> list[tuple[Kind, msgspec.Raw]]:
+    items = []
+    for text in texts:
+        with suppress(*UNREADABLE):
+            items.append((msgspec.json.decode(text, type=kind), text))
     return items

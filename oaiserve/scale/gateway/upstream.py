@@ -169,9 +169,7 @@ class Upstream:
                 answer.close()
                 raise
 
-    async def get(
-        self, target: bytes, headers: Headers = (), most_bytes: int = MOST_REPORT_BYTES
-    ) -> tuple[int, bytes]:
+    async def get(self, target: bytes, headers: Headers = (), most_bytes: int = MOST_REPORT_BYTES) -> tuple[int, bytes]:
         """Get a path, and return status and body. Raises Unreachable, BadAnswer, CutOff, and TooLong for a body of more
         than `most_bytes`. The caller limits the time."""
         answer = await self.ask("GET", target, headers)

@@ -114,8 +114,10 @@ class LoadedModels:
                 model.free.set()
 
     async def loaded(self, name: str) -> None:
-        """Wait until a model is loaded. Whoever waits for the same one waits for the same load. Raises Unavailable."""
-        model = self._of[name]
+        """Wait until a model is loaded. All who wait for the same one wait for the same load.
+
+        Raises ModelNotFound and Unavailable."""
+        model = self._of[self.name_for(name)]
         if model.process is not None:
             return
         if (wait_ns := model.retry_ns - self._clock_ns()) > 0:
