@@ -66,6 +66,7 @@ log = logging.getLogger(__name__)
 
 MOST_TRIES = 3  # replicas that are asked for one request
 MOST_HOPS = 4  # gateways that a request may pass
+NO_BODY = (204, 304)  # statuses of answers without a body, whatever their length says
 MOVES_ON = (429, 503)  # the statuses of refusals that another replica may not have
 MOST_SENT_BYTES = 4 * 2**20  # of the pieces that are kept of one stream: some 300,000 tokens
 MOST_KEPT_BYTES = 256 * 2**20  # of all streams
@@ -475,7 +476,8 @@ class Gateway:
         """Send an answer as it comes, until its end. Raises ClientDisconnect."""
         answer, kind = begun.answer, begun.kind
         asked.status = answer.status
-        headers = [header for header in answer.headers if header[0] not in _NOT_ANSWERED]
+        dropped = _NOT_ANSWERED | {b"content-length"} if answer.status in NO_BODY else _NOT_ANSWERED
+        headers = [header for header in answer.headers if header[0] not in dropped]
         headers.append((ROUTE_HEADER, as_text(begun.decision, names_replica=False).encode()))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         send_part: Send = scope["state"]["send"]  # past the layers around this, which would cost each part some time

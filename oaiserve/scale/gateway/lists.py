@@ -30,6 +30,7 @@ MOST_LIST_BYTES = 8 * 2**20  # of all pages of a replica's list of files or batc
 LIST_SECONDS = 5.0  # in which a replica sends them
 
 Item = dict[str, Any]
+UnixSeconds = Annotated[int, msgspec.Meta(ge=0, le=2**33)]
 
 
 class _List(msgspec.Struct):
@@ -39,13 +40,13 @@ class _List(msgspec.Struct):
 
 class _Model(msgspec.Struct):
     id: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
-    created: Annotated[int, msgspec.Meta(ge=0, le=2**33)] = 0
+    created: UnixSeconds = 0
 
 
 class _Stored(_Model, kw_only=True):
     """A file or a batch."""
 
-    created_at: int
+    created_at: UnixSeconds
 
 
 Kind = TypeVar("Kind", bound=_Model)

@@ -213,7 +213,7 @@ class Watch:
         """Return the report of a replica, or a substitute without one. Raises NotReady, and as `Upstream.get` does."""
         name = upstream.name
         if name not in self._mute:
-            why_mute = upstream.report = None
+            why_mute = None
             try:
                 status, content = await upstream.get(b"/debug/report", self._headers)
                 if status == 200:
@@ -227,6 +227,7 @@ class Watch:
                     why_mute = f"{status}; it may need --replica-key"
             except (TooLong, *UNREADABLE) as error:
                 why_mute = f"they cannot be read: {error}"
+            upstream.report = None
             if why_mute is not None:
                 self._mute.add(name)
                 if not upstream.is_told_mute:

@@ -3,7 +3,7 @@
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -26,10 +26,13 @@ STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: one\n
 
 
 class RawReplica:
-    """Answers each request with `answer`, byte for byte, except those for its reports."""
+    """Answers each request with `answer`, byte for byte, except those for its reports. `answers` has those for paths
+    that begin with a text. An iterable is sent until the gateway has enough."""
 
     def __init__(self) -> None:
         self.answer = GOOD
+        self.answers: dict[bytes, bytes | Iterable[bytes]] = {}
+        self.num_sent_bytes = 0
         self.ready_status = b"200"
         self.num_asked = self.num_reports = 0
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -53,7 +56,11 @@ class RawReplica:
                 self.num_reports += is_report
                 self.num_asked += not is_report
                 own = b"HTTP/1.1 %b OK\r\ncontent-length: 0\r\n\r\n" % status
-                sock.sendall(own if is_report else self.answer)
+                answer = next((one for path, one in self.answers.items() if head.startswith(b"GET " + path)), None)
+                answer = answer or (own if is_report else self.answer)
+                for part in [answer] if isinstance(answer, bytes) else answer:
+                    sock.sendall(part)
+                    self.num_sent_bytes += len(part)
 
     def close(self) -> None:
         self._listening.close()
@@ -99,10 +106,20 @@ def raw() -> Iterator[tuple[RawReplica, httpx.Client]]:
         b"HTTP/1.1 200 OK\r\nx-long: " + b"a" * upstream.MOST_HEAD_BYTES * 2,
         b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * upstream.MOST_HEAD_BYTES,
         b"HTTP/1.1 100 Continue\r\n\r\n" * upstream.MOST_HEAD_BYTES,
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"content-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\na: b",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999999999999\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
     ],
-    ids=["high status", "low status", "protocol", "no HTTP", "long header", "headers", "interim answers"],
+    ids=[
+        *("high status", "low status", "protocol", "no HTTP", "long header", "headers", "interim answers"),
+        *("many headers", "a head without an end", "a huge length", "two framings"),
+    ],
 )
-def test_an_answer_that_is_no_http_is_a_502(raw: tuple[RawReplica, httpx.Client], answer: bytes) -> None:
+def test_an_answer_that_is_no_http_is_a_502(
+    raw: tuple[RawReplica, httpx.Client], answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream, "HEAD_SECONDS", 0.2)
     replica, http = raw
     replica.answer = answer
     got = http.post("/v1/completions", json={"prompt": "Hello"})
@@ -162,8 +179,7 @@ def test_a_replica_whose_requests_fail_is_left_out_for_longer_each_time(
         for times, seconds in enumerate((100, 200, 250), start=1):
             # The other one is silent, too, behind the leap in time: until its next report, any is as good as it.
             wait_until(lambda: out.name not in made._watch.silent and good.num_reports > 2)
-            assert ask_some(http) == {200, 500}
-            assert ask_some(http) == {200}
+            assert ask_some(http) == {200}, "the other one answers in its place"
             lines = [line for line in caplog.messages if "as these keep failing" in line]
             assert (len(lines), f"gets no requests for {seconds} s" in lines[-1]) == (times, True)
             labels = {"replica": str(out.number)}
@@ -179,10 +195,34 @@ def test_a_replica_whose_requests_fail_is_left_out_for_longer_each_time(
 
 def test_of_replicas_that_all_fail_half_are_left_out(two: tuple[RawReplica, RawReplica]) -> None:
     for replica in two:
-        replica.answer = BROKEN
+        replica.answer = b"SMTP 220 hello\r\n"
     with gateway_before(*two, pace=QUICK._replace(pause_seconds=1000)) as (made, http):
-        assert ask_some(http) == {500}
+        assert ask_some(http) == {502}
         assert len(made._watch.silent) == 1
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_request_at_which_all_replicas_fail_puts_none_out(two: tuple[RawReplica, RawReplica], number: int) -> None:
+    with gateway_before(*two[:number], pace=QUICK._replace(pause_seconds=1000)) as (made, http):
+        for replica in two:
+            replica.answer = BROKEN
+        for path in ("/v1/completions", "/v1/files", "/v1/batches", "/v1/nothing"):
+            for session in "abcd":
+                answer = http.post(path, json={}, headers={"x-session-id": session})
+                assert answer.status_code == 500
+        assert not made._watch.silent
+        assert sum(replica.num_asked for replica in two) == (8 * number + 8), "two at most are asked for each"
+        assert [one.num_failures for one in made._watch.upstreams.values()] == [0] * number
+
+
+def test_the_answer_that_is_not_passed_on_is_not_held(two: tuple[RawReplica, RawReplica]) -> None:
+    endless = b"HTTP/1.1 %d No\r\ntransfer-encoding: chunked\r\n\r\n"
+    with gateway_before(*two) as (made, http):
+        for status in (500, 503, 429):
+            two[0].answer = endless % status
+            assert ask_some(http, 8) == {200}
+        bad = made._watch.upstreams[two[0].address.name]
+        wait_until(lambda: not bad._all - {*bad._idle})
 
 
 def test_no_reports_are_logged_once(two: tuple[RawReplica, RawReplica], caplog: pytest.LogCaptureFixture) -> None:

@@ -101,7 +101,7 @@ RAW = {
     "a broken chunk": request(POST, JSON, b"transfer-encoding: chunked", content=b"zz\r\n"),
     "200 headers": request(b"GET /v1/models HTTP/1.1", *(b"x-%d: 1" % number for number in range(200))),
     "a long header": request(b"GET /v1/models HTTP/1.1", b"x: " + b"a" * 100_000),
-    "a limit of other digits": request("GET /v1/files?limit=%C2%B2 HTTP/1.1".encode()),
+    "a limit of other digits": request(b"GET /v1/files?limit=%C2%B2 HTTP/1.1"),
     "a limit of 5,000 digits": request(b"GET /v1/files?limit=" + b"9" * 5000 + b" HTTP/1.1"),
     "a query that is not UTF-8": request(b"GET /v1/files?after=%ff%fe HTTP/1.1"),
     "a raw byte in a query": request(b"GET /v1/files?after=\xff HTTP/1.1"),
