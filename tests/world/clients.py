@@ -94,13 +94,15 @@ class Client(asyncio.Protocol):
         self.connection_lost(None)
 
 
-async def ask(case: str, ip: str = GATEWAY_IP, leaves: float = 0.0, dozes: float = 0.0, **more: Any) -> Answer:
+async def ask(
+    case: str, ip: str = GATEWAY_IP, leaves: float = 0.0, dozes: float = 0.0, query: str = "", **more: Any
+) -> Answer:
     """Ask a server, and return the answer. With `leaves`, go after so many seconds; with `dozes`, don't read for so
     long. Raises OSError, and TimeoutError if there is no end."""
     world: Any = asyncio.get_running_loop()
     path, body = CASES[case]
     content = json.dumps(body | more).encode()
-    lines = [f"POST {path} HTTP/1.1", f"host: {ip}", "content-type: application/json"]
+    lines = [f"POST {path}{query} HTTP/1.1", f"host: {ip}", "content-type: application/json"]
     lines.append(f"content-length: {len(content)}")
     lines += ["x-oaiserve-stream: " + "ab" * 16 + " 5 7", "x-forwarded-for: 6.6.6.6", "", ""]  # what it must not choose
     async with asyncio.timeout(PATIENCE_SECONDS):

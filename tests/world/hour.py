@@ -17,11 +17,10 @@ import pytest
 from tests.world.clients import CASES, RESPONSES, Judge, ask, process_of, references
 from tests.world.loop import Process, State, World, clocks
 from tests.world.network import Network
-from tests.world.servers import GATEWAY_IP, GatewayHost, Replica, put_in_place
+from tests.world.servers import GATEWAY_IP, POISON, GatewayHost, Replica, put_in_place
 
 SETTLE_SECONDS = 75.0  # after which the gateway sends requests to all servers again
 QUIET_SECONDS = 150.0
-MOST_FAILED = 12  # answers of 500 from a server that fails all of them, until it is left out often enough
 MOST_TRIES = 10  # of servers for a request, on average
 SHARED_MEMORY = Path("/dev/shm")
 # Lines of errors that faults make. Any other is a fault of the product.
@@ -97,6 +96,7 @@ class Life:
             number, pause_seconds = 12 if is_gentle else 40, 0.01  # at once
         elif is_about_disks:
             number = 12
+        num_blamed = self._num_blamed()
         under_way = [asyncio.create_task(fault) for fault in faults]
         for _ in range(number):
             self._clients.add(process_of(self.world, self._num_clients).run(self._client, self._num_clients))
@@ -104,8 +104,10 @@ class Life:
             await asyncio.sleep(draw.expovariate(1 / pause_seconds))
         await asyncio.gather(*under_way, *self._clients)
         self._clients.clear()
-        if is_failing and self._num_failed > MOST_FAILED:
-            self.world.blame(f"{self._num_failed} requests went to a server that fails")
+        if is_failing and self._num_failed:
+            self.world.blame(f"{self._num_failed} clients met a server that fails, though another one is well")
+        if not faults and self._num_blamed() > num_blamed:
+            self.world.blame("servers are blamed for requests at which each of them fails")
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
@@ -115,10 +117,12 @@ class Life:
         how = draw.random()
         leaves = draw.uniform(0.01, 4) if how < 0.15 else 0.0
         dozes = draw.uniform(1, 20) if 0.15 < how < 0.2 else 0.0
+        poison = f"?{POISON.decode()}" if draw.random() < 0.2 else ""
         world.counts["requests"] += 1
+        world.counts["poisoned requests"] += bool(poison)
         world.note("client", number, case)
         try:
-            answer = await ask(case, leaves=leaves, dozes=dozes)
+            answer = await ask(case, leaves=leaves, dozes=dozes, query=poison)
         except TimeoutError:
             return world.blame(f"client {number}, {case}: no end of its answer")
         except OSError as error:
@@ -127,7 +131,7 @@ class Life:
         if not answer.is_complete and (self.gateway.num_starts != num_starts or not self.gateway.is_up):
             return None  # its gateway was killed
         if answer.status == 500 and answer.body == b"{}":
-            self._num_failed += 1
+            self._num_failed += not poison
             return None
         fault = self._judge.fault_of(case, answer, has_left=bool(leaves), may_break=self._may_break or bool(dozes))
         if fault:
@@ -135,6 +139,12 @@ class Life:
         elif CASES[case][0] == RESPONSES and CASES[case][1].get("store", True) and b"response.completed" in answer.body:
             self._stored.append(answer.body.partition(b'"id":"')[2].partition(b'"')[0].decode())
         self._check_now()
+
+    def _num_blamed(self) -> int:
+        """Return how often a server was blamed, and how often one was left out for it."""
+        if not self.gateway.is_up:
+            return 0
+        return sum(one.num_failures + one.num_ejections for one in self.gateway.watch.upstreams.values())
 
     # -- faults -------------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from tests.world.network import End, Network
 PORT, GATEWAY_IP = 8000, "10.0.9.1"
 NUM_KEYS = 8  # kinds of draw keys: answers of requests without a seed are one of so many
 GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+POISON = b"poison"  # a query at which each server fails
 PACE = Pace(report_seconds=10.0, resolve_seconds=60.0)
 _GRAMMARS = Grammars(TOKENIZER.backend, vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset([EOS]))
 _E_ACUTE = TOKENIZER.backend.token_to_id("Ã"), TOKENIZER.backend.token_to_id("©")  # the two bytes of é
@@ -332,7 +333,8 @@ class Replica(Host):
         self.app = create_app(Config("m", self.options), self.engine, self.telemetry, self.store)
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            if self.fails and scope["type"] == "http" and scope["path"] in GENERATES:
+            is_asked = scope["type"] == "http" and scope["path"] in GENERATES
+            if is_asked and (self.fails or scope["query_string"] == POISON):
                 await send({"type": "http.response.start", "status": 500, "headers": []})
                 await send({"type": "http.response.body", "body": b"{}"})
                 self.num_begun -= 1
