@@ -6,7 +6,7 @@ The engine thread owns the last two. Only `retry_after_seconds` of them may be c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from threading import Lock
@@ -15,6 +15,14 @@ MEASURE_NS = 500_000_000
 WEIGHT = 0.3  # of the newest measurement, so that the rate forgets in some seconds
 LEAST_DEADLINES = 4096  # that are kept before any is forgotten
 MOST_RETRY_SECONDS = 30  # the longest wait of OpenAI's SDK is in this range
+
+
+def is_within_share(most: float, taken: Mapping[str, int], client: str, number: int) -> bool:
+    """Return whether a client may take so many more although all together would then be over a limit: it is within its
+    share, equal for all clients that have any, and all would fit without the largest client."""
+    own, num_others = taken.get(client, 0), len(taken.keys() - {client})
+    without_largest = sum(taken.values()) - max(taken.values(), default=0)
+    return own + number <= most // (num_others + 1) and without_largest + number <= most
 
 
 class SharedLimit:
@@ -34,11 +42,9 @@ class SharedLimit:
     def take(self, client: str, number: int) -> bool:
         """Take so many, or return False if there is no room. If nothing is taken, any number may be."""
         with self._lock:
-            if self._most is not None and self.total and self.total + number > self._most:
-                own, num_others = self._taken.get(client, 0), len(self._taken.keys() - {client})
-                without_largest = self.total - max(self._taken.values())
-                if own + number > self._most // (num_others + 1) or without_largest + number > self._most:
-                    return False
+            most = math.inf if self._most is None else self._most
+            if self.total and self.total + number > most and not is_within_share(most, self._taken, client, number):
+                return False
             self.total += number
             if number:
                 self._taken[client] = self._taken.get(client, 0) + number

@@ -18,15 +18,19 @@ BUSY_SECONDS = 10.0  # the longest wait for another process that writes
 
 
 def opened(
-    path: Path | None, schema: Sequence[str], synchronous: Literal["FULL", "NORMAL"] = "FULL"
+    path: Path | None,
+    schema: Sequence[str],
+    synchronous: Literal["FULL", "NORMAL"] = "FULL",
+    without_path: Literal[":memory:", ""] = ":memory:",
 ) -> sqlite3.Connection:
-    """Open the file, create it if it is missing, and what it lacks of the schema; without a path, in memory.
+    """Open the file, create it if it is missing, and what it lacks of the schema; without a path, in memory, or for ""
+    in a temporary file without a name, which ends with the process.
 
     With FULL, a commit is on the disk when it returns. With NORMAL, the last ones may be lost with the machine, but not
     with the process. Raises StartupError.
     """
     with usable(path):
-        return _opened(path, schema, synchronous)
+        return _opened(path, schema, synchronous, without_path)
 
 
 @contextmanager
@@ -48,7 +52,7 @@ def check_pages(connection: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(" ".join(found.split()))
 
 
-def _opened(path: Path | None, schema: Sequence[str], synchronous: str) -> sqlite3.Connection:
+def _opened(path: Path | None, schema: Sequence[str], synchronous: str, without_path: str) -> sqlite3.Connection:
     if path is not None and path.exists() and not path.is_file():
         raise StartupError(f"--response-store is '{path}', which is not a file.")
     try:
@@ -60,7 +64,7 @@ def _opened(path: Path | None, schema: Sequence[str], synchronous: str) -> sqlit
     except OSError as error:
         raise StartupError(f"--response-store is '{path}', which cannot be opened: {error.strerror}.") from error
     connection = sqlite3.connect(
-        path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        path or without_path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
     try:
         _keep_a_log(connection)

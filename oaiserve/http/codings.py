@@ -100,6 +100,41 @@ def decoded(
     return whole
 
 
+class Decoding:
+    """Decodes a body as it arrives. Its methods yield decoded pieces, and raise the errors of `decoded`."""
+
+    def __init__(self, codings: list[str], limit_bytes: int) -> None:
+        self._given = b""
+        self._is_used = False  # all that was given
+        self._has_ended = False
+        pieces: Iterator[bytes] = self._source()
+        for coding in reversed(codings):
+            pieces = _without(coding, pieces, limit_bytes)
+        self._pieces = pieces
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        self._given = data
+        self._is_used = False
+        for piece in self._pieces:
+            if piece:
+                yield piece
+            if self._is_used and not self._has_ended:
+                return
+
+    def end(self) -> Iterator[bytes]:
+        self._has_ended = True
+        return self.feed(b"")
+
+    def _source(self) -> Iterator[bytes]:
+        """Yield what is given, each time followed by an empty piece, with which control returns to `feed`."""
+        while True:
+            data, self._given = self._given, b""
+            self._is_used = not data
+            if self._is_used and self._has_ended:
+                return
+            yield data
+
+
 def _without(coding: str, pieces: Iterator[bytes], limit_bytes: int) -> Iterator[bytes]:
     """Yield the decoded pieces of a coding. A body may have several members of gzip, or frames of zstd."""
     decoder: _Decoder | None = None

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, Work, at_once
 from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
-from oaiserve.http.codings import codings_of, decoded
+from oaiserve.http.codings import Decoding, codings_of, decoded
 from oaiserve.routes import protocol
 from oaiserve.routes.serving import Serving, serving_of
 
@@ -43,9 +44,9 @@ async def read_body(
         await receive(request, limit_bytes, partial(keep, serving.received_bytes, client, body))
         is_whole = True
     finally:
-        num_bytes = len(body)
-        serving.received_bytes.give_back(client, num_bytes)
+        serving.received_bytes.give_back(client, len(body))
         if not is_whole:
+            num_bytes = len(body)
             body.clear()
             if num_bytes >= MUCH_BYTES:
                 serving.engine.give_back_later()
@@ -53,13 +54,37 @@ async def read_body(
         body = await _decoded(request, body, codings, limit_bytes)
     if body.startswith(BOM_UTF8):  # as editors of Windows write it
         del body[: len(BOM_UTF8)]
+    check_type(request, kind)
+    return body
+
+
+def check_type(request: Request, kind: str) -> None:
+    """Raise InvalidRequest if the content type is another one."""
     # A web page can send a body without a type to any server, as a form. Everything else that can is not a browser.
     default = "" if "origin" in request.headers else "application/json"
     content_type = request.headers.get("content-type", default).partition(";")[0].strip().lower()
     if content_type != kind:
         advice = " With curl: -H 'content-type: application/json'." if kind == "application/json" else ""
         raise InvalidRequest(f"The content type must be {kind}, got {content_type[:80]!r}.{advice}")
-    return body
+
+
+async def pass_body(request: Request, limit_bytes: int, use: Callable[[bytes], None]) -> None:
+    """Pass the body on as it arrives, without its content codings: `use` gets each piece in a worker thread, so that
+    the body is never in memory. Raises the errors of `read_body`, and those of `use`."""
+    codings = codings_of(request.headers.getlist("content-encoding"))
+    decoding = Decoding(codings, limit_bytes) if codings else None
+
+    def use_all(pieces: Iterable[bytes]) -> None:
+        for piece in pieces:
+            use(piece)
+
+    async def pass_part(part: bytes) -> None:
+        if part:
+            await run_in_threadpool(use_all, (part,) if decoding is None else decoding.feed(part))
+
+    await receive(request, limit_bytes, pass_part)
+    if decoding is not None:
+        await run_in_threadpool(use_all, decoding.end())
 
 
 async def receive(request: Request, limit_bytes: int, use: Callable[[bytes], Awaitable[None]]) -> None:

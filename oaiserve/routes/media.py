@@ -288,11 +288,12 @@ async def _needed_content(
     most = serving.config.engine.max_media_bytes
     if given.file_id:
         files = request.app.state.batches
-        found = None if files is None else await files.store.content(request.state.owner, given.file_id)
+        found = None if files is None else await files.store.file(request.state.owner, given.file_id)
         if found is None:
             raise invalid(param, f"there is no file {show(given.file_id)}: it was deleted, or is too old", where)
-        take(len(found[0]))
-        return cast("bytes", found[0])
+        file, number = found
+        take(file.bytes)
+        return b"".join([part async for part in files.store.content(number)])
     if given.url[:4].lower() != "http":
         raise invalid(param, f"must be a URL with data:, http: or https:, got {show(given.url)}", where)
     if serving.fetcher is None:

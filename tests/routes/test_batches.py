@@ -7,8 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import openai
 import pytest
@@ -23,7 +25,7 @@ from oaiserve.errors import Overloaded
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.facts.continuation import IDS_HEADER, StreamIds
 from oaiserve.routes.batches import runner
-from oaiserve.routes.batches.objects import BatchObject, BatchUsage, Line
+from oaiserve.routes.batches.objects import BatchObject, BatchUsage, FileObject, Line
 from oaiserve.routes.batches.store import BatchStore, Owned, Result
 from oaiserve.routes.responses.store import StoreLimits
 from tests.routes.conftest import Serve, Served, run_server, serving
@@ -273,12 +275,12 @@ def test_what_a_gateway_asks_for_again_is_made_once(serve: Serve) -> None:
 
 
 def test_files_together_have_no_more_bytes_than_are_allowed(serve: Serve) -> None:
-    with client(serve(response_store_bytes=1000).url) as sdk:
-        first = sdk.files.create(file=("a", b"x" * 900), purpose="batch")
+    with client(serve(response_store_bytes=10_000).url) as sdk:
+        first = sdk.files.create(file=("a", b"x" * 8000), purpose="batch")
         with pytest.raises(openai.BadRequestError, match="--response-store-bytes"):
-            sdk.files.create(file=("b", b"x" * 101), purpose="batch")
+            sdk.files.create(file=("b", b"x" * 2000), purpose="batch")
         sdk.files.delete(first.id)
-        sdk.files.create(file=("b", b"x" * 101), purpose="batch")
+        sdk.files.create(file=("b", b"x" * 2000), purpose="batch")
 
 
 def test_a_form_without_a_file_is_refused(served: Served) -> None:
@@ -323,22 +325,32 @@ def test_wherever_servers_end_no_line_is_lost_or_doubled(
     assert batch.usage.output_tokens == 2 * total, "what was begun twice counts once"
 
 
+async def stored_file(store: BatchStore, owner: str = "", content: bytes = b"{}") -> int:
+    """Store a file, and return its number."""
+    file = FileObject(id=f"file-{uuid4().hex}", bytes=len(content), created_at=0, filename="a", purpose="batch")
+    await store.add_file(owner, file, BytesIO(content))
+    found = await store.file(owner, file.id)
+    assert found is not None
+    return found[1]
+
+
 async def test_an_answer_that_nobody_waits_for_any_more_is_kept_and_keeps_no_other_one_waiting() -> None:
     store, gate = BatchStore(None, StoreLimits(1, 10**6, 3600.0)), threading.Event()
     batches = [
         BatchObject(id=name, endpoint=CHAT, input_file_id="f", created_at=0, expires_at=0) for name in ("left", "stays")
     ]
-    for batch in batches:
-        await store.add_batch(Owned(batch, ""), [Line(1, "a", b"{}")])
+    owned = [Owned(batch, "", await stored_file(store)) for batch in batches]
+    for one in owned:
+        await store.add_batch(one, [Line(1, "a", 0, 2)])
     store._thread.submit(gate.wait, 60)
-    left, stays = (asyncio.create_task(store.put(batch, Result(1, b"{}\n", BatchUsage()))) for batch in batches)
+    left, stays = (asyncio.create_task(store.put(one, Result(1, b"{}\n", BatchUsage()))) for one in owned)
     for _ in range(3):
         await asyncio.sleep(0)  # both wait behind what blocks the thread
     left.cancel()
     await asyncio.wait([left])
     gate.set()
     await asyncio.wait_for(stays, 60)
-    counts = [batch.request_counts.completed for batch in await store.batches("")]
+    counts = [batch.request_counts.completed for batch in await store.batches("", 9, None)]
     await store.close()
     assert counts == [1, 1]
 
@@ -392,6 +404,6 @@ def test_the_lines_of_a_key_that_was_revoked_are_refused(tmp_path: Path) -> None
     keys.write_text("b new\n")
     app = create_app(Config("m", options), engine, FakeTelemetry())
     with run_server(app, options), closing(sqlite3.connect(path)) as database:
-        while (row := database.execute("SELECT result FROM batch_lines").fetchone()) == (None,):
+        while (row := database.execute("SELECT result FROM stored_lines").fetchone()) == (None,):
             time.sleep(0.01)
     assert json.loads(row[0])["response"]["status_code"] == 401

@@ -4,6 +4,7 @@ import json
 import time
 import tracemalloc
 from email.mime.multipart import MIMEMultipart
+from tempfile import TemporaryFile
 from typing import Any
 
 import httpx
@@ -12,13 +13,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes.batches.objects import lines_of
-from oaiserve.routes.batches.routes import _parts
+from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes.batches.form import UploadForm
+from oaiserve.routes.batches.objects import Line, LineError, LineReader
 from tests.routes.conftest import Served
 
 NAME = "Übersicht.jsonl"
 TYPE = "multipart/form-data; boundary=b"
 PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+
+
+def _parts(content_type: str, body: bytearray, piece_bytes: int = 2**16) -> tuple[str, str, bytes]:
+    """Return the purpose, the name and the content of an upload that arrives in pieces."""
+    with TemporaryFile() as content:
+        form = UploadForm(content_type, content)
+        for start in range(0, len(body), piece_bytes):
+            form.feed(bytes(body[start : start + piece_bytes]))
+        form.end(Adaptations())
+        content.seek(0)
+        return form.purpose, form.filename, content.read() if form.num_bytes < 2**20 else b""
+
+
+def lines_of(content: bytes, endpoint: str, piece_bytes: int = 2**16) -> tuple[list[Line], list[LineError]]:
+    reader = LineReader(endpoint, 2**20)
+    for start in range(0, len(content), piece_bytes):
+        reader.feed(content[start : start + piece_bytes])
+    return reader.end()
 
 
 def form(disposition: bytes, content: bytes = b"{}", headers: bytes = b"") -> bytearray:

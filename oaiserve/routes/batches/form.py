@@ -1,113 +1,174 @@
-"""Reads the multipart/form-data of an upload: `read_form`.
+"""Reads the multipart/form-data of an upload as it arrives: `UploadForm`.
 
-The body is in memory already. It is searched once, and a field's content is never copied until it is used, so that
-neither memory nor CPU time depends on what a client puts into it. A multipart or a message within a field is content.
+Only headers and the purpose are held in memory, within bounds; the content of the file is written as it comes. A
+multipart or a message within a field is content.
 """
 
 from __future__ import annotations
 
 import re
 from binascii import Error, a2b_base64, a2b_qp
-from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import suppress
+from typing import IO, Any
 from urllib.parse import unquote_to_bytes
 
+from multipart import MultipartError, MultipartSegment, ParserLimitReached, PushMultipartParser
+
 from oaiserve.errors import InvalidRequest
+from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes.batches.objects import GIVEN_PURPOSES, GivenPurpose, is_utf16
+from oaiserve.routes.invalid import invalid, show
 
 MOST_FIELDS = 32
-MOST_HEAD_BYTES = 8192  # of a field's headers
+MOST_HEADERS, MOST_HEADER_BYTES = 32, 8192  # of a field, and of one header
 MOST_BOUNDARY_BYTES = 200
-MOST_DELIMITER_BYTES = MOST_BOUNDARY_BYTES + 110
-PIECE_BYTES = 2**20  # searched at once, for which no other thread runs
+MOST_PURPOSE_BYTES = 200
 MOST_NAME_CHARACTERS = 255
 # A parameter of a header: a token, and a quoted string or another token.
 _PARAMETER = re.compile(rb';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^\s;]*)', re.DOTALL)
 _QUOTED_PAIR = re.compile(rb'\\(["\\])')
+# The charsets of names. Python has slow ones, too, and remembers each unknown one for ever.
+_CHARSET = re.compile(
+    r"utf-?8|us-ascii|latin-?1|iso-8859-\d\d?|windows-\d{3,4}|cp\d{3,4}|koi8-[ru]|gbk|gb2312|gb18030|big5|euc-(jp|kr)|"
+    r"shift_jis|iso-2022-jp",
+    re.ASCII | re.IGNORECASE,
+)
 _ESCAPED = {b"%22": b'"', b"%0D": b"\r", b"%0A": b"\n"}  # as browsers escape these in names, and nothing else
-_DECODERS: dict[str, Callable[[bytearray], bytes]] = {"base64": a2b_base64, "quoted-printable": a2b_qp}
 
 
-class Field(NamedTuple):
-    """A field of a form: where its content begins and ends in the body."""
-
-    filename: str | None
-    start: int
-    end: int
-    encoding: str  # its content-transfer-encoding, which hardly any client uses
-
-    def content(self, body: bytearray, most_bytes: int | None = None) -> bytes | bytearray:
-        """Return the content, or the first bytes of it. Raises InvalidRequest."""
-        end = self.end if most_bytes is None else min(self.end, self.start + most_bytes)
-        return self._decoded(body[self.start : end])
-
-    def take_content(self, body: bytearray) -> bytes | bytearray:
-        """Return the content as `content` does, without a copy: it is what is left of the body."""
-        del body[self.end :]
-        del body[: self.start]
-        return self._decoded(body)
-
-    def _decoded(self, content: bytearray) -> bytes | bytearray:
-        try:
-            return _DECODERS[self.encoding](content) if self.encoding in _DECODERS else content
-        except Error as error:
-            raise _malformed(f"a field is not valid {self.encoding}") from error
+class _Parser(PushMultipartParser):  # type: ignore[misc]
+    def _create_segment(self, headerlist: list[tuple[str, str]]) -> MultipartSegment:
+        """Accept a field of any disposition, or without one: `file` and `purpose` are found by their names."""
+        return MultipartSegment(headerlist)
 
 
-def read_form(content_type: str, body: bytes | bytearray) -> dict[str, Field]:
-    """Return the fields of a form by name. Raises InvalidRequest."""
-    boundary = _parameters(content_type.encode("latin-1", "replace")).get(b"boundary", b"")
-    if not 1 <= len(boundary) <= MOST_BOUNDARY_BYTES:
-        raise _malformed(f"its content type must have a boundary of 1 to {MOST_BOUNDARY_BYTES} characters")
-    delimiter = re.compile(rb"\n--" + re.escape(boundary) + rb"(?:(--)|[ \t]{0,100}\r?\n)")
-    fields: dict[str, Field] = {}
-    # The first delimiter may be at the start, where no line end is before it.
-    found = delimiter.match(b"\n" + body[:MOST_DELIMITER_BYTES])
-    end = -1 if found is None else found.end() - 1
-    if found is None and (found := _search(delimiter, body, 0)) is not None:
-        end = found.end()
-    while found is not None and found[1] is None:
-        # The end of the delimiter's line may be the empty line that ends no headers.
-        blank = re.compile(rb"\n\r?\n").search(body, end - 1, end + MOST_HEAD_BYTES)
-        following = None if blank is None else _search(delimiter, body, blank.end() - 1)
-        if blank is None or following is None:
-            raise _malformed("it is cut off, or a field's headers are too long")
-        content_end = following.start() - (body[following.start() - 1 : following.start()] == b"\r")
-        name, field = _field(bytes(body[end : blank.start()]), blank.end(), content_end)
-        if name in fields:
-            raise _malformed("it has two fields of one name")
-        fields[name] = field
-        if len(fields) > MOST_FIELDS:
-            raise _malformed(f"it has more than {MOST_FIELDS} fields")
-        found = following
-        end = following.end()
-    if found is None:
-        raise _malformed("it does not have its boundary")
-    return fields
+class UploadForm:
+    """The fields of an upload. Its methods raise InvalidRequest as soon as something is wrong."""
 
-
-def _search(pattern: re.Pattern[bytes], body: bytes | bytearray, start: int) -> re.Match[bytes] | None:
-    """Return the next delimiter. In between, other threads may run."""
-    for piece in range(start, len(body), PIECE_BYTES):
-        if (found := pattern.search(body, piece, piece + PIECE_BYTES + MOST_DELIMITER_BYTES)) is not None:
-            return found
-    return None
-
-
-def _field(head: bytes, start: int, end: int) -> tuple[str, Field]:
-    """Return a field with its name, by its headers."""
-    headers = {}
-    for line in re.split(rb"\r?\n(?![ \t])", head):
-        name, _, value = line.partition(b":")
-        headers[name.strip().lower()] = value
-    parameters = _parameters(headers.get(b"content-disposition", b""))
-    filename = _text(parameters, b"filename")
-    if filename is not None and len(filename) > MOST_NAME_CHARACTERS:
-        raise InvalidRequest(
-            f"The name of a file must have at most {MOST_NAME_CHARACTERS} characters, got {len(filename)}.",
-            param="file",
+    def __init__(self, content_type: str, content: IO[bytes]) -> None:
+        """`content` gets the content of the file."""
+        boundary = _parameters(content_type.encode("latin-1", "replace")).get(b"boundary", b"")
+        if not 1 <= len(boundary) <= MOST_BOUNDARY_BYTES:
+            raise _malformed(f"its content type must have a boundary of 1 to {MOST_BOUNDARY_BYTES} characters")
+        self._parser = _Parser(
+            boundary, max_header_size=MOST_HEADER_BYTES, max_header_count=MOST_HEADERS, header_charset="latin-1"
         )
-    encoding = headers.get(b"content-transfer-encoding", b"").strip().lower().decode("latin-1")
-    return _text(parameters, b"name") or "", Field(filename or None, start, max(start, end), encoding)
+        self._content = content
+        self._names: list[str] = []
+        self._raw_purpose = b""
+        self._decoder = _Decoder("")
+        self._start = b""  # of the content
+        self._given_purpose: GivenPurpose | None = None  # once its field has ended
+        self.filename = "file"
+        self.num_bytes = 0  # of the content
+
+    @property
+    def purpose(self) -> GivenPurpose:
+        """The purpose, once the form has ended."""
+        assert self._given_purpose is not None
+        return self._given_purpose
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the form."""
+        try:
+            for event in self._parser.parse(data):
+                if event is None:
+                    self._end_field()
+                elif isinstance(event, MultipartSegment):
+                    self._begin_field(event)
+                else:
+                    self._take(self._decoder.decoded(event))
+        except ParserLimitReached:
+            limits = f"at most {MOST_HEADERS} of {MOST_HEADER_BYTES} bytes each"
+            raise _malformed(f"a field's headers are too long or too many, {limits} are read") from None
+        except MultipartError as error:
+            raise _malformed(f"{str(error)[:1].lower()}{str(error)[1:]}") from None
+
+    def end(self, adaptations: Adaptations) -> None:
+        """Check that the form is complete. Fields that nobody reads are noted."""
+        try:
+            self._parser.close()
+        except MultipartError:
+            reason = "it is cut off: its last boundary is missing" if self._names else "it does not have its boundary"
+            raise _malformed(reason) from None
+        if not {"file", "purpose"} <= {*self._names}:
+            raise InvalidRequest("The form must have the fields 'file' and 'purpose'.", param="file")
+        if len(self._names) > 2:
+            adaptations.note("form", "fields other than 'file' and 'purpose' are left out")
+
+    def check_encoding(self) -> None:
+        """Check the beginning of a batch's file, as far as it is there."""
+        if self._given_purpose == "batch" and is_utf16(self._start):
+            raise invalid("file", "must be in UTF-8 for a batch, but is in UTF-16 or UTF-32")
+
+    def _begin_field(self, segment: Any) -> None:
+        headers = {name.lower(): value.encode("latin-1") for name, value in segment.headerlist}
+        parameters = _parameters(headers.get("content-disposition", b""))
+        name = _text(parameters, b"name") or ""
+        if name in self._names:
+            raise _malformed("it has two fields of one name")
+        self._names.append(name)
+        if len(self._names) > MOST_FIELDS:
+            raise _malformed(f"it has more than {MOST_FIELDS} fields")
+        self._decoder = _Decoder(headers.get("content-transfer-encoding", b"").strip().lower().decode("latin-1"))
+        filename = _text(parameters, b"filename")
+        if filename and len(filename) > MOST_NAME_CHARACTERS:
+            raise InvalidRequest(
+                f"The name of a file must have at most {MOST_NAME_CHARACTERS} characters, got {len(filename)}. "
+                "Upload it under a shorter name.",
+                param="file",
+            )
+        if name == "file":
+            self.filename = filename or "file"
+
+    def _take(self, data: bytes) -> None:
+        name = self._names[-1]
+        if name == "file":
+            self._content.write(data)
+            self.num_bytes += len(data)
+            if len(self._start) < 4:
+                self._start += data[:4]
+        elif name == "purpose":
+            self._raw_purpose = (self._raw_purpose + data)[: MOST_PURPOSE_BYTES + 1]
+
+    def _end_field(self) -> None:
+        self._take(self._decoder.rest())
+        if self._names[-1] == "purpose":
+            given = self._raw_purpose.decode(errors="replace").strip()
+            self._given_purpose = next((one for one in GIVEN_PURPOSES if one == given), None)
+            if self._given_purpose is None:
+                raise invalid("purpose", f"must be 'batch', 'vision' or 'user_data', got {show(given)}")
+
+
+class _Decoder:
+    """Undoes the content-transfer-encoding of a field, which hardly any client uses, piece by piece."""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+        self._held = b""  # the beginning of what the next piece ends
+
+    def decoded(self, data: bytes) -> bytes:
+        if self._encoding == "base64":
+            data = self._held + data.translate(None, b"\r\n\t ")
+            end = len(data) // 4 * 4
+        elif self._encoding == "quoted-printable":
+            data = self._held + data
+            escape = data.rfind(b"=", -2)  # which may not have ended
+            end = len(data) if escape < 0 else escape
+        else:
+            return data
+        self._held = data[end:]
+        return self._converted(data[:end])
+
+    def rest(self) -> bytes:
+        rest, self._held = self._held, b""
+        return self._converted(rest)
+
+    def _converted(self, data: bytes) -> bytes:
+        try:
+            return a2b_base64(data, strict_mode=True) if data and self._encoding == "base64" else a2b_qp(data)
+        except Error as error:
+            raise _malformed(f"a field is not valid {self._encoding}") from error
 
 
 def _parameters(header: bytes) -> dict[bytes, bytes]:
@@ -130,11 +191,11 @@ def _text(parameters: dict[bytes, bytes], name: bytes) -> str | None:
         texts = (value if part.endswith(b"*") else value.replace(b"%", b"%25") for part, value in parts)
         extended = b"".join(texts)
     if extended is not None and extended.count(b"'") >= 2:
-        charset, _, text = extended.split(b"'", 2)
-        try:
-            return _printable(unquote_to_bytes(text).decode(charset.decode("ascii") or "utf-8"))
-        except (LookupError, ValueError):  # an unknown charset, or bytes that it does not have
-            pass
+        raw_charset, _, text = extended.split(b"'", 2)
+        charset = raw_charset.decode("latin-1") or "utf-8"
+        if _CHARSET.fullmatch(charset):
+            with suppress(LookupError, ValueError):  # an unknown charset, or bytes that it does not have
+                return _printable(unquote_to_bytes(text).decode(charset))
     plain = parameters.get(name)
     if plain is None:
         return None

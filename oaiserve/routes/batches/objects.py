@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from oaiserve.routes.bodies import MetadataBody
+from oaiserve.routes.bodies import MAX_CHOICES, MAX_INT32, MetadataBody
 from oaiserve.routes.objects import described
 from oaiserve.routes.pages import Page
 from oaiserve.routes.protocol import decoder_of
@@ -17,11 +17,16 @@ from oaiserve.routes.sse import one_line
 Status = Literal["failed", "in_progress", "completed", "expired", "cancelled"]
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+GivenPurpose = Literal["batch", "vision", "user_data"]
+GIVEN_PURPOSES: tuple[GivenPurpose, ...] = ("batch", "vision", "user_data")
 WINDOW_SECONDS = 24 * 3600
 MOST_LINES = 50_000  # OpenAI's limit
 MOST_BLANK_LINES = 20 * MOST_LINES
 ASSUMED_TOKENS = 256  # of an answer, where its request sets no limit
 MOST_ERRORS = 20  # that a failed batch tells of
+MOST_REASON_CHARACTERS = 300  # of an error, which may quote the line
+MOST_ID_CHARACTERS = 512  # of a custom_id
+MOST_NUMBER_BYTES = 16  # of a number that counts for an estimate
 
 
 class FileObject(msgspec.Struct, kw_only=True):
@@ -138,11 +143,12 @@ class BatchPage(Page[BatchObject]):
 
 
 class Line(NamedTuple):
-    """A request of a batch."""
+    """A request of a batch: a line of its input file."""
 
     number: int  # from 1
     custom_id: str
-    body: bytes
+    start: int  # in the file, in bytes
+    num_bytes: int
     most_tokens: int = ASSUMED_TOKENS  # of its answers, for an estimate
 
 
@@ -156,16 +162,22 @@ class _Line(msgspec.Struct):
 class _Body(msgspec.Struct):
     stream: bool | None = None
     background: bool | None = None
-    n: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    max_output_tokens: Any = None
+    # Their route refuses wrong ones, which may be of any type and size.
+    n: msgspec.Raw = msgspec.Raw()
+    max_tokens: msgspec.Raw = msgspec.Raw()
+    max_completion_tokens: msgspec.Raw = msgspec.Raw()
+    max_output_tokens: msgspec.Raw = msgspec.Raw()
 
     @property
     def most_tokens(self) -> int:
-        limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens, ASSUMED_TOKENS)
-        most = next(limit for limit in limits if isinstance(limit, int))
-        return most * (self.n if isinstance(self.n, int) else 1)
+        limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
+        most = next((limit for limit in map(_number, limits) if limit is not None), ASSUMED_TOKENS)
+        return min(most, MAX_INT32) * min(_number(self.n) or 1, MAX_CHOICES)
+
+
+def _number(given: msgspec.Raw) -> int | None:
+    text = bytes(memoryview(given)[:MOST_NUMBER_BYTES]).strip()
+    return int(text) if text.isdigit() else None
 
 
 class _Used(msgspec.Struct):
@@ -217,38 +229,90 @@ def is_utf16(content: bytes | bytearray) -> bool:
     return content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or 0 in content[:4]
 
 
-def lines_of(content: bytes, endpoint: str) -> tuple[list[Line], list[LineError]]:
-    """Return the requests in the content of a file, and what is wrong with it."""
-    lines: list[Line] = []
-    errors: list[LineError] = []
-    seen: set[str] = set()
-    number = 0
-    for number, raw in enumerate(BytesIO(content), 1):
-        text = raw.strip().removeprefix(BOM_UTF8)  # which editors of Windows write, and `cat` leaves within
-        if text:
-            found = _read(number, text, endpoint, seen)
-            lines.append(found) if isinstance(found, Line) else errors.append(found)
-        if len(lines) > MOST_LINES or len(errors) == MOST_ERRORS or number > MOST_BLANK_LINES:
-            break
-    if len(lines) > MOST_LINES or number > MOST_BLANK_LINES:
-        errors.append(LineError("too_many_requests", f"A batch has at most {MOST_LINES} requests.", MOST_LINES + 1))
-    if not lines and not errors:
-        errors.append(LineError("empty_file", "The file has no request.", 1))
-    return lines, errors
+class LineReader:
+    """Reads the requests in the content of a file, piece by piece. Only a line that has not ended is held in memory."""
+
+    def __init__(self, endpoint: str, most_line_bytes: int) -> None:
+        self._endpoint = endpoint
+        self._most_line_bytes = most_line_bytes
+        self._lines: list[Line] = []
+        self._errors: list[LineError] = []
+        self._seen: set[str] = set()
+        self._number = 0  # of lines that have ended
+        self._start = 0  # of the line that has not
+        self._open = bytearray()  # its beginning, up to its limit
+        self._open_bytes = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether what comes would change nothing."""
+        return len(self._lines) > MOST_LINES or len(self._errors) == MOST_ERRORS or self._number > MOST_BLANK_LINES
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the file."""
+        for part in BytesIO(data):
+            self._open_bytes += len(part)
+            if self._open_bytes <= self._most_line_bytes:
+                self._open += part
+            if part.endswith(b"\n"):
+                self._end_line()
+            if self.is_done:
+                return
+
+    def end(self) -> tuple[list[Line], list[LineError]]:
+        """Return the requests, and what is wrong with the file."""
+        if self._open_bytes and not self.is_done:
+            self._end_line()
+        if len(self._lines) > MOST_LINES or self._number > MOST_BLANK_LINES:
+            text = f"A batch has at most {MOST_LINES} requests."
+            self._errors.append(LineError("too_many_requests", text, MOST_LINES + 1))
+        if not self._lines and not self._errors:
+            self._errors.append(LineError("empty_file", "The file has no request.", 1))
+        return self._lines, self._errors
+
+    def _end_line(self) -> None:
+        self._number += 1
+        if self._open_bytes > self._most_line_bytes:
+            text = f"A line may have at most {self._most_line_bytes} bytes (--body-limit), this one has more."
+            self._errors.append(LineError("line_too_long", text, self._number))
+        elif text_of_line := without_mark(self._open):
+            found = self._read(text_of_line)
+            self._lines.append(found) if isinstance(found, Line) else self._errors.append(found)
+        self._start += self._open_bytes
+        self._open_bytes = 0
+        self._open.clear()
+
+    def _read(self, text: bytes) -> Line | LineError:
+        number = self._number
+        try:
+            line: _Line = decoder_of(_Line).decode(text)
+            asked: _Body = decoder_of(_Body).decode(line.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            reason = str(error)[:MOST_REASON_CHARACTERS]
+            return LineError("invalid_json_line", f"The line is no request of a batch: {reason}.", number)
+        if line.url != self._endpoint:
+            reason = f"'url' must be {self._endpoint}, the endpoint of the batch."
+            return LineError("mismatched_url", reason, number, "url")
+        if len(line.custom_id) > MOST_ID_CHARACTERS:
+            reason = f"'custom_id' must have at most {MOST_ID_CHARACTERS} characters, got {len(line.custom_id)}."
+            return LineError("custom_id_too_long", reason, number, "custom_id")
+        if line.custom_id in self._seen:
+            return LineError(
+                "duplicate_custom_id", "'custom_id' must be another one for each line.", number, "custom_id"
+            )
+        if asked.stream or asked.background:
+            name = "stream" if asked.stream else "background"
+            return LineError("unsupported_parameter", f"'{name}' must not be true in a batch.", number, f"body.{name}")
+        self._seen.add(line.custom_id)
+        return Line(number, line.custom_id, self._start, self._open_bytes, asked.most_tokens)
 
 
-def _read(number: int, text: bytes, endpoint: str, seen: set[str]) -> Line | LineError:
-    try:
-        line: _Line = decoder_of(_Line).decode(text)
-        asked: _Body = decoder_of(_Body).decode(line.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return LineError("invalid_json_line", f"The line is no request of a batch: {error}.", number)
-    if line.url != endpoint:
-        return LineError("mismatched_url", f"'url' must be {endpoint}, the endpoint of the batch.", number, "url")
-    if line.custom_id in seen:
-        return LineError("duplicate_custom_id", "'custom_id' must be another one for each line.", number, "custom_id")
-    if asked.stream or asked.background:
-        name = "stream" if asked.stream else "background"
-        return LineError("unsupported_parameter", f"'{name}' must not be true in a batch.", number, f"body.{name}")
-    seen.add(line.custom_id)
-    return Line(number, line.custom_id, bytes(line.body), asked.most_tokens)
+def without_mark(line: bytes | bytearray) -> bytes:
+    """Return a line without white space and a byte-order mark around it."""
+    return bytes(line.strip().removeprefix(BOM_UTF8))  # which editors of Windows write, and `cat` leaves within
+
+
+def request_of(line: bytes) -> bytes:
+    """Return the body of the request in a line of a file, which has been read before."""
+    found: _Line = decoder_of(_Line).decode(without_mark(line))
+    return bytes(found.body)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
+from functools import partial
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from oaiserve.errors import BodyTooLarge, InvalidRequest, NotFound, Overloaded, UnsupportedMedia
-from oaiserve.routes.batches.form import read_form
+from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes.batches.form import UploadForm
 from oaiserve.routes.batches.objects import (
+    GIVEN_PURPOSES,
     WINDOW_SECONDS,
     BatchBody,
     BatchObject,
@@ -22,26 +25,31 @@ from oaiserve.routes.batches.objects import (
     FileObject,
     FilePage,
     LineErrors,
-    is_utf16,
-    lines_of,
+    LineReader,
 )
 from oaiserve.routes.batches.runner import BatchRunner
 from oaiserve.routes.batches.store import Owned
-from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, read_body, read_parsed
+from oaiserve.routes.body import (
+    RETRY_AFTER_SECONDS,
+    TOO_MANY_BODIES,
+    announced_bytes,
+    check_type,
+    pass_body,
+    read_parsed,
+)
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response, lasting_id
 from oaiserve.routes.operation import Deleted, Operation, Parameter, read_query
 from oaiserve.routes.pages import AnyPage, page_of
 from oaiserve.routes.parameters import check_metadata
+from oaiserve.routes.responses.store import reported
 from oaiserve.routes.serving import serving_of
 
 MOST_FILE_BYTES = 64 * 2**20
-PIECE_BYTES = 64 * 1024
-MOST_PURPOSE_BYTES = 200
+MOST_FORM_BYTES = 2**16  # of a form beside its file, as far as a first look at its length goes
 LIMIT = Parameter("limit", "How many. Default: 20.", is_integer=True, most=100)
 AFTER = Parameter("after", "The id behind which to begin.")
 DONE_AFTER = Parameter("after", "How many answers the client has.", is_integer=True, least=0)
-GIVEN_PURPOSES: tuple[Literal["batch", "vision", "user_data"], ...] = ("batch", "vision", "user_data")
 PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES, "batch_output"))
 
 
@@ -53,67 +61,61 @@ PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES,
     errors=(NotFound, BodyTooLarge, UnsupportedMedia, Overloaded),
 )
 async def upload(request: Request) -> Response:
-    store = _runner(request).store
-    received = serving_of(request).received_bytes
-    body = await read_body(request, serving_of(request), "multipart/form-data", MOST_FILE_BYTES)
-    num_bytes = len(body)
-    if not received.take(request.state.client, num_bytes):  # until it is stored
-        raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
-    try:
-        purpose, filename, content = await run_in_threadpool(_parts, request.headers["content-type"], body)
-        known = next((one for one in GIVEN_PURPOSES if one == purpose), None)
-        if known is None:
-            raise invalid("purpose", f"must be 'batch', 'vision' or 'user_data', got {show(purpose)}")
-        if known == "batch" and is_utf16(content):
-            raise invalid("file", "must be in UTF-8 for a batch, but is in UTF-16 or UTF-32")
-        now = int(time.time())
-        file_id = f"file-{lasting_id(request)}"
-        file = FileObject(id=file_id, bytes=len(content), created_at=now, filename=filename, purpose=known)
-        await store.add_file(request.state.owner, file, content)
-    finally:
-        received.give_back(request.state.client, num_bytes)
-    return json_response(file)
+    """Answer with the file. Its content is written to the disk as it arrives."""
+    store, owner, client = _runner(request).store, request.state.owner, request.state.client
+    check_type(request, "multipart/form-data")
+    await store.check_room(owner, max(0, min(announced_bytes(request), MOST_FILE_BYTES) - MOST_FORM_BYTES))
+    adaptations = Adaptations()
+    taken = 0
 
+    def feed(data: bytes) -> None:
+        nonlocal taken
+        form.feed(data)
+        form.check_encoding()
+        if not store.arriving_bytes.take(client, form.num_bytes - taken):
+            raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
+        taken = form.num_bytes
 
-def _parts(content_type: str, body: bytearray) -> tuple[str, str, bytes | bytearray]:
-    """Return the purpose, the name and the content of a file in a form, which is taken out of the body."""
-    fields = read_form(content_type, body)
-    if "file" not in fields or "purpose" not in fields:
-        raise InvalidRequest("The form must have the fields 'file' and 'purpose'.", param="file")
-    purpose = fields["purpose"].content(body, MOST_PURPOSE_BYTES)
-    file = fields["file"]
-    return purpose.decode(errors="replace").strip(), file.filename or "file", file.take_content(body)
+    with reported("files and batches"), store.new_content() as content:
+        form = UploadForm(request.headers["content-type"], content)
+        try:
+            await pass_body(request, MOST_FILE_BYTES, feed)
+            form.end(adaptations)
+            form.check_encoding()
+            file = FileObject(
+                id=f"file-{lasting_id(request)}",
+                bytes=form.num_bytes,
+                created_at=int(time.time()),
+                filename=form.filename,
+                purpose=form.purpose,
+            )
+            await store.add_file(owner, file, content)
+        finally:
+            store.arriving_bytes.give_back(client, taken)
+    return json_response(file, headers=adaptations.headers())
 
 
 @Operation(summary="The files.", group="Batches", answer=FilePage, query=(LIMIT, AFTER, PURPOSE))
 async def list_files(request: Request) -> Response:
     query = read_query(request.query_params, (LIMIT, AFTER, PURPOSE))
-    files = await _runner(request).store.files(request.state.owner)
-    return _page(FilePage, query, [one for one in files if query["purpose"] in (None, one.purpose)])
+    newest = partial(_runner(request).store.files, request.state.owner, query["purpose"])
+    return await _page(FilePage, query, newest)
 
 
 @Operation(summary="A file.", group="Batches", answer=FileObject, errors=(NotFound,))
 async def retrieve_file(request: Request) -> Response:
-    return json_response(await _file(request))
+    return json_response((await _file(request))[0])
 
 
 @Operation(summary="The content of a file.", group="Batches", answer="application/octet-stream", errors=(NotFound,))
 async def file_content(request: Request) -> Response:
-    file, store, owner = await _file(request), _runner(request).store, request.state.owner
-
-    async def pieces() -> AsyncIterator[bytes]:
-        after: int | None = 0
-        while after is not None and (found := await store.content(owner, file.id, after)) is not None:
-            part, after = found
-            for start in range(0, len(part), PIECE_BYTES):
-                yield part[start : start + PIECE_BYTES]
-
-    return StreamingResponse(pieces(), media_type="application/octet-stream")
+    _, number = await _file(request)
+    return StreamingResponse(_runner(request).store.content(number), media_type="application/octet-stream")
 
 
 @Operation(summary="Delete a file.", group="Batches", answer=Deleted, errors=(NotFound,))
 async def delete_file(request: Request) -> Response:
-    file = await _file(request)
+    file, _ = await _file(request)
     await _runner(request).store.delete_file(request.state.owner, file.id)
     return json_response(Deleted(file.id, "file"))
 
@@ -130,10 +132,9 @@ async def create(request: Request) -> Response:
     runner, state, now = _runner(request), request.state, int(time.time())
     body, _ = await read_parsed(request, BatchBody)
     check_metadata(body.metadata or {})
-    found = await runner.store.content(state.owner, body.input_file_id)
+    found = await runner.store.file(state.owner, body.input_file_id)
     if found is None:
         raise NotFound(f"There is no file {show(body.input_file_id)}.", param="input_file_id")
-    lines, errors = await run_in_threadpool(lines_of, found[0], body.endpoint)
     batch = BatchObject(
         id=f"batch_{lasting_id(request)}",
         endpoint=body.endpoint,
@@ -141,25 +142,34 @@ async def create(request: Request) -> Response:
         created_at=now,
         expires_at=now + WINDOW_SECONDS,
         metadata=body.metadata,
-        request_counts=Counts(len(lines)),
     )
-    owned = Owned(batch, state.owner)
-    if errors:
-        batch.errors = LineErrors(errors)
-        batch.end("failed", now)
-        await runner.store.add_batch(owned, [])
-        return json_response(batch)
-    batch.in_progress_at, batch.oaiserve = now, await runner.estimate(owned, lines)
-    await runner.store.add_batch(owned, lines)
+    owned = Owned(batch, state.owner, found[1])
+    async with runner.readers:
+        reader = LineReader(body.endpoint, int(serving_of(request).body_limit))
+        async for part in runner.store.content(owned.file):
+            await run_in_threadpool(reader.feed, part)
+            if reader.is_done:
+                break
+        lines, errors = reader.end()
+        if errors:
+            batch.errors = LineErrors(errors)
+            batch.end("failed", now)
+            lines = []
+        else:
+            batch.in_progress_at = now
+            batch.oaiserve = await runner.estimate(owned, lines)
+        batch.request_counts = Counts(len(lines))
+        await runner.store.add_batch(owned, lines)
     answer = json_response(batch)
-    runner.added()
+    if lines:
+        runner.added()
     return answer
 
 
 @Operation(summary="The batches.", group="Batches", answer=BatchPage, query=(LIMIT, AFTER))
 async def list_batches(request: Request) -> Response:
     query = read_query(request.query_params, (LIMIT, AFTER))
-    return _page(BatchPage, query, await _runner(request).store.batches(request.state.owner))
+    return await _page(BatchPage, query, partial(_runner(request).store.batches, request.state.owner))
 
 
 @Operation(summary="A batch.", group="Batches", answer=BatchObject, errors=(NotFound,))
@@ -196,19 +206,29 @@ def _runner(request: Request) -> BatchRunner:
     return runner
 
 
-async def _file(request: Request) -> FileObject:
+async def _file(request: Request) -> tuple[FileObject, int]:
     file_id = request.path_params["file_id"]
-    for file in await _runner(request).store.files(request.state.owner, file_id):
-        return file
-    raise NotFound(f"There is no file {show(file_id)}: it was deleted, or is too old.", param="file_id")
+    found = await _runner(request).store.file(request.state.owner, file_id)
+    if found is None:
+        raise NotFound(f"There is no file {show(file_id)}: it was deleted, or is too old.", param="file_id")
+    return found
 
 
 async def _batch(request: Request) -> BatchObject:
     batch_id = request.path_params["batch_id"]
-    for batch in await _runner(request).store.batches(request.state.owner, batch_id):
-        return batch
-    raise NotFound(f"There is no batch {show(batch_id)}.", param="batch_id")
+    found = await _runner(request).store.batch(request.state.owner, batch_id)
+    if found is None:
+        raise NotFound(f"There is no batch {show(batch_id)}.", param="batch_id")
+    return found
 
 
-def _page(kind: type[AnyPage], query: dict[str, Any], items: list[Any]) -> Response:
-    return json_response(page_of(kind, items, attrgetter("id"), query["limit"] or 20, query["after"]))
+async def _page(
+    kind: type[AnyPage], query: dict[str, Any], newest: Callable[[int, str | None], Awaitable[list[Any]]]
+) -> Response:
+    """Answer with a page of what `newest` returns for a limit and an id to begin behind."""
+    limit, after = query["limit"] or 20, query["after"]
+    try:
+        items = await newest(limit + 1, after)
+    except NotFound:
+        raise invalid("after", f"there is no {show(after)} here") from None
+    return json_response(page_of(kind, items, attrgetter("id"), limit, None))

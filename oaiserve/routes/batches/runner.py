@@ -24,7 +24,7 @@ from oaiserve.errors import Overloaded, Unauthorized, Unavailable
 from oaiserve.explain.step_cost import Load
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.keys import Keyring
-from oaiserve.routes.batches.objects import Estimate, Line, result, usage_of
+from oaiserve.routes.batches.objects import Estimate, Line, request_of, result, usage_of
 from oaiserve.routes.batches.store import BatchStore, Owned, Result
 from oaiserve.routes.middleware import Errors, request_ids
 from oaiserve.routes.serving import Serving
@@ -34,7 +34,10 @@ logger = logging.getLogger(__name__)
 AHEAD = 16  # lines that are tokenized, or wait to be stored, beside those that run
 CHECK_SECONDS, SHARED_CHECK_SECONDS = 60.0, 1.0  # the latter with a store that other processes use
 RETRIES, RETRY_SECONDS = 5, 1.0  # of a line that the server refuses for the moment
-SAMPLED_LINES = 32  # whose tokens are counted for an estimate
+SAMPLED_LINES, SAMPLED_BYTES = 32, 2**16  # whose tokens are counted for an estimate, each with at most so many bytes
+BYTES_PER_TOKEN = 4  # where no line is counted
+MOST_UNDER_WAY_BYTES = 32 * 2**20  # of lines, or one
+MOST_READERS = 4  # of files, for batches that begin
 PROMPT_ROWS = 256  # of a step of prompts, for an estimate
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 CANCELLED = ("batch_cancelled", "The batch was cancelled before this request was executed.")
@@ -64,6 +67,8 @@ class BatchRunner:
         self._open: dict[str, _Open] = {}
         self._changed = asyncio.Event()
         self._look_ns = 0  # when to look for batches in the store again
+        self._under_way_bytes = 0
+        self.readers = asyncio.Semaphore(MOST_READERS)
 
     @property
     def _max_running(self) -> int:
@@ -125,17 +130,22 @@ class BatchRunner:
                     one.is_read = not one.lines
                 if not one.lines or one.is_ending or room <= 0:
                     continue
-                line = one.lines.popleft()
+                line = one.lines[0]
+                if self._under_way_bytes and self._under_way_bytes + line.num_bytes > MOST_UNDER_WAY_BYTES:
+                    continue
+                one.lines.popleft()
                 one.read = line.number
+                self._under_way_bytes += line.num_bytes
                 task = asyncio.create_task(self._answer(one, line))
                 one.under_way.add(task)
-                task.add_done_callback(partial(self._ended, one))
+                task.add_done_callback(partial(self._ended, one, line))
                 has_begun, room = True, room - 1
             if not has_begun:
                 return
 
-    def _ended(self, one: _Open, task: asyncio.Task[None]) -> None:
+    def _ended(self, one: _Open, line: Line, task: asyncio.Task[None]) -> None:
         one.under_way.discard(task)
+        self._under_way_bytes -= line.num_bytes
         if not task.cancelled() and (error := task.exception()) is not None:
             # Its line is not done: it is computed again when the batch goes on, with the next start.
             logger.error("A line of batch %s has no answer.", one.owned.batch.id, exc_info=error)
@@ -165,8 +175,11 @@ class BatchRunner:
         batch, owned = one.owned.batch, one.owned
         engine, task = self._serving.engine, asyncio.current_task()
         num_refused = num_unavailable = 0
+        if not (text := await self._text(owned, line)):
+            return  # the batch has ended meanwhile
+        asked = request_of(text)
         while True:
-            status, retries, request_id, body = await self._ask(batch.endpoint, line.body, owned, is_background=True)
+            status, retries, request_id, body = await self._ask(batch.endpoint, asked, owned, is_background=True)
             if task is not None and task.cancelling():  # which the route has made an answer of
                 return
             if not retries or num_unavailable == RETRIES:
@@ -179,7 +192,15 @@ class BatchRunner:
         answered = Result(line.number, result(batch.id, line, status, request_id, body), usage)
         while True:
             try:
-                return await self.store.put(batch, answered)
+                return await self.store.put(owned, answered)
+            except Unavailable:  # the store has logged why
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _text(self, owned: Owned, line: Line) -> bytes:
+        """Return a line of a batch's file, or b"" if the file is gone."""
+        while True:
+            try:
+                return await self.store.slice(owned.file, line.start, line.num_bytes)
             except Unavailable:  # the store has logged why
                 await asyncio.sleep(RETRY_SECONDS)
 
@@ -220,17 +241,21 @@ class BatchRunner:
         """Return the cost of these lines. Prompts are counted in some of them, and by their bytes in the others."""
         batch, num_tokens, num_bytes = owned.batch, 0, 0
         for line in lines[:: -(-len(lines) // SAMPLED_LINES)]:
-            try:
-                path, body = _counting(batch.endpoint, msgspec.json.decode(line.body))
-            except (msgspec.DecodeError, RecursionError):  # its route will refuse it
+            if line.num_bytes > SAMPLED_BYTES:
                 continue
-            status, _, _, answer = await self._ask(path, msgspec.json.encode(body), owned, is_background=False)
+            try:
+                text = await self.store.slice(owned.file, line.start, line.num_bytes)
+                path, body = _counting(batch.endpoint, msgspec.json.decode(request_of(text)))
+                asked = msgspec.json.encode(body)
+            except (ValueError, RecursionError):  # its route will refuse it
+                continue
+            status, _, _, answer = await self._ask(path, asked, owned, is_background=False)
             if status == 200:
                 found = msgspec.json.decode(answer)
                 num_tokens += found.get("count", found.get("input_tokens", 0))
-                num_bytes += len(line.body)
+                num_bytes += line.num_bytes
         all_bytes, most_tokens = await run_in_threadpool(_sums, lines)  # of 50,000 lines, it takes milliseconds
-        prompts = round(num_tokens * all_bytes / max(1, num_bytes))
+        prompts = round(num_tokens * all_bytes / num_bytes if num_bytes else all_bytes / BYTES_PER_TOKEN)
         answers = 0 if batch.endpoint == "/v1/embeddings" else most_tokens
         cost, rows = self._serving.engine.step_cost, min(self._max_running, len(lines))
         if cost is None:
@@ -242,8 +267,8 @@ class BatchRunner:
 
 
 def _sums(lines: list[Line]) -> tuple[int, int]:
-    """Return the bytes of all bodies, and the most tokens of all answers."""
-    return sum(len(line.body) for line in lines), sum(line.most_tokens for line in lines)
+    """Return the bytes of all lines, and the most tokens of all answers."""
+    return sum(line.num_bytes for line in lines), sum(line.most_tokens for line in lines)
 
 
 def _counting(endpoint: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -1,7 +1,8 @@
 """The files and batches of clients, in the database of responses: `BatchStore`, in SQLite on a thread of its own.
 
 The answer to a line is written in one transaction, and is by itself the mark that the line is done: whenever the
-process ends, no line is lost and none is answered twice. The store knows nothing of HTTP.
+process ends, no line is lost and none is answered twice. A file's content is stored once, in pieces, and never in
+memory as a whole: a batch refers to the lines of its file. The store knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 import msgspec
 
-from oaiserve.errors import InvalidRequest, StartupError
+from oaiserve.engine.backpressure import SharedLimit, is_within_share
+from oaiserve.errors import InvalidRequest, NotFound, Overloaded, StartupError
 from oaiserve.files import database
 from oaiserve.files.group_commit import GroupCommit
 from oaiserve.files.private import FILE_MODE
@@ -28,53 +31,107 @@ from oaiserve.routes.batches.objects import BatchObject, BatchUsage, FileObject,
 from oaiserve.routes.responses.store import StoreLimits, reported
 
 T = TypeVar("T")
+PIECE_BYTES = 2**18  # of a file's content
 PAGE_LINES = 64  # that are read at once
+PAGE_BYTES = 2**20  # of answers that are read at once, or one answer
+ROW_BYTES, LINE_BYTES = 1024, 256  # that a file or a batch counts beside what it holds, and a line of a batch
+MOST_OPEN_BATCHES = 100  # of an owner
+NO_ROOM = ("no_room", "The answer to this request did not fit into the store (--response-store-bytes).")
 
+# The triggers keep the totals of owners, which would otherwise be counted for each file.
 _SCHEMA = (
     """
-CREATE TABLE IF NOT EXISTS files (
+CREATE TABLE IF NOT EXISTS stored_files (
     number INTEGER PRIMARY KEY,
     owner TEXT NOT NULL,
     id TEXT NOT NULL UNIQUE,
     created_at REAL NOT NULL,
-    num_bytes INTEGER NOT NULL,
+    purpose TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL, -- that count for the limit of the store
     object BLOB NOT NULL,
-    content BLOB, -- NULL: the answers of a batch, in batch_lines
-    batch TEXT,
-    failed INTEGER -- whether those that failed
+    batch TEXT, -- whose answers are the content; NULL: the content is in file_pieces
+    failed INTEGER, -- whether those that failed
+    is_deleted INTEGER NOT NULL DEFAULT 0 -- 1: it stays until the batches that read it have ended
+)
+""",
+    "CREATE INDEX IF NOT EXISTS files_of_owner ON stored_files (owner, number)",
+    "CREATE INDEX IF NOT EXISTS files_by_purpose ON stored_files (owner, purpose, number)",
+    "CREATE INDEX IF NOT EXISTS files_by_time ON stored_files (created_at)",
+    "CREATE INDEX IF NOT EXISTS files_of_batch ON stored_files (batch)",
+    "CREATE INDEX IF NOT EXISTS deleted_files ON stored_files (number) WHERE is_deleted",
+    """
+CREATE TABLE IF NOT EXISTS file_pieces (
+    file INTEGER NOT NULL,
+    start INTEGER NOT NULL, -- a multiple of PIECE_BYTES
+    content BLOB NOT NULL,
+    UNIQUE (file, start)
 )
 """,
     """
-CREATE TABLE IF NOT EXISTS batches (
+CREATE TRIGGER IF NOT EXISTS file_dropped AFTER DELETE ON stored_files BEGIN
+    DELETE FROM file_pieces WHERE file = old.number;
+END
+""",
+    """
+CREATE TABLE IF NOT EXISTS stored_batches (
     number INTEGER PRIMARY KEY,
     owner TEXT NOT NULL,
     id TEXT NOT NULL UNIQUE,
     created_at REAL NOT NULL,
     is_open INTEGER NOT NULL,
+    file INTEGER NOT NULL, -- the number of its input file
+    num_bytes INTEGER NOT NULL, -- of it and its lines and answers, that count for the limit of the store
     object BLOB NOT NULL
 )
 """,
+    "CREATE INDEX IF NOT EXISTS batches_of_owner ON stored_batches (owner, number)",
+    "CREATE INDEX IF NOT EXISTS batches_by_time ON stored_batches (created_at)",
+    "CREATE INDEX IF NOT EXISTS open_batches ON stored_batches (owner, file) WHERE is_open",
     """
-CREATE TABLE IF NOT EXISTS batch_lines (
+CREATE TABLE IF NOT EXISTS stored_lines (
     batch TEXT NOT NULL,
     number INTEGER NOT NULL,
     custom_id TEXT NOT NULL,
-    request BLOB NOT NULL,
+    start INTEGER NOT NULL, -- in the input file
+    num_bytes INTEGER NOT NULL,
     result BLOB, -- NULL: it is not done
     failed INTEGER,
     done INTEGER, -- its place in the order in which lines were done
     PRIMARY KEY (batch, number)
 )
 """,
-    "CREATE INDEX IF NOT EXISTS by_done ON batch_lines (batch, done)",
+    "CREATE INDEX IF NOT EXISTS lines_by_done ON stored_lines (batch, done)",
+    "CREATE TABLE IF NOT EXISTS file_owners (owner TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL)",
+    *(
+        f"""
+CREATE TRIGGER IF NOT EXISTS {table}_{event} AFTER {change} ON {table} BEGIN
+    INSERT INTO file_owners VALUES ({row}.owner, {num_bytes})
+        ON CONFLICT DO UPDATE SET num_bytes = num_bytes + excluded.num_bytes;
+    DELETE FROM file_owners WHERE owner = {row}.owner AND num_bytes = 0;
+END
+"""
+        for table in ("stored_files", "stored_batches")
+        for event, change, row, num_bytes in (
+            ("added", "INSERT", "new", "new.num_bytes"),
+            ("resized", "UPDATE OF num_bytes", "new", "new.num_bytes - old.num_bytes"),
+            ("removed", "DELETE", "old", "-old.num_bytes"),
+        )
+    ),
+)
+_UNREAD = "number NOT IN (SELECT file FROM stored_batches WHERE is_open)"  # of a file
+
+_NEXT_LINES = (
+    "SELECT number, custom_id, start, num_bytes FROM stored_lines WHERE batch = ? AND result IS NULL AND number > ?"
+    " ORDER BY number LIMIT ?"
 )
 
 
 class Owned(NamedTuple):
-    """A batch, and whose it is: the digest of a key, or "" without keys."""
+    """A batch, whose it is (the digest of a key, or "" without keys), and the number of its input file."""
 
     batch: BatchObject
     owner: str
+    file: int = 0
 
 
 class Result(NamedTuple):
@@ -86,16 +143,17 @@ class Result(NamedTuple):
 
 
 class BatchStore:
-    """Files and batches by owner, in the file of responses, or without a path in memory.
+    """Files and batches by owner, in the file of responses, or without a path in a temporary one.
 
-    They are kept for as long as responses, and files have at most as many bytes as these.
+    They are kept for as long as responses, and have together at most as many bytes as these, in shares by owner.
     """
 
     def __init__(self, path: Path | None, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
         """Open the file. Raises StartupError."""
         self._limits = limits
         self._clock = clock
-        self._connection = database.opened(path, _SCHEMA)
+        self._folder = None if path is None else path.parent
+        self._connection = database.opened(path, _SCHEMA, without_path="")
         self._thread = ThreadPoolExecutor(1, "batch-store")
         self._commits = GroupCommit(self._thread, self._put_all)
         try:
@@ -106,6 +164,7 @@ class BatchStore:
             ) from error
         self.is_shared = path is not None  # other processes may have the file, too
         self._computes = self._lock is None
+        self.arriving_bytes = SharedLimit(limits.num_bytes)  # of files that are not whole yet
 
     async def close(self) -> None:
         await self._do(self._connection.close)
@@ -122,148 +181,237 @@ class BatchStore:
         return self._computes
 
     async def _do(self, work: Callable[[], T]) -> T:
-        with reported():
+        with reported("files and batches"):
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    # -- room ---------------------------------------------------------------------------------------------------------
+
+    async def check_room(self, owner: str, num_bytes: int) -> None:
+        """Raise InvalidRequest if a file of so many bytes would find no room."""
+        await self._do(partial(self._check_room, owner, num_bytes, "file"))
+
+    def _check_room(self, owner: str, num_bytes: int, param: str) -> None:
+        taken = self._taken()
+        if not self._has_room(taken, owner, num_bytes):
+            raise InvalidRequest(
+                f"Files and batches may have {self._limits.num_bytes} bytes together (--response-store-bytes), in "
+                f"shares by API key. There are {sum(taken.values())} already, {taken.get(owner, 0)} of them yours, and "
+                f"this needs {num_bytes}. Delete some files, or send less.",
+                param=param,
+            )
+
+    def _taken(self) -> dict[str, int]:
+        return dict(self._all("SELECT owner, num_bytes FROM file_owners"))
+
+    def _has_room(self, taken: dict[str, int], owner: str, num_bytes: int) -> bool:
+        most = self._limits.num_bytes
+        return sum(taken.values()) + num_bytes <= most or is_within_share(most, taken, owner, num_bytes)
+
+    def _drop_old(self) -> None:
+        execute, oldest = self._connection.execute, self._oldest()
+        execute(f"DELETE FROM stored_files WHERE created_at <= ? AND {_UNREAD}", (oldest,))
+        has_files = "EXISTS (SELECT 1 FROM stored_files WHERE batch = stored_batches.id)"
+        old = f"created_at <= ? AND NOT is_open AND NOT {has_files}"
+        execute(f"DELETE FROM stored_lines WHERE batch IN (SELECT id FROM stored_batches WHERE {old})", (oldest,))
+        execute(f"DELETE FROM stored_batches WHERE {old}", (oldest,))
 
     # -- files --------------------------------------------------------------------------------------------------------
 
-    async def add_file(self, owner: str, file: FileObject, content: bytes | bytearray) -> None:
+    def new_content(self) -> IO[bytes]:
+        """Return a file for content that arrives, beside the database. It has no name, so it ends with the process."""
+        return tempfile.TemporaryFile(dir=self._folder, buffering=PIECE_BYTES)
+
+    async def add_file(self, owner: str, file: FileObject, content: IO[bytes]) -> None:
         """Keep a file, unless a server that ended before it could answer has kept it. Raises InvalidRequest if there is
         no room."""
         await self._do(partial(self._add_file, owner, file, content))
 
-    async def files(self, owner: str, file_id: str | None = None) -> list[FileObject]:
-        """Return the files of an owner, newest first, or only the one of this id."""
-        query = "SELECT object FROM files WHERE owner = ? AND created_at > ? AND id = coalesce(?, id)"
-        return await self._do(lambda: self._newest_first(FileObject, query, owner, self._oldest(), file_id))
+    async def files(self, owner: str, purpose: str | None, limit: int, after: str | None) -> list[FileObject]:
+        """Return files of an owner, newest first, behind the one with the id `after`. Raises NotFound without it."""
+        return await self._do(partial(self._page, FileObject, "stored_files", owner, limit, after, purpose))
+
+    async def file(self, owner: str, file_id: str) -> tuple[FileObject, int] | None:
+        """Return a file and its number, or None."""
+        query = (
+            "SELECT object, number FROM stored_files WHERE owner = ? AND id = ? AND created_at > ? AND NOT is_deleted"
+        )
+        rows = await self._do(lambda: self._all(query, owner, file_id, self._oldest()))
+        return (msgspec.json.decode(rows[0][0], type=FileObject), rows[0][1]) if rows else None
 
     async def delete_file(self, owner: str, file_id: str) -> bool:
         return await self._do(partial(self._delete_file, owner, file_id))
 
-    async def content(self, owner: str, file_id: str, after: int = 0) -> tuple[bytes, int | None] | None:
-        """Return a part of a file's content, and where the next one begins, or None; None for a file of nobody."""
-        return await self._do(partial(self._content, owner, file_id, after))
+    async def content(self, file: int) -> AsyncIterator[bytes]:
+        """Yield the content of the file with this number, in parts. It ends early where the file is deleted."""
+        after: int | None = 0
+        while after is not None:
+            part, after = await self._do(partial(self._content, file, after))
+            if part:
+                yield part
 
-    def _add_file(self, owner: str, file: FileObject, content: bytes | bytearray) -> None:
-        execute, oldest = self._connection.execute, self._oldest()
+    async def slice(self, file: int, start: int, num_bytes: int) -> bytes:
+        """Return a part of an uploaded file, or b"" if that is not there any more."""
+        first = start // PIECE_BYTES * PIECE_BYTES
+        query = "SELECT content FROM file_pieces WHERE file = ? AND start >= ? AND start < ? ORDER BY start"
+        rows = await self._do(lambda: self._all(query, file, first, start + num_bytes))
+        return b"".join(content for (content,) in rows)[start - first :][:num_bytes]
+
+    def _add_file(self, owner: str, file: FileObject, content: IO[bytes]) -> None:
         with database.transaction(self._connection):
-            if self._has("files", owner, file.id):
+            if self._has("stored_files", owner, file.id):
                 return
-            execute(
-                "DELETE FROM batch_lines WHERE batch IN (SELECT id FROM batches WHERE created_at <= ? AND NOT is_open)",
-                (oldest,),
-            )
-            execute("DELETE FROM batches WHERE created_at <= ? AND NOT is_open", (oldest,))
-            execute("DELETE FROM files WHERE created_at <= ?", (oldest,))
-            ((taken,),) = self._all("SELECT coalesce(sum(num_bytes), 0) FROM files")
-            if taken + len(content) > self._limits.num_bytes:
-                raise InvalidRequest(
-                    f"Files may have {self._limits.num_bytes} bytes together (--response-store-bytes), there are "
-                    f"{taken} already, and this one has {len(content)}. Delete some, or send less.",
-                    param="file",
-                )
-            self._insert_file(owner, file, content)
+            self._drop_old()
+            self._check_room(owner, self._file_bytes(file), "file")
+            number = self._insert_file(owner, file, self._file_bytes(file))
+            content.seek(0)
+            for start in range(0, file.bytes, PIECE_BYTES):
+                piece = content.read(PIECE_BYTES)
+                self._connection.execute("INSERT INTO file_pieces VALUES (?, ?, ?)", (number, start, piece))
+
+    def _file_bytes(self, file: FileObject) -> int:
+        return file.bytes + len(file.filename.encode()) + ROW_BYTES
 
     def _insert_file(
-        self,
-        owner: str,
-        file: FileObject,
-        content: bytes | bytearray | None,
-        batch: str | None = None,
-        failed: bool | None = None,
-    ) -> None:
-        self._connection.execute(
-            "INSERT INTO files (owner, id, created_at, num_bytes, object, content, batch, failed)"
+        self, owner: str, file: FileObject, num_bytes: int, batch: str | None = None, failed: bool | None = None
+    ) -> int | None:
+        return self._connection.execute(
+            "INSERT INTO stored_files (owner, id, created_at, purpose, num_bytes, object, batch, failed)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (owner, file.id, self._clock(), file.bytes, msgspec.json.encode(file), content, batch, failed),
-        )
+            (owner, file.id, self._clock(), file.purpose, num_bytes, msgspec.json.encode(file), batch, failed),
+        ).lastrowid
 
     def _delete_file(self, owner: str, file_id: str) -> bool:
         execute = self._connection.execute
         with database.transaction(self._connection):
-            execute(
-                "DELETE FROM batch_lines WHERE (batch, failed) IN"
-                " (SELECT batch, failed FROM files WHERE owner = ? AND id = ? AND batch IS NOT NULL)",
-                (owner, file_id),
+            found = self._all(
+                "SELECT number, batch, failed FROM stored_files WHERE owner = ? AND id = ? AND NOT is_deleted",
+                *(owner, file_id),
             )
-            found = execute("DELETE FROM files WHERE owner = ? AND id = ?", (owner, file_id)).rowcount
+            for number, batch, failed in found:
+                if batch is not None:
+                    ((num_bytes,),) = self._all(
+                        "SELECT coalesce(sum(length(result)), 0) FROM stored_lines WHERE batch = ? AND failed = ?",
+                        *(batch, failed),
+                    )
+                    execute("DELETE FROM stored_lines WHERE batch = ? AND failed = ?", (batch, failed))
+                    execute("UPDATE stored_batches SET num_bytes = num_bytes - ? WHERE id = ?", (num_bytes, batch))
+                execute("UPDATE stored_files SET is_deleted = 1 WHERE number = ?", (number,))
+            self._drop_deleted()
         execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log beside the file would still have it
-        return found > 0
+        return bool(found)
 
-    def _content(self, owner: str, file_id: str, after: int) -> tuple[bytes, int | None] | None:
-        found = self._all(
-            "SELECT content, batch, failed FROM files WHERE owner = ? AND id = ? AND created_at > ?",
-            *(owner, file_id, self._oldest()),
-        )
-        if not found or found[0][1] is None:
-            return (found[0][0], None) if found else None
-        rows = self._all(
-            "SELECT number, result FROM batch_lines WHERE batch = ? AND failed = ? AND number > ?"
-            " ORDER BY number LIMIT ?",
-            *(*found[0][1:], after, PAGE_LINES),
-        )
-        return b"".join(content for _, content in rows), rows[-1][0] if rows else None
+    def _drop_deleted(self) -> None:
+        self._connection.execute(f"DELETE FROM stored_files WHERE is_deleted AND {_UNREAD}")
+
+    def _content(self, file: int, after: int) -> tuple[bytes, int | None]:
+        """Return a part of a file's content, and the value of `after` for the next one, or None."""
+        found = self._all("SELECT batch, failed FROM stored_files WHERE number = ?", file)
+        if not found:
+            return b"", None
+        if found[0][0] is None:
+            rows = self._all("SELECT content FROM file_pieces WHERE file = ? AND start = ?", file, after)
+            return (rows[0][0], after + PIECE_BYTES) if rows else (b"", None)
+        query = "SELECT number, result FROM stored_lines WHERE batch = ? AND failed = ? AND number > ? ORDER BY number"
+        number, results = self._results(query, *found[0], after)
+        return b"".join(results), number
+
+    def _results(self, query: str, *values: object) -> tuple[int | None, list[bytes]]:
+        """Return answers by a query for numbers and answers, up to PAGE_BYTES or one, and the last number."""
+        results: list[bytes] = []
+        number: int | None = None
+        num_bytes = 0
+        with closing(self._connection.execute(query, values)) as rows:
+            for row in rows:
+                number, result = row
+                results.append(result)
+                num_bytes += len(result)
+                if num_bytes >= PAGE_BYTES:
+                    break
+        return number, results
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
     async def add_batch(self, owned: Owned, lines: list[Line]) -> None:
-        """Keep a batch, unless a server that ended before it could answer has kept it."""
+        """Keep a batch with its lines, unless a server that ended before it could answer has kept it. Raises
+        InvalidRequest if there is no room, Overloaded if the owner has too many batches under way, and NotFound if its
+        file was deleted meanwhile."""
         await self._do(partial(self._add_batch, owned, lines))
 
-    async def batches(self, owner: str, batch_id: str | None = None) -> list[BatchObject]:
-        """Return the batches of an owner, newest first, or only the one of this id."""
-        query = "SELECT object FROM batches WHERE owner = ? AND (is_open OR created_at > ?) AND id = coalesce(?, id)"
-        return await self._do(lambda: self._newest_first(BatchObject, query, owner, self._oldest(), batch_id))
+    async def batches(self, owner: str, limit: int, after: str | None) -> list[BatchObject]:
+        """Return batches of an owner, newest first, behind the one with the id `after`. Raises NotFound without it."""
+        return await self._do(partial(self._page, BatchObject, "stored_batches", owner, limit, after))
+
+    async def batch(self, owner: str, batch_id: str) -> BatchObject | None:
+        query = "SELECT object FROM stored_batches WHERE owner = ? AND id = ? AND (is_open OR created_at > ?)"
+        rows = await self._do(lambda: self._all(query, owner, batch_id, self._oldest()))
+        return msgspec.json.decode(rows[0][0], type=BatchObject) if rows else None
 
     async def open_batches(self) -> list[Owned]:
         """Return all batches that have not ended, oldest first."""
-        query = "SELECT object, owner FROM batches WHERE is_open ORDER BY number"
+        query = "SELECT object, owner, file FROM stored_batches WHERE is_open ORDER BY number"
         rows = await self._do(lambda: self._all(query))
-        return [Owned(msgspec.json.decode(row, type=BatchObject), owner) for row, owner in rows]
+        return [Owned(msgspec.json.decode(row, type=BatchObject), owner, file) for row, owner, file in rows]
 
     async def next_lines(self, batch_id: str, after: int) -> list[Line]:
         """Return the next lines behind a number that are not done."""
-        query = (
-            "SELECT number, custom_id, request FROM batch_lines WHERE batch = ? AND result IS NULL AND number > ?"
-            " ORDER BY number LIMIT ?"
-        )
-        return [Line(*row) for row in await self._do(lambda: self._all(query, batch_id, after, PAGE_LINES))]
+        return [Line(*row) for row in await self._do(lambda: self._all(_NEXT_LINES, batch_id, after, PAGE_LINES))]
 
     async def done_lines(self, batch_id: str, after: int) -> tuple[bytes, int]:
         """Return answers in the order in which they came, behind so many, and how many come before the next ones."""
-        query = "SELECT result FROM batch_lines WHERE batch = ? AND done > ? ORDER BY done LIMIT ?"
-        rows = await self._do(lambda: self._all(query, batch_id, after, 16 * PAGE_LINES))
-        return b"".join(content for (content,) in rows), after + len(rows)
+        query = "SELECT done, result FROM stored_lines WHERE batch = ? AND done > ? ORDER BY done"
+        number, results = await self._do(partial(self._results, query, batch_id, after))
+        return b"".join(results), after if number is None else number
 
-    async def put(self, batch: BatchObject, answered: Result) -> None:
+    async def put(self, owned: Owned, answered: Result) -> None:
         """Keep the answer to a line, and count it in the batch. When this returns, no crash loses it."""
-        with reported():  # an answer that is there is kept, even if its batch is cancelled or the server ends
-            await asyncio.shield(self._commits.put((batch, answered)))
+        with reported("files and batches"):
+            # An answer that is there is kept, even if its batch is cancelled or the server ends.
+            await asyncio.shield(self._commits.put((owned, answered)))
 
     async def end(self, owned: Owned, status: Status, code: str = "", message: str = "") -> bool:
         """End a batch, and give up the lines that are not done with this error. Return False if it has ended."""
         return await self._do(partial(self._end, owned, status, code, message))
 
     def _add_batch(self, owned: Owned, lines: list[Line]) -> None:
-        batch = owned.batch
+        batch, owner, file = owned
+        content = msgspec.json.encode(batch)
+        num_bytes = len(content) + ROW_BYTES + sum(LINE_BYTES + 2 * len(line.custom_id.encode()) for line in lines)
         with database.transaction(self._connection):
-            if self._has("batches", owned.owner, batch.id):
+            if self._has("stored_batches", owner, batch.id):
                 return
+            self._drop_old()
+            if lines:
+                ((num_open,),) = self._all("SELECT count(*) FROM stored_batches WHERE owner = ? AND is_open", owner)
+                if num_open >= MOST_OPEN_BATCHES:
+                    raise Overloaded(
+                        f"{num_open} of your batches are under way, at most {MOST_OPEN_BATCHES} may be. "
+                        "Wait for one to end, or cancel some.",
+                        retry_after_seconds=60,
+                    )
+                if not self._all("SELECT 1 FROM stored_files WHERE number = ? AND NOT is_deleted", file):
+                    raise NotFound("The input file was deleted meanwhile.", param="input_file_id")
+            self._check_room(owner, num_bytes, "input_file_id")
             self._connection.execute(
-                "INSERT INTO batches (owner, id, created_at, is_open, object) VALUES (?, ?, ?, ?, ?)",
-                (owned.owner, batch.id, self._clock(), bool(lines), msgspec.json.encode(batch)),
+                "INSERT INTO stored_batches (owner, id, created_at, is_open, file, num_bytes, object)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (owner, batch.id, self._clock(), bool(lines), file, num_bytes, content),
             )
             self._connection.executemany(
-                "INSERT INTO batch_lines (batch, number, custom_id, request) VALUES (?, ?, ?, ?)",
-                ((batch.id, *line[:3]) for line in lines),
+                "INSERT INTO stored_lines (batch, number, custom_id, start, num_bytes) VALUES (?, ?, ?, ?, ?)",
+                ((batch.id, *line[:4]) for line in lines),
             )
 
-    def _put_all(self, waiting: list[tuple[BatchObject, Result]]) -> None:
-        batches = {batch.id: batch for batch, _ in waiting}
+    def _put_all(self, waiting: list[tuple[Owned, Result]]) -> None:
+        batches = {owned.batch.id: owned.batch for owned, _ in waiting}
         try:
             with database.transaction(self._connection):
-                for batch, answered in waiting:
-                    self._put(batch, answered)
+                taken = self._taken()
+                for owned, answered in waiting:
+                    kept = answered
+                    if not self._has_room(taken, owned.owner, len(answered.content)):
+                        kept = self._without_room(owned.batch.id, answered)
+                    taken[owned.owner] = taken.get(owned.owner, 0) + len(kept.content)
+                    self._put(owned.batch, kept)
                 for batch in batches.values():
                     self._write(batch)
         except Exception:
@@ -271,9 +419,16 @@ class BatchStore:
                 self._read_counts(batch)
             raise
 
+    def _without_room(self, batch_id: str, answered: Result) -> Result:
+        """Return the error in place of an answer. Its room was counted when the batch was added."""
+        query = "SELECT custom_id FROM stored_lines WHERE batch = ? AND number = ?"
+        for (custom_id,) in self._all(query, batch_id, answered.number):
+            return Result(answered.number, given_up(batch_id, answered.number, custom_id, *NO_ROOM), None)
+        return answered  # the batch has ended, and its answers were deleted
+
     def _read_counts(self, batch: BatchObject) -> bool:
         """Give a batch the counts that are stored, and return whether it has not ended."""
-        ((row, is_open),) = self._all("SELECT object, is_open FROM batches WHERE id = ?", batch.id)
+        ((row, is_open),) = self._all("SELECT object, is_open FROM stored_batches WHERE id = ?", batch.id)
         kept = msgspec.json.decode(row, type=BatchObject)
         batch.request_counts, batch.usage = kept.request_counts, kept.usage
         return bool(is_open)
@@ -282,12 +437,15 @@ class BatchStore:
         number, content, usage = answered
         counts, whole = batch.request_counts, batch.usage
         marked = self._connection.execute(
-            "UPDATE batch_lines SET result = ?, failed = ?, done = ?, request = x''"
+            "UPDATE stored_lines SET result = ?, failed = ?, done = ?"
             " WHERE batch = ? AND number = ? AND result IS NULL",
             (content, usage is None, counts.completed + counts.failed + 1, batch.id, number),
         )
         if not marked.rowcount:
             return  # it was given up meanwhile
+        self._connection.execute(
+            "UPDATE stored_batches SET num_bytes = num_bytes + ? WHERE id = ?", (len(content), batch.id)
+        )
         if usage is None:
             counts.failed += 1
             return
@@ -299,7 +457,8 @@ class BatchStore:
         whole.output_tokens_details.reasoning_tokens += usage.output_tokens_details.reasoning_tokens
 
     def _write(self, batch: BatchObject) -> None:
-        query = "UPDATE batches SET object = ? WHERE id = ? AND is_open"  # another process may have ended it
+        # Another process may have ended it.
+        query = "UPDATE stored_batches SET object = ? WHERE id = ? AND is_open"
         self._connection.execute(query, (msgspec.json.encode(batch), batch.id))
 
     def _end(self, owned: Owned, status: Status, code: str, message: str) -> bool:
@@ -307,12 +466,13 @@ class BatchStore:
         with database.transaction(self._connection):
             if not self._read_counts(batch):
                 return False
-            rest = self._all("SELECT number, custom_id FROM batch_lines WHERE batch = ? AND result IS NULL", batch.id)
-            for number, custom_id in rest:
-                self._put(batch, Result(number, given_up(batch.id, number, custom_id, code, message), None))
+            number = 0
+            while lines := self._all(_NEXT_LINES, batch.id, number, PAGE_LINES):
+                for number, custom_id, *_ in lines:
+                    self._put(batch, Result(number, given_up(batch.id, number, custom_id, code, message), None))
             for failed, name in enumerate(("output_file_id", "error_file_id")):
                 ((num_lines, num_bytes),) = self._all(
-                    "SELECT count(*), sum(length(result)) FROM batch_lines WHERE batch = ? AND failed = ?",
+                    "SELECT count(*), sum(length(result)) FROM stored_lines WHERE batch = ? AND failed = ?",
                     *(batch.id, failed),
                 )
                 if num_lines:
@@ -320,11 +480,12 @@ class BatchStore:
                     file = FileObject(
                         id=file_id, bytes=num_bytes, created_at=now, filename=filename, purpose="batch_output"
                     )
-                    self._insert_file(owned.owner, file, None, batch.id, bool(failed))
+                    self._insert_file(owned.owner, file, ROW_BYTES, batch.id, bool(failed))
                     setattr(batch, name, file_id)
             batch.end(status, now)
             self._write(batch)
-            self._connection.execute("UPDATE batches SET is_open = 0 WHERE id = ?", (batch.id,))
+            self._connection.execute("UPDATE stored_batches SET is_open = 0 WHERE id = ?", (batch.id,))
+            self._drop_deleted()
         return True
 
     def _has(self, table: str, owner: str, name: str) -> bool:
@@ -333,8 +494,21 @@ class BatchStore:
     def _oldest(self) -> float:
         return self._clock() - self._limits.seconds
 
-    def _newest_first(self, kind: type[T], query: str, *values: object) -> list[T]:
-        return [msgspec.json.decode(row, type=kind) for (row,) in self._all(f"{query} ORDER BY number DESC", *values)]
+    def _page(
+        self, kind: type[T], table: str, owner: str, limit: int, after: str | None, purpose: str | None = None
+    ) -> list[T]:
+        values: tuple[object, ...] = (owner, self._oldest())
+        there = f"FROM {table} WHERE owner = ? AND "
+        there += "(is_open OR created_at > ?)" if table == "stored_batches" else "created_at > ? AND NOT is_deleted"
+        if after is not None:
+            found = self._all(f"SELECT number {there} AND id = ?", *values, after)
+            if not found:
+                raise NotFound("There is no such item.")
+            there, values = f"{there} AND number < ?", (*values, *found[0])
+        if purpose is not None:
+            there, values = f"{there} AND purpose = ?", (*values, purpose)
+        rows = self._all(f"SELECT object {there} ORDER BY number DESC LIMIT ?", *values, limit)
+        return [msgspec.json.decode(row, type=kind) for (row,) in rows]
 
     def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(query, values).fetchall()
