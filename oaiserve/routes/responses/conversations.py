@@ -22,7 +22,7 @@ from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response, lasting_id
 from oaiserve.routes.operation import Deleted, Operation
 from oaiserve.routes.parameters import check_metadata
-from oaiserve.routes.responses.items import Item, input_items, stored_items
+from oaiserve.routes.responses.items import Item, input_items
 from oaiserve.routes.responses.output import item_id
 from oaiserve.routes.responses.store import (
     CONVERSATION,
@@ -31,7 +31,7 @@ from oaiserve.routes.responses.store import (
     StoredResponse,
     is_conversation,
 )
-from oaiserve.routes.responses.stored import AFTER, LIMIT, ORDER, ItemPage, page
+from oaiserve.routes.responses.stored import AFTER, LIMIT, ORDER, ItemPage, id_of, page, texts_of
 from oaiserve.routes.serving import serving_of
 
 _EXAMPLE = {"items": [{"role": "user", "content": "What is the capital of France?"}]}
@@ -74,9 +74,12 @@ def _around_turn(conversation: StoredResponse, unique_id: str, num_given: int) -
     whole = conversation.input_items
     if unique_id.encode() not in whole:  # nearly always
         return whole, b"[]"
-    items = stored_items.decode(whole)
-    positions = {number: parts[2] for number, item in enumerate(items)
-                 if len(parts := item["id"].split("_")) == 3 and parts[1] == unique_id}  # fmt: skip
+    items = texts_of(whole)
+    positions: dict[int, str] = {}
+    for number, item in enumerate(items):
+        _, own_id, position = f"{id_of(item)}__".split("_")[:3]
+        if own_id == unique_id:
+            positions[number] = position
     if not positions:
         return whole, b"[]"
     output = next((number for number, position in positions.items() if position.isdecimal()), None)
@@ -178,8 +181,13 @@ async def add_items(request: Request) -> Response:
 
 @Operation(summary="An item of a conversation.", group="Generation", answer="application/json", errors=(NotFound,))
 async def retrieve_item(request: Request) -> Response:
-    items = await run_in_threadpool(stored_items.decode, (await _stored(request)).input_items)
-    return json_response(items[_place(request, items)])
+    content = (await _stored(request)).input_items
+
+    def text() -> bytes:
+        items = texts_of(content)
+        return bytes(items[_place(request, items)])
+
+    return Response(await run_in_threadpool(text), media_type="application/json")
 
 
 @Operation(
@@ -187,7 +195,7 @@ async def retrieve_item(request: Request) -> Response:
 )
 async def delete_item(request: Request) -> Response:
     def edit(old: StoredResponse) -> StoredResponse:
-        items = stored_items.decode(old.input_items)
+        items = texts_of(old.input_items)
         del items[_place(request, items)]
         return old._replace(input_items=msgspec.json.encode(items))
 
@@ -207,10 +215,10 @@ def _new_items(request: Request, given: list[Item], adaptations: Adaptations) ->
     return input_items(given, lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"), {}, adaptations, "items")
 
 
-def _place(request: Request, items: list[Item]) -> int:
+def _place(request: Request, items: list[msgspec.Raw]) -> int:
     name = request.path_params["item_id"]
     for number, item in enumerate(items):
-        if item["id"] == name:
+        if id_of(item) == name:
             return number
     raise NotFound(f"There is no item {show(name)} in this conversation.", param="item_id")
 

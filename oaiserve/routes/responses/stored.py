@@ -5,8 +5,6 @@ They make no records.
 
 from __future__ import annotations
 
-from operator import itemgetter
-
 import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -18,7 +16,7 @@ from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import Deleted, Operation, Parameter
 from oaiserve.routes.pages import Page, page_of
 from oaiserve.routes.responses.background import EventStream
-from oaiserve.routes.responses.items import Item, stored_items
+from oaiserve.routes.responses.items import Item
 from oaiserve.routes.responses.output import ResponseEvent, ResponseObject
 from oaiserve.routes.responses.runs import Run
 from oaiserve.routes.responses.store import StoredDecoder, StoredResponse, is_conversation
@@ -44,6 +42,24 @@ _made = StoredDecoder(_Made)
 
 class ItemPage(Page[Item]):
     """A page of items."""
+
+
+class _Identified(msgspec.Struct):
+    id: str
+
+
+# A list is read as texts, of which only those of one page become anything else: a million items would fill the memory.
+_texts = StoredDecoder(list[msgspec.Raw])
+_identified = StoredDecoder(_Identified)
+
+
+def id_of(text: msgspec.Raw) -> str:
+    return _identified.decode(text).id
+
+
+def texts_of(content: bytes) -> list[msgspec.Raw]:
+    """Return the items of a stored list in JSON, each as its text."""
+    return _texts.decode(content)
 
 
 @Operation(
@@ -113,10 +129,10 @@ async def page(request: Request, content: bytes) -> Response:
 
 
 def _page(content: bytes, order: str, limit: int, after: str | None) -> bytes:
-    items = stored_items.decode(content)
+    items = texts_of(content)
     if order == "desc":
         items.reverse()
-    return msgspec.json.encode(page_of(ItemPage, items, itemgetter("id"), limit, after, "item "))
+    return msgspec.json.encode(page_of(ItemPage, items, id_of, limit, after, "item "))
 
 
 def _run(request: Request) -> Run | None:
