@@ -1,16 +1,12 @@
 """Files and batches: OpenAI's client works with them, and no line is lost or doubled, whenever a server ends."""
 
-import asyncio
 import json
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from io import BytesIO
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import openai
 import pytest
@@ -25,9 +21,6 @@ from oaiserve.errors import Overloaded
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.facts.continuation import IDS_HEADER, StreamIds
 from oaiserve.routes.batches import runner
-from oaiserve.routes.batches.objects import BatchObject, BatchUsage, FileObject, Line
-from oaiserve.routes.batches.store import BatchStore, Owned, Result
-from oaiserve.routes.responses.store import StoreLimits
 from tests.routes.conftest import Serve, Served, run_server, serving
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
 
@@ -325,36 +318,6 @@ def test_wherever_servers_end_no_line_is_lost_or_doubled(
     assert batch.usage.output_tokens == 2 * total, "what was begun twice counts once"
 
 
-async def stored_file(store: BatchStore, owner: str = "", content: bytes = b"{}") -> int:
-    """Store a file, and return its number."""
-    file = FileObject(id=f"file-{uuid4().hex}", bytes=len(content), created_at=0, filename="a", purpose="batch")
-    await store.add_file(owner, file, BytesIO(content))
-    found = await store.file(owner, file.id)
-    assert found is not None
-    return found[1]
-
-
-async def test_an_answer_that_nobody_waits_for_any_more_is_kept_and_keeps_no_other_one_waiting() -> None:
-    store, gate = BatchStore(None, StoreLimits(1, 10**6, 3600.0)), threading.Event()
-    batches = [
-        BatchObject(id=name, endpoint=CHAT, input_file_id="f", created_at=0, expires_at=0) for name in ("left", "stays")
-    ]
-    owned = [Owned(batch, "", await stored_file(store)) for batch in batches]
-    for one in owned:
-        await store.add_batch(one, [Line(1, "a", 0, 2)])
-    store._thread.submit(gate.wait, 60)
-    left, stays = (asyncio.create_task(store.put(one, Result(1, b"{}\n", BatchUsage()))) for one in owned)
-    for _ in range(3):
-        await asyncio.sleep(0)  # both wait behind what blocks the thread
-    left.cancel()
-    await asyncio.wait([left])
-    gate.set()
-    await asyncio.wait_for(stays, 60)
-    counts = [batch.request_counts.completed for batch in await store.batches("", 9, None)]
-    await store.close()
-    assert counts == [1, 1]
-
-
 def test_of_servers_with_one_store_the_first_computes_the_batches(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
     with ExitStack() as stack:
@@ -407,3 +370,51 @@ def test_the_lines_of_a_key_that_was_revoked_are_refused(tmp_path: Path) -> None
         while (row := database.execute("SELECT result FROM stored_lines").fetchone()) == (None,):
             time.sleep(0.01)
     assert json.loads(row[0])["response"]["status_code"] == 401
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+MESSAGES = b'"messages": [{"role": "user", "content": "Hi"}], '
+HOSTILE_BODIES = (
+    *(b'{"messages": %s}' % value for value in (DEEP, b"[" * 900 + b"]" * 900, b"1e400")),
+    b'{"messages": "\\ud83d"}', b'{"messages": "\xed\xa0\x80"}',
+    b'{"messages": [{"role": "user", "content": "\\u0000"}]}',
+    b'{"messages": [{"role": "user", "content": "\\ud83d\\ud83d"}]}',
+    *(b"{%b%b}" % (MESSAGES, field) for field in (
+        b'"max_tokens": 1e400', b'"max_tokens": -99999999999999999999', b'"stream": 1e400', b'"n": ' + b"9" * 400,
+        b'"n": ' + DEEP, b'"n": [' + b"1.5," * 100_000 + b"1]", b'"extra_body": ' + b"[" * 1800 + b"]" * 1800,
+    )),
+    b"[]", b"null", b"1e400", b'"text"', b"", b"{", DEEP,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("body", HOSTILE_BODIES, ids=[f"{body[:40]!r}" for body in HOSTILE_BODIES])
+def test_a_hostile_line_fails_by_itself_or_with_its_batch(served: Served, sdk: OpenAI, body: bytes) -> None:
+    content = jsonl(line(1)) + b'{"custom_id": "x", "method": "POST", "url": "%s", "body": %s}\n' % (
+        CHAT.encode(),
+        body,
+    )
+    file = sdk.files.create(file=("in.jsonl", content), purpose="batch")
+    batch = ended(sdk, sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h"))
+    assert len(batch.to_json()) < 4000
+    if batch.status == "failed":
+        assert [(error.code, error.line) for error in batch.errors.data] == [("invalid_json_line", 2)]
+    else:
+        refused = answers(sdk, batch.error_file_id) if batch.error_file_id else []
+        assert (batch.status, batch.request_counts.completed + len(refused)) == ("completed", 2)
+        assert [one["response"]["status_code"] for one in refused] == [400] * len(refused)
+        assert refused or b"u0000" in body
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (jsonl(line(1) | {"custom_id": "x" * 513}), "custom_id_too_long"),
+        (jsonl(line(1, pad="x" * 10_000)), "line_too_long"),
+        (jsonl(line(1) | {"method": "GET" * 1000}), "invalid_json_line"),
+    ],
+)
+def test_a_line_beyond_a_bound_is_named_in_a_short_error(serve: Serve, content: bytes, code: str) -> None:
+    with client(serve(body_limit=10_000).url) as sdk:
+        file = sdk.files.create(file=("in.jsonl", content), purpose="batch")
+        batch = sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        assert [(error.code, len(error.message) < 500) for error in batch.errors.data] == [(code, True)]

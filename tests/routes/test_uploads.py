@@ -1,9 +1,19 @@
 """Uploaded files keep their names and contents, whatever client writes the form, and hostile forms cost little."""
 
+import asyncio
+import encodings
+import gzip
+import hashlib
 import json
+import os
+import random
+import tempfile
 import time
 import tracemalloc
+from contextlib import closing
 from email.mime.multipart import MIMEMultipart
+from http.client import HTTPConnection
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -16,7 +26,9 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.batches.form import UploadForm
 from oaiserve.routes.batches.objects import Line, LineError, LineReader
-from tests.routes.conftest import Served
+from oaiserve.routes.batches.store import BatchStore
+from oaiserve.routes.responses.store import StoreLimits
+from tests.routes.conftest import Serve, Served
 
 NAME = "Übersicht.jsonl"
 TYPE = "multipart/form-data; boundary=b"
@@ -152,6 +164,111 @@ def test_hostile_forms_take_little_time_and_no_more_memory(unit: bytes, place: s
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert (seconds < 2, peak < 2**20) == (True, True)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize(
+    ("encoding", "sent", "content"),
+    [
+        ("base64", b"w5xiZXI\r\nsIGVpbg==", "Über, ein"),
+        ("quoted-printable", b"=C3=9C=\r\nber =3D=20", "Über = "),
+        ("8bit", b"a\r\n--bc\r\n-", "a\r\n-"),
+    ],
+)
+def test_a_form_is_read_alike_wherever_its_pieces_end(
+    piece_bytes: int, encoding: str, sent: bytes, content: str
+) -> None:
+    header = f"Content-Transfer-Encoding: {encoding}\r\n".encode()
+    body = form(f'name="file";\r\n filename="{NAME}"'.encode(), sent.replace(b"--bc\r\n", b""), header)
+    assert _parts(TYPE, body, piece_bytes) == ("batch", NAME, content.encode())
+
+
+def announced(url: str, head: bytes, **headers: str) -> tuple[int, str]:
+    """Send the head of an upload of 60 MiB, and the beginning of its body; return the answer, which comes before."""
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=60)
+    connection.putrequest("POST", "/v1/files")
+    for name, value in {"content-type": TYPE, "content-length": f"{60 * 2**20}", **headers}.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    connection.send(head)
+    with closing(connection), closing(connection.getresponse()) as answer:
+        return answer.status, answer.read().decode()
+
+
+@pytest.mark.parametrize(
+    ("head", "headers", "status", "reason"),
+    [
+        (PURPOSE.replace(b"batch", b"evals") + b"--b\r\n", {}, 400, "must be 'batch', 'vision' or 'user_data'"),
+        (PURPOSE + b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n\xff\xfe{\0', {}, 400, "in UTF-8"),
+        (b"", {"content-length": f"{65 * 2**20}"}, 413, "too large"),
+        (b"", {"content-type": "application/json"}, 400, "must be multipart/form-data"),
+        (b"x" * 9000 + b"\r\n--c\r\n", {"content-type": "multipart/form-data"}, 400, "must have a boundary"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_before_it_has_arrived(
+    served: Served, head: bytes, headers: dict[str, str], status: int, reason: str
+) -> None:
+    found = announced(served.url, head, **headers)
+    assert (found[0], reason in found[1]) == (status, True)
+
+
+def test_a_file_that_finds_no_room_is_refused_before_it_has_arrived(serve: Serve) -> None:
+    assert announced(serve(response_store_bytes=2**20).url, b"")[0] == 400
+
+
+@pytest.mark.parametrize("coding", ["gzip", ""])
+def test_a_large_upload_takes_no_memory_and_comes_back_as_it_was(served: Served, coding: str) -> None:
+    content = random.Random(1).randbytes(2**20) * 24
+    sent = httpx.Request("POST", "http://x", data={"purpose": "user_data"}, files={"file": ("a", content)})
+    body = gzip.compress(sent.read(), 1) if coding else sent.read()
+    headers = {"content-type": sent.headers["content-type"], **({"content-encoding": coding} if coding else {})}
+    pieces = (body[start : start + 2**16] for start in range(0, len(body), 2**16))
+    tracemalloc.start()
+    try:
+        answer = served.http.post("/v1/files", content=pieces, headers=headers)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (answer.status_code, answer.json()["bytes"]) == (200, len(content))
+    assert peak < 4 * 2**20
+    found = hashlib.sha256()
+    with served.http.stream("GET", f"/v1/files/{answer.json()['id']}/content") as answered:
+        for part in answered.iter_raw():
+            found.update(part)
+    assert found.digest() == hashlib.sha256(content).digest()
+    assert served.http.delete(f"/v1/files/{answer.json()['id']}").status_code == 200
+
+
+def test_unknown_fields_are_noted(served: Served) -> None:
+    data = {"purpose": "user_data", "expires_after[anchor]": "created_at"}
+    answer = served.http.post("/v1/files", data=data, files={"file": ("a", b"x")})
+    assert answer.headers["x-oaiserve-adapted"] == "form: fields other than 'file' and 'purpose' are left out"
+
+
+def test_charsets_of_names_that_nobody_has_leave_nothing_behind() -> None:
+    before = len(encodings._cache)  # type: ignore[attr-defined]
+    for name in (b"x" * 100, b"punycode", b"idna", b"unicode_escape"):
+        assert _parts(TYPE, form(b'name="file"; filename=a; filename*=' + name + b"''b"))[1] == "a"
+    assert len(encodings._cache) == before  # type: ignore[attr-defined]
+
+
+def test_a_full_disk_is_named_with_what_was_to_be_kept(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = "/dev/full"
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: open(full, "w+b", buffering=0))  # noqa: SIM115
+    answer = served.http.post("/v1/files", data={"purpose": "user_data"}, files={"file": ("a", b"x")})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+    assert "store of files and batches does not work" in answer.json()["error"]["message"]
+
+
+def test_a_server_that_is_killed_in_an_upload_leaves_no_file(tmp_path: Path) -> None:
+    store = BatchStore(tmp_path / "store.db", StoreLimits(1, 10**6, 3600.0))
+    names = {path.name for path in tmp_path.iterdir()}
+    with store.new_content() as content:
+        content.write(b"x" * 10**6)
+        content.flush()
+        assert {path.name for path in tmp_path.iterdir()} == names
+        assert os.fstat(content.fileno()).st_mode & 0o777 == 0o600
+    asyncio.run(store.close())
 
 
 LINES: list[dict[str, Any]] = [
