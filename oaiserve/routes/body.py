@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, Work, at_once
 from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.http.codings import Decoding, codings_of, decoded
 from oaiserve.routes import protocol
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.serving import Serving, serving_of
 
 RETRY_AFTER_SECONDS = 1
@@ -146,8 +147,24 @@ async def read_parsed(
     """Read and parse the body of the request, and return it with its number of bytes. Raises as `protocol.parse`."""
     serving = serving_of(request)
     content = await read_body(request, serving)
-    parsing = protocol.parse(kind, content, check_given)
+    parsing = parsed(serving, kind, content, check_given)
     return await in_turns_if_large(request, parsing, len(content)), len(content)
+
+
+def parsed(
+    serving: Serving,
+    kind: type[Body],
+    content: bytearray,
+    check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
+    adaptations: Adaptations | None = None,
+) -> Generator[None, None, Body]:
+    """Parse a body, and refuse too many messages before any work on them. Raises as `protocol.parse`."""
+    body = yield from protocol.parse(kind, content, check_given, adaptations)
+    for name in ("messages", "input"):
+        given = getattr(body, name, None)
+        if isinstance(given, list) and given and isinstance(given[0], Mapping | msgspec.Struct):
+            serving.check_messages(name, len(given))
+    return body
 
 
 async def in_turns(request: Request, work: Work[Result], num_bytes: int) -> Result:

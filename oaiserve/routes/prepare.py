@@ -22,9 +22,9 @@ from oaiserve.facts.continuation import IDS_HEADER, SENT_HEADER, SIGN, Piece, id
 from oaiserve.facts.prefix_keys import prefix_keys_of, prompt_of_body
 from oaiserve.facts.record import Origin
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.routes import parameters, protocol
+from oaiserve.routes import parameters
 from oaiserve.routes.bodies import MAX_CHOICES_PER_REQUEST, SamplingBody
-from oaiserve.routes.body import in_turns_if_large, read_body
+from oaiserve.routes.body import in_turns_if_large, parsed, read_body
 from oaiserve.routes.deadlines import deadline_ns
 from oaiserve.routes.exchange import COST_HEADER, Exchange
 from oaiserve.routes.invalid import invalid
@@ -193,7 +193,7 @@ async def prepare(
     sent = tuple(piece for piece in sent if piece != SIGN)
 
     def parse() -> Generator[None, None, Intake[Body]]:
-        body = yield from protocol.parse(kind, content, check_given, exchange.adaptations)
+        body = yield from parsed(serving, kind, content, check_given, exchange.adaptations)
         exchange.is_streaming = bool(getattr(body, "stream", None))  # vectors and scores are never streamed
         exchange.adapter = serving.check_model(getattr(body, "model", None))
         if exchange.use is not None:

@@ -15,7 +15,7 @@ from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.streams import LoopStreams
-from oaiserve.errors import InvalidRequest, ModelNotFound
+from oaiserve.errors import InvalidRequest, ModelNotFound, invalid
 from oaiserve.http.key_store import KeyStore
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.feed import Feed
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 MOST_RECEIVED_BYTES = 256 * 2**20
 BODY_BYTES, MEDIA_BODY_BYTES = 8 * 2**20, 32 * 2**20  # at most, by default
+# Messages or items of a request. Models with a longer context take as many as it has tokens. Real conversations have
+# thousands, and each costs time before anything is known of its tokens.
+MOST_MESSAGES = 2**14
 
 
 _IS_FOR = {
@@ -79,6 +82,11 @@ class Serving:
         if self.task not in tasks:
             message = f"'{self.config.model_name}' {_IS_FOR[self.task]}. {_INSTEAD[tasks[-1]]}"
             raise InvalidRequest(message, param="model", code="wrong_task")
+
+    def check_messages(self, param: str, number: int) -> None:
+        """Raise InvalidRequest for more messages, or items, than any model with this context has room for."""
+        if number > (most := max(MOST_MESSAGES, self.engine.max_model_len)):
+            raise invalid(param, f"must have at most {most} entries, got {number}. Send fewer, or join some of them")
 
     def check_model(self, asked: str | None) -> ServedAdapter | None:
         """Return the adapter that a request names as its model, or None. Raises ModelNotFound."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -189,22 +190,20 @@ def _with_tools(
     given = [_with_model_names(message) for message in messages]
     given = given if family.history is None else list(family.history(given))
     result: list[Message] = []
-    results_so_far = False  # the last message has results of calls, and takes further ones
-    for message in given:
-        if message["role"] == "tool" and not abilities.results:
-            content = _joined("<tool_response>\n", message["content"], "\n</tool_response>")
-            if results_so_far:
-                result[-1]["content"] = _joined(result[-1]["content"], "\n", content)
-            else:
-                result.append({"role": "user", "content": content})
-            results_so_far = True
+    for is_result, messages in groupby(given, lambda one: one["role"] == "tool" and not abilities.results):
+        if is_result:
+            texts = [_joined("<tool_response>\n", one["content"], "\n</tool_response>") for one in messages]
+            between = [each for text in texts for each in ("\n", text)]
+            result.append({"role": "user", "content": _joined(*between[1:])})
             continue
-        results_so_far = False
-        if not abilities.calls and (calls := message.pop("tool_calls", None)):
-            functions = (call["function"] for call in calls)
-            written = (family.in_text or family.written)((one["name"], one["arguments"] or "{}") for one in functions)
-            message["content"] = "\n".join(filter(None, (_text(message["content"]), written)))
-        result.append(message)
+        for message in messages:
+            if not abilities.calls and (calls := message.pop("tool_calls", None)):
+                functions = (call["function"] for call in calls)
+                written = (family.in_text or family.written)(
+                    (one["name"], one["arguments"] or "{}") for one in functions
+                )
+                message["content"] = "\n".join(filter(None, (_text(message["content"]), written)))
+            result.append(message)
     if abilities.tools:
         return ChatPrompt(result, tools=shown, **more)
     return ChatPrompt(_introduced(result, shown, family) if shown else result, **more)

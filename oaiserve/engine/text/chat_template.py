@@ -231,6 +231,7 @@ def _with_embedded_results(messages: Sequence[Message]) -> list[Message]:
     """Return messages in which the results of calls are in the message with the calls."""
     result: list[Message] = []
     names: dict[object, str] = {}
+    embedding: Message = {}  # the last message, once it has results
     for message in messages:
         calls = message.get("tool_calls") or ()
         names |= {call.get("id"): call["function"]["name"] for call in calls}
@@ -240,7 +241,10 @@ def _with_embedded_results(messages: Sequence[Message]) -> list[Message]:
             continue
         text = _text(message.get("content") or "")
         response = {"name": names.get(message.get("tool_call_id"), "unknown"), "response": text}
-        result[-1] = {**last, "tool_responses": [*last.get("tool_responses", ()), response]}
+        if result[-1] is not embedding:
+            embedding = {**last, "tool_responses": [*last.get("tool_responses", ())]}
+            result[-1] = embedding
+        embedding["tool_responses"].append(response)
     return result
 
 

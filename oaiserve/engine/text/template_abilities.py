@@ -118,6 +118,7 @@ def in_turns(messages: Sequence[Message]) -> list[Message]:
     joins a tool result before it. An empty user message is put before an assistant's that comes first. Empty messages
     of the assistant are left out, except for the last message."""
     result: list[Message] = []
+    contents: list[list[Any]] = []  # of each message of the result
     for message in messages:
         role = message.get("role")
         last = result[-1] if result else {"role": "system"}
@@ -127,22 +128,30 @@ def in_turns(messages: Sequence[Message]) -> list[Message]:
         joins = role == last["role"] in ("user", "assistant") or (role, last["role"]) == ("user", "tool")
         if role == "assistant" and last["role"] == "system":
             result.append({"role": "user", "content": ""})
+            contents.append([""])
         if joins and not last.get("tool_calls"):
-            contents = _joined(last.get("content", ""), message.get("content", ""))
-            result[-1] = {**message, **last, "content": contents}
+            for name, value in message.items():
+                last.setdefault(name, value)
+            contents[-1].append(message.get("content", ""))
         else:
-            result.append(message)
+            result.append({**message})
+            contents.append([message.get("content", "")])
+    for message, given in zip(result, contents, strict=True):
+        if len(given) > 1:
+            message["content"] = _joined(given)
     return result
 
 
-def _joined(first: Any, second: Any) -> Any:
-    if isinstance(first, str) and isinstance(second, str):
-        return "\n\n".join(filter(None, (first, second)))
-    return [
-        part
-        for each in (first, second)
-        for part in ([{"type": "text", "text": each}] if isinstance(each, str) else each)
-    ]
+def _joined(contents: Sequence[Any]) -> Any:
+    """Return contents as one: a text, or parts if one of them has parts."""
+    texts = [*takewhile(lambda each: isinstance(each, str), contents)]
+    text = "\n\n".join(filter(None, texts))
+    if len(texts) == len(contents):
+        return text
+    parts = [{"type": "text", "text": text}] if texts else []
+    for each in contents[len(texts) :]:
+        parts += [{"type": "text", "text": each}] if isinstance(each, str) else each
+    return parts
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
@@ -158,11 +167,13 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
         rest = {key: value for key, value in message.items() if key not in ("tool_calls", "content")}
         if message.get("content"):
             result.append({"role": message["role"], "content": message["content"]})
-        results = list(takewhile(lambda one: messages[one]["role"] == "tool", range(at + 1, len(messages))))
+        results: dict[object, list[int]] = {}  # by the ids of their calls
+        for one in takewhile(lambda one: messages[one]["role"] == "tool", range(at + 1, len(messages))):
+            results.setdefault(messages[one].get("tool_call_id"), []).append(one)
         for call in calls:
             result.append({**rest, "tool_calls": [call]})
             rest = {"role": message["role"]}  # the reasoning comes once
-            own = [one for one in results if messages[one].get("tool_call_id") == call.get("id") and one not in placed]
+            own = results.pop(call.get("id"), ())
             result += (messages[one] for one in own)
             placed.update(own)
     return result

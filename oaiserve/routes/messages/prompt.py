@@ -156,7 +156,7 @@ class _History:
             self._message_of(role, where).setdefault("tool_calls", []).append(call)
         elif kind == "thinking" and role == "assistant" and isinstance(thought := block.get("thinking"), str):
             message = self._message_of(role, where)
-            message["reasoning"] = "\n".join(filter(None, (message.get("reasoning"), thought)))
+            message.setdefault("reasoning", []).append(thought)
         elif kind == "compaction" and isinstance(block.get("content"), str):
             # All turns before it are in this summary.
             self._placed = [each for each in self._placed[:1] if each[1]["role"] == "system"]
@@ -229,6 +229,8 @@ class _History:
             self._placed.insert(int(is_system), ("messages", {"role": "user", "content": []}))
         for _, message in self._placed:
             message["content"] = _content(message["content"])
+            if "reasoning" in message:
+                message["reasoning"] = "\n".join(filter(None, message["reasoning"]))
         return self._placed
 
 
@@ -273,6 +275,9 @@ def requested_tools(body: MessagesBody | CountTokensBody, adaptations: Adaptatio
 def _offered(body: MessagesBody | CountTokensBody) -> dict[str, MessagesTool]:
     """Return the tools by their places: those of the request, as turns of the system have changed them since."""
     offered = {f"tools[{number}]": tool for number, tool in enumerate(body.tools or [])}
+    places: dict[str | None, list[str]] = {}  # of the tools of each name
+    for where, one in offered.items():
+        places.setdefault(one.name, []).append(where)
     removed: set[str | None] = set()
     for number, turn in enumerate(body.messages):
         if turn.role != "system" or not isinstance(turn.content, list):
@@ -290,7 +295,10 @@ def _offered(body: MessagesBody | CountTokensBody) -> dict[str, MessagesTool]:
             else:
                 new = converted(MessagesTool, added, where)
                 removed.discard(new.name)
-                offered = {key: each for key, each in offered.items() if each.name != new.name} | {where: new}
+                for older in places.pop(new.name, ()):
+                    del offered[older]
+                offered[where] = new
+                places[new.name] = [where]
     return {where: tool for where, tool in offered.items() if tool.name not in removed}
 
 

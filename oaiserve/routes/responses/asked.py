@@ -6,6 +6,7 @@ With `truncation: "auto"`, a conversation beyond the context loses its first ite
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -180,6 +181,7 @@ def asked(
             adaptations,
         )
     )
+    serving.check_messages("input", len(before) + len(items))
     return Asked(before, items, _prompt(body, serving, conversation, media, before, items, adaptations), media)
 
 
@@ -211,17 +213,24 @@ def truncated(
     room = min(integer(body, "max_output_tokens") or ROOM_TOKENS, limit // 4)
     if (yield from _fits(serving, asked.prompt, limit - (room if keeps_room else 1))):
         return asked.prompt, 0
-    cuts, low, shortest = _cuts(items), 0, (asked.prompt, 0)
+    cuts = _cuts(items)
+    staying = [number for number, item in enumerate(items) if _stays(item)]
+    shortest = (asked.prompt, 0)
+    low = 0
     high = len(cuts)
+    # The first tries keep one turn, two, four and so on: to try half of a very long conversation takes long.
+    step = 1
     while low < high:
-        middle = (low + high) // 2
-        kept = [item for number, item in enumerate(items) if number >= cuts[middle] or _stays(item)]
+        middle = (low + high) // 2 if low else max(0, len(cuts) - step)
+        kept = [*map(items.__getitem__, staying[: bisect_left(staying, cuts[middle])]), *items[cuts[middle] :]]
         shorter = _prompt(body, serving, conversation, asked.media, kept, (), Adaptations()), len(items) - len(kept)
         if (yield from _fits(serving, shorter[0], limit - room)):
-            high, shortest = middle, shorter
+            high = middle
+            shortest = shorter
         else:
             low = middle + 1
             shortest = max(shortest, shorter, key=lambda each: each[1]) if low == len(cuts) else shortest
+        step *= 2
     return shortest
 
 
@@ -241,7 +250,7 @@ def _cuts(items: Sequence[Item]) -> list[int]:
     """Return before which items a conversation may be cut: users' messages and, if there is none behind, others, but
     never between a call and its output."""
     called: dict[str, int] = {}
-    split: set[int] = set()
+    spans = [0] * (len(items) + 1)  # by how many more pairs of a call and its output are around an item
     last_user = 0
     for number, item in enumerate(items):
         if item["type"] == "message":
@@ -249,11 +258,12 @@ def _cuts(items: Sequence[Item]) -> list[int]:
         if item["type"].endswith("_call"):
             called[item.get("call_id") or item["id"]] = number
         elif item["type"].endswith("_call_output"):
-            split.update(range(called.get(item.get("call_id") or item["id"], number) + 1, number + 1))
+            spans[called.get(item.get("call_id") or item["id"], number) + 1] += 1
+            spans[number + 1] -= 1
         elif item["type"] == "message" and item["role"] == "user":
             last_user = number
     return [
         number
-        for number, item in enumerate(items)
-        if number and number not in split and (number > last_user or item.get("role") == "user")
+        for number, (item, around) in enumerate(zip(items, itertools.accumulate(spans), strict=False))
+        if number and not around and (number > last_user or item.get("role") == "user")
     ]
