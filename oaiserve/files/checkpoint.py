@@ -23,6 +23,7 @@ _TOKENIZERS = ("tokenizer", "vocab", "tekken")  # how the names of their files b
 _VOCABULARIES = (".model", ".tiktoken")  # end
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_CONFIG_BYTES = 2**24
+_NAMES = {"rope_type": "default", "dtype": "bfloat16", "torch_dtype": "bfloat16"}  # with an example of each
 
 
 def refuse_unless_sound(source: ModelSource) -> None:
@@ -41,7 +42,7 @@ def refuse_unless_sound(source: ModelSource) -> None:
             num_tensors += len(read_header(path)[0])
         path = folder / "config.json"
         check_numbers(config, num_tensors, sum(weight.stat().st_size for weight in weights))
-        _check_rope_types(config)
+        _check_names(config)
     except (BadFile, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StartupError(f"'{path}' cannot be used: {reason}.") from error
@@ -67,14 +68,14 @@ def refuse_without_tokenizer(source: ModelSource) -> None:
         raise StartupError(f"'{path}' cannot be used: {reason}.") from error
 
 
-def _check_rope_types(config: Mapping[str, Any], *, is_rope: bool = False) -> None:
-    """Raise BadFile for a type of rotary embedding other than a name, anywhere in a configuration."""
+def _check_names(config: Mapping[str, Any], *, is_rope: bool = False) -> None:
+    """Raise BadFile for a dtype or a type of rotary embedding other than a name, anywhere in a configuration."""
     for key, value in config.items():
-        if key == "rope_type" or (is_rope and key == "type"):
-            if not isinstance(value, str | None):
-                raise BadFile(f"its {key} is {str(value)[:100]}, but must be a name, such as default")
-        elif isinstance(value, dict):
-            _check_rope_types(value, is_rope=key in ("rope_scaling", "rope_parameters"))
+        example = _NAMES.get(key) or (_NAMES["rope_type"] if is_rope and key == "type" else None)
+        if example is not None and not isinstance(value, str | None):
+            raise BadFile(f"its {key} is {str(value)[:100]}, but must be a name, such as {example}")
+        if isinstance(value, dict):
+            _check_names(value, is_rope=key in ("rope_scaling", "rope_parameters"))
 
 
 def json_object(path: Path) -> dict[str, Any]:

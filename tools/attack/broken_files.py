@@ -3,7 +3,8 @@
 A small model is saved in each format that is read: safetensors, packed integers, FP8, MXFP4 and GGUF, and so is an
 adapter.
 The files are spoiled in many ways: bytes are changed, the file is cut, numbers are replaced by extremes, the JSON of
-headers, indexes and configurations is edited. Each start is a process of its own. It must end with one sentence and
+headers, indexes and configurations is edited. With --every-key, each value in each configuration is replaced by each
+kind of JSON in turn instead. Each start is a process of its own. It must end with one sentence and
 exit code 2, or the model must answer; it may not crash, hang, or take memory or time without end. What is spoiled is a
 function of the seed. Prints the number of outcomes for each format. The exit code is 1 if one is wrong.
 """
@@ -212,6 +213,54 @@ def edited_json(content: bytes, rng: random.Random, part: str | None = None) -> 
     return json.dumps(edited(tree, rng) if part is None else tree | {part: edited(tree[part], rng)}).encode()
 
 
+# Keys that libraries read, in files that need not have them.
+MORE_KEYS: dict[str, tuple[str, ...]] = {
+    "config.json": (
+        *("auto_map", "attention_bias", "audio_config", "dtype", "generation_config", "id2label", "layer_types"),
+        *("max_window_layers", "num_experts", "num_labels", "pad_token_id", "quantization_config", "rope_scaling"),
+        *("sliding_window", "text_config", "torch_dtype", "transformers_version", "transformers_weights"),
+        *("vision_config", "use_cache", "vocab_size", "layer_norm_eps", "rms_norm_eps", "hidden_act"),
+    ),
+    "generation_config.json": (
+        *("eos_token_id", "max_new_tokens", "max_length", "temperature", "top_k", "top_p", "min_p", "do_sample"),
+        *("repetition_penalty", "stop_strings", "bos_token_id", "suppress_tokens", "cache_implementation"),
+    ),
+    "tokenizer_config.json": (
+        *("added_tokens_decoder", "additional_special_tokens", "auto_map", "bos_token", "chat_template", "eos_token"),
+        *("extra_special_tokens", "model_max_length", "pad_token", "response_template", "split_special_tokens"),
+        *("tokenizer_class", "unk_token"),
+    ),
+    "special_tokens_map.json": ("bos_token", "eos_token", "additional_special_tokens"),
+    "adapter_config.json": (
+        *("alpha_pattern", "base_model_name_or_path", "bias", "exclude_modules", "layers_pattern", "lora_alpha"),
+        *("layers_to_transform", "modules_to_save", "peft_type", "r", "rank_pattern", "target_modules", "use_dora"),
+    ),
+}
+NESTED: Any = 7
+for _ in range(400):  # about as deep as JSON can be read and written
+    NESTED = [NESTED]
+KINDS: tuple[Any, ...] = (None, True, 77, -1, 0.5, 10**30, "", "x", "load", [], ["x"], [None], {}, {"x": "x"}, NESTED)
+
+
+def with_other_kinds(file: str, content: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield a configuration with each value in turn replaced by each kind of JSON, with what was replaced."""
+    tree = json.loads(content)
+    for key in MORE_KEYS.get(Path(file).name, ()):
+        tree.setdefault(key, None)
+    for parent in [node for node in _nodes(tree) if isinstance(node, dict | list)]:
+        for place in list(parent) if isinstance(parent, dict) else range(min(1, len(parent))):
+            before = parent[place]
+            for kind in KINDS:
+                if kind != before:
+                    parent[place] = kind
+                    added = {key for key in tree.keys() - json.loads(content).keys() if tree[key] is None}
+                    kept = {key: value for key, value in tree.items() if key not in added or key == place}
+                    yield f"{file}: {place} = {json.dumps(kind)[:20]}", json.dumps(kept).encode()
+            parent[place] = before
+    for kind in KINDS:
+        yield f"{file} = {json.dumps(kind)[:20]}", json.dumps(kind).encode()
+
+
 def edited_header(content: bytes, rng: random.Random) -> bytes:
     end = header_end(content)
     header = edited_json(content[8:end], rng)
@@ -395,7 +444,9 @@ class Starts:
             shutil.rmtree(folder)
 
 
-def spoil_all(work: Path, formats: Sequence[str], seed: int, number: int, at_once: int) -> list[Start]:
+def spoil_all(
+    work: Path, formats: Sequence[str], seed: int, number: int, at_once: int, *, every_key: bool
+) -> list[Start]:
     """Start on sound files, then on `number` broken ones of each of these formats; of all if none is given."""
     sound, starts = work / "sound", Starts(at_once)
     sound.mkdir()
@@ -407,7 +458,14 @@ def spoil_all(work: Path, formats: Sequence[str], seed: int, number: int, at_onc
         raise SystemExit(f"the sound model is not served: {wrong[0].format}: {wrong[0].outcome}: {wrong[0].said}")
     starts.most_mib = max(one.peak_mib for one in starts.ended) + MOST_GROWTH_MIB
     for name, kind in found.items():
-        for index in range(number):
+        files = [path for path in (sound / name).rglob("*config.json") if every_key]
+        for path in files:
+            file = str(path.relative_to(sound / name))
+            for index, (what, content) in enumerate(with_other_kinds(file, path.read_bytes())):
+                folder = shutil.copytree(sound / name, work / f"{name} {file} {index}".replace("/", " "))
+                (folder / file).write_bytes(content)
+                starts.begin(Start(name, what, index), folder, kind)
+        for index in range(0 if every_key else number):
             rng = random.Random(f"{seed} {name} {index}")
             chosen = way(list(kind.ways), rng)
             file, spoil = kind.ways[chosen]
@@ -442,6 +500,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--number", type=int, default=1000, help="broken files of each format")
     parser.add_argument("--only", nargs="+", default=[], metavar="FORMAT", help="formats, as the table names them")
+    parser.add_argument(
+        "--every-key", action="store_true", help="replace each value of each configuration by all kinds"
+    )
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--markdown", type=Path, help="the page whose table is replaced")
     arguments = parser.parse_args(argv)
@@ -453,7 +514,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         cache = Path(work) / "cache"  # what is remembered of models that serve is lost with them
         shutil.copytree(cache_folder() / "native", cache / "native")
         os.environ["OAISERVE_CACHE"] = str(cache)
-        starts = spoil_all(Path(work), arguments.only, arguments.seed, arguments.number, arguments.at_once)
+        starts = spoil_all(
+            Path(work),
+            arguments.only,
+            arguments.seed,
+            arguments.number,
+            arguments.at_once,
+            every_key=arguments.every_key,
+        )
     seconds = time.monotonic() - began
     print(markdown(starts))
     if arguments.markdown:

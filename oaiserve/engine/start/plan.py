@@ -24,6 +24,7 @@ from oaiserve.facts.start_times import StartTimes
 from oaiserve.files import demo, gguf
 from oaiserve.files.checkpoint import refuse_unless_sound, refuse_without_tokenizer
 from oaiserve.files.hub import fetched
+from oaiserve.files.load_errors import reported
 from oaiserve.files.source import find_mmproj, find_model
 
 log = logging.getLogger(__name__)
@@ -52,9 +53,15 @@ def start_model(
     source = find_model(model)
     if not source.is_local:
         source = times.run("files of the hub", lambda: fetched(source, with_media=options.media))
-    refuse_unless_sound(source)
-    refuse_without_tokenizer(source)
-    request = StartRequest(source, options, times, meanwhile)
+    with reported(f"No model could be loaded from {source.shown}"):
+        refuse_unless_sound(source)
+        refuse_without_tokenizer(source)
+        return _started(StartRequest(source, options, times, meanwhile))
+
+
+def _started(request: StartRequest) -> ServedModel:
+    """Ask the ways to start, until one has started the model."""
+    source, options = request.source, request.options
     declined: list[str] = []
     media = _media(request)
     for way in _ways(request):
@@ -105,7 +112,8 @@ def compile_early(options: EngineOptions, saved: str) -> None:
         limit_features(options.cpu_features)
         # As `select_dtype` has it, which needs transformers' configuration.
         name = {"float16": "float32"}.get(saved, saved) if options.dtype == "auto" else options.dtype
-        build_beside(getattr(torch, name))
+        if isinstance(dtype := getattr(torch, name, None), torch.dtype):  # or else the load says what is wrong
+            build_beside(dtype)
 
 
 def _saved_dtype(model: Path) -> str | None:
@@ -113,7 +121,8 @@ def _saved_dtype(model: Path) -> str | None:
     try:
         config = json.loads((model / "config.json").read_text())
         is_decoder = any("ForCausalLM" in name for name in config["architectures"])
-        return config.get("dtype") or config["torch_dtype"] if is_decoder else None
+        saved = config.get("dtype") or config["torch_dtype"]
+        return saved if is_decoder and isinstance(saved, str) else None
     except (OSError, ValueError, TypeError, KeyError):  # the load says what is wrong
         return None
 

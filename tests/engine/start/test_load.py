@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from oaiserve.engine.engine import Engine
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.text import jinja_template
 from oaiserve.engine.text.tokenizer import Tokenizer
@@ -113,7 +114,7 @@ def test_the_limits_of_the_generation_config_are_taken_where_they_are_numbers(
         config(rope_parameters={"rope_type": "default", "rope_theta": 0}),
         config(rope_parameters=[1]),
         config(dtype="nosuch"),
-        config(dtype="load"),
+        *(config(dtype=wrong) for wrong in ("load", 4, [], {}, ["float32"], [[[[]]]])),
         config(hidden_act="nosuch"),
         config(pad_token_id=10**12),
         config(_attn_implementation="somebody/attention"),
@@ -122,8 +123,9 @@ def test_the_limits_of_the_generation_config_are_taken_where_they_are_numbers(
 def test_what_is_broken_or_absurd_is_one_sentence(folder: Path, spoil: Spoil) -> None:
     spoil(folder)
     with pytest.raises(StartupError) as caught:
-        load(folder)
+        Engine.from_pretrained(folder, device="cpu", kv_blocks=64)
     assert len(str(caught.value)) < 600
+    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture
