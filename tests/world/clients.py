@@ -32,11 +32,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "chat": (CHAT, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, "stream": True}),
     "response": (RESPONSES, {"input": LONG, "max_output_tokens": 40, "seed": 7, "stream": True}),
+    "short": (RESPONSES, {"input": "Hi", "max_output_tokens": 2, "seed": 11, "stream": True}),
+    "short whole": (RESPONSES, {"input": "Hi", "max_output_tokens": 2, "seed": 12}),
     "unstored": (RESPONSES, {"input": "Hi", "max_output_tokens": 30, "store": False, "seed": 8, "stream": True}),
     "whole": (COMPLETIONS, {"prompt": LONG + "d", "max_tokens": 40, "seed": 9}),
     "whole chat": (CHAT, {"messages": [{"role": "user", "content": LONG}], "max_tokens": 30, "seed": 10}),
 }
-UNDONE = ("response", "unstored")  # without [DONE]
+UNDONE = ("response", "short", "unstored")  # without [DONE]
 _cached = re.compile(rb'"cached_tokens":\d+')
 _signs_of_life = re.compile(rb"^: (\d+ of \d+ prompt tokens|the answer is about to go on)\n\n", re.MULTILINE)
 _leaks = re.compile(rb"10\.0\.\d+\.\d+|^: ", re.MULTILINE)

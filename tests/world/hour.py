@@ -3,11 +3,12 @@
 import asyncio
 import gc
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,11 +25,12 @@ QUIET_SECONDS = 150.0
 MOST_TRIES = 10  # of servers for a request, on average
 SHARED_MEMORY = Path("/dev/shm")
 # Lines of errors that faults make. Any other is a fault of the product.
-EXPECTED_ERRORS = ("The engine hangs", "The engine has stopped", "The response store does not work")
+EXPECTED_ERRORS = ("The engine hangs", "The engine has stopped", "The response store does not work: not authorized")
 KINDS = (
     *("kill", "reset", "power", "stop", "stop", "partition", "terminate", "stuck", "device"),
-    *("fails", "fails", "slow disk", "full disk"),
+    *("fails", "fails", "slow disk", "full disk", "kill at disk", "kill at disk"),
 )
+_ENDED = re.compile(rb'^event: response\.(completed|incomplete)$|^{.*"status":"(completed|incomplete)"', re.MULTILINE)
 
 
 @dataclass
@@ -52,7 +54,9 @@ class Life:
         number, draw = world.random.randint(2, 4), world.random.choice
         options = {"max_running": draw([2, 4, 6]), "kv_blocks": draw([36, 48, 96]), "policy": draw(["fcfs", "fair"])}
         reports = draw([False, True, True])  # else the gateway only knows who is ready
-        self.replicas = [Replica(world, self.network, at + 1, folder, reports, **options) for at in range(number)]
+        shares_store = draw([False, True])
+        stores = [folder / f"{0 if shares_store else at}.db" for at in range(number)]
+        self.replicas = [Replica(world, self.network, at + 1, stores[at], reports, **options) for at in range(number)]
         self.gateway = GatewayHost(world, self.network, self.replicas)
         self._clients: set[Any] = set()
         self._num_clients = 0
@@ -136,7 +140,7 @@ class Life:
         fault = self._judge.fault_of(case, answer, has_left=bool(leaves), may_break=self._may_break or bool(dozes))
         if fault:
             world.blame(f"client {number}, {fault}")
-        elif CASES[case][0] == RESPONSES and CASES[case][1].get("store", True) and b"response.completed" in answer.body:
+        elif CASES[case][0] == RESPONSES and CASES[case][1].get("store", True) and _ENDED.search(answer.body):
             self._stored.append(answer.body.partition(b'"id":"')[2].partition(b'"')[0].decode())
         self._check_now()
 
@@ -183,6 +187,8 @@ class Life:
                 host.disk.seconds = draw.uniform(0.5, 3)
             case "full disk":
                 host.disk.is_full, self._may_break = True, True
+            case "kill at disk":
+                host.disk.after_write = partial(host.kill, "kill")
         self._check_now()
         await asyncio.sleep(seconds)
         match kind:
@@ -208,6 +214,10 @@ class Life:
                 host.disk.seconds = 0.002
             case "full disk":
                 host.disk.is_full = False
+            case "kill at disk":
+                host.disk.after_write = None
+                if not host.is_up:
+                    host.start()
         self._check_now()
 
     # -- what must hold -----------------------------------------------------------------------------------------------

@@ -185,6 +185,7 @@ class Disk:
     def __init__(self, world: World, store: ResponseDatabase) -> None:
         self._world, self._store = world, store
         self.seconds, self.is_full = 0.002, False
+        self.after_write: Callable[[], None] | None = None  # called once, before anybody knows that it is written
         self._free_at = 0.0
 
     def submit(self, work: Callable[[], Any]) -> None:
@@ -200,7 +201,12 @@ class Disk:
             if not future.cancelled():
                 if work != connection.close:
                     connection.set_authorizer(_takes_no_row if self.is_full else None)
-                future.set_result(work())
+                before = connection.total_changes
+                result = work()
+                if self.after_write is not None and work != connection.close and connection.total_changes > before:
+                    after_write, self.after_write = self.after_write, None
+                    return after_write()
+                future.set_result(result)
         except Exception as error:
             future.set_exception(error)
 
@@ -228,7 +234,12 @@ class Telemetry(FakeTelemetry):
         for phase in phases:
             if phase.name in causes and sum(causes[phase.name].values()) != phase.duration_ns:
                 self._world.blame(f"the causes of {phase.name} do not add up")
-        if record.outcome == "failed" and record.error_type not in ("InternalError", "Unavailable", "PlannedError"):
+        if record.outcome == "failed" and record.error_type not in (
+            "InternalError",
+            "PlannedError",
+            "StoreFailed",
+            "Unavailable",
+        ):
             self._world.blame(f"a request failed with {record.error_type}")
 
 
@@ -301,12 +312,12 @@ class Replica(Host):
     """A machine with an oaiserve server."""
 
     def __init__(
-        self, world: World, network: Network, number: int, folder: Path | None, reports: bool, **options: Any
+        self, world: World, network: Network, number: int, store: Path | None, reports: bool, **options: Any
     ) -> None:
         ip, host = f"10.0.0.{number}", "127.0.0.1" if reports else "0.0.0.0"
         served = ServerOptions(drain_timeout_seconds=1, trusted_proxy=(GATEWAY_IP,), host=host, allowed_host=(ip,))
         super().__init__(world, network, f"server {number}", ip, served)
-        self._path = None if folder is None else folder / f"{number}.db"
+        self._path = store
         self._options = options
         self.fails = False  # each POST of a generation route, at once
 
