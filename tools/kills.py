@@ -2,7 +2,9 @@
 
 Each round, the server with the most of the streams gets a SIGKILL, or a SIGSTOP. What it prints is of all rounds in the
 file. A pause is the longest time without bytes of a stream that went on elsewhere, as its client saw it; what it takes
-to compute its prompt again is part of it. The exit code is 1 if a stream was broken or has other bytes.
+to compute its prompt again is part of it. With --short, a server is killed while clients ask for one short stored
+answer after the other: then a server may end after it has stored a response and before its client has it. All servers
+have one store. The exit code is 1 if a stream was broken, has other bytes, or is not stored.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import random
 import re
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -38,16 +41,20 @@ PRELOADED = [*(f"oaiserve.{name}" for name in ("cli", "app", "engine.engine", "e
              "transformers.models.llama.modeling_llama"]  # fmt: skip
 MANY = {"type": "array", "items": {"type": "integer"}, "minItems": 200}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": MANY}}
-CHAT, ASKED = "/v1/chat/completions", {"messages": [{"role": "user", "content": "Tell me of the old river. " * 8}]}
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+ASKED = {"messages": [{"role": "user", "content": "Tell me of the old river. " * 8}]}
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, ASKED | {"temperature": 0}),
     (CHAT, ASKED | {"presence_penalty": 0.4, "repetition_penalty": 1.1, "logprobs": True, "top_logprobs": 2}),
     (CHAT, ASKED | {"n": 2, "temperature": 0.8, "stream_options": {"include_usage": True}}),
     (CHAT, ASKED | {"response_format": SCHEMA}),
     ("/v1/completions", {"prompt": "Once upon a time. " * 20, "return_token_ids": True, "logprobs": 2}),
-    ("/v1/responses", {"input": "Tell me of seven hills. " * 8, "store": False}),
+    (RESPONSES, {"input": "Tell me of seven hills. " * 8, "store": False}),
     ("/v1/messages", ASKED | {"model": "small"}),
+    (RESPONSES, {"input": "Tell me of seven hills. " * 8}),
+    (RESPONSES, {"input": "Hi", "max_output_tokens": 1}),
 )
+SHORT = len(CASES) - 1
 TEXTS = ("text", "content", "delta")  # whose pieces are joined: tokens that wait for a reader come in one event
 BY_TIME_OR_CACHE = ("created", "created_at", "completed_at", "sequence_number", "cached_tokens", "input_tokens",
                     "cache_read_input_tokens", "oaiserve")  # fmt: skip
@@ -82,7 +89,7 @@ def stream(http: httpx.Client, case: int, seed: int, came: list[float]) -> bytes
     path, body = CASES[case]
     limit = {"max_output_tokens" if "input" in body else "max_tokens": TOKENS, "seed": seed, "ignore_eos": True}
     found = b""
-    with http.stream("POST", path, json=body | limit | {"stream": True}) as answer:
+    with http.stream("POST", path, json=limit | body | {"stream": True}) as answer:
         for part in answer.iter_raw():
             came.append(time.monotonic())
             found += part
@@ -117,6 +124,7 @@ class Fleet:
     def __init__(self, stack: ExitStack) -> None:
         self._model = Path(stack.enter_context(TemporaryDirectory()))
         self._context = preloaded(self._model)
+        self._store = Path(stack.enter_context(TemporaryDirectory())) / "responses.db"
         self._ports = sorted(free_port() for _ in range(SERVERS))  # the gateway numbers them so
         self._servers = [self._started(port) for port in self._ports]
         stack.callback(lambda: [server.kill() for server in self._servers])
@@ -128,7 +136,7 @@ class Fleet:
         self._wait_until_up()
 
     def _started(self, port: int) -> Any:
-        server = self._context.Process(target=serve, args=(self._model, port))
+        server = self._context.Process(target=serve, args=(self._model, port, "--response-store", str(self._store)))
         server.start()
         return server
 
@@ -158,25 +166,61 @@ class Fleet:
             os.kill(self._servers[number].pid, signal.SIGKILL if is_kill else signal.SIGSTOP)
             answers = [each.result() for each in reading]
         num_lost = int(sum(self._metric("continued_total")) - before)
+        self._revive(number, is_kill=is_kill)
+        pauses = sorted(max(b - a for a, b in pairwise(own)) for own in came)[STREAMS - num_lost :]
+        return self._judged(asked, answers) | {"lost": num_lost, "pauses": pauses}
+
+    def short_round(self, rng: random.Random) -> dict[str, Any]:
+        """Kill a server among short stored answers, and return what became of them."""
+        asked, before, most = (SHORT, 0), sum(self._metric("continued_total")), rng.randint(20, 200)
+        if asked not in self._alone:
+            self._alone[asked] = meaning(stream(self._http, *asked, []))
+        answers: list[bytes] = []
+        is_killed = threading.Event()
+
+        def ask() -> None:
+            while not is_killed.is_set():
+                answers.append(stream(self._http, *asked, []))
+
+        with ThreadPoolExecutor(STREAMS) as threads:
+            asking = [threads.submit(ask) for _ in range(STREAMS)]
+            while len(answers) < most and not any(each.done() for each in asking):
+                time.sleep(0.0001)
+            number = rng.randrange(SERVERS)
+            os.kill(self._servers[number].pid, signal.SIGKILL)
+            is_killed.set()
+            for each in asking:
+                each.result()
+        num_lost = int(sum(self._metric("continued_total")) - before)
+        self._revive(number, is_kill=True)
+        ids = {match[1].decode() for one in answers if (match := re.search(rb'"id":"(resp_[0-9a-f]+)"', one))}
+        lost = [each for each in ids if self._http.get(f"{RESPONSES}/{each}").status_code != 200]
+        found = self._judged([asked] * len(answers), answers)
+        found["differing"] += [(*asked, f"{each} is not stored") for each in lost]
+        return found | {"lost": num_lost, "pauses": []}
+
+    def _revive(self, number: int, *, is_kill: bool) -> None:
         if is_kill:
             self._servers[number].join()
             self._servers[number] = self._started(self._ports[number])
         else:
             os.kill(self._servers[number].pid, signal.SIGCONT)
         self._wait_until_up()
-        pauses = sorted(max(b - a for a, b in pairwise(own)) for own in came)[STREAMS - num_lost :]
+
+    def _judged(self, asked: list[tuple[int, int]], answers: list[bytes]) -> dict[str, Any]:
         wrong = [(*each, one.decode()) for each, one in zip(asked, answers, strict=True)
                  if meaning(one) != self._alone[each]]  # fmt: skip
         broken = sum(b'"error":{' in one for one in answers)
-        return {"is_kill": is_kill, "lost": num_lost, "broken": broken, "differing": wrong, "pauses": pauses}
+        return {"streams": len(answers), "broken": broken, "differing": wrong}
 
 
 def summary(name: str, rounds: list[dict[str, Any]]) -> str:
     pauses = [pause for one in rounds for pause in one["pauses"]] or [0.0]
+    num_streams, num_lost = sum(one["streams"] for one in rounds), sum(one["lost"] for one in rounds)
     broken, wrong = sum(one["broken"] for one in rounds), sum(len(one["differing"]) for one in rounds)
     shown = ", ".join(f"{percentile(sorted(pauses), share):.2f}" for share in (50, 99, 100))
     return (
-        f"{len(rounds):,} {name}: {STREAMS * len(rounds):,} streams, {len(pauses):,} went on elsewhere, "
+        f"{len(rounds):,} {name}: {num_streams:,} streams, {num_lost:,} went on elsewhere, "
         f"{broken} broken, {wrong} with other bytes; pauses p50, p99 and longest: {shown} s"
     )
 
@@ -186,18 +230,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--stops", type=int, default=0)
+    parser.add_argument("--short", type=int, default=0, help="kills among short stored answers")
     parser.add_argument("--rounds", type=Path, required=True, help="a line for each round is added to this file")
     given = parser.parse_args()
     exit_on_sigterm()
-    rng, kinds = random.Random(given.seed), [True] * given.kills + [False] * given.stops
+    rng = random.Random(given.seed)
+    kinds = ["kills"] * given.kills + ["stops"] * given.stops + ["kills among short answers"] * given.short
     rng.shuffle(kinds)
     with ExitStack() as stack, given.rounds.open("a") as file:
         fleet = Fleet(stack)
-        for is_kill in kinds:
-            print(json.dumps(fleet.round(rng, is_kill)), file=file, flush=True)
+        for kind in kinds:
+            is_short = kind == "kills among short answers"
+            found = fleet.short_round(rng) if is_short else fleet.round(rng, kind == "kills")
+            print(json.dumps(found | {"kind": kind}), file=file, flush=True)
     rounds = [json.loads(line) for line in given.rounds.read_text().splitlines()]
-    for name, is_kill in (("kills", True), ("stops", False)):
-        print(summary(name, [one for one in rounds if one["is_kill"] == is_kill]))
+    for kind in sorted({one["kind"] for one in rounds}):
+        print(summary(kind, [one for one in rounds if one["kind"] == kind]))
     return int(any(one["broken"] or one["differing"] for one in rounds))
 
 
