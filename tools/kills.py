@@ -16,11 +16,12 @@ import os
 import random
 import re
 import signal
+import sqlite3
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -171,7 +172,7 @@ class Fleet:
         return self._judged(asked, answers) | {"lost": num_lost, "pauses": pauses}
 
     def short_round(self, rng: random.Random) -> dict[str, Any]:
-        """Kill a server among short stored answers, and return what became of them."""
+        """Kill a server among short stored answers, just when one has been stored, and return what became of them."""
         asked, before, most = (SHORT, 0), sum(self._metric("continued_total")), rng.randint(20, 200)
         if asked not in self._alone:
             self._alone[asked] = meaning(stream(self._http, *asked, []))
@@ -184,9 +185,13 @@ class Fleet:
 
         with ThreadPoolExecutor(STREAMS) as threads:
             asking = [threads.submit(ask) for _ in range(STREAMS)]
-            while len(answers) < most and not any(each.done() for each in asking):
+            while len(answers) < most and not any(map(_is_done, asking)):
                 time.sleep(0.0001)
             number = rng.randrange(SERVERS)
+            with closing(sqlite3.connect(f"file:{self._store}?mode=ro", uri=True)) as store:
+                count = store.execute("PRAGMA data_version").fetchone()  # which each write changes
+                while store.execute("PRAGMA data_version").fetchone() == count and not any(map(_is_done, asking)):
+                    pass
             os.kill(self._servers[number].pid, signal.SIGKILL)
             is_killed.set()
             for each in asking:
@@ -212,6 +217,10 @@ class Fleet:
                  if meaning(one) != self._alone[each]]  # fmt: skip
         broken = sum(b'"error":{' in one for one in answers)
         return {"streams": len(answers), "broken": broken, "differing": wrong}
+
+
+def _is_done(asking: Future[None]) -> bool:
+    return asking.done()
 
 
 def summary(name: str, rounds: list[dict[str, Any]]) -> str:

@@ -1,0 +1,124 @@
+"""What one API key learns of another: the table "Between keys" in docs/security.md, row by row."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from oaiserve.app import create_app
+from oaiserve.config import Config, ServerOptions
+from tests.engine.doubles import ScriptedRunner, make_engine
+from tests.routes.asking import BODIES, CHAT, COMPLETIONS, RESPONSES, bearer
+from tests.routes.conftest import Serve, run_server
+from tests.routes.doubles import FakeTelemetry
+
+ONE, TWO = bearer("one"), bearer("two")
+LONG = "A prompt of several blocks, which both keys send. " * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "path", "is_shared"),
+    [
+        *(({"api_key": ("one", "two")}, path, False) for path in BODIES),
+        ({"api_key": ("one", "two"), "share_prefix_cache": True}, COMPLETIONS, True),
+    ],
+)
+def test_another_key_finds_no_tokens_of_a_prompt_in_the_prefix_cache(
+    options: dict[str, Any], path: str, is_shared: bool
+) -> None:
+    field = next(name for name in ("prompt", "messages", "input") if name in BODIES[path])
+    prompt: Any = [{"role": "user", "content": LONG}] if field == "messages" else LONG
+    app = create_app(
+        Config("m", ServerOptions(**options)), make_engine(ScriptedRunner(), kv_blocks=512), FakeTelemetry()
+    )
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as http:
+
+        def num_cached(key: dict[str, str]) -> int:
+            body = BODIES[path] | {field: prompt, "max_tokens" if path != RESPONSES else "max_output_tokens": 1}
+            usage = http.post(path, json=body | ({"model": "m"} if "model" in body else {}), headers=key).json()[
+                "usage"
+            ]
+            details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+            return int(details.get("cached_tokens", usage.get("cache_read_input_tokens", 0)))
+
+        assert num_cached(ONE) == 0
+        assert (num_cached(TWO) > 0) == is_shared
+        assert num_cached(ONE) > 0
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_prefixes_images_and_sounds_have_a_salt_for_each_key(serve: Serve, path: str) -> None:
+    served = serve(api_key=("one", "two"))
+    salts = []
+    for key in (ONE, TWO, ONE):
+        served.http.post(path, json=BODIES[path], headers=key)
+        salts.append(served.engine.submitted.get(timeout=60).cache_salt)
+    assert salts[0] == salts[2] != salts[1]
+    assert all(salts)
+
+
+@dataclass
+class Kept:
+    """Something that a key has stored: how it is made, and the requests that name it."""
+
+    make: Callable[[httpx.Client], str]
+    listed: str  # "": there is no list
+    asked: tuple[tuple[str, str], ...]
+    body: dict[str, Any] | None = None
+
+
+def upload(http: httpx.Client, content: bytes = b"{}") -> str:
+    form = {"files": {"file": content}, "data": {"purpose": "user_data"}}
+    return str(http.post("/v1/files", headers=ONE, **form).json()["id"])
+
+
+def made(path: str, **body: Any) -> Callable[[httpx.Client], str]:
+    return lambda http: str(http.post(path, json=body, headers=ONE).json()["id"])
+
+
+def batch(http: httpx.Client) -> str:
+    asked = {"endpoint": CHAT, "completion_window": "24h", "input_file_id": upload(http, b"not a line")}
+    return str(http.post("/v1/batches", json=asked, headers=ONE).json()["id"])
+
+
+ITEMS = [{"role": "user", "content": "Hi"}]
+KEPT = {
+    "response": Kept(
+        made(RESPONSES, input="Hi"),
+        "",
+        (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("GET", "?stream=true")),
+    ),
+    "response in the background": Kept(
+        made(RESPONSES, input="Hi", background=True), "", (("GET", ""), ("POST", "/cancel"), ("GET", "?stream=true"))
+    ),
+    "conversation": Kept(
+        made("/v1/conversations", items=ITEMS),
+        "",
+        (("GET", ""), ("POST", ""), ("DELETE", ""), ("GET", "/items"), ("POST", "/items"), ("GET", "/items/msg_1")),
+        {"items": ITEMS, "metadata": {}},
+    ),
+    "file": Kept(upload, "/v1/files", (("GET", ""), ("DELETE", ""), ("GET", "/content"))),
+    "batch": Kept(batch, "/v1/batches", (("GET", ""), ("POST", "/cancel"))),
+}
+FOLDERS = {"file": "/v1/files", "batch": "/v1/batches", "conversation": "/v1/conversations"}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_what_a_key_has_stored_is_for_another_as_if_it_were_not_there(serve: Serve, kind: str) -> None:
+    served, kept = serve(api_key=("one", "two")), KEPT[kind]
+    name, folder = kept.make(served.http), FOLDERS.get(kind, RESPONSES)
+    unknown = name[:-1] + ("0" if name[-1] != "0" else "1")
+    for method, rest in kept.asked:
+
+        def ask(which: str, method: str = method, rest: str = rest) -> tuple[int, str]:
+            body = None if kept.body is None or method != "POST" else kept.body
+            answer = served.http.request(method, f"{folder}/{which}{rest}", json=body, headers=TWO)
+            return answer.status_code, answer.json()["error"]["message"].replace(which, "ID")
+
+        assert ask(name) == ask(unknown)
+        assert ask(name)[0] == 404
+    if kept.listed:
+        assert served.http.get(kept.listed, headers=TWO).json()["data"] == []
+    assert served.http.get(f"{folder}/{name}", headers=ONE).status_code == 200
