@@ -90,19 +90,22 @@ async def pass_body(request: Request, limit_bytes: int, use: Callable[[bytes], N
 
 async def receive(request: Request, limit_bytes: int, use: Callable[[bytes], Awaitable[None]]) -> None:
     """Pass each part of the body on as it arrives. Raises BodyTooLarge, RequestTimeout and ClientDisconnect."""
-    too_large = BodyTooLarge(f"The body is too large: this server reads at most {int(limit_bytes)} bytes.")
-    if announced_bytes(request) > limit_bytes:
-        raise too_large
+    check_size(announced_bytes(request), limit_bytes)
     num_bytes = 0
     try:
         async with asyncio.timeout(MOST_SECONDS):
             async for part in request.stream():
                 num_bytes += len(part)
-                if num_bytes > limit_bytes:
-                    raise too_large
+                check_size(num_bytes, limit_bytes)
                 await use(part)
     except TimeoutError:
         raise RequestTimeout(f"The body did not arrive within {MOST_SECONDS:g} seconds. Please try again.") from None
+
+
+def check_size(num_bytes: int, limit_bytes: int) -> None:
+    """Raise BodyTooLarge for a body of so many bytes, if that is more than the limit."""
+    if num_bytes > limit_bytes:
+        raise BodyTooLarge(f"The body is too large: this server reads at most {int(limit_bytes)} bytes.")
 
 
 def announced_bytes(request: Request) -> int:

@@ -33,6 +33,7 @@ from oaiserve.routes.body import (
     RETRY_AFTER_SECONDS,
     TOO_MANY_BODIES,
     announced_bytes,
+    check_size,
     check_type,
     pass_body,
     read_parsed,
@@ -63,8 +64,10 @@ PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES,
 async def upload(request: Request) -> Response:
     """Answer with the file. Its content is written to the disk as it arrives."""
     store, owner, client = _runner(request).store, request.state.owner, request.state.client
+    num_announced = announced_bytes(request)
+    check_size(num_announced, MOST_FILE_BYTES)
     check_type(request, "multipart/form-data")
-    await store.check_room(owner, max(0, min(announced_bytes(request), MOST_FILE_BYTES) - MOST_FORM_BYTES))
+    await store.check_room(owner, max(0, num_announced - MOST_FORM_BYTES))
     adaptations = Adaptations()
     taken = 0
 

@@ -19,7 +19,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.errors import Unavailable
 from oaiserve.facts.continuation import Piece
 from oaiserve.routes.responses.shape import ResponsesShape
-from oaiserve.routes.responses.store import ResponseDatabase, StoredResponse, reported
+from oaiserve.routes.responses.store import ResponseDatabase, StoredResponse
 from oaiserve.scale.gateway.gateway import SIGN_OF_LIFE
 from oaiserve.scale.gateway.watch import Watch
 from tests.answers import by_choice, shown
@@ -201,12 +201,11 @@ def test_a_stream_that_no_server_can_end_ends_with_an_error_after_a_few_tries(mo
 def test_a_store_that_fails_ends_the_answer_at_once_and_excludes_no_server(
     monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    async def full(store: ResponseDatabase, owner: str, stored: object) -> None:
-        with reported():
-            raise sqlite3.OperationalError("database or disk is full")
+    def full(store: ResponseDatabase, waiting: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
 
     excluded: list[str] = []
-    monkeypatch.setattr(ResponseDatabase, "put", full)
+    monkeypatch.setattr(ResponseDatabase, "_put_all", full)
     monkeypatch.setattr(Watch, "exclude", lambda watch, name, why: excluded.append(name))
     path, body = CASES["response"]
     with fleet(2) as running:
@@ -218,7 +217,7 @@ def test_a_store_that_fails_ends_the_answer_at_once_and_excludes_no_server(
     error = last["response"]["error"] if stream else last["error"]
     assert "'store': false" in error["message"]
     assert answer.status_code == (200 if stream else 503)
-    assert stream or answer.headers["retry-after"] == "5"
+    assert stream or answer.headers["retry-after"] == "10"
 
 
 @pytest.mark.parametrize("stream", [False, True])
