@@ -443,6 +443,9 @@ class EngineOptions:
     """Folder whose adapters can be loaded and unloaded while the server runs, by POST /v1/load_lora_adapter and
     /v1/unload_lora_adapter, which need an API key, or a server for this machine alone."""
 
+    lora_memory: Bytes = Bytes("4GiB")  # noqa: RUF009 - immutable
+    """Most memory for adapters from --lora-dir, with those that are unloaded but still have open requests."""
+
     drafts: DraftSource = "auto"
     """Whether steps verify guesses at the next tokens of a sequence. lookup: what followed the last tokens when they
     came before. auto: lookup with the native step of a CPU, where no answer changes; else off. On a GPU, drafts turn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ class AdapterTable:
     """The adapters by name. Any thread may use it, except where a method says otherwise.
 
     `add` loads the adapter of a folder, and gives it to the model's runner under a number. `drop` takes it away again.
-    `adaptable` has rows and columns of the layers open to adapters.
+    `adaptable` has rows and columns of the layers open to adapters. `size` returns the bytes that an adapter will take.
     """
 
     def __init__(
@@ -34,18 +35,25 @@ class AdapterTable:
         add: Callable[[int, str, Path], object] | None = None,
         drop: Callable[[int], object] | None = None,
         adaptable: Mapping[str, tuple[int, int]] | None = None,
+        size: Callable[[Path], int] = lambda path: 0,
     ) -> None:
         self.adaptable = adaptable or {}
+        self.max_bytes = sys.maxsize
+        self._size = size
         self._add = add
         self._drop = drop
         self._lock = Lock()  # one is loaded at a time
         self._last_number = 0
         self._by_name: dict[str, ServedAdapter] = {}  # replaced as a whole
-        self._held: set[int] = set()  # the numbers that the runner has
+        self._held: dict[int, int] = {}  # the bytes of those that the runner has, by number
 
     @property
     def served(self) -> list[ServedAdapter]:
         return list(self._by_name.values())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(list(self._held.values()))  # a copy, as the engine thread may drop one meanwhile
 
     def get(self, name: str) -> ServedAdapter | None:
         return self._by_name.get(name)
@@ -63,12 +71,19 @@ class AdapterTable:
             if len(self._by_name) >= MOST_ADAPTERS:
                 message = f"{MOST_ADAPTERS} adapters are loaded already, which is the most; unload one first."
                 raise InvalidRequest(message, param="lora_name")
+            num_bytes, held_bytes = self._size(path), self.num_bytes
+            if held_bytes + num_bytes > self.max_bytes:
+                message = (
+                    f"The adapter takes {num_bytes} bytes, and those that are loaded or in use take {held_bytes} of "
+                    f"{self.max_bytes} (--lora-memory); unload one first."
+                )
+                raise InvalidRequest(message, param="lora_path")
             self._last_number += 1
             # In a thread that ends, because each thread that computes gets threads of torch's, which compete for cores.
             with ThreadPoolExecutor(1, thread_name_prefix="adapter") as loader:
                 loader.submit(self._add, self._last_number, name, path).result()
             adapter = ServedAdapter(name, str(path), self._last_number, int(time.time()))
-            self._held.add(adapter.number)
+            self._held[adapter.number] = num_bytes
             self._by_name = self._by_name | {name: adapter}
             return adapter
 
@@ -88,5 +103,5 @@ class AdapterTable:
     def drop(self, number: int) -> None:
         """Free an unloaded adapter, which no request has any more. Engine thread only."""
         assert self._drop is not None
-        self._held.discard(number)
+        self._held.pop(number, None)
         self._drop(number)

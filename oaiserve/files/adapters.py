@@ -69,6 +69,10 @@ class AdapterFiles:
     weights: Path
     modules: Mapping[str, StoredModule]  # by the name of the module in the model
 
+    @property
+    def num_numbers(self) -> int:
+        return sum(math.prod(part.a.shape) + math.prod(part.b.shape) for part in self.modules.values())
+
 
 def read_adapter(folder: Path) -> AdapterFiles:
     """Read the configuration and the head of the weights of an adapter. Raises BadAdapter."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from anyio import CapacityLimiter, to_thread
 from msgspec import UNSET, UnsetType
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
@@ -133,6 +133,7 @@ def model_of(serving: Serving, adapter: ServedAdapter | None, name: str) -> Mode
 
 logger = logging.getLogger(__name__)
 MOST_NAME = 200  # characters of an adapter's name
+_ONE_AT_A_TIME = CapacityLimiter(1)  # The others wait without a thread, of which other routes need some.
 
 
 @Operation(
@@ -152,7 +153,7 @@ async def load(request: Request) -> Response:
     if name in serving.config.model_names:
         raise invalid("lora_name", f"is the name of the model itself: '{name}'")
     try:
-        adapter = await run_in_threadpool(serving.engine.load_adapter, name, path)
+        adapter = await to_thread.run_sync(serving.engine.load_adapter, name, path, limiter=_ONE_AT_A_TIME)
     except BadAdapter as error:
         raise InvalidRequest(f"The adapter cannot be used: {error}.", param="lora_path") from error
     logger.info("The adapter '%s' is loaded from %s", name, path)
@@ -169,7 +170,8 @@ async def load(request: Request) -> Response:
 async def unload(request: Request) -> Response:
     """Unload an adapter for all further requests. Raises NotFound if there is none of the name."""
     body, _ = await read_parsed(request, UnloadAdapterBody)
-    adapter = await run_in_threadpool(serving_of(request).engine.unload_adapter, body.lora_name)
+    unload_adapter = serving_of(request).engine.unload_adapter
+    adapter = await to_thread.run_sync(unload_adapter, body.lora_name, limiter=_ONE_AT_A_TIME)
     logger.info("The adapter '%s' is unloaded", adapter.name)
     return json_response(Deleted(adapter.name, "model"))
 

@@ -121,6 +121,19 @@ def test_a_table_has_each_name_once_and_a_bounded_number() -> None:
     assert table.load("a", Path("a")).number == len(added) == MOST_ADAPTERS + 1
 
 
+def test_adapters_have_a_bounded_memory_with_those_that_open_requests_still_have() -> None:
+    table = AdapterTable(lambda *_: None, lambda _: None, size=lambda path: int(path.name))
+    table.max_bytes = 100
+    first = table.load("a", Path("60"))
+    table.unload("a")
+    message = "takes 41 bytes, and those that are loaded or in use take 60 of 100 .--lora-memory.; unload one first"
+    with pytest.raises(InvalidRequest, match=message):
+        table.load("a", Path("41"))
+    table.load("a", Path("40"))
+    table.drop(first.number)
+    table.load("b", Path("60"))
+
+
 def test_an_adapter_that_cannot_be_loaded_leaves_nothing() -> None:
     def fail(number: int, name: str, path: Path) -> None:
         raise MemoryError

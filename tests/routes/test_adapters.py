@@ -1,12 +1,15 @@
 """Requests that name an adapter as their model, and the routes that load and unload adapters."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from oaiserve.config import Config, EngineOptions, ServerOptions
+from oaiserve.engine.adapters import AdapterTable
 from tests.routes.asking import refused
 from tests.routes.conftest import Served, serving
 
@@ -144,3 +147,19 @@ def test_without_lora_dir_the_routes_say_how_to_switch_them_on(served: Served, p
 def test_a_public_server_without_keys_lets_nobody_load_adapters(folder: Path) -> None:
     with serving(Config("org/demo", ServerOptions(host="0.0.0.0"), EngineOptions(lora_dir=folder))) as served:
         refused(served.post("/v1/load_lora_adapter", lora_name="sql", lora_path="sql"), None, "--api-key", status=404)
+
+
+def test_adapters_that_wait_to_be_loaded_hold_no_thread_that_others_need(loading: Served) -> None:
+    go = threading.Event()
+    loading.engine.adapters = AdapterTable(lambda *_: go.wait(60))
+    body = {"lora_path": "sql"}
+    with ThreadPoolExecutor(50) as clients:
+        loads = [
+            clients.submit(loading.post, "/v1/load_lora_adapter", lora_name=f"{number}", **body) for number in range(50)
+        ]
+        try:
+            assert loading.http.get("/metrics").status_code == 200
+            assert not any(load.done() for load in loads)
+        finally:
+            go.set()
+    assert [load.result().status_code for load in loads] == [200] * 50

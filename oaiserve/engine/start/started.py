@@ -137,11 +137,15 @@ def _adapters(started: Started, options: EngineOptions) -> AdapterTable:
         adapter = load_adapter(name, read_adapter(path), started.adaptable, spec.dtype, spec.device)
         started.runner.add_adapter(number, adapter)
 
-    table = AdapterTable(add, started.runner.drop_adapter, started.adaptable)
+    def size(path: Path) -> int:
+        return read_adapter(path).num_numbers * started.spec.dtype.itemsize
+
+    table = AdapterTable(add, started.runner.drop_adapter, started.adaptable, size)
     for name, path in options.adapters.items():
         try:
             table.load(name, path)
         except BadAdapter as error:
             raise StartupError(f"--lora {name}={path} cannot be used: {error}.") from error
         log.info("The adapter '%s' is loaded from %s", name, path)
+    table.max_bytes = table.num_bytes + options.lora_memory
     return table
