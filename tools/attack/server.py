@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from tools.attack.attack import ATTACKER_KEY, CHAT, HI, NEIGHBOUR_KEY
+from tools.images import save_model
 from tools.server_process import ServerProcess, free_port, running_process
 
 MEMORY_LIMIT_BYTES = 10 * 2**30  # of address space
@@ -29,6 +30,7 @@ KINDS = {
     "keys": LENGTH,
     "few files": LENGTH,  # it may open FEW_FILES
     "TLS": LENGTH,
+    "images": (*LENGTH, "--allow-media-from", "*.a.invalid"),  # a random model that reads images
     "short answers": ("--max-model-len", "128", "--request-timeout-seconds", "20"),
 }
 
@@ -74,6 +76,9 @@ def oaiserve(kind: str, model: str, flags: Sequence[str]) -> Iterator[Server]:
     """Run a server of this kind with these flags. Raises StartFailed."""
     port = free_port()
     with TemporaryDirectory() as folder:
+        if kind == "images":
+            model = f"{folder}/model"
+            save_model(Path(model))
         command = ["prlimit", f"--as={MEMORY_LIMIT_BYTES}", *([f"--nofile={FEW_FILES}"] if kind == "few files" else [])]
         command += [sys.executable, "-m", "oaiserve", "serve", model, "--port", str(port), "--log-format", "json"]
         command += [*KV_CACHE, *KEYS, *KINDS[kind], *(_certificate(Path(folder)) if kind == "TLS" else ()), *flags]

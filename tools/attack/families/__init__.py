@@ -7,7 +7,11 @@ from tools.attack.families.bodies import CROWDS, EXTREMES, FORMS, PROMPTS
 from tools.attack.families.connections import CONNECTIONS, FRAMING, READERS
 from tools.attack.families.generated import GENERATED
 from tools.attack.families.grammars import GRAMMARS
+from tools.attack.families.media import MEDIA
 from tools.attack.families.uploads import UPLOADS
 
-FAMILIES = (PROMPTS, FRAMING, FORMS, GENERATED, GRAMMARS, UPLOADS, EXTREMES, READERS, CROWDS, KEYS, CONNECTIONS)
+FAMILIES = (
+    *(PROMPTS, FRAMING, FORMS, GENERATED, GRAMMARS, UPLOADS, MEDIA),
+    *(EXTREMES, READERS, CROWDS, KEYS, CONNECTIONS),
+)
 ATTACKS = [attack for family in FAMILIES for attack in family.attacks]

@@ -2,7 +2,8 @@
 
 Each is decoded, or refused with a sentence: within a second of CPU time, and within bounded memory. What is spoiled is
 a function of the seed. Prints a table of outcomes; the exit code is 1 if one is wrong. Each type has a process of its
-own, so that a crash of a decoder is seen.
+own, so that a crash of a decoder is seen. With --bombs, the images of tools.attack.media_files are decoded instead, as
+the server does it and with its default limits.
 """
 
 import argparse
@@ -21,13 +22,20 @@ import numpy as np
 import soundfile
 from PIL import Image
 
+from oaiserve.engine.media import MediaFile
+from oaiserve.engine.model.media import decode
+from oaiserve.engine.model.media.decode import decode_image, image_size
 from oaiserve.engine.model.media.image_process import decoded, opened, reason_of
 from oaiserve.engine.model.media.sound_process import Refused, samples_of
+from oaiserve.errors import InvalidRequest
+from oaiserve.facts.media import MediaLimits
+from tools.attack.media_files import IMAGES as BOMBS
 
 IMAGES = ("png", "jpeg", "webp", "gif", "bmp", "tiff")
 SOUNDS = ("wav", "flac", "mp3")
 MOST_PIXELS, MOST_SECONDS, MOST_BYTES = 2_000_000, 20, 2**20
 MOST_CPU_SECONDS, MOST_GROWTH_MIB = 1.0, 192
+MOST_BOMB_CPU_SECONDS, MOST_BOMB_MIB = 6.0, 700
 EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
@@ -132,13 +140,46 @@ def _decode(kind: str, content: bytes) -> None:
         assert image.width * image.height <= MOST_PIXELS
 
 
+def bomb(name: str) -> tuple[int, str, float, float]:
+    """Return the bytes of a bomb, what becomes of it, and the CPU seconds and MiB of the process that decodes it."""
+    limits = MediaLimits()
+    image_size(MediaFile("image", whole_file("png", random.Random())), limits.max_pixels, limits.max_bytes)
+    content = BOMBS[name]()
+    try:
+        image = decode_image(MediaFile("image", content), limits.max_pixels, limits.max_bytes, on_white=True)
+        outcome = f"{image.width} x {image.height}"
+    except InvalidRequest as error:
+        outcome = error.message
+    decode._end_all()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return len(content), outcome, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
+def run_bombs(pool: ProcessPoolExecutor) -> list[str]:
+    """Print a table of bombs. Return what was wrong."""
+    wrong = []
+    print("| bomb | bytes | becomes | s of CPU | MiB |", "|---|---|---|---|---|", sep="\n")
+    for name in BOMBS:
+        num_bytes, outcome, seconds, mib = pool.submit(bomb, name).result()
+        print(f"| {name} | {num_bytes} | {outcome} | {seconds:.1f} | {mib:.0f} |", flush=True)
+        if seconds > MOST_BOMB_CPU_SECONDS or mib > MOST_BOMB_MIB:
+            wrong.append(f"{name}: {seconds:.1f} s of CPU time, {mib:.0f} MiB")
+    return wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--bombs", action="store_true")
     options = parser.parse_args()
     all_wrong: list[str] = []
+    if options.bombs:
+        with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+            all_wrong = run_bombs(pool)
+        print(*all_wrong, sep="\n", file=sys.stderr)
+        return 1 if all_wrong else 0
     print(
         "| type | files | decoded | refused | wrong | slowest, ms of CPU | memory grows by, MiB |",
         "|---|---|---|---|---|---|---|",

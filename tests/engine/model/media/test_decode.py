@@ -1,11 +1,14 @@
 """Images and sounds are decoded as transformers does it, and hostile files are refused with the reason."""
 
 import io
+import os
+import signal
 import struct
 import subprocess
 import sys
 import zlib
 from base64 import b64encode
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +21,7 @@ from transformers import Qwen2VLImageProcessorPil
 from transformers.image_utils import load_image
 
 from oaiserve.engine.media import Detail, MediaFile
+from oaiserve.engine.model.media import decode
 from oaiserve.engine.model.media.decode import decode_image, decode_sound, image_size
 from oaiserve.engine.model.media.families import IMAGES, Settings
 from oaiserve.engine.model.media.forms import Form
@@ -26,6 +30,8 @@ from oaiserve.engine.model.media.resample import resampled
 from oaiserve.engine.model.media.sound_process import Refused, samples_of
 from oaiserve.errors import InvalidRequest
 from oaiserve.facts.media import MediaLimits
+from tests.waiting import wait_until
+from tools.attack.media_files import IMAGES as BOMBS
 
 WHERE = "messages[0].content[1]"
 ORIENTATION = 0x0112
@@ -173,6 +179,31 @@ def test_the_images_of_a_prompt_have_a_limit_of_pixels_together_before_any_is_de
         reader.checked([one] * 9)
     with pytest.raises(InvalidRequest, match="100 x 11 pixels"):
         reader.checked([one, broken])
+
+
+@pytest.mark.parametrize("name", ["JPEG of fill bytes", "TIFF with a wide tile", "PNG of zipped texts"])
+def test_a_bomb_is_refused_and_the_next_image_is_decoded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.attack.media_files.FULL_BYTES", 12 * 2**20)
+    reason = refusal(BOMBS[name](), most_bytes=2**24)
+    assert ("too much time or memory" in reason) == (name == "JPEG of fill bytes"), reason
+    assert image_of(saved(noise(), "PNG")).size == (60, 40)
+
+
+def test_a_decoder_that_crashes_ends_no_more_than_its_own_image() -> None:
+    content = saved(noise(), "PNG")
+    assert image_of(content).size == (60, 40)
+    (process,) = decode._idle
+    os.kill(process.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(refusal, content)
+        wait_until(lambda: decode._idle == [])
+        process.kill()
+        assert "takes too much time or memory" in under_way.result()
+    assert image_of(content).size == (60, 40)
+    (process,) = decode._idle
+    process.kill()
+    process.wait()
+    assert image_of(content).size == (60, 40)
 
 
 def test_what_is_no_image_is_refused_with_the_reason() -> None:

@@ -1,0 +1,42 @@
+"""Attacks by images, and by URLs of images."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+from tools.attack.attack import CHAT, FULL, Family, Number, Sent, outcomes, post
+from tools.attack.media_files import IMAGES
+
+MEDIA = Family("media", "media bombs")
+DONE = outcomes(200, 400) | FULL
+ODD_URLS = (
+    *("http\u017f://a.invalid/", "http://.a.invalid/", f"http://{64 * 'b'}.a.invalid/", "http://b..a.invalid/"),
+    *("http://[", "http://[::1%25eth0]/", "http://a.invalid:0/", "http://a.invalid:99999/", "http://a.invalid:x/"),
+    *("http://a.invalid\\@b/", "http://u:p@a.invalid/", "http://a.invalid/\t\u3042", "//a.invalid", "data:", ""),
+    *("http://xn--.a.invalid/", "http://a.invalid./?\u017f#", "\0", "http://a\u3002invalid/", "file:///dev/zero"),
+    "data:,",
+)
+
+
+def of_image(url: str) -> bytes:
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]
+    return post(CHAT, {"messages": [{"role": "user", "content": parts}], "max_tokens": 1})
+
+
+@MEDIA.burst("images that are small, or of 19 MiB, and cost much to decode", DONE, 4, server="images",
+             answer_seconds=240, limit_seconds=300, is_work=True)  # fmt: skip
+def bombs(number: Number) -> list[Sent]:
+    urls = [f"data:;base64,{b64encode(make()).decode()}" for make in IMAGES.values()]
+    return [of_image(url) for url in urls] * number(2, 1)
+
+
+@MEDIA.burst("one color, 4,000 x 4,000, 16 times in each of 8 requests", DONE, 8, server="images",
+             answer_seconds=60, limit_seconds=120)  # fmt: skip
+def many_pixels(number: Number) -> list[Sent]:
+    image = {"type": "image_url", "image_url": f"data:;base64,{b64encode(IMAGES['WebP of one color']()).decode()}"}
+    return [post(CHAT, {"messages": [{"role": "user", "content": [image] * 16}], "max_tokens": 1})] * number(8, 4)
+
+
+@MEDIA.burst("URLs of images that are none, or have odd hosts", outcomes(400), 20, server="images", name="odd-urls")
+def odd_urls(number: Number) -> list[Sent]:
+    return [of_image(url) for url in ODD_URLS] * number(20, 1)
