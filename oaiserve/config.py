@@ -573,7 +573,8 @@ class EngineOptions:
     """Seconds that a request may take in total; then it gets a 408, or an error in its stream. 0: no limit."""
 
     tokenize_workers: int = 2
-    """Threads that tokenize prompts. 0: the thread that submits a request tokenizes it."""
+    """Threads that tokenize prompts, besides half as many that prepare images and sounds where the model reads these.
+    0: the thread that submits a request tokenizes it."""
 
     explain: bool = True
     """Learn what steps cost while serving, and divide the phases prefill and decode of each request into their
