@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from anyio import CapacityLimiter, to_thread
 from msgspec import UNSET, UnsetType
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -133,7 +134,7 @@ def model_of(serving: Serving, adapter: ServedAdapter | None, name: str) -> Mode
 
 logger = logging.getLogger(__name__)
 MOST_NAME = 200  # characters of an adapter's name
-_ONE_AT_A_TIME = CapacityLimiter(1)  # The others wait without a thread, of which other routes need some.
+_THREAD = ThreadPoolExecutor(1, "adapters")  # Loads that wait occupy no thread that other routes need.
 
 
 @Operation(
@@ -153,7 +154,7 @@ async def load(request: Request) -> Response:
     if name in serving.config.model_names:
         raise invalid("lora_name", f"is the name of the model itself: '{name}'")
     try:
-        adapter = await to_thread.run_sync(serving.engine.load_adapter, name, path, limiter=_ONE_AT_A_TIME)
+        adapter = await _in_turn(serving.engine.load_adapter, name, path)
     except BadAdapter as error:
         raise InvalidRequest(f"The adapter cannot be used: {error}.", param="lora_path") from error
     logger.info("The adapter '%s' is loaded from %s", name, path)
@@ -170,10 +171,13 @@ async def load(request: Request) -> Response:
 async def unload(request: Request) -> Response:
     """Unload an adapter for all further requests. Raises NotFound if there is none of the name."""
     body, _ = await read_parsed(request, UnloadAdapterBody)
-    unload_adapter = serving_of(request).engine.unload_adapter
-    adapter = await to_thread.run_sync(unload_adapter, body.lora_name, limiter=_ONE_AT_A_TIME)
+    adapter = await _in_turn(serving_of(request).engine.unload_adapter, body.lora_name)
     logger.info("The adapter '%s' is unloaded", adapter.name)
     return json_response(Deleted(adapter.name, "model"))
+
+
+async def _in_turn(call: Callable[..., ServedAdapter], *arguments: object) -> ServedAdapter:
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, call, *arguments)
 
 
 switched_off = closed("Adapters can be loaded and unloaded only where the server was started with --lora-dir FOLDER.")
