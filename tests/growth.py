@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 FACTOR = 8
 MOST_GROWTH = 2.5 * FACTOR  # linear: about 8; quadratic: about 64
+_LEAST_SECONDS = 2e-4
 
 
 def cut(text: str, length: int) -> Iterator[str]:
@@ -14,19 +15,18 @@ def cut(text: str, length: int) -> Iterator[str]:
     return (text[start : start + step] for start in range(0, len(text), step))
 
 
-def growth(run: Callable[[int], object], size: int) -> float:
-    """Return how many times as much CPU time `run` takes for FACTOR times the size."""
-    return _least_seconds(run, FACTOR * size) / _least_seconds(run, size)
+def is_linear(run: Callable[[int], object], size: int) -> bool:
+    """Return whether `run` takes no more than MOST_GROWTH times the CPU time for FACTOR times the size.
+
+    Something else may disturb a measurement, so there are three."""
+    return any(_seconds(run, FACTOR * size) < MOST_GROWTH * max(_seconds(run, size), _LEAST_SECONDS) for _ in range(3))
 
 
-def _least_seconds(run: Callable[[int], object], size: int) -> float:
-    found = []
+def _seconds(run: Callable[[int], object], size: int) -> float:
     gc.disable()
     try:
-        for _ in range(3):
-            began = time.process_time()
-            run(size)
-            found.append(time.process_time() - began)
+        began = time.process_time()
+        run(size)
+        return time.process_time() - began
     finally:
         gc.enable()
-    return max(min(found), 1e-4)

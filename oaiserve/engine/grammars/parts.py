@@ -18,6 +18,8 @@ from oaiserve.engine.grammars.thinking import Thinking
 from oaiserve.engine.request import ANSWER_START, SamplingParams
 from oaiserve.engine.text.detokenize import TokenTable
 
+MOST_LEAD = 4096  # characters. Parsers of calls read no call with more before its name
+
 _decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -27,7 +29,7 @@ def _pattern(leads: tuple[str, ...]) -> regex.Pattern[str]:
 
 
 class Leads:
-    """Searches the text of one choice for its leads."""
+    """Searches the text of one choice for its leads, none of which ends with white space."""
 
     def __init__(self, leads: tuple[str, ...], table: TokenTable, hidden_ids: frozenset[int]) -> None:
         """`hidden_ids` are the ids of tokens whose texts are not shown."""
@@ -38,6 +40,8 @@ class Leads:
 
     def begin_at(self, text: str) -> None:
         self._text = text  # a lead may match from here on
+        self._blanks: list[str] = []  # behind that
+        self._is_searched = not text
         self._decoder = _decoder("replace")
 
     def copy(self) -> Leads:
@@ -46,18 +50,31 @@ class Leads:
         other._table = self._table
         other._hidden_ids = self._hidden_ids
         other.begin_at(self._text)
+        other._blanks = [*self._blanks]
+        other._is_searched = self._is_searched
         other._decoder.setstate(self._decoder.getstate())
         return other
 
     def push(self, token_id: int) -> None:
-        if token_id not in self._hidden_ids:
-            self._text += self._decoder.decode(self._table.bytes_of(token_id))
+        if token_id in self._hidden_ids:
+            return
+        text = self._decoder.decode(self._table.bytes_of(token_id))
+        self._blanks.append(text)
+        if text.strip() or len(self._blanks) > MOST_LEAD:
+            self._text += "".join(self._blanks)
+            self._blanks = []
+            self._is_searched = False
 
     def find(self) -> bytes | None:
         """If a lead matches, return the first text for the grammar: the lead's letter and the text after the match."""
+        if self._is_searched:
+            return None
         match = self._pattern.search(self._text)
         if match is None:
+            self._is_searched = True
             unfinished = self._pattern.search(self._text, partial=True)
+            while unfinished is not None and len(self._text) - unfinished.start() > MOST_LEAD:
+                unfinished = self._pattern.search(self._text, unfinished.start() + 1, partial=True)
             self._text = "" if unfinished is None else self._text[unfinished.start() :]
             return None
         self._text = self._text[match.end() :]

@@ -22,6 +22,7 @@ class Thinking:
         self._num_tokens = 0
         self._num_forced = 0
         self._text = b""  # of which the opening, or the closing text, may be made
+        self._blanks = bytearray()  # before that, and before the opening
 
     @property
     def forced_ids(self) -> Sequence[int]:
@@ -48,9 +49,11 @@ class Thinking:
         self._text += self._table.bytes_of(token_id)
         if not self._is_open:
             begun = self._text.lstrip()
+            self._blanks += self._text[: len(self._text) - len(begun)]
+            self._text = begun
             if not begun.startswith(self._opening):
                 self.is_over = not self._opening.startswith(begun)
-                return self._text if self.is_over else b""
+                return bytes(self._blanks) + begun if self.is_over else b""
             self._is_open, self._text = True, begun[len(self._opening) :]
         else:
             self._num_tokens += 1

@@ -14,7 +14,7 @@ from oaiserve.routes.dialects.tagged_form import TaggedForm
 
 MOST_HEAD = 2048  # characters of white space, and of the text from a tag to a call's arguments or to their next one
 _SLICE = MOST_HEAD // 2  # characters that are read at once
-_MOST_TRIED_AGAIN = 1000  # characters
+MOST_TRIED_AGAIN = 1000  # characters of a text that was no call
 
 Step = Callable[[list[Segment]], bool]
 
@@ -240,7 +240,7 @@ class CallParser(ABC):
         del self._raw[1:]
         self._text = taken + self._text
         at += len(taken)
-        self._take(at if at > _MOST_TRIED_AGAIN else len(self._tag))
+        self._take(at if at > MOST_TRIED_AGAIN else len(self._tag))
         segments.append(Content("".join(self._raw)))
         self._is_blank, self._step = False, self._in_text
 

@@ -93,7 +93,7 @@ class JsonScanner:
 
 # The usual order, in which arguments can be passed on as they come.
 _HEAD = regex.compile(
-    r'\{\s*+(?:"tool_call_id"\s*:\s*"[^"\\\x00-\x1f]*"\s*,\s*+)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"\\\x00-\x1f]*)"\s*,'
+    r'\{\s*+(?:"tool_call_id"\s*:\s*"[^"\\\x00-\x1f]{0,256}"\s*,\s*+)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"\\\x00-\x1f]*)"\s*,'
     r'\s*+"(?:arguments|parameters)"\s*:\s*(?=\{)',
     regex.ASCII,
 )

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from oaiserve.routes.dialects.calls import CallParser
+from oaiserve.routes.dialects.calls import MOST_HEAD, MOST_TRIED_AGAIN, CallParser
 from oaiserve.routes.dialects.segments import CallBroken, CallEnd, Content, find_tag
 
+_SLICE = 256  # characters that are read at once
 THINK = ("<think>", "</think>")
 # Variables of templates that turn reasoning off and on, with their values for both.
 _SWITCHES: Mapping[str, tuple[object, object]] = {
@@ -138,21 +139,37 @@ class ThinkingParser:
         self._skips_space = True
         self._calls = calls
         self._call_tags = () if calls is None else calls().opening_tags
-        self._trial: CallParser | None = None  # of the held text, which begins with a call
-        self._tag = ""  # that the held text begins with
-        self._num_tried = 0  # characters of the held text
-        self._num_searched = 0  # characters of the held text without the closing tag
-        self._has_call = False  # a whole one, with which the held text begins
+        self._trial: CallParser | None = None  # of a text that may begin with a call
+        self._tag = ""  # that the text of the trial begins with
+        self._tried: list[str] = []  # the text of the trial
+        self._last = ""  # in which the closing tag may have begun
+        self._has_call = False  # a whole one, with which the text of the trial begins
 
     def push(self, text: str) -> tuple[str, str]:
         """Take the next piece of the text. Return the reasoning in it, and the text behind the reasoning."""
-        self._held += text
+        reasoning = []
+        for start in range(0, len(text), _SLICE):
+            end = start + _SLICE
+            before, behind = self._push(text[start:end])
+            reasoning.append(before)
+            if self.is_over:
+                return "".join(reasoning), behind + text[end:]
+        return "".join(reasoning), ""
+
+    def _push(self, text: str) -> tuple[str, str]:
+        num_reasoning = 0  # characters at the beginning of the held text
+        if self._trial is not None:
+            num_reasoning = self._try(self._trial, text)
+            if not num_reasoning:
+                return "", ""
+        else:
+            self._held += text
         if not self._has_begun:
             rest = self._held.lstrip()
             if rest.startswith(self._opening):
                 self.end += len(self._held) - len(rest) + len(self._opening)
                 self._held, self._has_begun = rest[len(self._opening) :], True
-            elif self._opening.startswith(rest):
+            elif self._opening.startswith(rest) and len(self._held) < MOST_HEAD:
                 return "", ""
             elif self._is_open:
                 self._has_begun = True
@@ -165,41 +182,52 @@ class ThinkingParser:
             self._held = rest
             self._skips_space = not rest
         reasoning = ""
-        while not self._holds_calls():
-            if self._trial is not None:
-                self._trial = None
-                self._has_call = False
-                reasoning += self._take(len(self._tag))
+        while True:
+            reasoning += self._take(num_reasoning)
             at, tag = find_tag(self._held, (self._closing, *self._call_tags))
             reasoning += self._take(at)
-            if tag in ("", self._closing):
+            if self._calls is None or tag in ("", self._closing):
                 self.end += len(reasoning) + len(tag)
                 self.is_over = tag != ""
                 return reasoning, self._take(len(self._held))[len(tag) :] if tag else ""
-            if self._calls is not None:
-                self._trial = self._calls()
-                self._tag = tag
-                self._num_tried = self._num_searched = 0
-        self.end += len(reasoning)
-        return reasoning, ""
+            self._trial = self._calls()
+            self._tag = tag
+            num_reasoning = self._try(self._trial, self._take(len(self._held)))
+            if not num_reasoning:
+                self.end += len(reasoning)
+                return reasoning, ""
 
-    def _holds_calls(self) -> bool:
-        """Return whether the held text begins with a call, as far as it has come, and the reasoning is not closed."""
-        if self._trial is None:
-            return False
-        if self._closing in self._held[max(0, self._num_searched - len(self._closing)) :]:
-            return False
-        self._num_searched = len(self._held)
-        if not self._has_call:
-            segments = self._trial.push(self._held[self._num_tried :])
-            self._num_tried = len(self._held)
-            decisive = next((one for one in segments if isinstance(one, Content | CallBroken | CallEnd)), None)
-            self._has_call = isinstance(decisive, CallEnd)
-            return decisive is None or self._has_call
-        return True
+    def _try(self, trial: CallParser, text: str) -> int:
+        """Take the next piece of a text that may begin with a call. Return how much of the text was reasoning, if it is
+        certain that no call stands outside of it, or 0."""
+        self._tried.append(text)
+        last = self._last + text
+        at = last.find(self._closing)
+        if at != -1:
+            return self._end_trial(at - len(last))
+        self._last = last[max(0, len(last) - len(self._closing) + 1) :]
+        if self._has_call:
+            return 0
+        segments = trial.push(text)
+        decisive = next((one for one in segments if isinstance(one, Content | CallBroken | CallEnd)), None)
+        self._has_call = isinstance(decisive, CallEnd)
+        if decisive is None or isinstance(decisive, CallEnd):
+            return 0
+        # No call is looked for within a long text that was none.
+        return self._end_trial(len(decisive.text) if len(decisive.text) > MOST_TRIED_AGAIN else len(self._tag))
+
+    def _end_trial(self, at: int) -> int:
+        """Hold the text of the trial, and return its place `at`, which may be counted from its end."""
+        self._held = "".join(self._tried)
+        self._tried = []
+        self._last = ""
+        self._trial = None
+        self._has_call = False
+        return at if at > 0 else len(self._held) + at
 
     def finish(self, *, is_cut: bool = False) -> tuple[str, str]:
         """Return the rest at the end of the text: reasoning, or content. Calls that are cut stay reasoning."""
+        self._held += "".join(self._tried)
         text, self.is_over = self._take(len(self._held)), True
         if self._has_call and not is_cut:
             return "", text

@@ -78,7 +78,7 @@ class Site:
 
 # {"name": "NAME", "arguments": {...}}, wherever it stands. Text may have such an object with other keys.
 OBJECT = Site(
-    r'\{\s*(?:"tool_call_id"\s*:\s*"[^"\\\x00-\x1f]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"',
+    r'\{\s*(?:"tool_call_id"\s*:\s*"[^"\\\x00-\x1f]{0,256}"\s*,\s*)?"(?:tool_)?name"\s*:\s*"',
     '^"',
     (rf'/"{BLANK},{BLANK}"(arguments|parameters)"{BLANK}:{BLANK}/',),
     (rf"/{BLANK}\}}/",),
