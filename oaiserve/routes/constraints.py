@@ -29,7 +29,7 @@ from oaiserve.routes.objects import (
     TextFormat,
 )
 
-_GBNF_DEFINITION = re.compile(r"^\s*[A-Za-z0-9_-]+\s*::=", re.ASCII | re.MULTILINE)
+_GBNF_DEFINITION = re.compile(r"^[ \t]*+[A-Za-z0-9_-]++\s*+::=", re.ASCII | re.MULTILINE)
 _PARAMS = ("response_format", "structured_outputs", "grammar", "json_schema")
 # They are about the text of an answer, the others about all that is generated.
 TEXT_FORMATS = ("response_format", "text.format", "output_config.format")

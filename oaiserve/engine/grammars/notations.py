@@ -21,12 +21,15 @@ from oaiserve.engine.request import GrammarKind
 MOST_CHARACTERS = 2**16  # of a grammar, and of choices
 MOST_CHOICES = 10_000
 MOST_DEFINITIONS = 500  # of a Lark grammar, its schemas included
-_LARK_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
-_LARK_DEFINITION = re.compile(r"^[ \t]*[?!]?[A-Za-z_][\w-]*.*?:", re.MULTILINE)
+# Strings, regexes and comments. The search goes on behind an open one, or else its quotes would be tried one by one.
+_LARK_TEXTS = re.compile(
+    r'"(?:\\.|[^"\\\n])*+(?:"|(?P<string>))|/(?![/*])(?:\\.|[^/\\\n])++(?:/|(?P<regex>))|//[^\n]*|#[^\n]*'
+)
+_LARK_DEFINITION = re.compile(r"^[ \t]*[?!]?[A-Za-z_][^:\n]*:", re.MULTILINE)
 _LARK_TEXT_OR_SCHEMA = re.compile(rf"{_LARK_TEXTS.pattern}|(?P<schema>%json\s*)(?=\{{)")
 # Tokens by name or number; other grammars by name; options of llguidance and of rules that are about no text; operators
 # that Lark does not have.
-_LARK_REFUSED = re.compile(r"<[^>\n]*>|@\w+|%(?!(?:import|ignore|regex|lark)\b)\w+|\btemperature\s*=|&|~(?!\s*\d)")
+_LARK_REFUSED = re.compile(r"<[^<>\n]*>|@\w+|%(?!(?:import|ignore|regex|lark)\b)\w+|\btemperature\s*=|&|~(?!\s*\d)")
 _decoder = json.JSONDecoder()
 _LARK_OPTIONS = re.compile(r"\s*%llguidance[ \t]*([^\n]*)")
 # How JSON is written: nothing between tokens, and one spelling for each string, so that no property can come twice.
@@ -181,6 +184,8 @@ def _without_schemas(text: str) -> tuple[list[str], list[list[dict[str, Any]]]]:
     begin = end = 0
     while found := _LARK_TEXT_OR_SCHEMA.search(text, end):
         end = found.end()
+        if found.lastgroup in ("string", "regex"):
+            raise Refused(f"the grammar has a {found.lastgroup} without an end in its line: {found[0][:40]!r}")
         if found["schema"] is None:
             continue
         pieces.append(text[begin : found.start()])
