@@ -13,7 +13,7 @@ from typing import NamedTuple
 PIECE_BYTES = 2**18  # decoded at once
 _MOST_HEAD_CHARACTERS = 1000  # of a data URL before its comma
 _START = re.compile(r"[\0- ]*data:", re.IGNORECASE)
-_HEAD = re.compile(r"([^,;]*)([^,]*?)(; *base64)?\s*", re.IGNORECASE | re.DOTALL)
+_HEAD = re.compile(r"([^,;]*)([^,]*?)(; *base64)?", re.IGNORECASE | re.DOTALL)
 _LINE_ENDS = dict.fromkeys(map(ord, "\t\n\r"))  # removed from URLs
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _CUT_ESCAPE = re.compile(rb"%[0-9A-Fa-f]?\Z")

@@ -1,6 +1,7 @@
 """Translating a client's grammar takes time linear in its text."""
 
 import contextlib
+import json
 
 import pytest
 
@@ -46,3 +47,22 @@ def test_translating_takes_linear_time(unit: str, begin: str, kind: GrammarKind)
 def test_a_text_without_an_end_is_refused(text: str) -> None:
     with pytest.raises(Refused, match="without an end in its line"):
         translate("lark", text)
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "allOf"])
+def test_schemas_that_refer_to_each_other_twice_take_linear_time(keyword: str) -> None:
+    def read(size: int) -> None:
+        defs: dict[str, object] = {
+            f"d{number}": {keyword: [{"$ref": f"#/$defs/d{number + 1}"}] * 2} for number in range(size)
+        }
+        text = json.dumps({"$defs": {**defs, f"d{size}": {"type": "integer"}}, "$ref": "#/$defs/d0"})
+        with contextlib.suppress(Refused):
+            translate("json_schema", text)
+
+    assert is_linear(read, 2)
+
+
+def test_long_chain_of_references_is_refused() -> None:
+    defs = {f"d{number}": {"$ref": f"#/$defs/d{number + 1}"} for number in range(2000)}
+    with pytest.raises(Refused, match="schemas within each other"):
+        translate("json_schema", json.dumps({"$defs": {**defs, "d2000": {"type": "integer"}}, "$ref": "#/$defs/d0"}))

@@ -48,6 +48,7 @@ class SchemaLimits:
         self._by_name = by_name
         self._places = places
         self._shortest = shortest
+        self._types: dict[str, frozenset[str]] = {}  # a superset of those of an instance of each definition
 
     def check(self) -> None:
         """Raise Refused where a limit is exceeded."""
@@ -57,7 +58,14 @@ class SchemaLimits:
 
     def _check_loops(self) -> None:
         """Refuse a schema that refers to itself for the same instance, or for one within, without an end."""
-        for each in self._never(lambda each, done: all(name in done for name in _same_instance(each.prepared))):
+
+        def has_types(each: Definition, done: set[str]) -> bool:
+            if any(name not in done for name in _same_instance(each.prepared)):
+                return False
+            self._types[each.name] = self._possible(each.prepared)
+            return True
+
+        for each in self._never(has_types):
             raise Refused(f"the schema at {each.place} refers to itself for the same value")
         least: dict[str, float] = {}  # the characters of the shortest instance of each definition
 
@@ -108,14 +116,14 @@ class SchemaLimits:
         return max(found)
 
     def _possible(self, prepared: Any) -> frozenset[str]:
-        """Return a superset of the types of an instance."""
+        """Return a superset of the types of an instance, where those of the definitions in it are known."""
         if not isinstance(prepared, dict):
             return frozenset(TYPES)
         possible = frozenset(kinds_of(prepared))
         for each in prepared.get("allOf", ()):
             possible &= self._possible(each)
         if "$ref" in prepared:
-            possible &= self._possible(self._by_name[prepared["$ref"].removeprefix("#/$defs/")].prepared)
+            possible &= self._types[prepared["$ref"].removeprefix("#/$defs/")]
         if "anyOf" in prepared:
             possible &= frozenset[str]().union(*map(self._possible, prepared["anyOf"]))
         return possible
