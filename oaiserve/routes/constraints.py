@@ -29,7 +29,7 @@ from oaiserve.routes.objects import (
     TextFormat,
 )
 
-_GBNF_DEFINITION = re.compile(r"^[ \t]*+[A-Za-z0-9_-]++\s*+::=", re.ASCII | re.MULTILINE)
+GBNF_DEFINITION = re.compile(r"^[ \t]*+[A-Za-z0-9_-]++\s*+::=", re.ASCII | re.MULTILINE)
 _PARAMS = ("response_format", "structured_outputs", "grammar", "json_schema")
 # They are about the text of an answer, the others about all that is generated.
 TEXT_FORMATS = ("response_format", "text.format", "output_config.format")
@@ -122,7 +122,7 @@ def _of_kind(kind: str, value: Any, where: str, param: str) -> Grammar:
         case "regex", _:
             return Grammar("regex", value, param)
         case "grammar", _:
-            form: GrammarKind = "gbnf" if _GBNF_DEFINITION.search(value) else "lark"
+            form: GrammarKind = "gbnf" if GBNF_DEFINITION.search(value) else "lark"
             return Grammar(form, value, param)
         case "structural_tag", StructuralTag():
             return _structural_tag(value, where, param)

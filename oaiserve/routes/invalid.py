@@ -27,13 +27,17 @@ _EXPECTED = re.compile(r"Expected `(.+?)`(?:, got `(.+?)`)?")
 _MISSING = re.compile(r"Object missing required field `(.+?)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.+?)`", re.DOTALL)
 _NOT_ALLOWED = re.compile(r"Invalid (?:enum )?value ('.*')", re.DOTALL)
-_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_PATH = " - at `$"  # before the path, which ends the message
 
 
 def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
     """Turn msgspec's message, such as ``Expected `float | null`, got `str` - at `$.temperature` ``, into an error."""
-    path = match[1] if (match := _PATH.search(text)) else ""
-    text = _PATH.sub("", text)
+    before, mark, path = text.rpartition(_PATH)
+    if mark and path.endswith("`"):
+        text = before
+        path = path[:-1].removeprefix(".")
+    else:
+        path = ""
     if missing := _MISSING.search(text):
         place = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidRequest(f"Missing required parameter: '{place}'.", param=_top(place))
