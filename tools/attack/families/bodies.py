@@ -189,6 +189,30 @@ def texts(number: Number) -> list[Sent]:
     return found
 
 
+@EXTREMES.burst("marks, quotes and line ends of 400 KB in fields that are no prompt", DONE, 4, answer_seconds=60,
+                limit_seconds=150, is_work=True)  # fmt: skip
+def repeated(number: Number) -> list[Sent]:
+    """What a parser might search again and again: half marks of streams, and places in messages of errors."""
+    size = number(400_000, 100_000)
+    found: list[Sent] = []
+    for unit in (": tokens ", ": tokens []", "\n: tokens ", "data: ", " - at `$.", '\\"', "\n", " ", "<tool_call>"):
+        text = unit * (size // len(unit)) + "\n"
+        schema = {"type": "object", "description": text, "properties": {"a": {"enum": ["b"]}}}
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "' + text}}
+        form = {"type": "json_schema", "name": "f", "schema": schema}
+        asked: dict[str, Any] = {"messages": HI, "max_tokens": TOKENS, "stream": True}
+        response = {"input": "Hi", "max_output_tokens": TOKENS, "stream": True, "store": False}
+        found += [
+            post("/v1/responses", response | {"user": text}),
+            post("/v1/responses", response | {"text": {"format": form}}),
+            post(CHAT, asked | {"user": text}),
+            post(CHAT, asked | {"response_format": {"type": text}}),
+            post(CHAT, asked | {"structured_outputs": {"grammar": text}}),
+            post(CHAT, asked | {"messages": [*HI, {"role": "assistant", "tool_calls": [call]}, *HI]}),
+        ]
+    return found
+
+
 @EXTREMES.attack("2,000 unknown parameters, and 50,000 in one body", DONE, is_work=True)
 async def unknown_names(strike: Strike) -> None:
     body = {"prompt": "Hi", "max_tokens": 0}

@@ -118,6 +118,7 @@ NEVER_OBEYED = (
     {"type": "array", "uniqueItems": True}, {"dependentRequired": {"a": ["b"]}}, {"unevaluatedProperties": False},
     {"$dynamicRef": "#a"}, {"x-guidance": {"lenient": True}}, {"oneOf": [{"type": "integer"}, {"type": "number"}]},
 )  # fmt: skip
+TWICE = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)} | {"d40": {"type": "integer"}}
 WITHOUT_END = (
     {"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}, {"allOf": [{"$ref": "#"}, {"type": "object"}]},
     record({"next": {"$ref": "#"}}), {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
@@ -180,6 +181,7 @@ async def regexes_unfit(strike: Strike) -> None:
 
 EXPLODING = (
     {"$ref": "#/$defs/d0", "$defs": DOUBLING},
+    {"$ref": "#/$defs/d0", "$defs": TWICE},
     chain(2_000),
     chain(400, type="object"),
     nested(49),
@@ -230,6 +232,7 @@ async def grammars_hostile(strike: Strike) -> None:
         "%import common.WORD\nstart: WORD", "root ::= root", "root ::= a\na ::= b", 'root ::= "a"{1,100000}',
         "root ::= " + "(" * 29 + '"a"' + "*)" * 29, "root ::= " + "(" * 5_000, "root ::= " + '"a" | ' * 9_000 + '"b"',
         f"root ::= [{'a-z' * 9_000}]", "x" * 65_537,
+        *(unit * (65_000 // len(unit)) for unit in ('\\"', "\\/", "<", "a", "\n")),
     )  # fmt: skip
     await ask_all(strike, [*(other(grammar=grammar) for grammar in grammars), {"grammar": grammars[0]}])
 
