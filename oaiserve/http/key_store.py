@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from oaiserve.errors import RateLimited, Unavailable
+from oaiserve.errors import RateLimited, StartupError, Unavailable
 from oaiserve.http.key_table import KeyTable, Use
 from oaiserve.http.keys import NO_LIMITS, Key
 
@@ -55,7 +55,14 @@ class KeyStore:
         self._add(use, partial(self._table.settle, use, tokens, cost), None)
 
     async def listed(self) -> list[dict[str, Any]]:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._table.listed)
+        """Return all keys for people. Raises Unavailable."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._table.listed)
+        except StartupError as error:
+            logger.error("The table of keys cannot be read: %s", error)
+            raise Unavailable(
+                "The table of keys cannot be read; the server's log says why.", retry_after_seconds=5
+            ) from error
 
     async def close(self) -> None:
         """Count what waits, and close the file."""

@@ -19,7 +19,7 @@ from secrets import token_urlsafe
 from typing import Any, NamedTuple
 
 from oaiserve.errors import RateLimited, StartupError
-from oaiserve.files.database import opened, transaction
+from oaiserve.files.database import opened, transaction, usable
 from oaiserve.http.keys import NAME_RULE, ROLES, Key, Limits, is_name
 
 SECOND, MINUTE, DAY = 1, 60, 86_400
@@ -94,6 +94,7 @@ class KeyTable:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         """Open the file, and create it if it is missing. Raises StartupError."""
+        self._path = path
         self._connection = opened(path, _SCHEMA, "NORMAL")
         self.clock = clock
         self.close = self._connection.close
@@ -108,16 +109,18 @@ class KeyTable:
         return version
 
     def valid(self) -> dict[bytes, Key]:
-        """Return the keys that are valid, by digest."""
+        """Return the keys that are valid, by digest. Raises StartupError if the table cannot be read."""
         columns = f"name, digest, role, number, priority, models, {', '.join(Limits._fields)}"
         found = {}
-        for row in self._connection.execute(f"SELECT {columns} FROM keys WHERE revoked IS NULL"):
-            name, digest, role, number, priority, models, *limits = row
-            found[digest] = Key(name, digest, ROLES[role], number, Limits(*limits), priority, (*json.loads(models),))
+        with usable(self._path):
+            for row in self._connection.execute(f"SELECT {columns} FROM keys WHERE revoked IS NULL"):
+                name, digest, role, number, priority, models, *limits = row
+                names = (*json.loads(models),)
+                found[digest] = Key(name, digest, ROLES[role], number, Limits(*limits), priority, names)
         return found
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return all keys for people, with their use of today."""
+        """Return all keys for people, with their use of today. Raises StartupError if the table cannot be read."""
         query = f"""
             SELECT name, role, priority, models, {", ".join(Limits._fields)}, created, revoked,
                 coalesce(requests, 0) AS requests_today, coalesce(tokens, 0) AS tokens_today,
@@ -126,9 +129,10 @@ class KeyTable:
             FROM keys LEFT JOIN uses ON key = number AND period = {DAY} AND start = ?
             ORDER BY revoked IS NOT NULL, name
         """
-        cursor = self._connection.execute(query, (_start(self.clock(), DAY),))
-        rows = [dict(zip((column[0] for column in cursor.description), row, strict=True)) for row in cursor]
-        return [{**row, "models": json.loads(row["models"])} for row in rows]
+        with usable(self._path):
+            cursor = self._connection.execute(query, (_start(self.clock(), DAY),))
+            rows = [dict(zip((column[0] for column in cursor.description), row, strict=True)) for row in cursor]
+            return [{**row, "models": json.loads(row["models"])} for row in rows]
 
     def add(self, name: str, values: Mapping[str, Any]) -> str:
         """Make a key with these values of its columns, and return it: nothing else has it. Raises StartupError."""
@@ -161,7 +165,9 @@ class KeyTable:
             with self.transaction():
                 changed = self._connection.execute(statement, values).rowcount
                 self._connection.execute(f"PRAGMA user_version = {self.version() + 1}")
-        except sqlite3.OperationalError as error:
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:
             raise StartupError(f"The file of the keys cannot be changed: {error}.") from error
         return changed
 

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -318,3 +319,13 @@ def test_processes_that_ask_at_once_get_no_more_than_the_limit(table: KeyTable, 
         child.stdin.flush()
     numbers = [int(child.communicate(timeout=120)[0]) for child in children]
     assert sum(numbers) == 200
+
+
+@pytest.mark.parametrize("change", ["role = 'other'", "models = 'x'", "models = '[[['", "models = 7"])
+def test_a_table_of_keys_that_cannot_be_read_is_one_sentence(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "store"
+    KeyTable(path).add("alice", {})
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute(f"UPDATE keys SET {change}")
+    with pytest.raises(StartupError, match="^--response-store is '[^\n]*', which cannot be used: [^\n]*[.]$"):
+        KeyTable(path).valid()
