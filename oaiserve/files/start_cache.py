@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -215,6 +216,8 @@ def _forget_lost_models(records: Path) -> None:
 
 
 def _header(path: Path) -> dict[str, Any]:
+    if not stat.S_ISREG(path.lstat().st_mode):  # a pipe would be waited for
+        raise ValueError("no regular file")
     with path.open("rb") as file:
         header: dict[str, Any] = json.loads(file.readline())
     return header
@@ -229,8 +232,8 @@ def _has_changed(asked: Subject) -> bool:
 
 
 def _stat(path: Path) -> list[int]:
-    stat = path.stat()
-    return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+    found = path.stat()
+    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def _digest(asked: Subject, name: str) -> str:

@@ -167,6 +167,7 @@ SPOILS: dict[str, Callable[[Path], object]] = {
     "list": _whole(b"[]\n"),
     "no line": _whole(b""),
     "folder": lambda path: (path.unlink(), path.mkdir()),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "link to nothing": lambda path: (path.unlink(), path.symlink_to("nothing")),
     "no folder": lambda path: (shutil.rmtree(path.parent), path.parent.write_text("")),
     **{f"{name} {json.dumps(value)}": _header(**{name: value})
