@@ -601,9 +601,9 @@ async def _asked(scope: Scope, body: bytearray, num_hops: int, *, has_ids: bool)
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     query, state = scope["query_string"], scope["state"]
     if scope["path"].startswith(_OF_ONE_REPLICA):  # of several models, it may name one
-        fields = parse_qsl(query, keep_blank_values=True)
-        prompt = prompt._replace(model=dict(fields).get(b"model", b"").decode(errors="replace"))
-        query = urlencode([(name, value) for name, value in fields if name != b"model"]).encode()
+        fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+        prompt = prompt._replace(model=dict(fields).get("model", ""))
+        query = urlencode([(name, value) for name, value in fields if name != "model"]).encode()
     # The path that has been judged, and not another one that a replica may take for it.
     target = quote(scope["path"], safe="/:@!$&'()*+,;=~").encode() + (b"?" + query if query else b"")
     given = (header for header in scope["headers"] if header[0] not in _NOT_ASKED)

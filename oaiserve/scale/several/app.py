@@ -48,6 +48,7 @@ from oaiserve.scale.several.process import ModelProcess
 
 # A process that is silent is not left out: there is no other one with its model. Its own watchdog sees a hang.
 PACE = Pace(report_seconds=1.0, answer_seconds=600.0, least_answer_seconds=600.0, resolve_seconds=3600.0)
+MOST_METRICS_BYTES = 16 * 2**20
 JOIN_SECONDS = 0.005  # between two looks at whether a process has been found
 
 
@@ -107,7 +108,7 @@ def create_app(
             if model.process is not None:
                 with suppress(Unreachable, BadAnswer, CutOff, KeyError):  # it ends just now
                     upstream = watch.upstreams[model.process.address.name]
-                    _, content = await upstream.get(b"/metrics", _authorization(own_key))
+                    _, content = await upstream.get(b"/metrics", _authorization(own_key), MOST_METRICS_BYTES)
                     texts[model.name] = content.decode()
         text = await run_in_threadpool(lambda: merged(metrics.render().decode(), texts, [*models.models.values()]))
         return await page_response(request, text.encode(), CONTENT_TYPE)

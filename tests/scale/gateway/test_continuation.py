@@ -192,6 +192,8 @@ def test_a_stream_that_no_server_can_end_ends_with_an_error_after_a_few_tries(mo
     with fleet(2) as running:
         answer = running.http.post(path, json=body | {"stream": True}).content
         continued = running.metric("oaiserve_gateway_continued_total", result="alike")
+        num_failures = [upstream.num_failures for upstream in running.watch.upstreams.values()]
+    assert num_failures == [0, 0], "the stream is to blame"
     assert answer.count(b"response.output_text.delta") == 2 * 16
     assert b"event: error" in answer
     assert 0 < continued <= 5  # after 0, 40, 80, 160 and 320 ms

@@ -68,6 +68,13 @@ def test_a_model_that_no_process_has_is_told_to_be_unknown() -> None:
     assert "'other' does not exist. This server serves 'demo'" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("name", ["../two", "%00", "%ff", "ü", "a" * 5000])
+def test_requests_of_an_unknown_model_are_not_found(name: str) -> None:
+    with front(ServerOptions()) as client:
+        answer = client.get(f"/debug/requests?model={name}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
 def test_a_server_of_several_models_says_that_it_has_no_batches() -> None:
     asked = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}
     with front(ServerOptions()) as client:
