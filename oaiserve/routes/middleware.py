@@ -202,7 +202,7 @@ async def render_http_exception(request: Request, error: Exception) -> Response:
     elif error.status_code == 404:
         task = getattr(getattr(request.app.state, "serving", None), "task", "generate")  # a gateway has no model
         hint = _hint(path, request.app.routes, task)
-        api_error = NotFound(f"There is no {request.method} {path} on this server. {hint}")
+        api_error = NotFound(f"There is no {request.method} {path} on this server. {hint}".rstrip())
     else:
         api_error = InvalidRequest(error.detail)
         api_error.status = error.status_code

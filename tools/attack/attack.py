@@ -148,7 +148,7 @@ class Attack:
     sends: str  # what is sent, for the table
     run: Callable[[Strike], Awaitable[None]]
     outcomes: frozenset[str]  # what may come back: statuses, or ways in which a connection may end
-    server: str = "keys"  # the kind of server, one of tools.attack.server.KINDS
+    server: str = "keys"  # the kind of server, one of tools.attack.server.KINDS, or GATEWAY
     bare: bool = False  # a 400 in plain text is allowed, because no request was understood
     answer_seconds: float = 30.0  # the longest wait for an answer
     limit_seconds: float = 60.0  # the longest run

@@ -3,6 +3,7 @@ succeeds takes the server, and not the machine."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from tools.attack.attack import ATTACKER_KEY, CHAT, HI, NEIGHBOUR_KEY
+from tools.attack.liar import LIAR
 from tools.images import save_model
 from tools.server_process import ServerProcess, free_port, running_process
 
@@ -26,6 +28,7 @@ FEW_FILES = 256
 KV_CACHE = ("--kv-cache-memory", "400MiB")
 KEYS = ("--api-key", ATTACKER_KEY, "--api-key", NEIGHBOUR_KEY)
 LENGTH = ("--max-model-len", "4096")
+GATEWAY = "gateway"  # of a server of the first of KINDS and a replica that lies
 KINDS = {
     "keys": LENGTH,
     "few files": LENGTH,  # it may open FEW_FILES
@@ -74,6 +77,10 @@ class Server:
 @contextmanager
 def oaiserve(kind: str, model: str, flags: Sequence[str]) -> Iterator[Server]:
     """Run a server of this kind with these flags. Raises StartFailed."""
+    if kind == GATEWAY:
+        with oaiserve("keys", model, [*flags, "--trusted-proxy", "127.0.0.1"]) as behind, _gateway(behind.url) as front:
+            yield front
+        return
     port = free_port()
     with TemporaryDirectory() as folder:
         if kind == "images":
@@ -91,6 +98,18 @@ def oaiserve(kind: str, model: str, flags: Sequence[str]) -> Iterator[Server]:
             stop_limit_seconds=5.0,
         ) as process:
             yield Server(kind, process)
+
+
+@contextmanager
+def _gateway(behind: str) -> Iterator[Server]:
+    """Run a gateway in front of a sound server and one that lies."""
+    port = free_port()
+    with LIAR.listening(), TemporaryDirectory() as folder:
+        command = ["prlimit", f"--as={MEMORY_LIMIT_BYTES}", sys.executable, "-m", "oaiserve", "route"]
+        command += ["--port", str(port), "--replica", behind, "--replica", LIAR.url]
+        key = {"OAISERVE_REPLICA_KEY": NEIGHBOUR_KEY}
+        with running_process(command, port, log_file=Path(folder) / "log", env=os.environ | key) as process:
+            yield Server(GATEWAY, process)
 
 
 def _certificate(folder: Path) -> list[str]:

@@ -65,7 +65,9 @@ def wrong(attack: Attack, answer: Answer) -> str | None:
     if answer.outcome == "timeout":
         return None if "timeout" in attack.outcomes else f"no answer within {attack.answer_seconds:.0f} s"
     status = answer.status or 0
-    if b'"internal_error"' in answer.body or (status >= 500 and status != 503):
+    if b'"internal_error"' in answer.body or (
+        status >= 500 and status != 503 and answer.outcome not in attack.outcomes
+    ):
         return f"got {status}{_excerpt(answer)}, and had asked {answer.sent!r}"
     if answer.outcome not in attack.outcomes:
         return f"got {answer.outcome}{_excerpt(answer) if status >= 400 else ''}"

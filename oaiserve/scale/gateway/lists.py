@@ -57,8 +57,9 @@ _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 async def all_models(watch: Watch, routers: Routers, headers: Headers) -> list[Item] | Response:
     """Ask one replica of each set of models for its list, with a client's `headers`, and return all models, or a
-    replica's refusal."""
+    refusal if nobody lists any."""
     found: dict[str, Item] = {}
+    refusal: Response | None = None
     headers = [
         header for header in headers if header[0] != b"anthropic-version"
     ]  # with it, the replica answers in pages
@@ -67,11 +68,12 @@ async def all_models(watch: Watch, routers: Routers, headers: Headers) -> list[I
             continue
         listed = await _listed(watch, name, _Model, b"/v1/models", headers, {}, MOST_MODEL_BYTES)
         if isinstance(listed, Response):  # it wants another key, most probably
-            return listed
+            refusal = listed
+            continue
         for model, text in listed:
             with suppress(*UNREADABLE):
                 found.setdefault(model.id, _decode_fields(text) | msgspec.structs.asdict(model))
-    return [*found.values()]
+    return refusal if refusal is not None and not found else [*found.values()]
 
 
 async def models_answer(watch: Watch, routers: Routers, scope: Scope, headers: Headers) -> Response:

@@ -170,7 +170,13 @@ def test_odd_models_are_left_out(replicas: tuple[RawReplica, RawReplica], api: d
     with gateway_before(*replicas) as (made, http):
         wait_until(lambda: made._router.differ)
         answer = http.get("/v1/models", headers=api)
+        liar.answers[b"/v1/models"] = BROKEN
+        without = http.get("/v1/models", headers=api)
+        sound.answers[b"/v1/models"] = BROKEN
+        refused = http.get("/v1/models", headers=api)
     assert sorted(one["id"] for one in answer.json()["data"]) == ["deep", "m"]
+    assert [one["id"] for one in without.json()["data"]] == ["m"]
+    assert refused.status_code == 500
 
 
 STREAM = (

@@ -8,10 +8,11 @@ from tools.attack.families.connections import CONNECTIONS, FRAMING, READERS
 from tools.attack.families.generated import GENERATED
 from tools.attack.families.grammars import GRAMMARS
 from tools.attack.families.media import MEDIA
+from tools.attack.families.replicas import REPLICAS
 from tools.attack.families.uploads import UPLOADS
 
 FAMILIES = (
     *(PROMPTS, FRAMING, FORMS, GENERATED, GRAMMARS, UPLOADS, MEDIA),
-    *(EXTREMES, READERS, CROWDS, KEYS, CONNECTIONS),
+    *(EXTREMES, READERS, CROWDS, KEYS, CONNECTIONS, REPLICAS),
 )
 ATTACKS = [attack for family in FAMILIES for attack in family.attacks]
