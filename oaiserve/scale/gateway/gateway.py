@@ -453,7 +453,9 @@ class Gateway:
                 failed, moves = begun, "500"
                 attempt.end(monotonic_ns(), str(status))
                 continue
-            if status not in MOVES_ON and not (status == 404 and asked.looks_for_one):
+            # Another replica may not have what the request is about, such as an earlier response.
+            is_elsewhere = status == 404 and (asked.looks_for_one or failed is not None)
+            if status not in MOVES_ON and not is_elsewhere:
                 if failed is not None and status < 400:
                     text = f"an answer of {failed.answer.status} to a request that another replica has answered"
                     self._watch.failed(failed.upstream, text)

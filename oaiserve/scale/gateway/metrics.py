@@ -58,7 +58,7 @@ class GatewayMetrics:
         self.wait_seconds = histogram("wait", "Time from a body to the head of its answer.", WAIT_SECONDS)
         for metric, values in (  # these start at 0, so that PromQL's `rate` sees their first increment
             (self.requests, Ending),
-            (self.moved, ("unreachable", "429", "503")),
+            (self.moved, ("unreachable", "429", "500", "503")),
             (self.continued, ("alike", "unlike", "failed")),
             (self.spans, ("ended", "exported", "failed", "dropped")),
             (self.refused_access, AccessRefusal),

@@ -215,6 +215,16 @@ def test_a_request_at_which_all_replicas_fail_puts_none_out(two: tuple[RawReplic
         assert [one.num_failures for one in made._watch.upstreams.values()] == [0] * number
 
 
+def test_a_failure_is_not_hidden_by_a_replica_that_does_not_know_what_it_is_about(
+    two: tuple[RawReplica, RawReplica],
+) -> None:
+    two[0].answer = BROKEN
+    two[1].answer = BROKEN.replace(b"500", b"404")
+    with gateway_before(*two) as (made, http):
+        assert ask_some(http) == {404, 500}
+        assert not any(one.num_failures for one in made._watch.upstreams.values())
+
+
 def test_the_answer_that_is_not_passed_on_is_not_held(two: tuple[RawReplica, RawReplica]) -> None:
     endless = b"HTTP/1.1 %d No\r\ntransfer-encoding: chunked\r\n\r\n"
     with gateway_before(*two) as (made, http):
