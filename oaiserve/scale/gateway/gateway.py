@@ -190,7 +190,7 @@ class _Begun:
 
     @property
     def is_stream(self) -> bool:
-        return self.answer.header(b"content-type").startswith(b"text/event-stream")
+        return self.answer.is_stream
 
     @property
     def may_go_on(self) -> bool:

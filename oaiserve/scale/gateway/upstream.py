@@ -25,6 +25,10 @@ MOST_HEAD_BYTES = 64 * 1024  # of the head of an answer, with all interim ones b
 MOST_HEADERS = 128
 HEAD_SECONDS = 10.0  # from the first byte of a head to its end
 MOST_GATHERED_BYTES = 256 * 1024  # of an answer, until its reader takes them
+# Parts of streams above this size take turns, at this rate for each replica. Marks cost CPU time, and a replica that
+# sends them without an end must not keep the event loop from all others.
+LARGE_PART_BYTES = 64 * 1024
+LARGE_PARTS_BYTES_PER_SECOND = 4 * 2**20
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -76,6 +80,10 @@ class UpstreamAnswer:
         """Return the value of a header by its name in lower case; empty if there is none."""
         return next((value for own, value in self.headers if own == name), b"")
 
+    @property
+    def is_stream(self) -> bool:
+        return self.header(b"content-type").startswith(b"text/event-stream")
+
     async def read(self) -> bytes:
         """Wait for more of the body, and return all of it so far; nothing at its end. Raises CutOff."""
         while not self._parts:
@@ -91,7 +99,11 @@ class UpstreamAnswer:
         parts, self._parts = self._parts, []
         self._num_bytes = 0
         self._resume()
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        part = parts[0] if len(parts) == 1 else b"".join(parts)
+        if len(part) > LARGE_PART_BYTES and self.is_stream:
+            async with self._connection.turns:
+                await asyncio.sleep(len(part) / LARGE_PARTS_BYTES_PER_SECOND)
+        return part
 
     def close(self) -> None:
         """Read no further. A replica with an unfinished answer notices the disconnect."""
@@ -145,6 +157,7 @@ class Upstream:
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._is_closed = False
+        self.turns = asyncio.Lock()  # of large parts of its streams
 
     async def ask(
         self, method: str, target: bytes, headers: Headers = (), body: bytes | bytearray = b""
@@ -233,6 +246,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
+        self.turns = upstream.turns
         self._answer: UpstreamAnswer | None = None
         self._parser = httptools.HttpResponseParser(self)
         # Bytes since the head began, or since the last part of the body: trailers and chunk extensions may be endless.

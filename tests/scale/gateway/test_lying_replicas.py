@@ -13,7 +13,7 @@ import pytest
 from oaiserve.config import RouteOptions
 from oaiserve.facts.continuation import Piece, mark
 from oaiserve.facts.report import MOST_REPORT_BYTES
-from oaiserve.scale.gateway import gateway, lists
+from oaiserve.scale.gateway import gateway, lists, upstream
 from oaiserve.scale.gateway.app import create_gateway
 from oaiserve.scale.gateway.upstream import Address
 from tests.engine.doubles import TIMEOUT_SECONDS
@@ -47,12 +47,12 @@ def as_page(content: Any) -> bytes:
     return page(json.dumps(content).encode())
 
 
-def endless(part: bytes) -> Iterable[bytes]:
+def endless(part: bytes, head: bytes = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n") -> Iterable[bytes]:
     """Return an answer that never ends, which may be sent any number of times."""
 
     class Parts:
         def __iter__(self) -> Iterator[bytes]:
-            yield b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+            yield head
             yield from repeat(b"%x\r\n%b\r\n" % (len(part), part))
 
     return Parts()
@@ -204,6 +204,20 @@ def test_marks_without_an_end_are_forgotten(
         assert cut.startswith("data: a\n\n" * 100)
         assert "service_unavailable" in cut, "it can't go on elsewhere without its pieces"
         assert made._kept.total == 0
+
+
+def test_marks_without_an_end_take_turns(
+    replicas: tuple[RawReplica, RawReplica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream, "LARGE_PARTS_BYTES_PER_SECOND", 1)  # the first of them waits for hours
+    liar, _ = replicas
+    liar.answers[b"/v1/flood"] = endless(mark(Piece(0, [1])) * 1000, STREAM)
+    with gateway_before(liar) as (made, http):
+        upstream_of_liar = made._watch.upstreams[liar.address.name]
+        with http.stream("GET", "/v1/flood"):
+            wait_until(upstream_of_liar.turns.locked)
+            assert [http.get("/health").status_code for _ in range(9)] == [200] * 9
+        assert liar.num_sent_bytes < MOST_IN_FLIGHT_BYTES
 
 
 @pytest.mark.parametrize("end", [b"0\r\n" + b"a: b\r\n" * 50_000, b"1;a=" + b"b" * 200_000])
