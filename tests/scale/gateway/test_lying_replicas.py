@@ -106,7 +106,7 @@ def test_report_that_cannot_be_read_counts_as_none(
 GOOD_ITEM = {"id": "file-good", "created_at": 5, "object": "file"}
 ODD_ITEMS: list[Any] = [
     *({"id": odd, "created_at": 9} for odd in (5, None, [], {}, "", "a" * 5000)),
-    *({"id": "odd", "created_at": odd} for odd in (None, "9", [], {}, 1e99, 10**30)),
+    *({"id": "odd", "created_at": odd} for odd in (None, "9", [1], {}, 1e99, 10**30)),
     *(5, None, "text", [], {}),
 ]
 BAD_LISTS: dict[str, Content] = {

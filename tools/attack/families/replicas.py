@@ -54,7 +54,7 @@ REPORTS: tuple[Content, ...] = (
 )
 LISTS: tuple[Content, ...] = (
     ENDLESS_PAGE,
-    page({"data": [{"id": "a", "created_at": []}, {"id": [], "created_at": 1}, None]}),
+    page({"data": [{"id": "a", "created_at": [1]}, {"id": [], "created_at": 1}, None]}),
     page({"data": [{"id": f"{number}", "created_at": number} for number in range(100_000)], "has_more": True}),
     page({"data": [{"id": "a", "created_at": 1, "filename": "a" * 1_000_000}], "has_more": True}),
     page(b'{"data": [{"id": "a", "created_at": 1, "x": ' + DEEP),
