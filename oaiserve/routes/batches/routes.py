@@ -153,7 +153,7 @@ async def create(request: Request) -> Response:
             await run_in_threadpool(reader.feed, part)
             if reader.is_done:
                 break
-        lines, errors = reader.end()
+        lines, errors = await run_in_threadpool(reader.end)
         if errors:
             batch.errors = LineErrors(errors)
             batch.end("failed", now)

@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Message
 
+from oaiserve.engine.turn_workers import LARGE_BYTES
 from oaiserve.errors import Overloaded, Unauthorized, Unavailable
 from oaiserve.explain.step_cost import Load
 from oaiserve.facts.times import monotonic_ns
@@ -175,9 +176,8 @@ class BatchRunner:
         batch, owned = one.owned.batch, one.owned
         engine, task = self._serving.engine, asyncio.current_task()
         num_refused = num_unavailable = 0
-        if not (text := await self._text(owned, line)):
+        if not (asked := await self._request(owned, line)):
             return  # the batch has ended meanwhile
-        asked = request_of(text)
         while True:
             status, retries, request_id, body = await self._ask(batch.endpoint, asked, owned, is_background=True)
             if task is not None and task.cancelling():  # which the route has made an answer of
@@ -196,13 +196,17 @@ class BatchRunner:
             except Unavailable:  # the store has logged why
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _text(self, owned: Owned, line: Line) -> bytes:
-        """Return a line of a batch's file, or b"" if the file is gone."""
+    async def _request(self, owned: Owned, line: Line) -> bytes:
+        """Return the request in a line of a batch's file, or b"" if the file is gone."""
         while True:
             try:
-                return await self.store.slice(owned.file, line.start, line.num_bytes)
+                text = await self.store.slice(owned.file, line.start, line.num_bytes)
             except Unavailable:  # the store has logged why
                 await asyncio.sleep(RETRY_SECONDS)
+                continue
+            if len(text) > LARGE_BYTES:
+                return await run_in_threadpool(request_of, text)
+            return request_of(text) if text else b""
 
     async def _ask(self, path: str, body: bytes, owned: Owned, *, is_background: bool) -> tuple[int, bool, str, bytes]:
         """Return the status of an answer, whether it may be another one later, its request's id, and its body."""
