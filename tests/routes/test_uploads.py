@@ -256,8 +256,8 @@ def test_a_full_disk_is_named_with_what_was_to_be_kept(served: Served, monkeypat
     full = "/dev/full"
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: open(full, "w+b", buffering=0))  # noqa: SIM115
     answer = served.http.post("/v1/files", data={"purpose": "user_data"}, files={"file": ("a", b"x")})
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
-    assert "store of files and batches does not work" in answer.json()["error"]["message"]
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert "store of responses, conversations, files and batches failed" in answer.json()["error"]["message"]
 
 
 def test_a_server_that_is_killed_in_an_upload_leaves_no_file(tmp_path: Path) -> None:

@@ -43,7 +43,6 @@ from oaiserve.routes.middleware import json_response, lasting_id
 from oaiserve.routes.operation import Deleted, Operation, Parameter, read_query
 from oaiserve.routes.pages import AnyPage, page_of
 from oaiserve.routes.parameters import check_metadata
-from oaiserve.routes.responses.store import reported
 from oaiserve.routes.serving import serving_of
 
 MOST_FILE_BYTES = 64 * 2**20
@@ -79,7 +78,7 @@ async def upload(request: Request) -> Response:
             raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
         taken = form.num_bytes
 
-    with reported("files and batches"), store.new_content() as content:
+    with store.new_content() as content:
         form = UploadForm(request.headers["content-type"], content)
         try:
             await pass_body(request, MOST_FILE_BYTES, feed)

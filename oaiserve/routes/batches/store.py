@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import sqlite3
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
@@ -181,7 +182,7 @@ class BatchStore:
         return self._computes
 
     async def _do(self, work: Callable[[], T]) -> T:
-        with reported("files and batches"):
+        with reported():
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     # -- room ---------------------------------------------------------------------------------------------------------
@@ -217,9 +218,16 @@ class BatchStore:
 
     # -- files --------------------------------------------------------------------------------------------------------
 
-    def new_content(self) -> IO[bytes]:
-        """Return a file for content that arrives, beside the database. It has no name, so it ends with the process."""
-        return tempfile.TemporaryFile(dir=self._folder, buffering=PIECE_BYTES)
+    @contextmanager
+    def new_content(self) -> Iterator[IO[bytes]]:
+        """Open a file for content that arrives, beside the database. It has no name, so it ends with the process.
+        Raises Unavailable if it cannot be written, as on a full disk."""
+        with reported():
+            try:
+                with tempfile.TemporaryFile(dir=self._folder, buffering=PIECE_BYTES) as content:
+                    yield content
+            except OSError as error:
+                raise sqlite3.OperationalError(f"an upload cannot be written: {error.strerror}") from error
 
     async def add_file(self, owner: str, file: FileObject, content: IO[bytes]) -> None:
         """Keep a file, unless a server that ended before it could answer has kept it. Raises InvalidRequest if there is
@@ -364,7 +372,7 @@ class BatchStore:
 
     async def put(self, owned: Owned, answered: Result) -> None:
         """Keep the answer to a line, and count it in the batch. When this returns, no crash loses it."""
-        with reported("files and batches"):
+        with reported():
             # An answer that is there is kept, even if its batch is cancelled or the server ends.
             await asyncio.shield(self._commits.put((owned, answered)))
 

@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-RETRY_AFTER_SECONDS = 10  # of a store that does not work, as of a full disk
+RETRY_AFTER_SECONDS = 5
+
 # Why a store drops a response: it is too old, others need its room, or it is larger than the whole store.
 DROP_REASONS = ("age", "room", "size")
 
@@ -141,26 +142,25 @@ class ResponseDatabase:
         Another server may have stored the response already, and ended before its client had all of it. The client gets
         the end of the answer from the server that stores it last, and so must find that one.
         """
-        with _reported_for(stored.id):
-            await self._commits.put((owner, stored))
+        await self._commits.put((owner, stored))
 
     async def get(self, owner: str, response_id: str, /) -> StoredResponse | None:
-        return await self._in_thread(partial(self._get, owner, response_id), response_id)
+        return await self._in_thread(partial(self._get, owner, response_id))
 
     async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
         """Return the turns of a conversation up to this response, in order; none if one of them is not there.
 
         Raises ConversationTooLarge.
         """
-        return await self._in_thread(partial(self._conversation, owner, response_id, most_bytes), response_id)
+        return await self._in_thread(partial(self._conversation, owner, response_id, most_bytes))
 
     async def replace(self, owner: str, old: StoredResponse, new: StoredResponse, /) -> bool:
         """Keep `new` in the place of `old`, and return whether that was still there as it is."""
-        return await self._in_thread(partial(self._replace, owner, old, new), old.id)
+        return await self._in_thread(partial(self._replace, owner, old, new))
 
     async def delete(self, owner: str, response_id: str, /) -> bool:
         """Forget a response, and return whether it was there."""
-        return await self._in_thread(partial(self._delete, owner, response_id), response_id)
+        return await self._in_thread(partial(self._delete, owner, response_id))
 
     def counts(self) -> StoreCounts:
         """Return the numbers of the store. Any thread may call it; it waits for nothing."""
@@ -170,12 +170,12 @@ class ResponseDatabase:
         await self._in_thread(self._connection.close)
         self._thread.shutdown()
 
-    async def _in_thread(self, work: Callable[[], T], stored_id: str = "") -> T:
-        with _reported_for(stored_id):
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        with reported():
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _put_all(self, waiting: list[tuple[str, StoredResponse]]) -> None:
-        with database.transaction(self._connection):
+        with reported(), database.transaction(self._connection):
             too_old = self._connection.execute("DELETE FROM responses WHERE used_at <= ?", (self._oldest(),))
             too_large = sum(not self._insert(owner, stored) for owner, stored in waiting)
             in_the_way = self._make_room()
@@ -280,15 +280,15 @@ class ResponseDatabase:
 
 
 @contextmanager
-def reported(kept: str, advice: str = "") -> Iterator[None]:
-    """Turn an error of the database or of its disk, such as a full disk or damaged content, into one for the client,
-    and log it. `kept` is what the client asked to keep or to read."""
+def reported() -> Iterator[None]:
+    """Turn an error of the database, such as a full disk or damaged content, into one for the client, and log it."""
     try:
         yield
-    except (sqlite3.Error, OSError, msgspec.MsgspecError) as error:
+    except (sqlite3.Error, msgspec.MsgspecError) as error:
         logger.error("The response store does not work: %s", error)
         raise StoreFailed(
-            f"The store of {kept} does not work at the moment; the server's log says why. Try again later.{advice}",
+            "The server's store of responses, conversations, files and batches failed; the server's log says why. Try "
+            "again later. Requests that store nothing still work, such as a response with 'store': false.",
             retry_after_seconds=RETRY_AFTER_SECONDS,
         ) from error
 
@@ -300,14 +300,8 @@ class StoredDecoder(Generic[T]):
         self._decode = msgspec.json.Decoder(kind).decode
 
     def decode(self, content: bytes) -> T:
-        with reported("responses and conversations"):
+        with reported():
             return self._decode(content)
-
-
-def _reported_for(stored_id: str) -> AbstractContextManager[None]:
-    if is_conversation(stored_id):
-        return reported("conversations")
-    return reported("responses", " With 'store': false, a response needs no store.")
 
 
 def check(path: Path) -> None:

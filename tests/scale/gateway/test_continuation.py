@@ -203,11 +203,11 @@ def test_a_stream_that_no_server_can_end_ends_with_an_error_after_a_few_tries(mo
 def test_a_store_that_fails_ends_the_answer_at_once_and_excludes_no_server(
     monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    def full(store: ResponseDatabase, waiting: object) -> None:
+    def full(store: ResponseDatabase, owner: str, stored: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     excluded: list[str] = []
-    monkeypatch.setattr(ResponseDatabase, "_put_all", full)
+    monkeypatch.setattr(ResponseDatabase, "_insert", full)
     monkeypatch.setattr(Watch, "exclude", lambda watch, name, why: excluded.append(name))
     path, body = CASES["response"]
     with fleet(2) as running:
@@ -219,7 +219,7 @@ def test_a_store_that_fails_ends_the_answer_at_once_and_excludes_no_server(
     error = last["response"]["error"] if stream else last["error"]
     assert "'store': false" in error["message"]
     assert answer.status_code == (200 if stream else 503)
-    assert stream or answer.headers["retry-after"] == "10"
+    assert stream or answer.headers["retry-after"] == "5"
 
 
 @pytest.mark.parametrize("stream", [False, True])
