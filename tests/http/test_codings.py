@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import APIError, BodyTooLarge, InvalidRequest, UnsupportedMedia
-from oaiserve.http.codings import MOST_MEMBERS, PIECE_BYTES, _reads_gzip, codings_of, decoded
+from oaiserve.http.codings import MOST_MEMBERS, PIECE_BYTES, Decoding, _reads_gzip, codings_of, decoded
 
 
 def bare_deflate(body: bytes) -> bytes:
@@ -47,6 +47,27 @@ CODED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 def read(named: str, body: bytes, limit: int = 10**7) -> bytearray:
     return at_once(decoded(body, codings_of([named]), limit, lambda _: None))
+
+
+def read_as_it_arrives(named: str, body: bytes, piece_bytes: int, limit: int = 10**7) -> bytes:
+    decoding, found = Decoding(codings_of([named]), limit), bytearray()
+    for start in range(0, len(body), piece_bytes):
+        for piece in decoding.feed(body[start : start + piece_bytes]):
+            found += piece
+    return bytes(found + b"".join(decoding.end()))
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 1000])
+@pytest.mark.parametrize("how", CODED)
+def test_a_body_is_decoded_alike_as_it_arrives(how: str, piece_bytes: int) -> None:
+    named, compress = CODED[how]
+    body = os.urandom(1000) + bytes(10_000)
+    assert read_as_it_arrives(named, compress(body), piece_bytes) == body
+    with pytest.raises(BodyTooLarge):
+        read_as_it_arrives(named, compress(body), piece_bytes, 10_999)
+    if how != "bare deflate":
+        with pytest.raises(InvalidRequest, match="cut off"):
+            read_as_it_arrives(named, compress(body)[:-1], piece_bytes)
 
 
 @pytest.mark.parametrize("how", CODED)

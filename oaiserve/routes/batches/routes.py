@@ -94,6 +94,7 @@ async def upload(request: Request) -> Response:
             await store.add_file(owner, file, content)
         finally:
             store.arriving_bytes.give_back(client, taken)
+            await run_in_threadpool(content.close)  # a large file takes milliseconds
     return json_response(file, headers=adaptations.headers())
 
 
