@@ -27,6 +27,7 @@ PIECE_BYTES = 2**16  # decoded in one turn
 _INPUT_BYTES = 2**14  # given to a decoder at once
 _LEAST_TURN_BYTES = 2**12  # A piece counts as at least this much of a turn: even an empty one takes time.
 _WINDOW_LOG = 23  # of zstd: the limit for HTTP by RFC 9659
+WINDOW_BYTES = 2**_WINDOW_LOG  # the most memory that a decoder holds
 _GZIP_LEVEL = 4
 _NO_GZIP = re.compile(r"q\s*=\s*0(\.0*)?")
 

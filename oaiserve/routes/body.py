@@ -19,7 +19,7 @@ from starlette.types import Receive
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, Work, at_once
 from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
-from oaiserve.http.codings import Decoding, codings_of, decoded
+from oaiserve.http.codings import WINDOW_BYTES, Decoding, codings_of, decoded
 from oaiserve.routes import protocol
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.serving import Serving, serving_of
@@ -83,9 +83,16 @@ async def pass_body(request: Request, limit_bytes: int, use: Callable[[bytes], N
         if part:
             await run_in_threadpool(use_all, (part,) if decoding is None else decoding.feed(part))
 
-    await receive(request, limit_bytes, pass_part)
-    if decoding is not None:
-        await run_in_threadpool(use_all, decoding.end())
+    received, client = serving_of(request).received_bytes, request.state.client
+    window_bytes = len(codings) * WINDOW_BYTES
+    if not received.take(client, window_bytes):
+        raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
+    try:
+        await receive(request, limit_bytes, pass_part)
+        if decoding is not None:
+            await run_in_threadpool(use_all, decoding.end())
+    finally:
+        received.give_back(client, window_bytes)
 
 
 async def receive(request: Request, limit_bytes: int, use: Callable[[bytes], Awaitable[None]]) -> None:

@@ -7,10 +7,11 @@ import hashlib
 import json
 import os
 import random
+import select
 import tempfile
 import time
 import tracemalloc
-from contextlib import closing
+from contextlib import ExitStack, closing
 from email.mime.multipart import MIMEMultipart
 from http.client import HTTPConnection
 from pathlib import Path
@@ -26,7 +27,7 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.batches.form import UploadForm
 from oaiserve.routes.batches.objects import Line, LineError, LineReader
-from oaiserve.routes.batches.store import BatchStore
+from oaiserve.routes.batches.store import MOST_ARRIVING, BatchStore
 from oaiserve.routes.responses.store import StoreLimits
 from tests.routes.conftest import Serve, Served
 
@@ -237,6 +238,26 @@ def test_a_large_upload_takes_no_memory_and_comes_back_as_it_was(served: Served,
             found.update(part)
     assert found.digest() == hashlib.sha256(content).digest()
     assert served.http.delete(f"/v1/files/{answer.json()['id']}").status_code == 200
+
+
+def test_uploads_that_arrive_are_limited_and_leave_their_places(served: Served) -> None:
+    assert announced(served.url, PURPOSE.replace(b"batch", b"evals") + b"--b\r\n")[0] == 400
+    connections = [HTTPConnection(served.url.removeprefix("http://"), timeout=60) for _ in range(MOST_ARRIVING + 1)]
+    with ExitStack() as stack:
+        for connection in connections:
+            stack.enter_context(closing(connection))
+            connection.putrequest("POST", "/v1/files")
+            connection.putheader("content-type", TYPE)
+            connection.putheader("content-length", "100")
+            connection.endheaders()
+        readable, _, _ = select.select([connection.sock for connection in connections], [], [], 60)
+        (refused,) = [connection for connection in connections if connection.sock in readable]
+        assert refused.getresponse().status == 429
+    while (
+        answer := served.http.post("/v1/files", data={"purpose": "user_data"}, files={"file": b"x"})
+    ).status_code == 429:
+        pass
+    assert answer.status_code == 200
 
 
 def test_unknown_fields_are_noted(served: Served) -> None:

@@ -67,6 +67,9 @@ async def upload(request: Request) -> Response:
     check_size(num_announced, MOST_FILE_BYTES)
     check_type(request, "multipart/form-data")
     await store.check_room(owner, max(0, num_announced - MOST_FORM_BYTES))
+    too_many = Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
+    if not store.arriving_files.take(client, 1):
+        raise too_many
     adaptations = Adaptations()
     taken = 0
 
@@ -75,12 +78,12 @@ async def upload(request: Request) -> Response:
         form.feed(data)
         form.check_encoding()
         if not store.arriving_bytes.take(client, form.num_bytes - taken):
-            raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
+            raise too_many
         taken = form.num_bytes
 
-    with store.new_content() as content:
-        form = UploadForm(request.headers["content-type"], content)
-        try:
+    try:
+        with store.new_content() as content:
+            form = UploadForm(request.headers["content-type"], content)
             await pass_body(request, MOST_FILE_BYTES, feed)
             form.end(adaptations)
             form.check_encoding()
@@ -92,9 +95,10 @@ async def upload(request: Request) -> Response:
                 purpose=form.purpose,
             )
             await store.add_file(owner, file, content)
-        finally:
-            store.arriving_bytes.give_back(client, taken)
             await run_in_threadpool(content.close)  # a large file takes milliseconds
+    finally:
+        store.arriving_bytes.give_back(client, taken)
+        store.arriving_files.give_back(client, 1)
     return json_response(file, headers=adaptations.headers())
 
 

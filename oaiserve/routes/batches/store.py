@@ -37,6 +37,7 @@ PAGE_LINES = 64  # that are read at once
 PAGE_BYTES = 2**20  # of answers that are read at once, or one answer
 ROW_BYTES, LINE_BYTES = 1024, 256  # that a file or a batch counts beside what it holds, and a line of a batch
 MOST_OPEN_BATCHES = 100  # of an owner
+MOST_ARRIVING = 64  # files at once
 NO_ROOM = ("no_room", "The answer to this request did not fit into the store (--response-store-bytes).")
 
 # The triggers keep the totals of owners, which would otherwise be counted for each file.
@@ -165,7 +166,9 @@ class BatchStore:
             ) from error
         self.is_shared = path is not None  # other processes may have the file, too
         self._computes = self._lock is None
-        self.arriving_bytes = SharedLimit(limits.num_bytes)  # of files that are not whole yet
+        # Of files that are not whole yet. Each has a descriptor of its own.
+        self.arriving_files = SharedLimit(MOST_ARRIVING)
+        self.arriving_bytes = SharedLimit(limits.num_bytes)
 
     async def close(self) -> None:
         await self._do(self._connection.close)
