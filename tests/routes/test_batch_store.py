@@ -93,7 +93,7 @@ async def test_an_answer_without_room_becomes_an_error_of_its_line() -> None:
 async def test_one_key_cannot_take_the_share_of_another() -> None:
     store = BatchStore(None, StoreLimits(1, 100_000, 3600.0))
     await stored_file(store, "greedy", b"x" * 98_000)
-    with pytest.raises(InvalidRequest, match="99025 of them yours"):
+    with pytest.raises(InvalidRequest, match="Yours have 99025 already"):
         await stored_file(store, "greedy", b"x" * 2000)
     await stored_file(store, "modest", b"x" * 40_000)
     with pytest.raises(InvalidRequest, match="in shares by API key"):

@@ -199,8 +199,8 @@ class BatchStore:
         if not self._has_room(taken, owner, num_bytes):
             raise InvalidRequest(
                 f"Files and batches may have {self._limits.num_bytes} bytes together (--response-store-bytes), in "
-                f"shares by API key. There are {sum(taken.values())} already, {taken.get(owner, 0)} of them yours, and "
-                f"this needs {num_bytes}. Delete some files, or send less.",
+                f"shares by API key. Yours have {taken.get(owner, 0)} already, and this needs {num_bytes}. Delete some "
+                "files, or send less.",
                 param=param,
             )
 
@@ -266,6 +266,14 @@ class BatchStore:
         query = "SELECT content FROM file_pieces WHERE file = ? AND start >= ? AND start < ? ORDER BY start"
         rows = await self._do(lambda: self._all(query, file, first, start + num_bytes))
         return b"".join(content for (content,) in rows)[start - first :][:num_bytes]
+
+    def _file(self, owner: str, file_id: str) -> tuple[FileObject, int] | None:
+        query = (
+            "SELECT object, number FROM stored_files WHERE owner = ? AND id = ? AND created_at > ? AND NOT is_deleted"
+        )
+        for row, number in self._all(query, owner, file_id, self._oldest()):
+            return msgspec.json.decode(row, type=FileObject), number
+        return None
 
     def _add_file(self, owner: str, file: FileObject, content: IO[bytes]) -> None:
         with database.transaction(self._connection):
@@ -353,15 +361,11 @@ class BatchStore:
         return await self._do(partial(self._page, BatchObject, "stored_batches", owner, limit, after))
 
     async def batch(self, owner: str, batch_id: str) -> BatchObject | None:
-        query = "SELECT object FROM stored_batches WHERE owner = ? AND id = ? AND (is_open OR created_at > ?)"
-        rows = await self._do(lambda: self._all(query, owner, batch_id, self._oldest()))
-        return msgspec.json.decode(rows[0][0], type=BatchObject) if rows else None
+        return await self._do(partial(self._batch, owner, batch_id))
 
     async def open_batches(self) -> list[Owned]:
         """Return all batches that have not ended, oldest first."""
-        query = "SELECT object, owner, file FROM stored_batches WHERE is_open ORDER BY number"
-        rows = await self._do(lambda: self._all(query))
-        return [Owned(msgspec.json.decode(row, type=BatchObject), owner, file) for row, owner, file in rows]
+        return await self._do(self._open_batches)
 
     async def next_lines(self, batch_id: str, after: int) -> list[Line]:
         """Return the next lines behind a number that are not done."""
@@ -382,6 +386,16 @@ class BatchStore:
     async def end(self, owned: Owned, status: Status, code: str = "", message: str = "") -> bool:
         """End a batch, and give up the lines that are not done with this error. Return False if it has ended."""
         return await self._do(partial(self._end, owned, status, code, message))
+
+    def _batch(self, owner: str, batch_id: str) -> BatchObject | None:
+        query = "SELECT object FROM stored_batches WHERE owner = ? AND id = ? AND (is_open OR created_at > ?)"
+        for (row,) in self._all(query, owner, batch_id, self._oldest()):
+            return msgspec.json.decode(row, type=BatchObject)
+        return None
+
+    def _open_batches(self) -> list[Owned]:
+        rows = self._all("SELECT object, owner, file FROM stored_batches WHERE is_open ORDER BY number")
+        return [Owned(msgspec.json.decode(row, type=BatchObject), owner, file) for row, owner, file in rows]
 
     def _add_batch(self, owned: Owned, lines: list[Line]) -> None:
         batch, owner, file = owned
