@@ -96,9 +96,9 @@ CREATE TABLE IF NOT EXISTS stored_lines (
     custom_id TEXT NOT NULL,
     start INTEGER NOT NULL, -- in the input file
     num_bytes INTEGER NOT NULL,
-    result BLOB, -- NULL: it is not done
     failed INTEGER,
     done INTEGER, -- its place in the order in which lines were done
+    result BLOB, -- NULL: it is not done. Last, so that the others are read without it
     PRIMARY KEY (batch, number)
 )
 """,
