@@ -150,11 +150,13 @@ def _class(token: str) -> str:
     if not characters:
         raise Refused("the grammar has an empty class")
     members = []
-    while characters:
-        first = last = characters.pop(0)[0]
-        if len(characters) > 1 and characters[0] == ("-", False):
-            last = characters[1][0]
-            del characters[:2]
+    at = 0
+    while at < len(characters):
+        first, _ = characters[at]
+        is_range = characters[at + 1 : at + 2] == [("-", False)] and at + 2 < len(characters)
+        at += 2 * is_range
+        last, _ = characters[at]
+        at += 1
         if last < first:
             raise Refused(f"the grammar has the range {first}-{last}, which is the wrong way round")
         members.append(f"{regexes.literal(first)}-{regexes.literal(last)}")

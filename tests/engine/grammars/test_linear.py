@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -29,11 +32,14 @@ UNITS = [
     "%json ",
     "[",
     "(",
+    "[a-z",
 ]
+
+Schema = dict[str, Any]
 
 
 @pytest.mark.parametrize("kind", ["lark", "gbnf"])
-@pytest.mark.parametrize("begin", ["", 'start: "', "start: /", "start: <"])
+@pytest.mark.parametrize("begin", ["", 'start: "', "start: /", "start: <", "root ::= ["])
 @pytest.mark.parametrize("unit", UNITS)
 def test_translating_takes_linear_time(unit: str, begin: str, kind: GrammarKind) -> None:
     def read(size: int) -> None:
@@ -49,17 +55,52 @@ def test_a_text_without_an_end_is_refused(text: str) -> None:
         translate("lark", text)
 
 
-@pytest.mark.parametrize("keyword", ["anyOf", "allOf"])
-def test_schemas_that_refer_to_each_other_twice_take_linear_time(keyword: str) -> None:
+def twice(keyword: str) -> Callable[[int], Schema]:
+    """Each definition has the next one twice, so that there are 2**number ways through them."""
+
+    def made(number: int) -> Schema:
+        links = {f"d{at}": {keyword: [{"$ref": f"#/$defs/d{at + 1}"}] * 2} for at in range(number)}
+        return {"$ref": "#/$defs/d0", "$defs": {**links, f"d{number}": {"type": "integer"}}}
+
+    return made
+
+
+def zigzag(number: int) -> Schema:
+    """A chain of references whose links are met in the least helpful order, from the middle outwards."""
+    places = sorted(range(number), key=lambda at: number + at if at % 2 else number - at)
+    links = {f"d{at}": {"$ref": f"#/$defs/d{at - 1}"} if at else {"type": "string"} for at in range(number)}
+    return {"anyOf": [{"$ref": f"#/$defs/d{at}"} for at in places], "$defs": links}
+
+
+def large_numbers(number: int) -> Schema:
+    return {"type": "object", "properties": {f"p{at}": {"type": "integer", "maximum": 2**63} for at in range(number)}}
+
+
+@pytest.mark.parametrize(
+    ("made", "number"),
+    [(twice("anyOf"), 2), (twice("allOf"), 2), (zigzag, 50), (large_numbers, 100)],
+    ids=["anyOf", "allOf", "zigzag", "large numbers"],
+)
+def test_schemas_take_linear_time(made: Callable[[int], Schema], number: int) -> None:
     def read(size: int) -> None:
-        defs: dict[str, object] = {
-            f"d{number}": {keyword: [{"$ref": f"#/$defs/d{number + 1}"}] * 2} for number in range(size)
-        }
-        text = json.dumps({"$defs": {**defs, f"d{size}": {"type": "integer"}}, "$ref": "#/$defs/d0"})
+        with contextlib.suppress(Refused):
+            translate("json_schema", json.dumps(made(size)))
+
+    assert is_linear(read, number)
+
+
+def test_many_values_far_inside_a_schema_take_no_memory_for_their_places() -> None:
+    value: Any = [{}] * 20_000
+    for _ in range(200):
+        value = {"a" * 60: value}
+    text = json.dumps({"type": "string", "examples": value})
+    tracemalloc.start()
+    try:
         with contextlib.suppress(Refused):
             translate("json_schema", text)
-
-    assert is_linear(read, 2)
+        assert tracemalloc.get_traced_memory()[1] < 32 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_long_chain_of_references_is_refused() -> None:

@@ -15,6 +15,7 @@ class Exclusion:
     def __init__(self, document: SchemaDocument) -> None:
         self._document = document
         self._num_compared = 0
+        self._known: dict[int, tuple[set[str] | None, set[str]]] = {}  # the values and types of compared schemas
 
     def check(self, value: Any, where: str) -> None:
         """Refuse the schemas of a "oneOf" unless no instance can be valid under two of them."""
@@ -43,10 +44,9 @@ class Exclusion:
             for name in ("anyOf", "oneOf"):
                 if isinstance(first.get(name), list) and first[name]:
                     return all(self._are_disjoint(each, second, where, depth + 1) for each in first[name])
-        values, other_values = values_of(one), values_of(other)
+        (values, kinds), (other_values, other_kinds) = self._about(one), self._about(other)
         if values is not None and other_values is not None:
             return not values & other_values
-        kinds, other_kinds = kinds_of(one), kinds_of(other)
         if not kinds & other_kinds:
             return True
         if kinds & other_kinds != {"object"}:
@@ -55,6 +55,11 @@ class Exclusion:
             self._are_disjoint(_property(one, name), _property(other, name), where, depth + 1)
             for name in {*_names(one, "required"), *_names(other, "required")}
         )
+
+    def _about(self, schema: dict[str, Any]) -> tuple[set[str] | None, set[str]]:
+        if id(schema) not in self._known:  # all are parts of the document
+            self._known[id(schema)] = (values_of(schema), kinds_of(schema))
+        return self._known[id(schema)]
 
 
 def _property(schema: dict[str, Any], name: str) -> Any:

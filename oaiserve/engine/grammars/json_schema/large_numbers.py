@@ -19,6 +19,7 @@ _HIGH = ("maximum", "exclusiveMaximum")
 _BOUNDS = (*_LOW, *_HIGH)
 _NUMERIC = {*_BOUNDS, "type", "multipleOf"}
 _JOINED = {"$ref", "allOf", "anyOf", "enum", "const"}
+MOST_DEPTH = 30  # references within each other, around such a number
 _MESSAGE = f"the schema has a number beyond {LARGEST_NUMBER} together with keywords about more than one value"
 _SHAPES = {
     "object": {"type", "properties", "required", "additionalProperties"},
@@ -51,6 +52,7 @@ class LargeNumbers:
         self._name = name
         self._separators = separators
         self._rules: dict[str, str] = {}
+        self._depth = 0
         self.parts: list[dict[str, Any]] = []
         large = {each for each, schema in self._definitions.items() if has_large(schema)}
         while more := {
@@ -102,7 +104,11 @@ class LargeNumbers:
         rule = f"large_{name}"
         if rule not in self._rules:
             self._rules[rule] = ""  # it may refer to itself
+            self._depth += 1
+            if self._depth > MOST_DEPTH:
+                raise Refused(f"the schema has a number beyond {LARGEST_NUMBER} behind more than {MOST_DEPTH} '$ref'")
             self._rules[rule] = self._of(self._definitions[name])
+            self._depth -= 1
         return rule
 
     def _values(self, values: list[Any]) -> str:
@@ -130,18 +136,26 @@ class LargeNumbers:
         ):
             raise Refused(_MESSAGE)
         comma, colon = self._separators
+        required = set(schema.get("required", ()))
         later = ""  # may follow another property
         first = ""  # may follow the opening brace
+        # As rules, because both are in those of the property before.
         for name, each in reversed(schema.get("properties", {}).items()):
-            written = f"{_quoted(json.dumps(name, ensure_ascii=False) + colon)} {self._of(each)}"
+            written = self._named(f"{_quoted(json.dumps(name, ensure_ascii=False) + colon)} {self._of(each)}")
             more = f"{_quoted(comma)} {written}"
-            if name in schema.get("required", ()):
-                first = f"{written} {later}"
-                later = f"{more} {later}"
+            if name in required:
+                first = self._named(f"{written} {later}")
+                later = self._named(f"{more} {later}")
             else:
-                first = f"({written} {later} | {first})" if first else f"({written} {later})?"
-                later = f"({more})? {later}"
+                first = self._named(f"{written} {later} | {first}" if first else f"({written} {later})?")
+                later = self._named(f"({more})? {later}")
         return f'"{{" {first} "}}"'
+
+    def _named(self, text: str) -> str:
+        """Add a rule, and return its name."""
+        name = f"part_{len(self._rules)}"
+        self._rules[name] = text
+        return name
 
     def _array(self, schema: dict[str, Any]) -> str:
         low = schema.get("minItems", 0)

@@ -18,6 +18,7 @@ from oaiserve.engine.grammars.refusal import Refused
 MOST_LINKED_DEPTH = 500  # schemas within each other through references, each of which is gone into once, on the stack
 MOST_COMBINED = 5_000  # schemas that are joined with others, by "allOf" or beside "$ref", and so are copied
 MOST_OPTIONS = 2_000  # alternatives of unions that are joined, each with each: a fifth of a millisecond for each
+MOST_LOOKS = 300_000  # at schemas, to find those that refer to themselves: many are put off until others are known
 MOST_FORCED = 2**14  # characters that an answer must have at some place: they are looked at in one go
 
 
@@ -49,6 +50,7 @@ class SchemaLimits:
         self._places = places
         self._shortest = shortest
         self._types: dict[str, frozenset[str]] = {}  # a superset of those of an instance of each definition
+        self._num_looks = 0
 
     def check(self) -> None:
         """Raise Refused where a limit is exceeded."""
@@ -150,6 +152,9 @@ class SchemaLimits:
         while True:
             waiting, left = left[::-1], []  # forwards and backwards, so that a chain takes few rounds
             for each in waiting:
+                self._num_looks += 1 + each.num_schemas
+                if self._num_looks > MOST_LOOKS:
+                    raise Refused("the schema has too many definitions that refer to each other")
                 if is_done(each, done):
                     done.add(each.name)
                 else:

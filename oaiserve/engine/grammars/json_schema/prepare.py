@@ -138,6 +138,13 @@ class _Preparation:
         self._num_schemas = self._num_items = 0
 
     def run(self) -> PreparedSchema:
+        """Prepare the document. Raises Refused."""
+        try:
+            return self._run()
+        except RecursionError:
+            raise Refused("the schema has too many schemas within each other") from None
+
+    def _run(self) -> PreparedSchema:
         root = self._root
         root.prepared = self._schema(root.schema, "$", 1, True)
         while self._waiting:

@@ -88,8 +88,8 @@ class SchemaDocument:
     def __init__(self, root: Any) -> None:
         self.root = root
         self._anchors = {
-            each[keyword]: (each, place)
-            for each, place in _objects(root)
+            each[keyword]: each
+            for each in _objects(root)
             for keyword in ("$anchor", "$dynamicAnchor")
             if isinstance(each.get(keyword), str)
         }
@@ -104,7 +104,7 @@ class SchemaDocument:
         if fragment and not fragment.startswith("/"):
             if fragment not in self._anchors:
                 raise Refused(f"{where} refers to {shown(reference)}, which is not in the schema")
-            return self._anchors[fragment]
+            return self._anchors[fragment], f"#{shown(fragment)}"
         found, place = self.root, "$"
         for part in fragment.split("/")[1:]:
             key: Any = part.replace("~1", "/").replace("~0", "~")
@@ -125,15 +125,15 @@ class SchemaDocument:
 
 
 def has_reference(schema: Any) -> bool:
-    return any("$ref" in each for each, _ in _objects(schema))
+    return any("$ref" in each for each in _objects(schema))
 
 
-def _objects(document: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    waiting = [(document, "$")]
+def _objects(document: Any) -> Iterator[dict[str, Any]]:
+    waiting = [document]
     while waiting:
-        each, place = waiting.pop()
+        each = waiting.pop()
         if isinstance(each, dict):
-            yield each, place
-            waiting += [(inner, step(place, key)) for key, inner in each.items()]
+            yield each
+            waiting += each.values()
         elif isinstance(each, list):
-            waiting += [(inner, step(place, index)) for index, inner in enumerate(each)]
+            waiting += each
