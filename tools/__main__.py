@@ -27,6 +27,7 @@ COMMANDS = {
     "attack.broken_files": "starts on 10,000 broken model files; fails where one is no sentence",
     "attack.growth": "bodies of n and 2n bytes to every route; fails where twice the bytes cost more than twice",
     "attack.histories": "histories of all kinds for three APIs with many chat templates; fails where one is refused",
+    "attack.soak": "attacks for half an hour beside honest clients; fails where memory grows or an answer is wrong",
     "forecasts": "forecasts beside what came, of five simulated loads or a server: docs/forecasts.md",
     "batches": "batches of killed servers, beside others, and alone: docs/batches.md",
     "images": "first tokens, second turns and neighbours of images, and memory: docs/images.md",

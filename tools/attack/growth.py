@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from tools.attack.attack import ATTACKER_KEY, NEIGHBOUR_KEY
+from tools.attack.attack import ATTACKER_KEY, COMPLETIONS, NEIGHBOUR_KEY
 from tools.attack.forms import CONVERSATIONS, Form, forms
 from tools.attack.server import Server, oaiserve
 from tools.bench import process_usage
 from tools.markdown import as_markdown, publish
 from tools.server_process import exit_on_sigterm
 
-NUM_BYTES = 2**19
+# n: within the limits of most fields, where all of their bytes are looked at, and far beyond these.
+NUM_BYTES = (7_000, 28_000, 2**19)
 MOST_RATIO = 2.8  # of the cost of 2n bytes to that of n; a square is 4
 FREE_CPU_SECONDS, FREE_MIB = 0.25, 96.0  # that 2n may cost in any case: too little to tell a square from a line
 MOST_CPU_SECONDS_PER_MIB = 4.0
@@ -38,7 +39,7 @@ MOST_HEALTH_SECONDS = 0.1
 ANSWER_SECONDS = 120.0
 PROBE_SECONDS = 0.01  # between two probes of /health
 MARKERS = "growth"
-HEAD = ("route", "form", "status", "MiB sent", "CPU s, n", "CPU s, 2n", "MiB, n", "MiB, 2n", "/health ms", "verdict")
+HEAD = ("route", "form", "status", "KiB, 2n", "CPU s, n", "CPU s, 2n", "MiB, n", "MiB, 2n", "/health ms", "verdict")
 MOST_SHOWN = 3  # forms of a route that hold
 
 
@@ -74,7 +75,7 @@ def failures(one: Cost, two: Cost) -> list[str]:
     ):
         if second > free and second > MOST_RATIO * first:
             found.append(f"{first:.2f} {what} became {second:.2f} with twice the bytes")
-        if second > free and second > most * max(mib_sent, 0.5):
+        if second > free and second > most * mib_sent + free:
             found.append(f"{second:.2f} {what} for {mib_sent:.2f} MiB")
     slowest = max(one.health_seconds, two.health_seconds)
     if slowest > MOST_HEALTH_SECONDS:
@@ -123,13 +124,10 @@ class Client:
         is_over = threading.Event()
 
         def probe() -> None:
-            connection = http.client.HTTPConnection(self._host, timeout=ANSWER_SECONDS)
             while not is_over.wait(PROBE_SECONDS):
                 started = time.monotonic()
-                connection.request("GET", "/health", headers={"authorization": f"Bearer {NEIGHBOUR_KEY}"})
-                connection.getresponse().read()
+                self.ask("GET", "/health", key=NEIGHBOUR_KEY)
                 waits.append(time.monotonic() - started)
-            connection.close()
 
         thread = threading.Thread(target=probe)
         thread.start()
@@ -163,17 +161,24 @@ def run_all(arguments: argparse.Namespace) -> list[Growth]:
     while form is not None:
         with oaiserve("keys", arguments.model, arguments.flags) as server:
             client = Client(server)
-            client.ask("POST", "/v1/completions", b'{"prompt":"Hi","max_tokens":8}')
-            while form is not None and server.exit_code is None:
+            client.ask("POST", COMPLETIONS, b'{"prompt":"Hi","max_tokens":8}')
+            state = "alive"
+            while form is not None:
                 # A conversation of its own for each, so that what one adds is no cost of the next.
                 _, made = client.ask("POST", CONVERSATIONS, b"{}")
                 conversation = json.loads(made or b"{}").get("id", "none")
-                found.append(measure(client, form, conversation, arguments.bytes))
-                if server.exit_code is not None:
-                    found[-1].failures.append(f"the server ended ({server.exit_code})")
-                if found[-1].failures:
+                for num_bytes in arguments.bytes or NUM_BYTES:
+                    found.append(measure(client, form, conversation, num_bytes))
+                    if not found[-1].failures:
+                        continue
+                    if (state := server.state()) != "alive":
+                        found[-1].failures.append(f"the server {state}")
                     print(f"{form.path}, {form.name}: {'; '.join(found[-1].failures)}", file=sys.stderr, flush=True)
+                    if state != "alive":
+                        break
                 form = next(rest, None)
+                if state != "alive":
+                    break
     return found
 
 
@@ -188,7 +193,7 @@ def markdown(found: Sequence[Growth]) -> str:
             slowest = 1000 * max(first.health_seconds, second.health_seconds)
             costs = (f"{each.cpu_seconds:.2f}" for each in one.costs)
             sizes = (f"{each.mib:.0f}" for each in one.costs)
-            sent = f"{second.num_bytes / 2**20:.2f}"
+            sent = f"{second.num_bytes / 2**10:,.0f}"
             rows.append((path, one.name, second.status, sent, *costs, *sizes, f"{slowest:.0f}", verdict))
         rows.append((path, f"all {len(ones)}", "", "", "", "", "", "", "", f"{len(ones) - len(holding)} fail"))
     return "\n".join(as_markdown([HEAD, *rows]))
@@ -198,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="TEXT", help="forms with this in 'ROUTE NAME'; repeatable")
     parser.add_argument("--list", action="store_true", help="list the forms, and send none")
-    parser.add_argument("--bytes", type=int, default=NUM_BYTES, help="n (default: %(default)s)")
+    parser.add_argument("--bytes", type=int, action="append", help=f"n; repeatable (default: {NUM_BYTES})")
     parser.add_argument("--model", default="demo")
     parser.add_argument("flags", nargs="*", help="more flags of the server, after --")
     parser.add_argument("--json", type=Path, help="write the results to this file")
@@ -209,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     exit_on_sigterm()
     found = run_all(arguments)
-    results: dict[str, Any] = {"bytes": arguments.bytes, "forms": [asdict(each) for each in found]}
+    results: dict[str, Any] = {"bytes": arguments.bytes or NUM_BYTES, "forms": [asdict(each) for each in found]}
     publish(arguments, MARKERS, results, markdown(found))
     return 1 if any(one.failures for one in found) else 0
 

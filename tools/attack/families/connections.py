@@ -179,6 +179,31 @@ async def tls_unfinished(strike: Strike) -> None:
     await strike.ask_all([CLIENT_HELLO] * strike.number(500, 50), 500)
 
 
+def record(kind: int, data: bytes) -> bytes:
+    """Return a record of TLS 1.2, of any kind and content."""
+    return bytes([kind, 3, 3]) + len(data).to_bytes(2, "big") + data
+
+
+@CONNECTIONS.attack("HTTP, endless hellos, alerts and handshakes in pieces, to a port that speaks TLS",
+                    NOT_ANSWERED | outcomes("not HTTP"), server="TLS", bare=True, answer_seconds=HEAD_SECONDS,
+                    limit_seconds=120)  # fmt: skip
+async def tls_strange(strike: Strike) -> None:
+    address = strike.url
+    strike.url = address.replace("https:", "http:")
+    hello = b"\x01" + (2**24 - 1).to_bytes(3, "big")  # of the greatest length that one can announce
+    forms: tuple[Sent, ...] = (
+        HEALTH + b"\r\n", record(22, hello) + record(22, b"x" * 2**14) * 4096, record(22, b"") * 200_000,
+        record(21, b"\1\0") * 200_000, record(23, b"x" * 2**14) * 4096, record(20, b"\1") * 200_000,
+        b"\x80\x2e\1\0\2" + b"x" * 2**20, record(22, CLIENT_HELLO[5:]) * 1000, dribble(CLIENT_HELLO, b"x" * 60),
+    )  # fmt: skip
+    await strike.ask_all(forms * strike.number(20, 2), 40)
+    strike.url = address
+    answers = await strike.exchange(HEALTH + b"connection: close\r\n\r\n")
+    strike.check(answers[0].status == 200, f"afterwards a handshake and a request got {answers[0].outcome}")
+    strike.answers.pop()
+    strike.num_sent -= 1
+
+
 def dribble(begin: bytes, then: bytes) -> Sent:
     async def send(connection: Connection) -> None:
         await connection.send(begin)

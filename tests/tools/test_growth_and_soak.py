@@ -1,0 +1,61 @@
+"""The verdicts of the growth test and of the soak: what grows, is left over or is wrong fails."""
+
+from collections import Counter
+
+import pytest
+
+from tools.attack import growth, soak
+from tools.attack.growth import Cost, Growth
+from tools.attack.soak import Sample
+
+ONE, TWO = Cost("400", 2**20, 1.0, 100.0, 0.01), Cost("400", 2**21, 2.1, 190.0, 0.02)
+FLAT = [Sample(minute, 500.0, 600.0, 30, 20, 0, 0, 10 * minute, minute) for minute in range(1, 10)]
+
+
+def test_a_form_holds_that_costs_twice_as_much() -> None:
+    assert growth.failures(ONE, TWO) == []
+    found = growth.markdown([Growth("/v1/responses", "a form", [ONE, TWO], [])])
+    assert "| /v1/responses | a form | 400 | 2,048 | 1.00 | 2.10 | 100 | 190 | 20 | holds |" in found
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"cpu_seconds": 3.9}, "1.00 s of CPU became 3.90"),
+        ({"mib": 285.0}, "100.00 MiB became 285.00"),
+        ({"health_seconds": 0.15}, "/health took 150 ms"),
+        ({"status": "500"}, "answered 500"),
+        ({"status": "TimeoutError"}, "answered TimeoutError"),
+    ],
+)
+def test_a_form_fails_that_costs_more(change: dict[str, float | str], says: str) -> None:
+    (found,) = growth.failures(ONE, TWO._replace(**change))
+    assert says in found
+
+
+def test_much_for_few_bytes_fails_even_if_it_grows_with_them() -> None:
+    (found,) = growth.failures(ONE._replace(cpu_seconds=10.0), TWO._replace(cpu_seconds=20.0))
+    assert found == "20.00 s of CPU for 2.00 MiB"
+
+
+def test_a_flat_soak_holds() -> None:
+    assert soak.failures(FLAT, Counter()) == []
+    assert "Verdict: holds" in soak.markdown(FLAT, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rss_mib": 540.0}, "memory grew from 500 to 540 MiB"),
+        ({"num_fds": 50}, "fds grew from 30 to 50"),
+        ({"num_blocks": 3}, "3 blocks are left in use"),
+        ({"num_requests": 1}, "1 requests are left in use"),
+    ],
+)
+def test_what_grows_or_is_left_over_fails_a_soak(change: dict[str, float], says: str) -> None:
+    (found,) = soak.failures([*FLAT[:6], *(one._replace(**change) for one in FLAT[6:])], Counter())
+    assert says in found
+
+
+def test_a_wrong_answer_fails_a_soak() -> None:
+    assert soak.failures(FLAT, Counter({"got 500": 2})) == ["2 times: got 500"]

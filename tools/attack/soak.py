@@ -1,0 +1,249 @@
+"""Attacks a server for a long time, beside honest clients: python -m tools.attack.soak --minutes 30
+
+In each round, attackers reset connections, send half a head or half a body, read slowly, take all the room there is,
+and send bodies of the growth test and generated requests, as the seed says. Honest clients ask seeded questions
+meanwhile, whose answers must be those that they got at rest. After each round nobody sends anything for a moment, and
+then memory, open files, threads, blocks of the KV cache and requests are noted. Before the first one, all blocks have
+been used, because their memory is only then the process's. The store of responses is small, so that it is soon full.
+
+The soak holds if the memory in the last third of the rounds is that of the second third, nothing is left open, and no
+answer is wrong. Prints a table in markdown; the exit code is 1 if it does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import psutil
+
+from loadtest.metrics_page import parse_metrics
+from tools.attack.attack import (
+    ATTACKER_KEY,
+    COMPLETIONS,
+    ENDED,
+    FULL,
+    HI,
+    NEIGHBOUR_KEY,
+    Attack,
+    Strike,
+    outcomes,
+    post,
+)
+from tools.attack.families.access import FORMS
+from tools.attack.families.bodies import long_prompts, sequences
+from tools.attack.families.connections import HEAD
+from tools.attack.families.generated import generate
+from tools.attack.families.grammars import EXPLODING, body, schema
+from tools.attack.forms import forms
+from tools.attack.server import Server, oaiserve
+from tools.attack.verdict import wrong
+from tools.bench import process_usage
+from tools.markdown import as_markdown, publish
+from tools.server_process import exit_on_sigterm
+
+ROUND_SECONDS, SETTLE_SECONDS = 30.0, 5.0
+HONEST, ATTACKERS = 3, 6
+ANSWER_SECONDS = 300.0  # the machine may be busy, and a prompt of the whole context before others
+FILLING = 16  # prompts of 1,500 words, which use all blocks once
+SIZES = (7_000, 60_000, 2**20)  # bytes of a growing body
+MOST_GROWTH_MIB = 24.0  # of the median of the last third, to that of the second
+MOST_MORE = 4  # open files and threads than at the beginning: pools grow to their size
+STORE = ("--response-store-bytes", "16MiB")
+MARKERS = "soak"
+HEAD_OF_TABLE = ("minute", "RSS, MiB", "peak, MiB", "open files", "threads", "blocks used", "requests", "attacks",
+                 "honest")  # fmt: skip
+ACTS = Attack(name="soak", family="soak", of_class="soak", sends="all kinds", run=lambda _: asyncio.sleep(0), bare=True,
+              outcomes=outcomes(*range(200, 500), "left", "cut", "timeout", "not HTTP") | ENDED | FULL)  # fmt: skip
+
+
+class Sample(NamedTuple):
+    """What the server holds while nobody asks."""
+
+    minute: float
+    rss_mib: float
+    peak_mib: float  # in the round before
+    num_fds: int
+    num_threads: int
+    num_blocks: int  # in use
+    num_requests: int  # running and waiting
+    num_attacks: int  # so far
+    num_honest: int
+
+
+class Soak:
+    def __init__(self, server: Server, seed: int) -> None:
+        self.server = server
+        self.samples: list[Sample] = []
+        self.problems: Counter[str] = Counter()
+        self.num_honest = 0
+        self._random = random.Random(seed)
+        self._forms = forms()
+        self._at_rest: dict[int, Any] = {}
+        self._started = time.monotonic()
+        self._strike = Strike(server.url, server.process.log_file, quick=True, answer_seconds=ANSWER_SECONDS)
+        self._acts: tuple[Callable[[], Awaitable[None]], ...] = (
+            *(self._grow,) * 4, self._generated, self._bomb, self._resets, self._half, self._slow, self._hog,
+        )  # fmt: skip
+
+    async def run(self, minutes: float) -> None:
+        await self._strike.ask_all([*long_prompts(lambda *_: FILLING), *sequences(self._strike.number)], 32)
+        for number in range(len(FORMS)):
+            self._at_rest[number] = await self._honest_answer(number)
+        self._started = time.monotonic()
+        while (left := self._started + 60 * minutes - time.monotonic()) > 0:
+            process_usage.reset_peak_rss(self.server.pid)
+            until = time.monotonic() + min(ROUND_SECONDS, left)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(HONEST):
+                    group.create_task(self._honest(until))
+                for _ in range(ATTACKERS):
+                    group.create_task(self._attack(until))
+            await asyncio.sleep(SETTLE_SECONDS)
+            self._count_wrong()
+            self.samples.append(self._sample())
+            print(self.samples[-1], file=sys.stderr, flush=True)
+
+    async def _honest(self, until: float) -> None:
+        while time.monotonic() < until:
+            number = self._random.randrange(len(FORMS))
+            found = await self._honest_answer(number)
+            self.num_honest += 1
+            if found not in (self._at_rest[number], "429"):
+                self.problems[f"{FORMS[number]} got {found!s:.100} instead of {self._at_rest[number]!s:.100}"] += 1
+
+    async def _honest_answer(self, number: int) -> Any:
+        path, fields = FORMS[number]
+        asked: dict[str, Any] = {"messages": HI} if "chat" in path else {"prompt": "Tell me of the sea"}
+        asked |= {"max_tokens": 16, "seed": 5} | fields
+        strike = Strike(self.server.url, self.server.process.log_file, quick=True, answer_seconds=ANSWER_SECONDS)
+        answer = await strike.ask(post(path, asked, key=NEIGHBOUR_KEY))
+        return json.loads(answer.body)["choices"] if answer.status == 200 else answer.outcome
+
+    async def _attack(self, until: float) -> None:
+        while time.monotonic() < until:
+            await self._random.choice(self._acts)()
+
+    async def _grow(self) -> None:
+        form = self._random.choice(self._forms)
+        body = form.body(self._random.choice(SIZES))
+        await self._strike.ask(post(form.path.replace("{conversation_id}", "none"), body, form.headers))
+
+    async def _generated(self) -> None:
+        await self._strike.ask_all(generate(self._random.randrange(2**32), 20), 4)
+
+    async def _bomb(self) -> None:
+        await self._strike.ask(post("/v1/chat/completions", body(schema(self._random.choice(EXPLODING)))))
+
+    async def _resets(self) -> None:
+        asked = {"prompt": "Tell me of the sea.", "max_tokens": 500, "ignore_eos": True, "stream": True}
+        await self._strike.leave_all([post(COMPLETIONS, asked)] * 20, 10, after_seconds=0.02)
+
+    async def _half(self) -> None:
+        """Leave in the midst of a head, or of a body."""
+        whole = post(COMPLETIONS, b" " * 2**20)
+        halves = (HEAD.encode(), whole[: self._random.randrange(len(whole))])
+        await self._strike.leave_all([self._random.choice(halves)] * 10, 10, after_seconds=0.5)
+
+    async def _slow(self) -> None:
+        """Read a stream byte by byte for a while, and leave."""
+        connection = await self._strike.connect()
+        asked = {"prompt": "Hi", "max_tokens": 200, "ignore_eos": True, "stream": True, "logprobs": 5}
+        await connection.send(post(COMPLETIONS, asked))
+        for _ in range(10):
+            await connection.reader.read(1)
+            await asyncio.sleep(0.2)
+        connection.close(reset=True)
+
+    async def _hog(self) -> None:
+        await self._strike.ask_all(sequences(self._strike.number), 1)
+
+    def _count_wrong(self) -> None:
+        """Note what is wrong with the answers to the attackers, and forget them."""
+        for answer in self._strike.answers:
+            sentence = wrong(ACTS, answer)
+            if sentence is not None and "without OpenAI's error object" not in sentence:
+                self.problems[sentence] += 1
+        self._strike.answers.clear()
+
+    def _sample(self) -> Sample:
+        pid = self.server.pid
+        process = psutil.Process(pid)
+        headers = {"authorization": f"Bearer {ATTACKER_KEY}"}
+        metrics = parse_metrics(httpx.get(f"{self.server.url}/metrics", headers=headers, trust_env=False).text)
+
+        def value(name: str, **labels: str) -> int:
+            return int(sum(each for (at, its), each in metrics.items() if at == name and labels.items() <= set(its)))
+
+        return Sample(
+            (time.monotonic() - self._started) / 60,
+            process_usage.rss_mib(pid),
+            process_usage.peak_rss_mib(pid),
+            process.num_fds(),
+            process.num_threads(),
+            value("oaiserve_kv_blocks", state="used"),
+            value("oaiserve_requests_running") + value("oaiserve_requests_waiting"),
+            self._strike.num_sent,
+            self.num_honest,
+        )
+
+
+def failures(samples: Sequence[Sample], problems: Counter[str]) -> list[str]:
+    """Return a sentence for each sign of growth, and for each wrong answer."""
+    found = [sentence if number == 1 else f"{number} times: {sentence}" for sentence, number in problems.items()]
+    third = len(samples) // 3
+    if third:
+        second, last = (
+            statistics.median(one.rss_mib for one in part) for part in (samples[third : 2 * third], samples[-third:])
+        )
+        if last - second > MOST_GROWTH_MIB:
+            found.append(f"memory grew from {second:.0f} to {last:.0f} MiB (median of the second and the last third)")
+    for name in ("num_fds", "num_threads"):
+        first, end = (getattr(one, name) for one in (samples[0], samples[-1]))
+        if end > first + MOST_MORE:
+            found.append(f"{name.removeprefix('num_')} grew from {first} to {end}")
+    for name in ("num_blocks", "num_requests"):
+        if left := samples[-1]._asdict()[name]:
+            found.append(f"{left} {name.removeprefix('num_')} are left in use")
+    return found
+
+
+def markdown(samples: Sequence[Sample], found: Sequence[str]) -> str:
+    rows = [(f"{one.minute:.1f}", *(f"{value:,.0f}" for value in one[1:])) for one in samples]
+    verdict = f"**fails**: {'; '.join(found)}" if found else "holds: flat, nothing left, every honest answer as at rest"
+    return "\n".join([*as_markdown([HEAD_OF_TABLE, *rows]), "", f"Verdict: {verdict}."])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("flags", nargs="*", help="more flags of the server, after --")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--markdown", type=Path, help=f"write the table between the markers '{MARKERS}' of this page")
+    arguments = parser.parse_args(argv)
+    exit_on_sigterm()
+    with oaiserve("keys", arguments.model, [*STORE, *arguments.flags]) as server:
+        soak = Soak(server, arguments.seed)
+        asyncio.run(soak.run(arguments.minutes))
+        found = failures(soak.samples, soak.problems)
+        if (state := server.state()) != "alive":
+            found.append(f"the server {state}")
+    results = {"seed": arguments.seed, "samples": [one._asdict() for one in soak.samples], "failures": found}
+    publish(arguments, MARKERS, results, markdown(soak.samples, found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
