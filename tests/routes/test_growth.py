@@ -94,3 +94,11 @@ def test_too_many_messages_are_refused_before_they_are_read(served: Served, path
     assert error["message"] == (
         f"Invalid '{field}': must have at most 16384 entries, got 16385. Send fewer, or join some of them."
     )
+
+
+@pytest.mark.parametrize(("num_bytes", "turns"), [(4_000, 0), (12_000, 1)])
+def test_work_on_all_but_small_bodies_keeps_off_the_event_loop(served: Served, num_bytes: int, turns: int) -> None:
+    while not served.engine.turns.empty():
+        served.engine.turns.get()
+    assert served.chat(user="a" * num_bytes).status_code == 200
+    assert served.engine.turns.qsize() == turns
