@@ -25,6 +25,7 @@ COMMANDS = {
     "clients.sessions": "sessions of agents with a scripted model: `make clients`",
     "attack": "attacks beside a neighbour; fails where one harms it: docs/security.md",
     "attack.broken_files": "starts on 10,000 broken model files; fails where one is no sentence",
+    "attack.broken_caches": "starts on spoiled records of the start cache, which may only count as missing",
     "attack.growth": "bodies of n and 2n bytes to every route; fails where twice the bytes cost more than twice",
     "attack.histories": "histories of all kinds for three APIs with many chat templates; fails where one is refused",
     "attack.soak": "attacks for half an hour beside honest clients; fails where memory grows or an answer is wrong",
