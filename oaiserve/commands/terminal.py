@@ -21,6 +21,7 @@ HELP = """\
 /new            forget what has been said
 /quit           leave, as Ctrl-D does. Ctrl-C stops an answer."""
 _FENCED = re.compile(r"^ *(```+|~~~+).*?(^ *\1[^\S\n]*$|\Z)", re.MULTILINE | re.DOTALL)
+_MOST_CHARACTERS = 2**17  # of a block: more of it is another one, so that an endless one can be shown
 _NEXT_BLOCK = re.compile(r"\n\s*\n(?=\S)")
 
 
@@ -97,6 +98,9 @@ class Answer:
         if outside:
             found.append(self._rendered(self._text[: outside[-1]]))
             self._text = self._text[outside[-1] :]
+        if len(self._text) > _MOST_CHARACTERS:
+            found += self.rest()
+            self._text = ""
         return iter(found)
 
     def rest(self) -> list[Markdown]:

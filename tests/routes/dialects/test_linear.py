@@ -50,7 +50,7 @@ def texts(family: CallFamily) -> dict[str, Callable[[int], str]]:
         "nested brackets": nested(opening + "[f(a=[", ")]"),
         "blanks": repeated("", " "),
         "blanks behind a tag": repeated(opening, " "),
-        "blanks and no head": repeated(opening, " " * 500 + "x"),
+        "blanks and no head": repeated(opening, " " * 50 + "x"),
         "blanks behind calls": repeated(whole, " "),
         "blanks in a value": repeated(begun, " ", "x"),
         "name": repeated(opening, "f"),
@@ -77,7 +77,7 @@ def check(reader: Callable[[], AnswerReader], text: Callable[[int], str], length
     def parse(size: int) -> None:
         segments_of(reader(), cut(text(size), length))
 
-    assert is_linear(parse, 1500 if length else 6000)
+    assert is_linear(parse, 700 if length else 3000)
 
 
 CASES = [
