@@ -27,6 +27,7 @@ PAGE_ITEMS = 100  # as many as a page may have
 MOST_MODELS = 2048  # items of a list of models, which has no pages
 MOST_MODEL_BYTES = 2**20  # of a replica's list of models
 MOST_LIST_BYTES = 8 * 2**20  # of all pages of a replica's list of files or batches
+MOST_PAGE_BYTES = 2 * 2**20  # of one of them, which takes some milliseconds of the event loop
 LIST_SECONDS = 5.0  # in which a replica sends them
 
 Item = dict[str, Any]
@@ -123,7 +124,9 @@ async def _listed(
         async with asyncio.timeout(LIST_SECONDS):
             for _ in range(MOST_PAGES):
                 upstream = watch.upstreams[name]
-                status, content = await upstream.get(target + urlencode(query).encode(), headers, most_bytes)
+                status, content = await upstream.get(
+                    target + urlencode(query).encode(), headers, min(most_bytes, MOST_PAGE_BYTES)
+                )
                 if status >= 400:
                     return Response(content, status, media_type="application/json")
                 most_bytes -= len(content)
