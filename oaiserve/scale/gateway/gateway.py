@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from random import getrandbits
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
@@ -38,7 +38,7 @@ from oaiserve.errors import (
     Overloaded,
     Unavailable,
 )
-from oaiserve.facts.continuation import IDS_HEADER, KIND_HEADER, SENT_HEADER, Piece, StreamIds, StreamSplitter
+from oaiserve.facts.continuation import IDS_HEADER, KIND_HEADER, SENT_HEADER, StreamIds, StreamSplitter
 from oaiserve.facts.prefix_keys import Prompt, prompt_of_body
 from oaiserve.facts.report import Within
 from oaiserve.facts.routing_decision import DECISION_HEADER, HOPS_HEADER, Decision, as_text
@@ -53,6 +53,7 @@ from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, client_le
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
 from oaiserve.scale.gateway.lists import all_kept, models_answer
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
+from oaiserve.scale.gateway.sent_pieces import MOST_KEPT_BYTES, SentPieces
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream, UpstreamAnswer
 from oaiserve.scale.gateway.watch import Watch
 from oaiserve.scale.router import NoReplica
@@ -68,8 +69,6 @@ MOST_TRIES = 3  # replicas that are asked for one request
 MOST_HOPS = 4  # gateways that a request may pass
 NO_BODY = (204, 304)  # statuses of answers without a body, whatever their length says
 MOVES_ON = (429, 503)  # the statuses of refusals that another replica may not have
-MOST_SENT_BYTES = 4 * 2**20  # of the pieces that are kept of one stream: some 300,000 tokens
-MOST_KEPT_BYTES = 256 * 2**20  # of all streams
 MOST_LISTS = 4  # requests for lists that are answered at once
 GO_ON_SECONDS, PAUSE_SECONDS = 60.0, 0.2  # in which a replica must be found for a stream that was cut off
 UNLIKE = b": the answer goes on at a server of another kind\n\n"
@@ -101,40 +100,6 @@ _NOT_REPEATED = (b"/v1/conversations", b"/v1/files", b"/v1/batches")
 Result = TypeVar("Result")
 
 
-class _Sent:
-    """The pieces of an answer that the client has, as JSON: 15 bytes for a token. If they exceed a limit, they are
-    forgotten, and the stream can't go on at another replica."""
-
-    def __init__(self) -> None:
-        self.text = bytearray()
-        self.number = 0
-        self.is_forgotten = False
-        self.take: Callable[[int], bool] = lambda num_bytes: True
-        self.give_back: Callable[[int], None] = lambda num_bytes: None
-
-    def __len__(self) -> int:
-        return self.number
-
-    def __iadd__(self, pieces: list[Piece]) -> Self:
-        if pieces:
-            self.number += len(pieces)
-            text = msgspec.json.encode(pieces)[1:-1] + b","
-            if self.is_forgotten or len(self.text) + len(text) > MOST_SENT_BYTES or not self.take(len(text)):
-                self.is_forgotten = True
-                self.clear()
-            else:
-                self.text += text
-        return self
-
-    @property
-    def as_json(self) -> bytes:
-        return b"[%b]" % bytes(self.text[:-1])
-
-    def clear(self) -> None:
-        self.give_back(len(self.text))
-        self.text.clear()
-
-
 @dataclass(slots=True)
 class _Asked:
     """A request as replicas get it, and the pieces of its answer that the client has."""
@@ -147,7 +112,7 @@ class _Asked:
     session: str | None
     began_ns: int
     trace: TraceContext
-    sent: _Sent = field(default_factory=_Sent)
+    sent: SentPieces
     attempts: list[Attempt] = field(default_factory=list)
     status: int | None = None  # of the answer that the client has
     deadlines_ms: tuple[int | None, int | None] = (None, None)  # of its first token and its end, since it began
@@ -159,7 +124,7 @@ class _Asked:
             return None
         gone = (now_ns - self.began_ns) / 1e9
         return Within(
-            None if first is None or self.sent else first / 1e3 - gone, None if end is None else end / 1e3 - gone
+            None if first is None or self.sent.number else first / 1e3 - gone, None if end is None else end / 1e3 - gone
         )
 
     def deadline_headers(self, within: Within | None, *, is_beside: bool) -> list[tuple[bytes, bytes]]:
@@ -299,10 +264,9 @@ class Gateway:
             await self._read(Request(scope, receive), client, body)
             left = asyncio.create_task(client_left(receive))
             try:
-                asked = await _asked(scope, body, num_hops, has_ids=self._continues != "never")
+                sent = SentPieces(self._kept, client)
+                asked = await _asked(scope, body, sent, num_hops, has_ids=self._continues != "never")
                 scope["state"]["asked"] = asked
-                asked.sent.take = partial(self._kept.take, client)
-                asked.sent.give_back = partial(self._kept.give_back, client)
                 if listing := self._listing_for(scope, asked):
                     await (await _unless_left(self._in_turn(listing), left))(scope, receive, send)
                     return Ending.ANSWERED
@@ -401,8 +365,8 @@ class Gateway:
         not the request.
         """
         metrics, headers, body = self._metrics, asked.headers, asked.body
-        if asked.sent:
-            sent = asked.sent.as_json
+        if asked.sent.number:
+            sent = asked.sent.as_json()
             headers, body = [*headers, (SENT_HEADER.encode(), b"%d" % len(sent))], body + sent
         moves = ""  # why it moves on
         refused: _Begun | None = None
@@ -459,7 +423,7 @@ class Gateway:
                 if failed is not None and status < 400:
                     text = f"an answer of {failed.answer.status} to a request that another replica has answered"
                     self._watch.failed(failed.upstream, text)
-                if not asked.sent:
+                if not asked.sent.number:
                     metrics.wait_seconds.observe((monotonic_ns() - asked.began_ns) / 1e9)
                 metrics.expected_hit_tokens.inc(decision.expected_hit_tokens)
                 return begun
@@ -502,10 +466,10 @@ class Gateway:
                     raise ClientDisconnect from None
                 begun.attempt.end(monotonic_ns(), "cut off")
                 num_cuts += 1
-                if len(asked.sent) > num_sent:
+                if asked.sent.number > num_sent:
                     self._blame(cutters)
                     self._watch.exclude(begun.upstream.name, f"it has cut off an answer: {error}")
-                    num_sent, num_cuts, give_up_ns = len(asked.sent), 0, monotonic_ns() + int(GO_ON_SECONDS * 1e9)
+                    num_sent, num_cuts, give_up_ns = asked.sent.number, 0, monotonic_ns() + int(GO_ON_SECONDS * 1e9)
                 cutters.append((begun.upstream, f"an answer cut off: {error}"))
                 may_go_on = may_go_on and not asked.sent.is_forgotten
                 if not may_go_on:
@@ -551,7 +515,7 @@ class Gateway:
                         part, pieces = events.push(part)
                     except msgspec.MsgspecError as error:
                         raise CutOff(f"a mark that is none: {error}") from None
-                    asked.sent += pieces
+                    asked.sent.add(pieces)
                 if part:
                     if signs is not None:
                         signs.cancel()
@@ -595,7 +559,7 @@ def _num_hops(scope: Scope) -> int:
     return int(text) if text.isdecimal() and len(text) == 1 else 0
 
 
-async def _asked(scope: Scope, body: bytearray, num_hops: int, *, has_ids: bool) -> _Asked:
+async def _asked(scope: Scope, body: bytearray, sent: SentPieces, num_hops: int, *, has_ids: bool) -> _Asked:
     began_ns = monotonic_ns()
     prompt = await asyncio.to_thread(prompt_of_body, body) if len(body) > LARGE_BYTES else prompt_of_body(body)
     if scope["path"].startswith(f"{MODELS_PATH}/"):
@@ -619,7 +583,7 @@ async def _asked(scope: Scope, body: bytearray, num_hops: int, *, has_ids: bool)
         ids = StreamIds(state["unique_id"], int(time.time()), getrandbits(63))
         headers.append((IDS_HEADER.encode(), ids.as_text.encode()))
     session = Headers(scope=scope).get(SESSION_HEADER)
-    asked = _Asked(method, target, headers, body, prompt, session, began_ns, state["trace"])
+    asked = _Asked(method, target, headers, body, prompt, session, began_ns, state["trace"], sent)
     # A replica counts from when it gets the request, so it is told what is left: the earlier one of header and body.
     found = {name: int(value) for name, value in headers if name in DEADLINES and value.isdigit() and len(value) < 10}
     found = {name: milliseconds for name, milliseconds in found.items() if milliseconds}

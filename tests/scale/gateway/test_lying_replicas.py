@@ -13,7 +13,7 @@ import pytest
 from oaiserve.config import RouteOptions
 from oaiserve.facts.continuation import Piece, mark
 from oaiserve.facts.report import MOST_REPORT_BYTES
-from oaiserve.scale.gateway import gateway, lists, upstream
+from oaiserve.scale.gateway import gateway, lists, sent_pieces, upstream
 from oaiserve.scale.gateway.app import create_gateway
 from oaiserve.scale.gateway.upstream import Address
 from tests.engine.doubles import TIMEOUT_SECONDS
@@ -191,7 +191,7 @@ def chunk(content: bytes) -> bytes:
 def test_marks_without_an_end_are_forgotten(
     replicas: tuple[RawReplica, RawReplica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "MOST_SENT_BYTES", 100)
+    monkeypatch.setattr(sent_pieces, "MOST_SENT_BYTES", 100)
     liar, _ = replicas
     event = b"data: a\n\n" + mark(Piece(0, [1, 2, 3]))
     whole = STREAM + chunk(event) * 100

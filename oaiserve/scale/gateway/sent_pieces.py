@@ -1,0 +1,44 @@
+"""The pieces of a stream that its client has: the next replica gets them if the first one ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from oaiserve.engine.backpressure import SharedLimit
+from oaiserve.facts.continuation import Piece
+
+MOST_SENT_BYTES = 4 * 2**20  # of one stream: some 300,000 tokens
+MOST_KEPT_BYTES = 256 * 2**20  # of all streams
+
+
+class SentPieces:
+    """Kept as JSON, which takes 15 bytes for a token. Pieces beyond a limit are forgotten with all before them, and
+    the stream can't go on at another replica."""
+
+    def __init__(self, kept: SharedLimit, client: str) -> None:
+        """`kept` counts the bytes of all streams."""
+        self._kept = kept
+        self._client = client
+        self._text = bytearray()
+        self.number = 0
+        self.is_forgotten = False
+
+    def add(self, pieces: Sequence[Piece]) -> None:
+        self.number += len(pieces)
+        if not pieces or self.is_forgotten:
+            return
+        text = msgspec.json.encode(pieces)[1:-1] + b","
+        if len(self._text) + len(text) <= MOST_SENT_BYTES and self._kept.take(self._client, len(text)):
+            self._text += text
+        else:
+            self.is_forgotten = True
+            self.clear()
+
+    def as_json(self) -> bytes:
+        return b"[%b]" % bytes(self._text[:-1])
+
+    def clear(self) -> None:
+        self._kept.give_back(self._client, len(self._text))
+        self._text.clear()
