@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import inspect
+from msgspec import UNSET, UnsetType, inspect
 
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.adaptations import Adaptations
@@ -65,6 +65,7 @@ IGNORED = frozenset(
 MOST_TOLD = 10  # unknown parameters of a body
 _SIMILAR = 0.82  # share of the letters that a misspelled name has in common with the one that was meant
 _MOST_NESTED_BYTES = 4096  # of an object whose names are checked
+_MOST_NAMED_BYTES = 2**20  # of a body of which all names are read: millions would take a second, and much memory
 _STREAM_OPTIONS = ("include_usage", "include_timings", "continuous_usage_stats", "include_obfuscation")
 
 
@@ -97,7 +98,7 @@ def parse(
     decoder = decoder_of(kind)
     try:
         try:
-            given = _names_decoder.decode(body)
+            given = _names_decoder.decode(body) if len(body) <= _MOST_NAMED_BYTES else _known_names(kind, body)
         except msgspec.DecodeError:
             decoder.decode(body)  # its message is better
             raise
@@ -131,6 +132,24 @@ def parse(
     if adaptations is not None:
         _note_misspelled(kind, given, unknown, adaptations)
     return parsed
+
+
+def _known_names(kind: type[msgspec.Struct], body: bytes | bytearray) -> dict[str, msgspec.Raw]:
+    """Return the values of a body by name. Of those that nobody knows, it has the first one alone."""
+    found = msgspec.structs.asdict(_decoder_of_names(kind, is_strict=False).decode(body))
+    given = {name: value for name, value in found.items() if value is not UNSET}
+    try:
+        _decoder_of_names(kind, is_strict=True).decode(body)
+    except msgspec.ValidationError as error:
+        given[str(error).partition("`")[2].rpartition("`")[0]] = msgspec.Raw(b"null")
+    return given
+
+
+@cache
+def _decoder_of_names(kind: type[msgspec.Struct], *, is_strict: bool) -> msgspec.json.Decoder[msgspec.Struct]:
+    names = {*kind.__struct_fields__, *UNSUPPORTED, *IGNORED}
+    fields = [(name, msgspec.Raw | UnsetType, UNSET) for name in sorted(names)]
+    return msgspec.json.Decoder(msgspec.defstruct("Given", fields, forbid_unknown_fields=is_strict))
 
 
 def _note_misspelled(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -13,12 +14,13 @@ from oaiserve.engine.logprobs import TokenLogprobs, text_of
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes import protocol
+from oaiserve.routes.adaptations import HEADER, Adaptations
 from oaiserve.routes.bodies import ChatBody, CompletionBody, ResponsesBody
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.logprobs import CompletionLogprobs, completion_logprobs_in_parts
 from oaiserve.routes.parameters import sampling_params
-from oaiserve.routes.protocol import MOST_TOLD, num_ids, parse
+from oaiserve.routes.protocol import MOST_TOLD, UNSUPPORTED, num_ids, parse
 from tests.engine.logprobs_for_tests import token_logprobs
 
 json_values = st.recursive(
@@ -47,6 +49,28 @@ def test_any_bytes_are_a_body_or_a_refusal(body: bytes) -> None:
 def test_any_values_are_sampling_params_or_a_refusal_that_names_one(fields: dict[str, object]) -> None:
     error = refusal(msgspec.json.encode({"prompt": "Hi", **fields}))
     assert error is None or (error.param in fields and len(error.message) < 400)
+
+
+@given(st.dictionaries(st.sampled_from([*CompletionBody.__struct_fields__, *UNSUPPORTED, "other"]), json_values))
+def test_a_large_body_is_read_like_a_small_one(fields: dict[str, object]) -> None:
+    body = msgspec.json.encode({"prompt": "Hi", **fields})
+    small = refusal(body)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(protocol, "_MOST_NAMED_BYTES", 0)
+        large = refusal(body)
+    assert (small and small.message) == (large and large.message)
+
+
+def test_100_000_unknown_names_take_little_memory_and_a_misspelled_one_is_noted() -> None:
+    adaptations = Adaptations()
+    names = ",".join(f'"temprature{number}":0' for number in range(100_000))
+    tracemalloc.start()
+    try:
+        at_once(parse(CompletionBody, f'{{"prompt":"Hi",{names}}}'.encode(), None, adaptations))
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert "temperature" in adaptations.headers()[HEADER]
 
 
 @given(st.lists(st.integers(), min_size=1) | st.lists(st.integers() | st.text() | st.lists(st.integers()), min_size=1))
