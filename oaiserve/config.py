@@ -467,7 +467,7 @@ class EngineOptions:
 
     max_image_pixels: int = 16_000_000
     """Most pixels of an image, which takes up to 24 bytes for each while it is decoded; at most 178,956,970. A JPEG of
-    up to 4 times as many is decoded at a half or a quarter of its size. All images of a prompt may have 8 times as
+    up to 4 times as many is decoded at a half or a quarter of its size. All images of a prompt may have 16 times as
     many."""
 
     max_audio_seconds: float = 600

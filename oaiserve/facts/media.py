@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-PROMPT_IMAGES = 8  # A prompt may have as many pixels as this many of the largest images.
+PROMPT_IMAGES = 16  # A prompt may have as many pixels as this many of the largest images.
 
 
 class MediaLimits(NamedTuple):
