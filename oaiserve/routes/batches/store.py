@@ -29,6 +29,7 @@ from oaiserve.files import database
 from oaiserve.files.group_commit import GroupCommit
 from oaiserve.files.private import FILE_MODE
 from oaiserve.routes.batches.objects import BatchObject, BatchUsage, FileObject, Line, Status, given_up
+from oaiserve.routes.batches.tables import SCHEMA
 from oaiserve.routes.responses.store import StoreLimits, reported
 
 T = TypeVar("T")
@@ -40,86 +41,6 @@ MOST_OPEN_BATCHES = 100  # of an owner
 MOST_ARRIVING = 64  # files at once
 NO_ROOM = ("no_room", "The answer to this request did not fit into the store (--response-store-bytes).")
 
-# The triggers keep the totals of owners, which would otherwise be counted for each file.
-_SCHEMA = (
-    """
-CREATE TABLE IF NOT EXISTS stored_files (
-    number INTEGER PRIMARY KEY,
-    owner TEXT NOT NULL,
-    id TEXT NOT NULL UNIQUE,
-    created_at REAL NOT NULL,
-    purpose TEXT NOT NULL,
-    num_bytes INTEGER NOT NULL, -- that count for the limit of the store
-    object BLOB NOT NULL,
-    batch TEXT, -- whose answers are the content; NULL: the content is in file_pieces
-    failed INTEGER, -- whether those that failed
-    is_deleted INTEGER NOT NULL DEFAULT 0 -- 1: it stays until the batches that read it have ended
-)
-""",
-    "CREATE INDEX IF NOT EXISTS files_of_owner ON stored_files (owner, number)",
-    "CREATE INDEX IF NOT EXISTS files_by_purpose ON stored_files (owner, purpose, number)",
-    "CREATE INDEX IF NOT EXISTS files_by_time ON stored_files (created_at)",
-    "CREATE INDEX IF NOT EXISTS files_of_batch ON stored_files (batch)",
-    "CREATE INDEX IF NOT EXISTS deleted_files ON stored_files (number) WHERE is_deleted",
-    """
-CREATE TABLE IF NOT EXISTS file_pieces (
-    file INTEGER NOT NULL,
-    start INTEGER NOT NULL, -- a multiple of PIECE_BYTES
-    content BLOB NOT NULL,
-    UNIQUE (file, start)
-)
-""",
-    """
-CREATE TRIGGER IF NOT EXISTS file_dropped AFTER DELETE ON stored_files BEGIN
-    DELETE FROM file_pieces WHERE file = old.number;
-END
-""",
-    """
-CREATE TABLE IF NOT EXISTS stored_batches (
-    number INTEGER PRIMARY KEY,
-    owner TEXT NOT NULL,
-    id TEXT NOT NULL UNIQUE,
-    created_at REAL NOT NULL,
-    is_open INTEGER NOT NULL,
-    file INTEGER NOT NULL, -- the number of its input file
-    num_bytes INTEGER NOT NULL, -- of it and its lines and answers, that count for the limit of the store
-    object BLOB NOT NULL
-)
-""",
-    "CREATE INDEX IF NOT EXISTS batches_of_owner ON stored_batches (owner, number)",
-    "CREATE INDEX IF NOT EXISTS batches_by_time ON stored_batches (created_at)",
-    "CREATE INDEX IF NOT EXISTS open_batches ON stored_batches (owner, file) WHERE is_open",
-    """
-CREATE TABLE IF NOT EXISTS stored_lines (
-    batch TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    custom_id TEXT NOT NULL,
-    start INTEGER NOT NULL, -- in the input file
-    num_bytes INTEGER NOT NULL,
-    failed INTEGER,
-    done INTEGER, -- its place in the order in which lines were done
-    result BLOB, -- NULL: it is not done. Last, so that the others are read without it
-    PRIMARY KEY (batch, number)
-)
-""",
-    "CREATE INDEX IF NOT EXISTS lines_by_done ON stored_lines (batch, done)",
-    "CREATE TABLE IF NOT EXISTS file_owners (owner TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL)",
-    *(
-        f"""
-CREATE TRIGGER IF NOT EXISTS {table}_{event} AFTER {change} ON {table} BEGIN
-    INSERT INTO file_owners VALUES ({row}.owner, {num_bytes})
-        ON CONFLICT DO UPDATE SET num_bytes = num_bytes + excluded.num_bytes;
-    DELETE FROM file_owners WHERE owner = {row}.owner AND num_bytes = 0;
-END
-"""
-        for table in ("stored_files", "stored_batches")
-        for event, change, row, num_bytes in (
-            ("added", "INSERT", "new", "new.num_bytes"),
-            ("resized", "UPDATE OF num_bytes", "new", "new.num_bytes - old.num_bytes"),
-            ("removed", "DELETE", "old", "-old.num_bytes"),
-        )
-    ),
-)
 _UNREAD = "number NOT IN (SELECT file FROM stored_batches WHERE is_open)"  # of a file
 
 _NEXT_LINES = (
@@ -155,7 +76,7 @@ class BatchStore:
         self._limits = limits
         self._clock = clock
         self._folder = None if path is None else path.parent
-        self._connection = database.opened(path, _SCHEMA, without_path="")
+        self._connection = database.opened(path, SCHEMA, without_path="")
         self._thread = ThreadPoolExecutor(1, "batch-store")
         self._commits = GroupCommit(self._thread, self._put_all)
         try:
@@ -243,11 +164,7 @@ class BatchStore:
 
     async def file(self, owner: str, file_id: str) -> tuple[FileObject, int] | None:
         """Return a file and its number, or None."""
-        query = (
-            "SELECT object, number FROM stored_files WHERE owner = ? AND id = ? AND created_at > ? AND NOT is_deleted"
-        )
-        rows = await self._do(lambda: self._all(query, owner, file_id, self._oldest()))
-        return (msgspec.json.decode(rows[0][0], type=FileObject), rows[0][1]) if rows else None
+        return await self._do(partial(self._file, owner, file_id))
 
     async def delete_file(self, owner: str, file_id: str) -> bool:
         return await self._do(partial(self._delete_file, owner, file_id))
