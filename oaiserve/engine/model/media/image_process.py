@@ -18,6 +18,8 @@ from typing import Any
 from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
+from oaiserve.engine.model.media.process_limits import limit
+
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 LOW_DETAIL_PIXELS = 512  # of the longer side
 LARGER_JPEG = 4  # A photo may have this many times the most pixels: it is decoded at a fraction of its size.
@@ -110,11 +112,11 @@ def _strips(image: Image.Image) -> Iterator[Image.Image]:
 def _limit_seconds(max_pixels: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = 1 + int(used.ru_utime + used.ru_stime) + LEAST_CPU_SECONDS + max_pixels // PIXELS_IN_SECOND
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+    limit(resource.RLIMIT_CPU, seconds)
 
 
 def _limit_bytes(num_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (SPARE_BYTES + num_bytes, resource.RLIM_INFINITY))
+    limit(resource.RLIMIT_AS, SPARE_BYTES + num_bytes)
 
 
 def main() -> None:

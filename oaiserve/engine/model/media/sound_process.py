@@ -11,6 +11,7 @@ import numpy as np
 from soundfile import SoundFile, SoundFileError
 
 from oaiserve.engine.model.media.decode import SOUND_REFUSED
+from oaiserve.engine.model.media.process_limits import limit
 from oaiserve.engine.model.media.resample import Samples, resampled
 
 FORMATS = ("WAV", "WAVEX", "FLAC", "MP3")
@@ -64,8 +65,8 @@ def _pieces(sound: SoundFile, max_seconds: float) -> Iterator[Samples]:
 
 
 def main() -> int:
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_SECONDS, MOST_CPU_SECONDS))
+    limit(resource.RLIMIT_AS, MOST_BYTES)
+    limit(resource.RLIMIT_CPU, MOST_CPU_SECONDS)
     try:
         samples = samples_of(sys.stdin.buffer.read(), int(sys.argv[1]), float(sys.argv[2]))
     except Refused as error:
