@@ -314,12 +314,13 @@ def _fields() -> Iterator[tuple[str, Forms]]:
     yield COMPLETIONS, within('"max_tokens":0,"echo":true,"logprobs":1,"prompt":HERE',
                               {f"echo of {name}": form for name, form in PROMPTS.items()})  # fmt: skip
     yield COMPLETIONS, within('"max_tokens":2,"prompt":"a",HERE', {**SAMPLING, **_constraints(CHAT_SCHEMA, "all")})
-    item, hi = RESPONSES_BODY.replace("HERE", user), RESPONSES_BODY.replace("HERE", HI)
+    hi = RESPONSES_BODY.replace("HERE", HI)
     for path in (RESPONSES, INPUT_TOKENS, COMPACT):
-        yield path, within('"input":[HERE]', ITEMS)
-        yield path, _texts(item.removeprefix('"max_output_tokens":16,'), '"input":"a","instructions":"HERE"')
-        yield path, within('"input":"a","tools":[HERE]', FLAT_TOOLS)
-    yield RESPONSES, within('"truncation":"auto","input":[HERE]', {f"cut, {name}": ITEMS[name] for name in ITEMS})
+        body = RESPONSES_BODY if path == RESPONSES else '"input":[HERE]'
+        yield path, within(body, ITEMS)
+        yield path, _texts(body.replace("HERE", user), body.replace("HERE", HI) + ',"instructions":"HERE"')
+        yield path, within(body.replace("HERE", HI) + ',"tools":[HERE]', FLAT_TOOLS)
+    yield RESPONSES, within(f'"truncation":"auto",{RESPONSES_BODY}', {f"cut, {name}": ITEMS[name] for name in ITEMS})
     yield RESPONSES, within(f"{hi},HERE", {**SAMPLING, **_constraints(ITEM_SCHEMA)})
     yield RESPONSES, within(f'{hi},"include":[HERE]', {"include": '«"reasoning.encrypted_content",»'})
     hi = CLAUDE_BODY.replace("HERE", HI)
