@@ -220,8 +220,10 @@ def test_a_failure_is_not_hidden_by_a_replica_that_does_not_know_what_it_is_abou
 ) -> None:
     two[0].answer = BROKEN
     two[1].answer = BROKEN.replace(b"500", b"404")
+    seen: set[int] = set()
     with gateway_before(*two) as (made, http):
-        assert ask_some(http) == {404, 500}
+        # On a busy machine, one of them may be silent for a moment.
+        wait_until(lambda: seen.update(ask_some(http, 4)) or seen == {404, 500})
         assert not any(one.num_failures for one in made._watch.upstreams.values())
 
 
