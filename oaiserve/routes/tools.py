@@ -41,6 +41,7 @@ from oaiserve.routes.objects import (
 from oaiserve.routes.shown_tools import ShownTools, model_name, shown_tools
 
 Kind = Literal["none", "auto", "required", "named"]
+MOST_REMEMBERED = 2**13  # characters of a schema
 # With one of these, a schema says itself which properties there are beside those in `properties`.
 _KEYS_OF_PROPERTIES = {
     *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
@@ -125,9 +126,14 @@ def tools_of(
     return Tools(shown.tools, schemas, kind, only_one, client_names=clients, strict=strict)
 
 
-@lru_cache(1024)
 def _not_obeyed(schema: str) -> Sequence[str]:
-    """Return the keywords of a schema that no grammar can enforce: "" for all."""
+    """Return the keywords of a schema that no grammar can enforce: "" for all. Those of short schemas are remembered,
+    since a session sends the same tools with each request."""
+    return remembered(schema) if len(schema) <= MOST_REMEMBERED else prepare_leniently(schema)[1]
+
+
+@lru_cache(1024)
+def remembered(schema: str) -> Sequence[str]:
     return prepare_leniently(schema)[1]
 
 

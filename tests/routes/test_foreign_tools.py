@@ -11,6 +11,7 @@ from oaiserve.engine.request import Grammar, Request
 from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.xml import QWEN_CODER
+from oaiserve.routes.tools import MOST_REMEMBERED, remembered
 from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes.asking import BODIES, CHAT, REQUIRED, RESPONSES, ROUTES, answered, submitted, tool
 from tests.routes.conftest import Serve, Served
@@ -177,3 +178,12 @@ def test_notes_name_the_tool_by_its_place_in_the_request(served: Served) -> None
     places = ("tools[2].tools[1]", "tools[3]")
     read = [f"{place}.parameters.type: read as 'object'" for place in places]
     assert header == "; ".join(["tools[0]: a tool that runs elsewhere is left out", *read])
+
+
+@pytest.mark.parametrize(("length", "is_kept"), [(10, True), (MOST_REMEMBERED, False)])
+def test_long_schemas_are_not_remembered(served: Served, length: int, is_kept: bool) -> None:
+    before = remembered.cache_info().misses
+    schema = {"type": "object", "not": {"const": length}, "description": "a" * length}
+    _, header, _ = asked(served, CHAT, tool(CHAT, "odd", schema), tool_choice="required")
+    assert "'not' is not enforced" in header
+    assert remembered.cache_info().misses - before == is_kept
