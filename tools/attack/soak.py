@@ -4,7 +4,8 @@ In each round, attackers reset connections, send half a head or half a body, rea
 and send bodies of the growth test and generated requests, as the seed says. Honest clients ask seeded questions
 meanwhile, whose answers must be those that they got at rest. After each round nobody sends anything for a moment, and
 then memory, open files, threads, blocks of the KV cache and requests are noted. Before the first one, all blocks have
-been used, because their memory is only then the process's. The store of responses is small, so that it is soon full.
+been used, because their memory is only then the process's, and each kind of attack has filled what is kept for it
+within bounds: 64 compiled grammars, for example. The store of responses is small, so that it is soon full.
 
 The soak holds if the memory in the last third of the rounds is that of the second third, nothing is left open, and no
 answer is wrong. Prints a table in markdown; the exit code is 1 if it does not hold.
@@ -57,6 +58,7 @@ HONEST, ATTACKERS = 3, 6
 ANSWER_SECONDS = 300.0  # the machine may be busy, and a prompt of the whole context before others
 FILLING = 16  # prompts of 1,500 words, which use all blocks once
 SIZES = (7_000, 60_000, 2**20)  # bytes of a growing body
+FILL_SECONDS = 40.0  # of each kind of attack, before the first round
 MOST_GROWTH_MIB = 24.0  # of the median of the last third, to that of the second
 MOST_MORE = 4  # open files and threads than at the beginning: pools grow to their size
 STORE = ("--response-store-bytes", "16MiB")
@@ -100,6 +102,8 @@ class Soak:
         await self._strike.ask_all([*long_prompts(lambda *_: FILLING), *sequences(self._strike.number)], 32)
         for number in range(len(FORMS)):
             self._at_rest[number] = await self._honest_answer(number)
+        for act in dict.fromkeys(self._acts):
+            await self._fill(act)
         self._started = time.monotonic()
         while (left := self._started + 60 * minutes - time.monotonic()) > 0:
             process_usage.reset_peak_rss(self.server.pid)
@@ -129,6 +133,18 @@ class Soak:
         strike = Strike(self.server.url, self.server.process.log_file, quick=True, answer_seconds=ANSWER_SECONDS)
         answer = await strike.ask(post(path, asked, key=NEIGHBOUR_KEY))
         return json.loads(answer.body)["choices"] if answer.status == 200 else answer.outcome
+
+    async def _fill(self, act: Callable[[], Awaitable[None]]) -> None:
+        """Fill what the server keeps within bounds after attacks of a kind, such as compiled grammars."""
+        until = time.monotonic() + FILL_SECONDS
+
+        async def repeat() -> None:
+            while time.monotonic() < until:
+                await act()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(ATTACKERS):
+                group.create_task(repeat())
 
     async def _attack(self, until: float) -> None:
         while time.monotonic() < until:
