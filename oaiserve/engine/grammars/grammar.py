@@ -337,7 +337,9 @@ class Matcher:
     def _check(self, error: type[GrammarViolation | GrammarGivenUp]) -> None:
         if self._matcher.is_error():
             self._original.is_spent = True
-            raise error(_explained(self._matcher.get_error()))
+            message = self._matcher.get_error()
+            # A limit of llguidance, as of a name of 28,000 characters, may also be met behind a token that was allowed.
+            raise (GrammarGivenUp if "too many" in message else error)(_explained(message))
         self.is_complete = self._matcher.is_stopped()
 
 
