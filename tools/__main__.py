@@ -28,7 +28,7 @@ COMMANDS = {
     "attack.broken_caches": "starts on spoiled records of the start cache, which may only count as missing",
     "attack.growth": "bodies of n and 2n bytes to every route; fails where twice the bytes cost more than twice",
     "attack.histories": "histories of all kinds for three APIs with many chat templates; fails where one is refused",
-    "attack.soak": "attacks for half an hour beside honest clients; fails where memory grows or an answer is wrong",
+    "attack.soak": "attacks a server for half an hour while other clients use it; fails if its memory grows",
     "forecasts": "forecasts beside what came, of five simulated loads or a server: docs/forecasts.md",
     "batches": "batches of killed servers, beside others, and alone: docs/batches.md",
     "images": "first tokens, second turns and neighbours of images, and memory: docs/images.md",

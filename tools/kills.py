@@ -42,7 +42,8 @@ PRELOADED = [*(f"oaiserve.{name}" for name in ("cli", "app", "engine.engine", "e
              "transformers.models.llama.modeling_llama"]  # fmt: skip
 MANY = {"type": "array", "items": {"type": "integer"}, "minItems": 200}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": MANY}}
-CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 ASKED = {"messages": [{"role": "user", "content": "Tell me of the old river. " * 8}]}
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, ASKED | {"temperature": 0}),
@@ -173,7 +174,9 @@ class Fleet:
 
     def short_round(self, rng: random.Random) -> dict[str, Any]:
         """Kill a server among short stored answers, just when one has been stored, and return what became of them."""
-        asked, before, most = (SHORT, 0), sum(self._metric("continued_total")), rng.randint(20, 200)
+        asked = (SHORT, 0)
+        before = sum(self._metric("continued_total"))
+        most = rng.randint(20, 200)
         if asked not in self._alone:
             self._alone[asked] = meaning(stream(self._http, *asked, []))
         answers: list[bytes] = []
@@ -225,7 +228,8 @@ def _is_done(asking: Future[None]) -> bool:
 
 def summary(name: str, rounds: list[dict[str, Any]]) -> str:
     pauses = [pause for one in rounds for pause in one["pauses"]] or [0.0]
-    num_streams, num_lost = sum(one["streams"] for one in rounds), sum(one["lost"] for one in rounds)
+    num_streams = sum(one["streams"] for one in rounds)
+    num_lost = sum(one["lost"] for one in rounds)
     broken, wrong = sum(one["broken"] for one in rounds), sum(len(one["differing"]) for one in rounds)
     shown = ", ".join(f"{percentile(sorted(pauses), share):.2f}" for share in (50, 99, 100))
     return (

@@ -71,7 +71,8 @@ class AdapterTable:
             if len(self._by_name) >= MOST_ADAPTERS:
                 message = f"{MOST_ADAPTERS} adapters are loaded already, which is the most; unload one first."
                 raise InvalidRequest(message, param="lora_name")
-            num_bytes, held_bytes = self._size(path), self.num_bytes
+            num_bytes = self._size(path)
+            held_bytes = self.num_bytes
             if held_bytes + num_bytes > self.max_bytes:
                 message = (
                     f"The adapter takes {num_bytes} bytes, and those that are loaded or in use take {held_bytes} of "

@@ -18,9 +18,12 @@ MOST_RETRY_SECONDS = 30  # the longest wait of OpenAI's SDK is in this range
 
 
 def is_within_share(most: float, taken: Mapping[str, int], client: str, number: int) -> bool:
-    """Return whether a client may take so many more although all together would then be over a limit: it is within its
-    share, equal for all clients that have any, and all would fit without the largest client."""
-    own, num_others = taken.get(client, 0), len(taken.keys() - {client})
+    """Return whether a client may take `number` more of a limit that all clients together have used up.
+
+    It may if it stays within its share, which is equal for all clients, and if all would fit without the largest one.
+    """
+    own = taken.get(client, 0)
+    num_others = len(taken.keys() - {client})
     without_largest = sum(taken.values()) - max(taken.values(), default=0)
     return own + number <= most // (num_others + 1) and without_largest + number <= most
 

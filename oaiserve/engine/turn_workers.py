@@ -118,8 +118,8 @@ class TurnWorkers:
         give_back: Callable[[], None] = give_back,
         give_back_seconds: float = GIVE_BACK_SECONDS,
     ) -> None:
-        """Start so many threads for small work, one for large work, and if there `has_long` pieces, half as many for
-        these. With none, `add` does all work itself."""
+        """Start `num_threads` threads for small work and one for large work. With `has_long`, half as many threads
+        again do long pieces. With 0 threads, `add` does all work itself."""
         self._give_back = give_back
         self._give_back_ns = int(give_back_seconds * 1e9)
         self._lock = threading.Lock()  # guards all that follows. Nothing else is called while it is held.

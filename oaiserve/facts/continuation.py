@@ -16,7 +16,7 @@ IDS_HEADER = "x-oaiserve-stream"
 SENT_HEADER = "x-oaiserve-sent"  # how many bytes behind the body have the pieces
 KIND_HEADER = "x-oaiserve-kind"  # of a replica: those of one kind write the same bytes
 _IDS = re.compile(r"([0-9a-f]{32}) (\d{1,12}) (\d{1,20})", re.ASCII)
-_MARK = b": tokens "  # begins a comment of its own, behind a blank line
+_MARK = b": tokens "  # the beginning of a mark, which is a block of its own
 _BLANK_LINE = b"\n\n"
 
 
@@ -55,9 +55,9 @@ def mark(piece: Piece) -> bytes:
 
 
 class StreamSplitter:
-    """Cuts a stream behind events that another server need not write again: the marked ones, or all of them.
+    """Cuts a stream after complete events: after those with a mark, or without marks after each one.
 
-    Each byte is searched once, however the network cuts the stream and however long its lines are.
+    Each byte is searched once, no matter how long lines are or how the network splits the stream.
     """
 
     def __init__(self, *, is_marked: bool) -> None:
@@ -66,17 +66,20 @@ class StreamSplitter:
         self._begin = 0  # of the first event in `rest` without its end
 
     def push(self, part: bytes) -> tuple[bytes, list[Piece]]:
-        """Take the next bytes. Return those up to the last cut, without marks, and the marked pieces but for NOTHING.
+        """Take the next bytes. Return all bytes before the last cut, without marks, and the pieces of the marks except
+        NOTHING.
 
-        Raises msgspec.MsgspecError for a mark that is none.
+        Raises msgspec.MsgspecError for an invalid mark.
         """
-        rest, done, pieces = self.rest, bytearray(), []
+        rest = self.rest
+        done = bytearray()
+        pieces = []
         num_taken = 0
         at = max(self._begin, len(rest) - 1)  # the first half of a blank line may have come
         rest += part
         while (end := rest.find(_BLANK_LINE, at)) != -1:
             if not self._is_marked:
-                at = num_taken = rest.rindex(_BLANK_LINE, end) + len(_BLANK_LINE)
+                num_taken = rest.rindex(_BLANK_LINE, end) + len(_BLANK_LINE)
                 done += rest[:num_taken]
                 break
             at = end + len(_BLANK_LINE)

@@ -80,7 +80,8 @@ def _opened(path: Path | None, schema: Sequence[str], synchronous: str, without_
             with closing(sqlite3.connect(":memory:")) as plain:
                 for statement in schema:
                     plain.execute(statement)
-                wanted, found = _columns(plain), _columns(connection)
+                wanted = _columns(plain)
+                found = _columns(connection)
             for table, columns in wanted.items():
                 if found[table] != columns:
                     raise StartupError(

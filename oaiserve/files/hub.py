@@ -181,7 +181,7 @@ def ask_hub(repository: str) -> tuple[str, list[str]]:
 
 
 def _in_time(ask: Callable[[], T]) -> T:
-    """Return what a function returns. It runs on a thread, because resolving a host name has no timeout.
+    """Call `ask` on a thread and return its result. The thread is there because resolving a host name has no timeout.
 
     Raises what the function raises, and TimeoutError if there is no answer soon after the timeout of its request.
     """

@@ -195,7 +195,8 @@ def records() -> Iterator[Record]:
 
 def _record(path: Path) -> Record:
     header = _header(path)
-    folder, files = Path(header["folder"]), header["files"]
+    folder = Path(header["folder"])
+    files = header["files"]
     is_current = all(version_of(package) == known for package, known in header["versions"].items())
     is_unchanged = all(_stat(folder / name) == known["stat"] for name, known in files.items())
     model = folder if "config.json" in files else folder / min(files)

@@ -129,7 +129,8 @@ class Decoding:
     def _source(self) -> Iterator[bytes]:
         """Yield what is given, each time followed by an empty piece, with which control returns to `feed`."""
         while True:
-            data, self._given = self._given, b""
+            data = self._given
+            self._given = b""
             self._is_used = not data
             if self._is_used and self._has_ended:
                 return

@@ -85,7 +85,8 @@ async def pass_body(request: Request, limit_bytes: int, use: Callable[[bytes], N
         if part:
             await run_in_threadpool(use_all, (part,) if decoding is None else decoding.feed(part))
 
-    received, client = serving_of(request).received_bytes, request.state.client
+    received = serving_of(request).received_bytes
+    client = request.state.client
     window_bytes = len(codings) * WINDOW_BYTES
     if not received.take(client, window_bytes):
         raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)

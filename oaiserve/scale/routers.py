@@ -82,7 +82,8 @@ class Routers:
                     having.setdefault(model, [*with_any]).append(name)
             self._having = {model: tuple(names) for model, names in having.items()}
         groups: dict[tuple[str, ...], Router] = {}
-        before, self._by_model = self._by_model, {}
+        before = self._by_model
+        self._by_model = {}
         for model, names in self._having.items():
             router = groups.get(names)
             if router is None and len(groups) < MOST_ROUTERS:

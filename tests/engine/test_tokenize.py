@@ -411,7 +411,8 @@ class HeldMedia:
     placeholders: Mapping[MediaKind, str] = {"image": "<image>"}
 
     def __init__(self) -> None:
-        self.begun, self.go = threading.Event(), threading.Event()
+        self.begun = threading.Event()
+        self.go = threading.Event()
         self.prepared: list[MediaFile] = []
 
     def checked(self, files: Sequence[MediaFile]) -> list[MediaFile]:

@@ -52,7 +52,9 @@ def test_small_work_does_not_wait_for_large_work_nor_large_for_small() -> None:
 
 
 def test_pieces_that_take_long_keep_no_other_work_waiting_and_take_turns() -> None:
-    go, order, ends = threading.Event(), list[str](), SimpleQueue[object]()
+    go = threading.Event()
+    order = list[str]()
+    ends = SimpleQueue[object]()
 
     def in_two_long_pieces(client: str) -> Generator[bool | None, None, str]:
         for number in range(2):

@@ -19,7 +19,8 @@ from collections import Counter
 from oaiserve.errors import NotFetched
 from oaiserve.http.fetch import Fetcher
 
-OPEN, CLOSED = "127.0.0.2", "127.0.0.3"
+OPEN = "127.0.0.2"
+CLOSED = "127.0.0.3"
 ANSWERS = [[OPEN], [CLOSED], [OPEN, CLOSED], [CLOSED, OPEN], [OPEN], [OPEN], []]  # of look-ups, in turn
 NUM_FETCHES = 70
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: image/png\r\ncontent-length: 9\r\n\r\n"
@@ -40,7 +41,8 @@ def use_own_resolver() -> None:
 
 def resolve() -> None:
     """Answer queries for addresses of IPv4 with ANSWERS in turn, and all others with nothing."""
-    server, num_answered = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0
+    server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    num_answered = 0
     server.bind(("127.0.0.1", 53))
     while True:
         query, client = server.recvfrom(512)

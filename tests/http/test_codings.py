@@ -50,7 +50,8 @@ def read(named: str, body: bytes, limit: int = 10**7) -> bytearray:
 
 
 def read_as_it_arrives(named: str, body: bytes, piece_bytes: int, limit: int = 10**7) -> bytes:
-    decoding, found = Decoding(codings_of([named]), limit), bytearray()
+    decoding = Decoding(codings_of([named]), limit)
+    found = bytearray()
     for start in range(0, len(body), piece_bytes):
         for piece in decoding.feed(body[start : start + piece_bytes]):
             found += piece

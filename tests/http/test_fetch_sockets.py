@@ -38,7 +38,7 @@ subjectAltName = DNS:{1}
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return self-signed certificates of kinds, each in a file with its key."""
     if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
+        pytest.skip("there is no openssl to make certificates with: install it")
     made = {}
     for kind, name, end in [
         ("sound", "localhost", "20990101000000Z"),

@@ -40,7 +40,8 @@ async def total_bytes(store: BatchStore) -> int:
 
 
 async def test_an_answer_that_nobody_waits_for_any_more_is_kept_and_keeps_no_other_one_waiting() -> None:
-    store, gate = BatchStore(None, StoreLimits(1, 10**6, 3600.0)), threading.Event()
+    store = BatchStore(None, StoreLimits(1, 10**6, 3600.0))
+    gate = threading.Event()
     owned = [Owned(batch_of(name), "", await stored_file(store)) for name in ("left", "stays")]
     for one in owned:
         await store.add_batch(one, [Line(1, "a", 0, 2)])
@@ -133,7 +134,8 @@ async def test_batches_under_way_are_limited_by_key(monkeypatch: pytest.MonkeyPa
 
 async def test_any_part_of_a_file_is_read_wherever_pieces_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_store, "PIECE_BYTES", 4)
-    store, content = BatchStore(None, StoreLimits(1, 10**8, 3600.0)), bytes(range(13))
+    store = BatchStore(None, StoreLimits(1, 10**8, 3600.0))
+    content = bytes(range(13))
     number = await stored_file(store, content=content)
     for start in range(14):
         for end in range(start, 14):

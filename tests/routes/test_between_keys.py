@@ -14,7 +14,8 @@ from tests.routes.asking import BODIES, CHAT, COMPLETIONS, RESPONSES, bearer
 from tests.routes.conftest import Serve, run_server
 from tests.routes.doubles import FakeTelemetry
 
-ONE, TWO = bearer("one"), bearer("two")
+ONE = bearer("one")
+TWO = bearer("two")
 LONG = "A prompt of several blocks, which both keys send. " * 4
 
 
@@ -107,8 +108,10 @@ FOLDERS = {"file": "/v1/files", "batch": "/v1/batches", "conversation": "/v1/con
 
 @pytest.mark.parametrize("kind", KEPT)
 def test_what_a_key_has_stored_is_for_another_as_if_it_were_not_there(serve: Serve, kind: str) -> None:
-    served, kept = serve(api_key=("one", "two")), KEPT[kind]
-    name, folder = kept.make(served.http), FOLDERS.get(kind, RESPONSES)
+    served = serve(api_key=("one", "two"))
+    kept = KEPT[kind]
+    name = kept.make(served.http)
+    folder = FOLDERS.get(kind, RESPONSES)
     unknown = name[:-1] + ("0" if name[-1] != "0" else "1")
     for method, rest in kept.asked:
 

@@ -8,7 +8,8 @@ from tools.attack import growth, soak
 from tools.attack.growth import Cost, Growth
 from tools.attack.soak import Sample
 
-ONE, TWO = Cost("400", 2**20, 1.0, 100.0, 0.01), Cost("400", 2**21, 2.1, 190.0, 0.02)
+ONE = Cost("400", 2**20, 1.0, 100.0, 0.01)
+TWO = Cost("400", 2**21, 2.1, 190.0, 0.02)
 FLAT = [Sample(minute, 500.0, 600.0, 30, 20, 0, 0, 10 * minute, minute) for minute in range(1, 10)]
 
 

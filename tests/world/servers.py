@@ -204,7 +204,8 @@ class Disk:
                 before = connection.total_changes
                 result = work()
                 if self.after_write is not None and work != connection.close and connection.total_changes > before:
-                    after_write, self.after_write = self.after_write, None
+                    after_write = self.after_write
+                    self.after_write = None
                     return after_write()
                 future.set_result(result)
         except Exception as error:

@@ -34,7 +34,8 @@ PARTS = ("data", "data", "data", "files", "versions", "format", "day")  # of a h
 def edited_record(content: bytes, rng: random.Random) -> bytes:
     """Return a record with an edited header and a right checksum."""
     line, _, rest = content[:-DIGEST_BYTES].partition(b"\n")
-    header, part = json.loads(line), rng.choice(PARTS)
+    header = json.loads(line)
+    part = rng.choice(PARTS)
     header[part] = edited(header[part], rng)
     written = json.dumps(header).encode() + b"\n" + rest
     return written + hashlib.sha256(written).digest()
@@ -88,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--number", type=int, default=500, help="starts")
     arguments = parser.parse_args(argv)
-    counts, wrong = Counter[str](), 0
+    counts = Counter[str]()
+    wrong = 0
     with TemporaryDirectory() as work:
         cache = Path(work) / "cache"
         shutil.copytree(cache_folder() / "native", cache / "native")

@@ -14,17 +14,20 @@ from typing import NamedTuple
 
 from tools.attack.attack import CHAT, COMPLETIONS
 
-RESPONSES, MESSAGES, CONVERSATIONS = "/v1/responses", "/v1/messages", "/v1/conversations"
-COUNT_TOKENS, INPUT_TOKENS, COMPACT = f"{MESSAGES}/count_tokens", f"{RESPONSES}/input_tokens", f"{RESPONSES}/compact"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+CONVERSATIONS = "/v1/conversations"
+COUNT_TOKENS = f"{MESSAGES}/count_tokens"
+INPUT_TOKENS = f"{RESPONSES}/input_tokens"
+COMPACT = f"{RESPONSES}/compact"
 CONVERSATION = f"{CONVERSATIONS}/{{conversation_id}}"
-EMBEDDINGS, TOKENIZE, DETOKENIZE, FILES, BATCHES = (
-    "/v1/embeddings",
-    "/tokenize",
-    "/detokenize",
-    "/v1/files",
-    "/v1/batches",
-)
-SCORES, RERANKS = ("/score", "/v1/score"), ("/rerank", "/v1/rerank", "/v2/rerank")
+EMBEDDINGS = "/v1/embeddings"
+TOKENIZE = "/tokenize"
+DETOKENIZE = "/detokenize"
+FILES = "/v1/files"
+BATCHES = "/v1/batches"
+SCORES = ("/score", "/v1/score")
+RERANKS = ("/rerank", "/v1/rerank", "/v2/rerank")
 BARE = (
     f"{RESPONSES}/{{response_id}}/cancel",
     f"{BATCHES}/{{batch_id}}/cancel",
@@ -101,7 +104,8 @@ TEXTS = {
 
 # -- histories --------------------------------------------------------------------------------------------------------
 
-USER, ASSISTANT = '{"role":"user","content":"a"},', '{"role":"assistant","content":"b"},'
+USER = '{"role":"user","content":"a"},'
+ASSISTANT = '{"role":"assistant","content":"b"},'
 CALL = '{"id":"c#","type":"function","function":{"name":"f","arguments":"{}"}},'
 CALLING, RESULT = '{"role":"assistant","tool_calls":[HERE]},', '{"role":"tool","tool_call_id":"c#","content":"r"},'
 ONE_CALL = CALLING.replace("HERE", CALL[:-1])
@@ -142,8 +146,10 @@ ITEMS = {
 BLOCK_CALL, BLOCK_RESULT = (
     '{"type":"tool_use","id":"c#","name":"f","input":{}},', '{"type":"tool_result","tool_use_id":"c#","content":"r"},'
 )  # fmt: skip
-ASKS, SAYS = '{"role":"user","content":[HERE]}', '{"role":"assistant","content":[HERE]}'
-CALLS_BLOCK, TAKES_BLOCK = SAYS.replace("HERE", BLOCK_CALL[:-1]), ASKS.replace("HERE", BLOCK_RESULT[:-1])
+ASKS = '{"role":"user","content":[HERE]}'
+SAYS = '{"role":"assistant","content":[HERE]}'
+CALLS_BLOCK = SAYS.replace("HERE", BLOCK_CALL[:-1])
+TAKES_BLOCK = ASKS.replace("HERE", BLOCK_RESULT[:-1])
 TURNS = {
     "messages of one letter": f"«{USER}»",
     "turns of one letter": f"«{USER}{ASSISTANT}»",
@@ -282,7 +288,8 @@ def _constraints(schema: str, others: str | None = None) -> Forms:
 
 
 HI = '{"role":"user","content":"Hi"}'
-CHAT_BODY, RESPONSES_BODY = '"max_tokens":2,"messages":[HERE]', '"max_output_tokens":16,"input":[HERE]'
+CHAT_BODY = '"max_tokens":2,"messages":[HERE]'
+RESPONSES_BODY = '"max_output_tokens":16,"input":[HERE]'
 CLAUDE_BODY = '"model":"demo","max_tokens":2,"messages":[HERE]'
 CHAT_SCHEMA = '"response_format":{"type":"json_schema","json_schema":{"name":"s","schema":HERE}}'
 ITEM_SCHEMA = '"text":{"format":{"type":"json_schema","name":"s","schema":HERE}}'
@@ -300,9 +307,11 @@ def _texts(*templates: str) -> Forms:
 
 def _fields() -> Iterator[tuple[str, Forms]]:
     """Yield forms of what is in the body of a route, by the route."""
-    user, says = '{"role":"user","content":"HERE"}', '{"role":"assistant","content":"HERE"},' + HI
+    user = '{"role":"user","content":"HERE"}'
+    says = '{"role":"assistant","content":"HERE"},' + HI
     called = f"{ONE_CALL.replace('{}', 'HERE')}{RESULT.replace('#', '').replace(chr(34) + 'r', chr(34) + 'HERE')}{HI}"
-    chat, hi = CHAT_BODY.replace("HERE", user), CHAT_BODY.replace("HERE", HI)
+    chat = CHAT_BODY.replace("HERE", user)
+    hi = CHAT_BODY.replace("HERE", HI)
     yield CHAT, within(CHAT_BODY, CHAT_HISTORIES)
     yield CHAT, _texts(chat, CHAT_BODY.replace("HERE", says), CHAT_BODY.replace("HERE", called.replace("#", "")))
     yield CHAT, within(hi + ',"tools":[HERE]', CHAT_TOOLS)
@@ -349,7 +358,8 @@ def _fields() -> Iterator[tuple[str, Forms]]:
 
 PART = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="HERE"\r\n\r\n'
 END = f"\r\n--{BOUNDARY}--\r\n"
-PURPOSE, FILE = PART.replace("HERE", "purpose") + "batch\r\n", PART.replace("HERE", 'file"; filename="a.jsonl')
+PURPOSE = PART.replace("HERE", "purpose") + "batch\r\n"
+FILE = PART.replace("HERE", 'file"; filename="a.jsonl')
 UPLOADS = {
     "a file": f"{PURPOSE}{FILE}«a»{END}",
     "line ends": f"{PURPOSE}{FILE}«\r\n»{END}",

@@ -108,10 +108,12 @@ class Client:
             connection.close()
 
     def cost(self, form: Form, path: str, num_bytes: int) -> Cost:
-        body, pid = form.body(num_bytes), self._server.pid
+        body = form.body(num_bytes)
+        pid = self._server.pid
         self.ask("GET", "/health", key=NEIGHBOUR_KEY)
         process_usage.reset_peak_rss(pid)
-        before, cpu = process_usage.rss_mib(pid), process_usage.cpu_seconds(pid)
+        before = process_usage.rss_mib(pid)
+        cpu = process_usage.cpu_seconds(pid)
         with self._neighbour() as waits:
             headers = {name.replace("-", "_"): value for name, value in form.headers.items()}
             status, _ = self.ask("POST", path, body, **headers)

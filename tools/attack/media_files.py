@@ -36,7 +36,8 @@ def _chunk(chunk: tuple[bytes, bytes]) -> bytes:
 
 def tiff(tags: dict[int, int | bytes], data: bytes = b"") -> bytes:
     """Return a TIFF; a value of bytes is a list of integers of 32 bits."""
-    entries, lists = b"", b""
+    entries = b""
+    lists = b""
     tags = dict(sorted((_BASIC_TAGS | tags).items()))
     start = 14 + 12 * len(tags)
     for tag, value in tags.items():

@@ -53,8 +53,10 @@ from tools.bench import process_usage
 from tools.markdown import as_markdown, publish
 from tools.server_process import exit_on_sigterm
 
-ROUND_SECONDS, SETTLE_SECONDS = 30.0, 5.0
-HONEST, ATTACKERS = 3, 6
+ROUND_SECONDS = 30.0
+SETTLE_SECONDS = 5.0
+HONEST = 3
+ATTACKERS = 6
 ANSWER_SECONDS = 300.0  # the machine may be busy, and a prompt of the whole context before others
 FILLING = 16  # prompts of 1,500 words, which use all blocks once
 SIZES = (7_000, 60_000, 2**20)  # bytes of a growing body

@@ -338,7 +338,7 @@ class Matcher:
         if self._matcher.is_error():
             self._original.is_spent = True
             message = self._matcher.get_error()
-            # A limit of llguidance, as of a name of 28,000 characters, may also be met behind a token that was allowed.
+            # An allowed token may lead beyond a limit of llguidance, for example within a name of 28,000 characters.
             raise (GrammarGivenUp if "too many" in message else error)(_explained(message))
         self.is_complete = self._matcher.is_stopped()
 

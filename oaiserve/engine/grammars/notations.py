@@ -21,7 +21,7 @@ from oaiserve.engine.request import GrammarKind
 MOST_CHARACTERS = 2**16  # of a grammar, and of choices
 MOST_CHOICES = 10_000
 MOST_DEFINITIONS = 500  # of a Lark grammar, its schemas included
-# Strings, regexes and comments. The search goes on behind an open one, or else its quotes would be tried one by one.
+# Strings, regexes and comments. A string that isn't closed matches as well: otherwise each quote in it would be tried.
 _LARK_TEXTS = re.compile(
     r'"(?:\\.|[^"\\\n])*+(?:"|(?P<string>))|/(?![/*])(?:\\.|[^/\\\n])++(?:/|(?P<regex>))|//[^\n]*|#[^\n]*'
 )

@@ -40,7 +40,7 @@ class Leads:
 
     def begin_at(self, text: str) -> None:
         self._text = text  # a lead may match from here on
-        self._blanks: list[str] = []  # behind that
+        self._blanks: list[str] = []  # white space after `_text`
         self._is_searched = not text
         self._decoder = _decoder("replace")
 

@@ -61,7 +61,8 @@ def start_model(
 
 def _started(request: StartRequest) -> ServedModel:
     """Ask the ways to start, until one has started the model."""
-    source, options = request.source, request.options
+    source = request.source
+    options = request.options
     declined: list[str] = []
     media = _media(request)
     for way in _ways(request):

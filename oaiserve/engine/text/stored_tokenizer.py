@@ -28,7 +28,7 @@ _PACKAGES = ("oaiserve", "transformers", "tokenizers")
 
 @dataclass(slots=True, kw_only=True)
 class TokenizerParts:
-    """The data of a tokenizer but for its definition. The attributes have the names that transformers gives them."""
+    """What is stored of a tokenizer besides its definition. The attributes have transformers' names."""
 
     length: int
     split_special_tokens: bool

@@ -161,7 +161,8 @@ class _Decoder:
         return self._converted(data[:end])
 
     def rest(self) -> bytes:
-        rest, self._held = self._held, b""
+        rest = self._held
+        self._held = b""
         return self._converted(rest)
 
     def _converted(self, data: bytes) -> bytes:

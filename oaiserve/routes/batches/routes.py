@@ -62,7 +62,9 @@ PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES,
 )
 async def upload(request: Request) -> Response:
     """Answer with the file. Its content is written to the disk as it arrives."""
-    store, owner, client = _runner(request).store, request.state.owner, request.state.client
+    store = _runner(request).store
+    owner = request.state.owner
+    client = request.state.client
     num_announced = announced_bytes(request)
     check_size(num_announced, MOST_FILE_BYTES)
     check_type(request, "multipart/form-data")
@@ -233,7 +235,8 @@ async def _page(
     kind: type[AnyPage], query: dict[str, Any], newest: Callable[[int, str | None], Awaitable[list[Any]]]
 ) -> Response:
     """Answer with a page of what `newest` returns for a limit and an id to begin behind."""
-    limit, after = query["limit"] or 20, query["after"]
+    limit = query["limit"] or 20
+    after = query["after"]
     try:
         items = await newest(limit + 1, after)
     except NotFound:

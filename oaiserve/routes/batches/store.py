@@ -133,7 +133,8 @@ class BatchStore:
         return sum(taken.values()) + num_bytes <= most or is_within_share(most, taken, owner, num_bytes)
 
     def _drop_old(self) -> None:
-        execute, oldest = self._connection.execute, self._oldest()
+        execute = self._connection.execute
+        oldest = self._oldest()
         execute(f"DELETE FROM stored_files WHERE created_at <= ? AND {_UNREAD}", (oldest,))
         has_files = "EXISTS (SELECT 1 FROM stored_files WHERE batch = stored_batches.id)"
         old = f"created_at <= ? AND NOT is_open AND NOT {has_files}"
@@ -446,9 +447,11 @@ class BatchStore:
             found = self._all(f"SELECT number {there} AND id = ?", *values, after)
             if not found:
                 raise NotFound("There is no such item.")
-            there, values = f"{there} AND number < ?", (*values, *found[0])
+            there = f"{there} AND number < ?"
+            values = (*values, *found[0])
         if purpose is not None:
-            there, values = f"{there} AND purpose = ?", (*values, purpose)
+            there = f"{there} AND purpose = ?"
+            values = (*values, purpose)
         rows = self._all(f"SELECT object {there} ORDER BY number DESC LIMIT ?", *values, limit)
         return [msgspec.json.decode(row, type=kind) for (row,) in rows]
 

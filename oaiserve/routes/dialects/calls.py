@@ -155,7 +155,8 @@ class CallParser(ABC):
             self._awaits_value = not self._value.push(self._text[at:])
         if self._awaits_value:
             return None
-        found, self._value = self._value, None
+        found = self._value
+        self._value = None
         if found.is_broken:
             raise NotACall(at + found.num_read)
         return at + found.num_read
@@ -242,7 +243,8 @@ class CallParser(ABC):
         at += len(taken)
         self._take(at if at > MOST_TRIED_AGAIN else len(self._tag))
         segments.append(Content("".join(self._raw)))
-        self._is_blank, self._step = False, self._in_text
+        self._is_blank = False
+        self._step = self._in_text
 
     @abstractmethod
     def _head(self, segments: list[Segment]) -> bool:

@@ -166,7 +166,8 @@ async def add_items(request: Request) -> Response:
     body, _ = await read_parsed(request, ItemsBody)
     adaptations = Adaptations()
     items = _new_items(request, body.items, adaptations)
-    most_bytes, unique_id = serving_of(request).body_limit, lasting_id(request)
+    most_bytes = serving_of(request).body_limit
+    unique_id = lasting_id(request)
 
     def edit(old: StoredResponse) -> StoredResponse:
         new = with_turn(old, items, unique_id, 0)

@@ -364,7 +364,9 @@ class Gateway:
         If one fails (500), another one gets the same request. Only where that answers is the first one to blame, and
         not the request.
         """
-        metrics, headers, body = self._metrics, asked.headers, asked.body
+        metrics = self._metrics
+        headers = asked.headers
+        body = asked.body
         if asked.sent.number:
             sent = asked.sent.as_json()
             headers, body = [*headers, (SENT_HEADER.encode(), b"%d" % len(sent))], body + sent
@@ -414,7 +416,8 @@ class Gateway:
             is_failure = status >= 500 and status not in (503, LoopDetected.status)
             if is_failure and failed is None and asked.may_be_repeated:
                 passed.append(begun)
-                failed, moves = begun, "500"
+                failed = begun
+                moves = "500"
                 attempt.end(monotonic_ns(), str(status))
                 continue
             # Another replica may not have what the request is about, such as an earlier response.
@@ -469,7 +472,9 @@ class Gateway:
                 if asked.sent.number > num_sent:
                     self._blame(cutters)
                     self._watch.exclude(begun.upstream.name, f"it has cut off an answer: {error}")
-                    num_sent, num_cuts, give_up_ns = asked.sent.number, 0, monotonic_ns() + int(GO_ON_SECONDS * 1e9)
+                    num_sent = asked.sent.number
+                    num_cuts = 0
+                    give_up_ns = monotonic_ns() + int(GO_ON_SECONDS * 1e9)
                 cutters.append((begun.upstream, f"an answer cut off: {error}"))
                 may_go_on = may_go_on and not asked.sent.is_forgotten
                 if not may_go_on:
@@ -505,7 +510,8 @@ class Gateway:
     ) -> bytes:
         """Send what comes from a replica, and return the end of its answer. The signs of life end with the first part.
         Raises CutOff, behind whole pieces."""
-        answer, events = begun.answer, StreamSplitter(is_marked=begun.may_go_on)
+        answer = begun.answer
+        events = StreamSplitter(is_marked=begun.may_go_on)
         left.add_done_callback(lambda _: answer.close())
         begun.upstream.num_open += 1
         try:

@@ -216,7 +216,9 @@ def test_a_response_is_replaced_only_as_it_is_known(make_store: MakeStore) -> No
 
 
 def test_a_response_that_is_stored_again_replaces_only_that_of_its_owner(make_store: MakeStore) -> None:
-    store, first, again = make_store(), turn("1"), turn("1", num_bytes=30)
+    store = make_store()
+    first = turn("1")
+    again = turn("1", num_bytes=30)
 
     async def put_all() -> list[StoredResponse | None]:
         for owner, stored in (("a", first), ("b", first), ("a", again)):

@@ -44,7 +44,8 @@ class Exclusion:
             for name in ("anyOf", "oneOf"):
                 if isinstance(first.get(name), list) and first[name]:
                     return all(self._are_disjoint(each, second, where, depth + 1) for each in first[name])
-        (values, kinds), (other_values, other_kinds) = self._about(one), self._about(other)
+        (values, kinds) = self._about(one)
+        (other_values, other_kinds) = self._about(other)
         if values is not None and other_values is not None:
             return not values & other_values
         if not kinds & other_kinds:

@@ -25,7 +25,8 @@ LOW_DETAIL_PIXELS = 512  # of the longer side
 LARGER_JPEG = 4  # A photo may have this many times the most pixels: it is decoded at a fraction of its size.
 STRIP_ROWS = 64  # put on white, or written, at once
 # A large image takes half a second here. Files made for it, such as a JPEG with a megabyte of markers, take any time.
-LEAST_CPU_SECONDS, PIXELS_IN_SECOND = 1, 8_000_000
+LEAST_CPU_SECONDS = 1
+PIXELS_IN_SECOND = 8_000_000
 # Memory for a pixel while it is decoded: the format's own buffers, and two or three copies.
 BYTES_OF_PIXEL = 24
 OPENING_BYTES = 2**31  # A decoder of WebP reserves memory for any size before that can be compared with the limit.
@@ -68,8 +69,7 @@ def decoded(image: Image.Image, *, on_white: bool, is_low: bool) -> Image.Image:
 
 
 def reason_of(error: Exception, max_pixels: int) -> str:
-    """Return what to tell the client of an error, which may be of any type: decoders meet the unexpected with what they
-    happen to do."""
+    """Return what to tell the client about an error. Decoders raise errors of any type."""
     if isinstance(error, Refused):
         return str(error)
     if isinstance(error, Image.DecompressionBombError):

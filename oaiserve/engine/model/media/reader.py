@@ -50,7 +50,8 @@ class FileReader:
     def checked(self, files: Sequence[MediaFile]) -> list[MediaFile]:
         """Return the files as bytes, once their headers have no more pixels than a prompt may have. Raises
         InvalidRequest."""
-        limits, num_pixels = self._limits, 0
+        limits = self._limits
+        num_pixels = 0
         files = [replace(file, content=content_of(file, limits.max_bytes)) for file in files]
         for file in files:
             if file.kind == "image":

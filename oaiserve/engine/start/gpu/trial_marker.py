@@ -54,7 +54,8 @@ class TrialMarker:
         found = json.loads(private.read_file(path))
         if not isinstance(found, dict):
             raise TypeError(f"{path} has another form")
-        trying, died = found.get("trying"), found.get("died", {})
+        trying = found.get("trying")
+        died = found.get("died", {})
         if not isinstance(trying, str | None) or not isinstance(died, dict):
             raise TypeError(f"{path} has another form")
         self.died = {feature: str(day) for feature, day in died.items()}

@@ -171,7 +171,8 @@ def test_a_large_photo_is_decoded_at_a_fraction_of_its_size(
 
 def test_the_images_of_a_prompt_have_a_limit_of_pixels_together_before_any_is_decoded() -> None:
     reader = FileReader({}, SimpleNamespace(get_text_config=dict), SimpleNamespace(), MediaLimits(max_pixels=1000))
-    one, broken = MediaFile("image", png(100, 10)), MediaFile("image", png(100, 11))
+    one = MediaFile("image", png(100, 10))
+    broken = MediaFile("image", png(100, 11))
     sound = MediaFile("audio", b64encode(b"not read").decode())
     assert [file.content for file in reader.checked([one] * 16 + [sound])] == [one.content] * 16 + [b"not read"]
     with pytest.raises(InvalidRequest, match="have 17000 pixels together, but at most 16000 are decoded for a request"):
