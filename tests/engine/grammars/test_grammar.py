@@ -1,6 +1,7 @@
 """Tests of what a choice may go on with, on a small tokenizer."""
 
 import json
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
@@ -225,6 +226,13 @@ def test_a_mask_that_takes_too_much_ends_its_choice(monkeypatch: pytest.MonkeyPa
     matcher = compiled("regex", ".*a.{50}").matcher()
     with pytest.raises(GrammarGivenUp, match="too many states"):
         [allowed(pushed(matcher, character)) for character in "abaab" * 20]
+
+
+def test_an_allowed_token_may_lead_beyond_a_limit_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = llguidance.LLParserLimits(max_lexer_states=300, verbose_errors=False)
+    monkeypatch.setattr(grammar_module, "_LIMITS", limits)
+    with pytest.raises(GrammarGivenUp, match="too many states"):
+        pushed(compiled("regex", ".*a.{50}").matcher(), "".join(random.Random(1).choices("ab", k=1000)))
 
 
 @pytest.fixture
