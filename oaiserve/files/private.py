@@ -30,8 +30,9 @@ def cache_folder() -> Path:
 def make_folder(folder: Path) -> None:
     """Create a folder, and those above it that are missing, for this user only, whatever the umask.
 
-    A file or a link to nothing in its place is removed: the folder is one of our own."""
-    if not folder.is_dir():
+    A file or a link to nothing in its place is removed, unless it is what OAISERVE_CACHE names: the folder is one of
+    our own."""
+    if not folder.is_dir() and folder != cache_folder():
         with suppress(FileNotFoundError, NotADirectoryError):
             folder.unlink()
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -44,12 +45,15 @@ def make_folder(folder: Path) -> None:
 
 
 def verified(folder: Path) -> Path:
-    """Return the folder without symbolic links in its path. Raises NotPrivate if somebody else could write to it.
+    """Return the folder without symbolic links in its path. Raises NotPrivate if it is none, or if somebody else could
+    write to it.
 
     Whoever can write to a folder above could replace this one, so all are checked. With the sticky bit, as on /tmp,
     others can write but cannot replace the files of this user.
     """
     real = folder.resolve(strict=True)
+    if not real.is_dir():
+        raise NotPrivate(f"{real} is not a folder")
     for path in (real, *real.parents):
         status = path.stat()
         if status.st_uid not in (os.geteuid(), 0):

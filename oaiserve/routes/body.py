@@ -33,13 +33,11 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 Result = TypeVar("Result")
 
 
-async def read_body(
-    request: Request, serving: Serving, kind: str = "application/json", limit_bytes: int | None = None
-) -> bytearray:
-    """Read the whole body of the request, and undo its content codings. Raises its errors, Overloaded if clients send
-    too many large bodies at once, and ClientDisconnect."""
+async def read_body(request: Request, serving: Serving) -> bytearray:
+    """Read the whole body of the request, which is JSON, and undo its content codings. Raises its errors, Overloaded if
+    clients send too many large bodies at once, and ClientDisconnect."""
     codings = codings_of(request.headers.getlist("content-encoding"))
-    limit_bytes = limit_bytes or serving.body_limit
+    limit_bytes = serving.body_limit
     body = bytearray()  # one buffer that grows: to join parts would copy all of them at once
     client: str = request.state.client
     is_whole = False
@@ -57,7 +55,7 @@ async def read_body(
         body = await _decoded(request, body, codings, limit_bytes)
     if body.startswith(BOM_UTF8):  # as editors of Windows write it
         del body[: len(BOM_UTF8)]
-    check_type(request, kind)
+    check_type(request, "application/json")
     return body
 
 

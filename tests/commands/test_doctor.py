@@ -60,3 +60,13 @@ def test_the_limit_of_a_cgroup_is_read(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_instruction_sets_say_how_fast_it_will_be(features: set[str], said: str) -> None:
     assert said in doctor.instruction_sets("x86_64", frozenset(features)).sentences
+
+
+def test_a_file_where_the_cache_should_be_is_named_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes").write_text("mine")
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "notes"))
+    cli.main(["doctor"])
+    assert "notes cannot be used" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "notes").read_text() == "mine"
