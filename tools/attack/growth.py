@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from tools.attack.attack import ATTACKER_KEY, COMPLETIONS, NEIGHBOUR_KEY
-from tools.attack.forms import CONVERSATIONS, Form, forms
+from tools.attack.attack import ATTACKER_KEY, CHAT, COMPLETIONS, NEIGHBOUR_KEY
+from tools.attack.forms import COMPACT, CONVERSATIONS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES, Form, forms
 from tools.attack.server import Server, oaiserve
 from tools.bench import process_usage
 from tools.markdown import as_markdown, publish
@@ -33,6 +33,12 @@ from tools.server_process import exit_on_sigterm
 NUM_BYTES = (7_000, 28_000, 2**19)
 MOST_RATIO = 2.8  # of the cost of 2n bytes to that of n; a square is 4
 FREE_CPU_SECONDS, FREE_MIB = 0.25, 96.0  # that 2n may cost in any case: too little to tell a square from a line
+# An answer of the model may cost this much more: the prefill of a whole context, or the decode of a summary.
+MODEL_CPU_SECONDS, SUMMARY_CPU_SECONDS = 1.0, 8.0
+OF_MODEL = {
+    COMPACT: SUMMARY_CPU_SECONDS,
+    **dict.fromkeys((COMPLETIONS, CHAT, RESPONSES, MESSAGES, EMBEDDINGS, *SCORES, *RERANKS), MODEL_CPU_SECONDS),
+}
 MOST_CPU_SECONDS_PER_MIB = 4.0
 MOST_MIB_PER_MIB = 96.0
 MOST_HEALTH_SECONDS = 0.1
@@ -66,12 +72,13 @@ class Growth:
         return self.costs[-1].cpu_seconds
 
 
-def failures(one: Cost, two: Cost) -> list[str]:
-    """Return what is wrong with the costs of n and 2n bytes."""
+def failures(one: Cost, two: Cost, model_cpu_seconds: float = 0.0) -> list[str]:
+    """Return what is wrong with the costs of n and 2n bytes; an answer of the model may cost so much more."""
+    free_cpu_seconds = FREE_CPU_SECONDS + (model_cpu_seconds if two.status[:1] == "2" else 0.0)
     found = [f"answered {cost.status}" for cost in (one, two) if cost.status[:1] not in ("2", "4")]
     mib_sent = two.num_bytes / 2**20
     for what, first, second, free, most in (
-        ("s of CPU", one.cpu_seconds, two.cpu_seconds, FREE_CPU_SECONDS, MOST_CPU_SECONDS_PER_MIB),
+        ("s of CPU", one.cpu_seconds, two.cpu_seconds, free_cpu_seconds, MOST_CPU_SECONDS_PER_MIB),
         ("MiB", one.mib, two.mib, FREE_MIB, MOST_MIB_PER_MIB),
     ):
         if second > free and second > MOST_RATIO * first:
@@ -145,12 +152,13 @@ def measure(client: Client, form: Form, conversation: str, num_bytes: int) -> Gr
     """Measure a form, and again if it fails: then the best of each figure counts."""
     path = form.path.replace("{conversation_id}", conversation)
     sizes = (num_bytes, 2 * num_bytes)
+    model_cpu_seconds = OF_MODEL.get(form.path, 0.0)
     costs = [client.cost(form, path, size) for size in sizes]
     for _ in range(MOST_TRIES - 1):
-        if not failures(*costs):
+        if not failures(*costs, model_cpu_seconds):
             break
         costs = [_better(first, client.cost(form, path, size)) for first, size in zip(costs, sizes, strict=True)]
-    return Growth(form.path, form.name, costs, failures(*costs))
+    return Growth(form.path, form.name, costs, failures(*costs, model_cpu_seconds))
 
 
 def _better(one: Cost, other: Cost) -> Cost:
