@@ -295,17 +295,16 @@ def routes(config: Config) -> list[Route]:
 
     adapters_closed = models.switched_off if config.engine.lora_dir is None else models.closed_route
     adapters_open = config.engine.lora_dir is not None and config.server.is_private
-    # /debug and the dashboard show requests of all users, so they need an API key, or a server for this machine only,
-    # or an operator who says so.
+    # /debug and some pages show everybody's requests, so they need an API key, or a server for this machine only, or an
+    # operator who opens them.
     protected_routes = [
         Route("/debug/requests", debug.recent_requests),
         Route("/debug/requests/{request_id}", debug.recent_request),
         Route("/debug/report", debug.report),
-        Route("/dashboard", dashboard.page),
         Route("/dashboard/feed", dashboard.feed),
-        Route("/dashboard/static/{name}", dashboard.page_file),
     ]
-    closed_routes = [Route(path, debug.closed_route) for path in ("/dashboard", "/debug/requests", "/debug/report")]
+    closed_routes = [Route(path, debug.closed_route) for path in ("/debug/requests", "/debug/report")]
+    shows_requests = config.server.shows_dashboard
     completions_path, chat_path, responses_path = "/v1/completions", "/v1/chat/completions", "/v1/responses"
     stored_path, compact_path = f"{responses_path}/{{response_id}}", f"{responses_path}/compact"
     table = [
@@ -372,7 +371,8 @@ def routes(config: Config) -> list[Route]:
         Route("/version", health.version),
         Route("/metrics", health.metrics),
         Route("/admin/keys", keys.list_keys if config.server.stored_keys else keys.closed_route),
-        *(protected_routes if config.server.shows_dashboard else closed_routes),
+        *dashboard.page_routes(None if shows_requests else debug.closed_route),
+        *(protected_routes if shows_requests else closed_routes),
     ]
     server = config.server
     schema = published(table, version=__version__, needs_key=server.needs_key, guard_all=server.guard_all)

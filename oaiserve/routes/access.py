@@ -98,13 +98,14 @@ class Hosts:
 
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json"})
-_PAGES = frozenset({"/", "/dashboard"})  # a browser sends no key when it loads a page
-_PAGE_FILES = "/dashboard/static/"
+# A browser sends no key when it loads a page.
+_PAGES = frozenset({"/", "/dashboard", "/requests", "/docs", "/favicon.ico"})
+_BELOW_PAGES = ("/dashboard/static/", "/requests/")
 
 
 def is_open(path: str, *, guard_all: bool) -> bool:
     """Return whether a route never asks for a key: the operator's, unless all are guarded, and pages without data."""
-    return path in _PAGES or path.startswith(_PAGE_FILES) or (path in _OPEN_PATHS and not guard_all)
+    return path in _PAGES or path.startswith(_BELOW_PAGES) or (path in _OPEN_PATHS and not guard_all)
 
 
 # The rights for these routes and all below them; every other one is for those who use the model.

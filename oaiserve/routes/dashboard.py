@@ -1,12 +1,12 @@
-"""/ and /dashboard, the page, its files and its feed. The page holds no data, and the feed no text of requests.
+"""The pages, their files, and the feed of the live page. The pages hold no data, and the feed no text of requests.
 
-The page needs no API key, because a browser cannot send one when it opens a page. It asks its user for the key and
-sends it with everything else that it loads. Its addresses are relative, so a proxy may serve it under a prefix.
+A page needs no API key, because a browser cannot send one when it opens a page. It asks its user for the key and sends
+it with everything else that it loads. All addresses in a page are relative, so a proxy may serve it under a prefix.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from oaiserve.errors import NotFound, Overloaded
@@ -27,6 +28,7 @@ from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import Serving, serving_of
 
 if TYPE_CHECKING:
+    from oaiserve.config import ServerOptions
     from oaiserve.telemetry import Telemetry
 
 MOST_REQUESTS = 30  # rows of the waterfall
@@ -46,6 +48,7 @@ _HEADERS = {
     ),
     "referrer-policy": "no-referrer",
 }
+_NO_HEADERS: Mapping[str, str] = {}
 _FEED_HEADERS = {**sse.HEADERS, "cache-control": "no-store"}
 
 
@@ -57,7 +60,7 @@ class File(NamedTuple):
 
 @cache
 def page_files() -> Mapping[str, File]:
-    """Return the files of the page by name, read once."""
+    """Return the files of the pages by name, read once."""
     found = {}
     for path in files("oaiserve.routes").joinpath("static").iterdir():
         suffix = path.name[path.name.rindex(".") :]
@@ -67,32 +70,36 @@ def page_files() -> Mapping[str, File]:
 
 
 class Root(msgspec.Struct):
-    """The name of the server, and links to go on from here: relative ones, as a proxy may put a path before them."""
+    """What this server is, and links to go on from here: relative ones, as a proxy may put a path before them. Without
+    the link `page`, it shows nobody's requests."""
 
     name: str
     links: dict[str, str]
+    needs_key: bool
     version: str | UnsetType = UNSET  # left out where --guard-all keeps it from those without a key
 
 
-@Operation(summary="Sends browsers to the page; others learn what this is.", group="Pages", answer=Root)
+@Operation(summary="The chat page for browsers; others get links.", group="Pages", answer=Root, alternative="text/html")
 async def root(request: Request) -> Response:
     serving = serving_of(request)
-    server = serving.config.server
-    page = "dashboard" if server.shows_dashboard else None
-    return answer_root(request, "dashboard#chat", page, serving.version, guard_all=server.guard_all, has_schema=True)
+    has_chat = serving.task == "generate"
+    return await answer_root(request, serving.config.server, serving.version, has_chat=has_chat, has_schema=True)
 
 
-def answer_root(
-    request: Request, to: str, page: str | None, version: str, *, guard_all: bool = False, has_schema: bool = False
+async def answer_root(
+    request: Request, server: ServerOptions, version: str, *, has_chat: bool = True, has_schema: bool = False
 ) -> Response:
-    """Send a browser on, and tell other clients what this is. Nothing may keep that."""
-    headers = {"vary": "accept", "cache-control": "no-store"}
+    """Answer a browser with the chat page, or send it to another one, and tell other clients what this is."""
     if prefers_html(request.headers.get("accept", "")):
-        return Response(status_code=307, headers={"location": to, **headers})
-    links = {"api": "v1", "models": "v1/models", "health": "health", "metrics": "metrics"}
+        if has_chat:
+            return await file_response(request, "chat.html", {"vary": "accept"})
+        to = "dashboard" if server.shows_dashboard else "docs"
+        return Response(status_code=307, headers={"location": to, "vary": "accept", "cache-control": "no-store"})
+    links = {"api": "v1", "models": "v1/models", "health": "health", "metrics": "metrics", "docs": "docs"}
     links |= {"schema": "openapi.json"} if has_schema else {}
-    links |= {} if page is None else {"page": page}
-    return json_response(Root("oaiserve", links, UNSET if guard_all else version), headers=headers)
+    links |= {"page": "dashboard"} if server.shows_dashboard else {}
+    told = Root("oaiserve", links, server.needs_key, UNSET if server.guard_all else version)
+    return json_response(told, headers={"vary": "accept", "cache-control": "no-store"})
 
 
 def prefers_html(accept: str) -> bool:
@@ -112,29 +119,52 @@ def prefers_html(accept: str) -> bool:
     return html > json
 
 
-@Operation(summary="The live page.", group="Pages", answer="text/html")
-async def page(request: Request) -> Response:
-    return await whole_page(request, "index.html")
+Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-async def whole_page(request: Request, name: str) -> Response:
-    """Answer with this page, at /dashboard without a slash at its end."""
-    path = request.scope["raw_path"]  # as the client sent it: TidyPath removes slashes only from `path`
-    num_slashes = len(path) - len(path.rstrip(b"/"))
-    if num_slashes:  # the relative addresses in the page would resolve to something else
-        return Response(status_code=308, headers={"location": f"{'../' * num_slashes}dashboard"})
-    request.path_params["name"] = name
-    return await page_file(request)
+def page_routes(closed: Endpoint | None, *, live: str = "live.html") -> list[Route]:
+    """Return the routes of all pages but /, and of their files. `closed` answers in place of the pages that show
+    requests, unless it is None."""
+    return [
+        Route("/dashboard", closed or _page(live, "The live page.")),
+        Route("/requests", closed or _page("requests.html", "The page with the last requests.")),
+        Route("/requests/{request_id}", closed or _page("request.html", "The page of one request.")),
+        Route("/docs", _page("api.html", "The page about this API.")),
+        Route("/favicon.ico", favicon),
+        Route("/dashboard/static/{name}", page_file),
+    ]
+
+
+def _page(file: str, summary: str) -> Endpoint:
+    @Operation(summary=summary, group="Pages", answer="text/html")
+    async def page(request: Request) -> Response:
+        path = request.scope["raw_path"].decode("latin-1")  # as the client sent it: TidyPath tidies only `path`
+        num_slashes = len(path) - len(path.rstrip("/"))
+        if num_slashes:  # the relative addresses in the page would resolve to something else
+            last = path.rstrip("/").rpartition("/")[2]
+            return Response(status_code=308, headers={"location": f"{'../' * num_slashes}{last}"})
+        return await file_response(request, file)
+
+    return page
+
+
+@Operation(summary="The icon of the pages.", group="Pages", answer="image/svg+xml")
+async def favicon(request: Request) -> Response:
+    return await file_response(request, "icon.svg")
 
 
 @Operation(summary="A file of a page.", group="Pages", answer="*/*", errors=(NotFound,))
 async def page_file(request: Request) -> Response:
-    """Answer with a file of the page. Raises NotFound."""
-    name = request.path_params["name"]
+    """Answer with a file of the pages. Raises NotFound."""
+    return await file_response(request, request.path_params["name"])
+
+
+async def file_response(request: Request, name: str, more_headers: Mapping[str, str] = _NO_HEADERS) -> Response:
+    """Answer with a file of the pages, or with 304 if the browser has it. Raises NotFound."""
     file = (await run_in_threadpool(page_files)).get(name)
     if file is None:
         raise NotFound(f"The pages have no file '{name[:128]}'.")
-    headers = _HEADERS | {"etag": file.etag}
+    headers = {**_HEADERS, "etag": file.etag, **more_headers}
     if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=304, headers=headers)
     return Response(file.content, headers=headers, media_type=file.media_type)

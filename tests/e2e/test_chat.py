@@ -40,7 +40,7 @@ def server(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def page(server: LiveServer, open_page: OpenPage) -> Page:
-    return ready(open_page(f"{server.url}/dashboard#chat"))
+    return ready(open_page(f"{server.url}/"))
 
 
 def ready(page: Page) -> Page:
@@ -103,8 +103,8 @@ def test_an_answer_is_told_and_below_it_are_its_phases_and_a_sentence_on_its_cau
     assert notes[1].startswith(f"{entry['prompt_tokens']} prompt tokens ({entry['cached_tokens']} cached), ")
     content = page.evaluate(KEPT)[0]["turns"][0]["answers"][0]["steps"][0]["message"]["content"]
     assert page.text_content("#said[role=status]") == f"small: {content}"  # for those who hear it, once it is whole
-    page.click(f"{LAST} >> text=Everything about this request")
-    page.wait_for_selector("dialog[open] tr[data-phase=decode]")
+    page.click(f"{LAST} >> text=Open this request")
+    page.wait_for_selector("tr[data-phase=decode]")
     assert page.text_content("#detail-title") == entry["request_id"]
 
 
@@ -164,7 +164,7 @@ def parts(number: int, within: str) -> list[str]:
 
 
 def test_a_refusal_has_the_message_and_the_parameter_of_the_server(server: LiveServer, open_page: OpenPage) -> None:
-    page = ready(open_page(f"{server.url}/dashboard#chat", may_log=True))
+    page = ready(open_page(f"{server.url}/", may_log=True))
     settings(page, kind="schema", schema='{"not": {}}')
     send(page)
     schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"not": {}}}}
@@ -209,7 +209,7 @@ def read_picture(part: dict[str, Any]) -> Image.Image:
 @pytest.fixture
 def seeing(server: LiveServer, open_page: OpenPage) -> Page:
     """Give the page of a model that reads pictures, whose answers are made up here."""
-    page = open_page(f"{server.url}/dashboard#chat")
+    page = open_page(f"{server.url}/")
     models = httpx.get(f"{server.url}/v1/models", timeout=60).json()
     assert [model["input_modalities"] for model in models["data"]] == [["text"], ["text"]]
     models["data"][0]["input_modalities"] = ["image", "text"]
@@ -494,7 +494,7 @@ def test_text_of_models_becomes_no_html_of_theirs(page: Page) -> None:
 
 @pytest.mark.parametrize("has_clipboard", [True, False])  # pages of other machines have it with HTTPS only
 def test_code_can_be_copied(server: LiveServer, open_page: OpenPage, has_clipboard: bool) -> None:
-    page = ready(open_page(f"{server.url}/dashboard#chat", permissions=["clipboard-read", "clipboard-write"]))
+    page = ready(open_page(f"{server.url}/", permissions=["clipboard-read", "clipboard-write"]))
     page.evaluate(
         """async (has) => {
       if (!has) Object.defineProperty(navigator, "clipboard", { value: undefined });
@@ -515,7 +515,6 @@ def test_code_can_be_copied(server: LiveServer, open_page: OpenPage, has_clipboa
 
 def test_a_conversation_needs_no_mouse(page: Page) -> None:
     settings(page, max_completion_tokens="5")
-    page.focus("#tab-chat")
     walk_to(page, "#prompt")
     page.keyboard.type("One")
     page.keyboard.press("Shift+Enter")
@@ -541,7 +540,7 @@ def test_a_conversation_needs_no_mouse(page: Page) -> None:
 def test_every_text_has_enough_contrast_and_every_control_a_name_within_the_width(
     server: LiveServer, open_page: OpenPage, scheme: str, viewport: dict[str, int]
 ) -> None:
-    page = ready(open_page(f"{server.url}/dashboard#chat", viewport, color_scheme=scheme))
+    page = ready(open_page(f"{server.url}/", viewport, color_scheme=scheme))
     settings(page, kind="tools", max_completion_tokens="300", temperature="1")
     page.check("#models [value=other]")
     check_texts_and_controls(page)

@@ -161,10 +161,9 @@ def test_everything_works_from_the_keyboard(server: LiveServer, page: Page) -> N
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog", state="hidden")
     assert row.evaluate("row => row === document.activeElement")
-    page.focus("#tab-live")
-    page.keyboard.press("ArrowRight")
-    assert page.is_visible("#chat")
-    assert page.url.endswith("#chat")
+    walk_to(page, ".pages a", "Shift+Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/docs")
 
 
 @pytest.mark.parametrize(("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["light", "dark on a phone"])
@@ -212,18 +211,17 @@ def test_the_page_asks_for_a_missing_api_key_until_one_is_right(live: LiveServer
 def test_the_page_asks_for_the_key_when_any_request_finds_it_invalid(live: LiveServer, open_page: OpenPage) -> None:
     with live.http() as http:
         http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 1})
-    visitor = open_page(f"{live.url}/dashboard", may_log=True)
-    for needs_key in ("#requests button >> nth=0", "#send"):
+    for path, needs_key in (("/dashboard", "#requests button >> nth=0"), ("/", "#send")):
+        visitor = open_page(f"{live.url}{path}", may_log=True)
         visitor.fill("#key", API_KEY)
         visitor.keyboard.press("Enter")
-        visitor.click("#tab-chat" if needs_key == "#send" else "#tab-live")
         if needs_key == "#send":
             visitor.fill("#prompt", "Hi")
         visitor.wait_for_selector(needs_key)
         visitor.evaluate("() => sessionStorage.setItem('oaiserve-api-key', 'old')")
         visitor.click(needs_key)
         visitor.wait_for_selector("#key-form:visible")
-        assert visitor.is_hidden("dialog")
+        assert visitor.locator("dialog[open]").count() == 0
         assert visitor.inner_text("#problem").startswith("The API key is not known")
 
 
@@ -254,10 +252,14 @@ def test_everything_works_under_a_prefix(server: LiveServer, open_page: OpenPage
         page.locator("#requests button").first.click()
         page.wait_for_selector("dialog[open] tr[data-phase=decode]")
         page.keyboard.press("Escape")
-        page.click("#tab-chat")
+        page.click("text=Chat")
         page.fill("#prompt", "Hi")
         page.click("#send")
-        page.wait_for_selector("#turns:not(.busy) .answered .note p")
+        page.click("#turns:not(.busy) >> text=Open this request")
+        page.wait_for_selector("tr[data-phase=decode]")
+        for name in ("Requests", "API", "Chat"):
+            page.click(f".pages >> text={name}")
+            page.wait_for_selector("#status[data-state=live]")
         page.goto(f"{url}/dashboard/")
         page.wait_for_selector("#status[data-state=live]")
         assert page.url == f"{url}/dashboard"

@@ -83,7 +83,7 @@ def test_the_page_talks_to_all_models_and_watches_the_one_that_is_chosen(
     page.wait_for_selector("#turns:not(.busy) .answered")
     assert page.locator(".answered .error").all_inner_texts() == []
     page.wait_for_selector(".answered .note p:has-text('generated')")
-    page.click("#tab-live")
+    page.goto(f"{two_models.url}/dashboard")
     for name in ("chat", "embed"):
         page.select_option("#watched", name)
         page.wait_for_selector(f"#model:has-text('{name} · ')")

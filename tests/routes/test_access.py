@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 OPERATORS = ("/health", "/ready", "/version", "/metrics", "/openapi.json")
 ALL_ROUTES = [
-    (method, route.path.replace("{request_id}", "x").replace("{name}", "app.js").replace("{model_id:path}", "x"))
+    (method, route.path.replace("{request_id}", "x").replace("{name}", "base.css").replace("{model_id:path}", "x"))
     for route in routes(Config("demo"))
     for method in sorted(route.methods or ())
 ]
@@ -297,8 +297,8 @@ SPELLINGS = (
 def test_no_spelling_of_a_route_is_open(serve: Serve, spelling: str, guard_all: bool) -> None:
     """Every answer without a key is a 401, or it is one that anybody may have: a probe, or a file of the page."""
     served = serve(api_key=("one",), guard_all=guard_all)
-    is_open = {"/", "/dashboard", *(() if guard_all else OPERATORS)}
-    is_open |= {"/dashboard/static/app.js"}
+    is_open = {"/", "/dashboard", "/requests", "/docs", "/favicon.ico", *(() if guard_all else OPERATORS)}
+    is_open |= {"/dashboard/static/base.css", "/requests/x"}
     for method, path in ALL_ROUTES:
         for encoded in (path, "".join(f"%{ord(c):02x}" if c.isalpha() else c for c in path)):
             response = served.http.request(method, served.url + spelling.format(encoded))

@@ -1,4 +1,4 @@
-"""Tests /dashboard: its files, the conditions under which it is served, and the feed that all viewers share."""
+"""Tests the pages: their files, the conditions under which it is served, and the feed that all viewers share."""
 
 import asyncio
 import json
@@ -35,13 +35,18 @@ def messages(response: httpx.Response) -> Any:
             yield event, json.loads(value)
 
 
-def test_the_page_names_only_files_that_are_served(served: Served) -> None:
-    page = served.http.get("/dashboard")
+BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+PAGES = ("/", "/dashboard", "/requests", "/requests/req-1", "/docs")
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_names_only_files_and_pages_that_are_served(served: Served, path: str) -> None:
+    page = served.http.get(path, headers=BROWSER)
     assert page.headers["content-type"].startswith("text/html")
     named = re.findall(r'(?:href|src)="([^#"]+)"', page.text)
-    assert len(named) >= 4
+    assert {urljoin(path, name) for name in named} >= {"/", "/dashboard", "/requests", "/docs"}
     for name in named:
-        assert served.http.get(urljoin("/dashboard", name)).status_code == 200
+        assert served.http.get(urljoin(path, name)).status_code == 200
     assert "://" not in page.text  # nothing from the internet
 
 
@@ -57,24 +62,23 @@ def test_an_address_with_a_slash_at_its_end_is_redirected(served: Served) -> Non
     assert answer.status_code == 308
     assert urljoin("http://host/llm/dashboard/", answer.headers["location"]) == "http://host/llm/dashboard"
     assert served.http.get("/dashboard//").headers["location"] == "../../dashboard"
+    assert served.http.get("/requests/req-1/").headers["location"] == "../req-1"
 
 
-BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
-
-
-def test_the_root_sends_browsers_to_the_page_and_tells_others_what_is_there(serve: Serve) -> None:
+def test_the_root_is_the_chat_for_browsers_and_links_for_others(serve: Serve) -> None:
     served = serve(api_key=(KEY,), guard_all=True)
-    sent_on = served.http.get("/", headers=BROWSER)
-    assert (sent_on.status_code, sent_on.headers["vary"]) == (307, "accept")
-    assert urljoin("http://host/llm/", sent_on.headers["location"]) == "http://host/llm/dashboard#chat"
-    assert "version" not in served.http.get("/").json()  # --guard-all
+    chat = served.http.get("/", headers=BROWSER)
+    assert (chat.status_code, chat.headers["vary"]) == (200, "accept")
+    told = served.http.get("/").json()
+    assert told["needs_key"]
+    assert "version" not in told  # --guard-all
     served = serve()
     told = served.http.get("/").json()
-    assert told.keys() == {"name", "version", "links"}
+    assert told.keys() == {"name", "version", "links", "needs_key"}
+    assert not told["needs_key"]
     known = {"authorization": f"Bearer {KEY}"}
     for link in (told["links"][name] for name in ("models", "schema", "health", "metrics", "page")):
         assert served.http.get(link, headers=known).status_code == 200
-    assert "page" not in serve(host="0.0.0.0").http.get("/").json()["links"]
 
 
 def test_an_opened_dashboard_opens_debug_but_not_the_loading_of_adapters(serve: Serve) -> None:
@@ -86,8 +90,9 @@ def test_an_opened_dashboard_opens_debug_but_not_the_loading_of_adapters(serve: 
     assert vars(load.endpoint)["is_closed"]
 
 
-def test_the_page_neither_allows_nor_has_inline_scripts_and_styles(served: Served) -> None:
-    page = served.http.get("/dashboard")
+@pytest.mark.parametrize("path", PAGES)
+def test_no_page_allows_or_has_inline_scripts_and_styles(served: Served, path: str) -> None:
+    page = served.http.get(path, headers=BROWSER)
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
@@ -96,8 +101,8 @@ def test_the_page_neither_allows_nor_has_inline_scripts_and_styles(served: Serve
 
 
 def test_a_file_that_has_not_changed_is_not_sent_again(served: Served) -> None:
-    first = served.http.get("/dashboard/static/app.js")
-    again = served.http.get("/dashboard/static/app.js", headers={"if-none-match": first.headers["etag"]})
+    first = served.http.get("/dashboard/static/base.css")
+    again = served.http.get("/dashboard/static/base.css", headers={"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
 
 
@@ -127,10 +132,17 @@ def test_the_dashboard_is_served_on_loopback_with_a_key_or_where_it_is_opened(
     assert ("/dashboard/feed" in {route.path for route in routes(Config("demo", options))}) == is_there
 
 
-@pytest.mark.parametrize("path", ["/dashboard", "/debug/requests"])
-def test_a_server_without_the_dashboard_says_why(serve: Serve, path: str) -> None:
+@pytest.mark.parametrize("path", ["/dashboard", "/requests", "/requests/req-1", "/debug/requests"])
+def test_a_server_that_shows_no_requests_says_why(serve: Serve, path: str) -> None:
     answer = serve(host="0.0.0.0").http.get(path)  # the server of the tests listens on 127.0.0.1 all the same
     refused(answer, None, "--api-key", status=404)
+
+
+def test_a_server_that_shows_no_requests_has_the_pages_without_any(serve: Serve) -> None:
+    http = serve(host="0.0.0.0").http
+    assert "page" not in http.get("/").json()["links"]
+    for path in ("/", "/docs", "/favicon.ico", "/dashboard/static/base.css"):
+        assert http.get(path, headers=BROWSER).status_code == 200
 
 
 def test_the_feed_has_the_same_numbers_as_debug_requests(served: Served) -> None:

@@ -2,9 +2,9 @@
 
 import { phasesOf } from "./ask.js";
 import { Axis } from "./axis.js";
-import { showDetail } from "./detail.js";
 import { copyButton, showMarkdown } from "./markdown.js";
 import { duration, element, indented, phaseSpans, placeBar, words } from "./show.js";
+import { ROOT } from "./sse.js";
 import { parting, partingSentence, shown } from "./tokens.js";
 
 const SHOWN_SHARE = 0.01; // of a phase that is named below the bar
@@ -40,7 +40,7 @@ export class Answer {
     const [bar, phases, notes] = [make("div", { class: "track bar", "aria-hidden": "true" }), make("ul", { class: "legend" }), make("div", { class: "note" })];
     phases.setAttribute("aria-label", "Phases");
     const copy = copyButton("Copy", () => step.message.content);
-    const account = element("button", { type: "button", onclick: () => showDetail(step.requestId) }, "Everything about this request");
+    const account = element("a", {}, "Open this request");
     make("div", { class: "choice" }).append(copy, account);
     return { reasoning, text, tokens, calls, end, bar, phases, notes, copy, account };
   }
@@ -68,6 +68,7 @@ export class Answer {
     parts.notes.replaceChildren(...sentences.filter(Boolean).map((text) => element("p", {}, text)));
     parts.copy.hidden = step.isOpen || !content;
     parts.account.hidden = step.isOpen || !step.requestId;
+    if (step.requestId) parts.account.href = new URL(`requests/${encodeURIComponent(step.requestId)}`, ROOT);
   }
 
   // Returns where the last step parts from that of the first answer, or the first from the second one; undefined if there

@@ -33,7 +33,7 @@ export class Chat {
       byId("chat-form").requestSubmit();
     });
     document.addEventListener("keydown", (event) => {
-      if (event.key !== "Escape" || byId("detail").open || byId("chat").hidden) return;
+      if (event.key !== "Escape") return;
       if (this.#editing !== null) this.#write(NOTHING);
       else this.#stop();
     });

@@ -22,7 +22,7 @@ export async function showDetail(requestId) {
   dialog.scrollTop = 0;
 }
 
-function account(entry) {
+export function account(entry) {
   const { num_draft_tokens: drafted, num_accepted_tokens: accepted, time_to_first_token_ns: firstNs } = entry;
   return [
     facts([

@@ -1,5 +1,6 @@
 // Shows the replicas of a gateway and what became of requests, anew each second while the page is visible.
 
+import { showMain, start } from "./page.js";
 import { byId, element, number, percent, setStatus } from "./show.js";
 import { request } from "./sse.js";
 
@@ -48,11 +49,12 @@ async function look() {
     byId("version").textContent = fleet.version;
     byId("tiles").replaceChildren(...tiles(fleet, performance.now()));
     byId("replicas").replaceChildren(...fleet.replicas.map(row));
-    setStatus("live", "Live");
+    showMain();
+    setStatus("live", "Connected");
   } catch (error) {
     setStatus("lost", `No connection; trying again (${error.message})`);
   }
   isLooking = false;
 }
 
-look();
+start(look);

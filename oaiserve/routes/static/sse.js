@@ -37,23 +37,29 @@ export async function request(path, options = {}) {
   throw refused;
 }
 
-// Yields the events of a response as {event, data}, where data is text.
-export async function* events(response) {
+// Yields the events of a response as {event, data}, where data is text, and calls `hear` with the text of each comment.
+// A block of comments alone is no event. Whoever stops reading ends the request, so that the server does not go on.
+export async function* events(response, hear = () => {}) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
-  while (true) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    buffer += value;
-    const blocks = buffer.split("\n\n");
-    buffer = blocks.pop();
-    for (const block of blocks) {
-      const parsed = { event: "message", data: "" };
-      for (const line of block.split("\n")) {
-        const colon = line.indexOf(": ");
-        if (colon > 0) parsed[line.slice(0, colon)] = line.slice(colon + 2);
+  try {
+    while (true) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      buffer += value;
+      const blocks = buffer.split("\n\n");
+      buffer = blocks.pop();
+      for (const block of blocks) {
+        const parsed = { event: "message" };
+        for (const line of block.split("\n")) {
+          const [, name, value] = line.match(/^([^:]*):? ?(.*)$/);
+          if (line.startsWith(":")) hear(value);
+          else parsed[name] = name === "data" && parsed.data !== undefined ? `${parsed.data}\n${value}` : value;
+        }
+        if (parsed.data !== undefined) yield parsed;
       }
-      yield parsed;
     }
+  } finally {
+    await reader.cancel().catch(() => {}); // it may have failed already
   }
 }

@@ -88,7 +88,7 @@ def create_gateway(
             Route("/ready", ready),
             Route("/version", version),
             Route("/metrics", show_metrics),
-            *page.routes(watch, router, metrics, shows_page=options.server.shows_dashboard),
+            *page.routes(watch, router, metrics, options.server),
             Mount("", gateway),
         ],
         middleware=[

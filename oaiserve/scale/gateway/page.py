@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from oaiserve import __version__
+from oaiserve.config import ServerOptions
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.routes import dashboard
 from oaiserve.routes.middleware import json_response
@@ -25,14 +26,11 @@ _CLOSED = (
 )
 
 
-def routes(watch: Watch, routers: Routers, metrics: GatewayMetrics, *, shows_page: bool) -> list[Route]:
-    """Return the routes of the page, and /, which sends browsers there."""
+def routes(watch: Watch, routers: Routers, metrics: GatewayMetrics, server: ServerOptions) -> list[Route]:
+    """Return the routes of the pages: the chat, which any replica answers, and the live page of the fleet."""
 
     async def root(request: Request) -> Response:
-        return dashboard.answer_root(request, "dashboard", "dashboard" if shows_page else None, __version__)
-
-    async def page(request: Request) -> Response:
-        return await dashboard.whole_page(request, "fleet.html")
+        return await dashboard.answer_root(request, server, __version__)
 
     async def fleet(request: Request) -> Response:
         sent = counts(metrics.choices, "replica")
@@ -45,12 +43,9 @@ def routes(watch: Watch, routers: Routers, metrics: GatewayMetrics, *, shows_pag
         }
         return json_response(found, headers={"cache-control": "no-store"})
 
-    shown = [
-        Route("/dashboard", page),
-        Route("/dashboard/fleet", fleet),
-        Route("/dashboard/static/{name}", dashboard.page_file),
-    ]
-    return [Route("/", root), *(shown if shows_page else [Route("/dashboard", closed(_CLOSED))])]
+    closed_route = None if server.shows_dashboard else closed(_CLOSED)
+    pages = dashboard.page_routes(closed_route, live="fleet.html")
+    return [Route("/", root), *pages, Route("/dashboard/fleet", closed_route or fleet)]
 
 
 def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, int]) -> dict[str, Any]:

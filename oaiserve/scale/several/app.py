@@ -140,12 +140,11 @@ def create_app(
         return await keys.answer(key_store)
 
     async def root(request: Request) -> Response:
-        page = "dashboard" if server.shows_dashboard else None
-        return dashboard.answer_root(request, "dashboard#chat", page, __version__, guard_all=server.guard_all)
+        return await dashboard.answer_root(request, server, __version__)
 
-    closed = ("/dashboard", "/dashboard/{rest:path}", "/debug/{rest:path}")
-    # The page is there when no model is loaded, too. Its feed, and the rest of /debug, are those of one process.
-    page = [Route("/dashboard", dashboard.page), Route("/dashboard/static/{name}", dashboard.page_file)]
+    # The pages are there when no model is loaded, too. The feed, and /debug, are those of one process.
+    closed = None if server.shows_dashboard else debug.closed_route
+    inside = [] if closed is None else [Route(f"{path}/{{rest:path}}", closed) for path in ("/dashboard", "/debug")]
     app = Starlette(
         routes=[
             Route("/health", health),
@@ -156,7 +155,8 @@ def create_app(
             Route("/v1/models", list_models),
             Route("/v1/models/{model_id:path}", retrieve_model),
             Route("/", root),
-            *(page if server.shows_dashboard else [Route(path, debug.closed_route) for path in closed]),
+            *dashboard.page_routes(closed),
+            *inside,
             Mount("", gateway),
         ],
         middleware=middleware(server, ring, count_refused, None),

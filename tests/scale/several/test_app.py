@@ -11,7 +11,7 @@ from oaiserve.scale.several.app import create_app
 from oaiserve.scale.several.settings import models_of
 
 INSIDE = (
-    *("/dashboard", "/dashboard/feed", "/dashboard/static/app.js", "/debug/requests", "/debug/requests/x"),
+    *("/dashboard", "/requests", "/requests/x", "/dashboard/feed", "/debug/requests", "/debug/requests/x"),
     *("/debug/report", "/debug//report", "/%2fdebug/report", "/debug/requests?model=demo"),
 )
 

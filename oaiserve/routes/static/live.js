@@ -1,37 +1,24 @@
-// Runs the page: its tabs, the form for the API key, and the feed, which it reads only while the page is visible.
+// Runs the live page: its feed, which it reads only while the page is visible.
 
-import { Chat } from "./chat.js";
 import { Charts } from "./charts.js";
 import { showCosts } from "./costs.js";
 import { offerKeys } from "./keys.js";
 import { showOpen } from "./open.js";
+import { showMain, start } from "./page.js";
 import { byId, element, setStatus, showProblem } from "./show.js";
-import { events, hasKey, keepKey, Refused, request } from "./sse.js";
+import { events, Refused, request, ROOT } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
 import { Window } from "./window.js";
 
 const RETRY_MS = 2000;
 const charts = new Charts(byId("tiles"), byId("charts"));
 const waterfall = new Waterfall();
-const chat = new Chat();
 let reading = null; // the AbortController of the open feed
-
-function askForKey(message) {
-  stopReading();
-  setStatus("waiting", "Waiting for an API key");
-  showProblem(hasKey() ? `${message} Please enter another one.` : "");
-  byId("detail").close();
-  byId("main").hidden = true;
-  byId("key-form").hidden = false;
-  byId("key").focus();
-}
 
 // Learns of the models, and returns the feed of the one to watch; null if it is not loaded.
 async function openFeed(signal) {
   const { data } = await (await request("v1/models", { signal })).json();
-  byId("key-form").hidden = true;
-  byId("main").hidden = false;
-  chat.offer(data);
+  showMain();
   offerKeys();
   const processes = data.filter((model) => model.is_loaded !== undefined); // of several models, each has its own
   offer(processes);
@@ -60,14 +47,14 @@ async function readFeed(signal) {
     const message = JSON.parse(data);
     if (event === "hello") {
       byId("model").textContent = `${message.model} · ${message.version}`;
-      document.title = `oaiserve: ${message.model}`;
+      document.title = `Live · ${message.model} · oaiserve`;
       points = new Window(message.boundaries_seconds);
     }
     if (points.add(message.samples)) charts.show(points);
     showOpen(message.open);
     showCosts(message.costs);
     waterfall.show(message.requests);
-    setStatus("live", "Live");
+    setStatus("live", "Connected");
   }
 }
 
@@ -80,7 +67,7 @@ async function follow() {
     if (byId("status").dataset.state === "live") setStatus("lost", "The server closed the feed; trying again");
   } catch (error) {
     if (error.name === "AbortError" || error.needsKey) return;
-    if (error.lacksRight) return setStatus("waiting", "This key is without the live page");
+    if (error.lacksRight) return setStatus("waiting", "This key may not watch");
     setStatus("lost", "No connection; trying again");
     if (error instanceof Refused) {
       showProblem(error.message);
@@ -103,37 +90,15 @@ byId("watched").addEventListener("change", ({ target }) => {
   follow();
 });
 document.addEventListener("visibilitychange", () => (document.hidden ? stopReading() : follow()));
-document.addEventListener("needs-key", (event) => askForKey(event.detail));
-byId("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const key = byId("key").value.trim();
-  if (!/^[!-~]+$/.test(key)) return showProblem("An API key has only ASCII letters, digits and punctuation, and no spaces.");
-  keepKey(key);
-  byId("key").value = "";
-  stopReading();
-  follow();
-});
 
-const tabs = [...document.querySelectorAll("[role=tab]")];
-function select(tab) {
-  for (const other of tabs) {
-    const isSelected = other === tab;
-    other.setAttribute("aria-selected", String(isSelected));
-    other.tabIndex = isSelected ? 0 : -1;
-    byId(other.getAttribute("aria-controls")).hidden = !isSelected;
-  }
-  history.replaceState(null, "", tab.id === "tab-chat" ? "#chat" : "#live");
-}
-for (const tab of tabs) {
-  tab.addEventListener("click", () => select(tab));
-  tab.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    const next = tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length];
-    select(next);
-    next.focus();
-  });
-}
-
-if (location.hash === "#chat") select(byId("tab-chat"));
-follow();
+if (location.hash === "#chat") location.replace(ROOT); // where earlier versions had it
+start(
+  () => {
+    stopReading();
+    follow();
+  },
+  () => {
+    stopReading();
+    byId("detail").close();
+  },
+);
