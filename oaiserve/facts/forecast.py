@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import accumulate
 from math import log
 from statistics import NormalDist
 from typing import Any
@@ -14,6 +15,7 @@ from oaiserve.facts.times import RequestTimes
 
 FORECAST_HEADER = "x-oaiserve-forecast"
 LEVELS = (0.05, 0.5, 0.95)  # the shares of requests that come before an interval's begin, its median and its end
+_TIMES = ("first_token_low_ns", "first_token_ns", "first_token_high_ns", "end_low_ns", "end_ns", "end_high_ns")
 _NORMAL = NormalDist()
 _HIGH_DEVIATION = _NORMAL.inv_cdf(LEVELS[2])  # from the median, in standard deviations
 
@@ -30,7 +32,9 @@ class Held(StrEnum):
 class Forecast:
     """The times of a request's first and last token, each as an interval that holds nine in ten, and as its median.
 
-    They count from the stamp `received`. While nothing is promised, all of them are 0.
+    They count from the stamp `received`. While nothing is promised, all of them are 0. The times of each interval are
+    in order, and no time of the end comes before that of the first token: an earlier one is raised, whoever makes the
+    forecast.
     """
 
     is_calibrated: bool = False  # enough answers were compared with their forecasts
@@ -58,6 +62,12 @@ class Forecast:
         span="oaiserve.forecast.end_high_ns",
         span_when="is_calibrated",
     )
+
+    def __post_init__(self) -> None:
+        first_token_ns = tuple(accumulate(self.first_token_interval_ns, max))
+        end_ns = accumulate(map(max, self.end_interval_ns, first_token_ns), max)
+        for name, ns in zip(_TIMES, (*first_token_ns, *end_ns), strict=True):
+            object.__setattr__(self, name, ns)
 
     @property
     def first_token_interval_ns(self) -> tuple[int, int, int]:

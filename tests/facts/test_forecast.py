@@ -1,5 +1,7 @@
 """A forecast tells how probable it is that a deadline is missed."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,24 @@ def test_a_later_deadline_is_never_missed_more_probably(times: list[int], limit_
     forecast = Forecast(True, *sorted(times), *sorted(times))
     sooner, later = forecast.end_after(limit_ns), forecast.end_after(limit_ns + more_ns)
     assert 0 <= later <= sooner <= 1
+
+
+@given(st.lists(st.integers(0, 10**13), min_size=6, max_size=6))
+def test_no_forecast_promises_its_end_before_its_first_token(times: list[int]) -> None:
+    forecast = Forecast(True, *times)
+    shown = forecast.shown()
+    header = [float(number) for number in re.findall(r"=([\d.]+)", forecast.in_header())]
+    in_header = header[1], header[0], header[2], header[4], header[3], header[5]
+    for first_low, first, first_high, end_low, end, end_high in (
+        forecast.intervals_ns,
+        [shown[f"{time}{bound}_ns"] for time in ("first_token", "end") for bound in ("_low", "", "_high")],
+        in_header,
+    ):
+        assert first_low <= first <= first_high
+        assert end_low <= end <= end_high
+        assert (first_low <= end_low) & (first <= end) & (first_high <= end_high)
+    ordered = Forecast(True, *sorted(times))
+    assert ordered.intervals_ns == (*sorted(times),)  # one that is in order is not changed
 
 
 def test_a_promise_is_compared_with_what_came_as_far_as_it_came() -> None:
