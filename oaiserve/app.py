@@ -118,7 +118,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        feed = Feed(partial(dashboard.update, telemetry))
+        feed = Feed(lambda: dashboard.update(app.state.serving))
         app.state.serving = Serving(
             config=config,
             engine=engine,

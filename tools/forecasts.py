@@ -134,14 +134,17 @@ class Simulation(LoadReplay):
 
     def _commit(self, step: Step, step_ns: int) -> None:
         super()._commit(step, step_ns)
-        served = [self._open[chunk.sequence] for chunk in step.chunks if chunk.sequence in self._open]
-        halfway = [one for one in served if 2 * one.num_tokens >= one.arrival.answer_tokens]
-        if any(id(one) not in self.halfway_ns for one in halfway):
-            rows = self._forecaster.open_now(int(1e9 * self._now), len(self._open))
-            ends_ns = {row["received_ns"]: row["end_now_ns"] for row in rows}
-            for one in halfway:
-                if (end_ns := ends_ns.get(int(1e9 * one.arrived))) is not None:
-                    self.halfway_ns.setdefault(id(one), end_ns)
+        sequences = [chunk.sequence for chunk in step.chunks if chunk.sequence in self._open]
+        served = {sequence.request_id: self._open[sequence] for sequence in sequences}
+        halfway = {
+            request_id: one
+            for request_id, one in served.items()
+            if 2 * one.num_tokens >= one.arrival.answer_tokens and id(one) not in self.halfway_ns
+        }
+        if halfway:
+            for request_id, forecast in self._forecaster.open_now(int(1e9 * self._now), halfway).items():
+                if forecast.end_now_ns is not None:
+                    self.halfway_ns[id(halfway[request_id])] = forecast.end_now_ns
 
     def _tell_end(self, sequence: Sequence, served: Served) -> None:
         super()._tell_end(sequence, served)

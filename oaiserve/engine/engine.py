@@ -32,6 +32,7 @@ from oaiserve.engine.forecast.forecaster import Asked
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import Abort, DropAdapter, EngineLoop, FromTokenizer, Stop, Submitted
 from oaiserve.engine.open_requests import Bounds
+from oaiserve.engine.open_rows import OpenRows
 from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.reports import Reports
 from oaiserve.engine.request import (
@@ -56,6 +57,7 @@ from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.explain.step_cost_fit import Run
 from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import HostPart, StepRecord
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.start_times import StartTimes
@@ -277,10 +279,11 @@ class Engine:
         """Return whether a report has been asked for. From then on requests should have `prefix_keys`."""
         return self._reports.is_asked
 
-    def open_requests(self) -> list[dict[str, Any]]:
-        """Return the newest open requests with their forecasts, for JSON. It may take milliseconds."""
-        forecaster = self._loop.forecaster
-        return [] if forecaster is None else forecaster.open_now(self._clock_ns(), MOST_SHOWN)
+    def open_requests(self, epoch_offset_ns: int) -> dict[str, OpenRow]:
+        """Return the newest open requests by id, newest first. It may take milliseconds.
+
+        `epoch_offset_ns` is the wall clock minus the monotonic clock."""
+        return OpenRows(self._loop, self._clock_ns).newest(MOST_SHOWN, epoch_offset_ns)
 
     def take_steps(self) -> list[StepRecord]:
         """Take the kept records of steps since the last call, oldest first. One thread at a time may call this."""
@@ -348,7 +351,6 @@ class Engine:
                 num_choices=request.num_choices,
                 cache_salt=f"{request.adapter} {request.cache_salt}",
                 received_ns=request.received_ns or now_ns,
-                shown_id=request.origin.request_id,
                 turn_ns=self._loop.requests.turn(request, event.token_ids, now_ns)[0],
                 media_rows=sum(prompt.num_rows_to_encode for prompt in event.media if prompt is not None),
             )

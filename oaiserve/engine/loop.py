@@ -127,6 +127,7 @@ class EngineLoop:
                 self.forecaster = Forecaster(scheduler, own, cost, lambda: self.snapshot, self._host.under_way)
         self.watchdog = Watchdog(self._host, cost, hang_seconds, exits=exit_on_hang)
         self._account = StepAccount(self._host, self.causes, cores_ns)
+        self.arriving: dict[str, Submitted] = {}  # those in the inbox; written and read by any thread
         # written by the engine thread, read by any thread
         self.requests = OpenRequests(
             model,
@@ -173,6 +174,8 @@ class EngineLoop:
 
     def post(self, command: Command) -> None:
         """Put a command into the inbox, from any thread. After the end of the loop, the poster refuses it itself."""
+        if isinstance(command, Submitted):
+            self.arriving[command.request.request_id] = command
         self._inbox.put(command)
         if self.is_stopped:
             for left in self._commands_left():
@@ -245,7 +248,7 @@ class EngineLoop:
                 return True
             match command:
                 case Submitted(request=request):
-                    self.requests.submitted(request, command.deliver, command.at_ns)
+                    self._submitted(command)
                     if request.adapter and not self._adapters.holds(request.adapter):
                         message = "The adapter that 'model' names has just been unloaded."
                         self.requests.fail(request.request_id, AdapterUnloaded(message, param="model"))
@@ -272,6 +275,11 @@ class EngineLoop:
                 case Stop():
                     return False
         return False
+
+    def _submitted(self, command: Submitted) -> None:
+        """Open a request. Until then it counts as arriving, so at every moment one of the two lists has it."""
+        self.requests.submitted(command.request, command.deliver, command.at_ns)
+        self.arriving.pop(command.request.request_id, None)
 
     def _drop_adapters(self) -> None:
         unused = [number for number in self._dropping if not self.requests.has_adapter(number)]
@@ -321,7 +329,7 @@ class EngineLoop:
         for command in self._commands_left():
             match command:
                 case Submitted():
-                    self.requests.submitted(command.request, command.deliver, command.at_ns)
+                    self._submitted(command)
                 case TokenizeStarted():
                     self.requests.tokenize_started(command.request, command.at_ns)
         self.requests.fail_all(self._reason())
@@ -342,6 +350,7 @@ class EngineLoop:
 
     def _refuse(self, command: Command) -> None:
         if isinstance(command, Submitted):
+            self.arriving.pop(command.request.request_id, None)
             times = RequestTimes(received=command.request.received_ns or command.at_ns, submitted=command.at_ns)
             failed = Failed(command.request.request_id, self._reason(), Usage(0, 0, 0), times, EngineAccount())
             command.deliver([failed])

@@ -120,6 +120,29 @@ class OpenRequest:
     held_ns: float = 0.0  # as in those of its sequences that have ended
     progress_ns: int | None = None  # when its progress was last reported
 
+    def count_cached(self, sequence: Sequence) -> None:
+        """Count the cached tokens of a prompt as its first choice enters its first step.
+
+        Every report of a request's cached tokens comes from here, however far the request gets."""
+        if sequence.index % self.request.params.n == 0:
+            prompt = self.prompts[sequence.index // self.request.params.n]
+            prompt.cached_tokens = min(sequence.num_cached, sequence.prompt_len)
+            self.usage.cached_tokens += prompt.cached_tokens
+
+    @property
+    def computed_prompt_tokens(self) -> int:
+        """Return the tokens of its prompts that need no further computation, cached ones included. Any thread may ask.
+
+        Those of the step under way count on a GPU; on a CPU, they count when it ends."""
+        if self.times.scheduled is None:
+            return 0
+        missing = [
+            max(0, sequence.prompt_len - sequence.num_computed)
+            for sequence in self.outputs.copy()
+            if sequence.index % self.request.params.n == 0 and sequence.last_token_ns is None
+        ]
+        return max(0, self.usage.prompt_tokens - sum(missing))
+
 
 class OpenRequests:
     """All open requests. They count in the engine's `numbers`, in which the step account adds up the steps so far."""
@@ -169,6 +192,10 @@ class OpenRequests:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def all(self) -> dict[str, OpenRequest]:
+        """Return the open requests by id, oldest first. Any thread may ask."""
+        return self._open.copy()
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -494,6 +521,7 @@ class OpenRequests:
             opened = self._open[sequence.request_id]
             if not sequence.num_preemptions:
                 self._stop_waiting(opened, 1)
+                opened.count_cached(sequence)
             if opened.notes.admitted(sequence, now_ns):
                 newcomers.append(opened)
                 if opened.request.reports_progress and sequence.prompt_len - sequence.num_computed >= LONG_PROMPT:
@@ -606,12 +634,9 @@ class OpenRequests:
             self._emit_progress(opened, now_ns)
 
     def _emit_progress(self, opened: OpenRequest, now_ns: int) -> None:
-        firsts = [sequence for sequence in opened.outputs if sequence.index % opened.request.params.n == 0]
-        num_cached = sum(min(sequence.num_cached, sequence.prompt_len) for sequence in firsts)
-        num_computed = sum(min(sequence.num_computed, sequence.prompt_len) for sequence in firsts)
-        num_tokens = sum(sequence.prompt_len for sequence in firsts)
+        usage, opened.progress_ns = opened.usage, now_ns
         elapsed_ns = now_ns - (opened.times.scheduled or now_ns)
-        tokens, opened.progress_ns = (num_tokens, num_cached, num_computed), now_ns
+        tokens = usage.prompt_tokens, usage.cached_tokens, opened.computed_prompt_tokens
         done = (*tokens, elapsed_ns, replace(opened.times), opened.account.forecast)
         self.emit(opened, PromptProgress(opened.request.request_id, *done))
 

@@ -110,17 +110,12 @@ class Results:
         sequence, notes = chunk.sequence, opened.notes
         sequence.wants_prompt_logprobs = False
         is_empty = sequence.max_len == sequence.prompt_len  # with max_tokens 0, the prompt is all that is computed
-        is_begun = sequence.last_token_ns is not None
-        if not is_begun and sequence.index % opened.request.params.n == 0 and (result.token_ids or is_empty):
-            prompt = opened.prompts[sequence.index // opened.request.params.n]
-            prompt.cached_tokens = min(sequence.num_cached, sequence.prompt_len)
-            opened.usage.cached_tokens += prompt.cached_tokens
-            if opened.request.prefix_keys:  # in which blocks do its prefixes with a key end?
-                size, hashes, length = self._scheduler.pool.block_size, sequence.hashes, sequence.prompt_len
-                ends = [
-                    (key, min(int(share * length) // size, len(hashes))) for key, share in opened.request.prefix_keys
-                ]
-                self._requests.computed_prompts.append([(key, hashes[end - 1]) for key, end in ends if end])
+        is_first = sequence.last_token_ns is None and sequence.index % opened.request.params.n == 0
+        if is_first and opened.request.prefix_keys and (result.token_ids or is_empty):
+            # In which blocks do its prefixes with a key end?
+            size, hashes, length = self._scheduler.pool.block_size, sequence.hashes, sequence.prompt_len
+            ends = [(key, min(int(share * length) // size, len(hashes))) for key, share in opened.request.prefix_keys]
+            self._requests.computed_prompts.append([(key, hashes[end - 1]) for key, end in ends if end])
         if is_empty:
             notes.drew(sequence, now_ns, batch)
             output.finish(FinishReason.LENGTH)

@@ -301,7 +301,7 @@ class RequestRecord:
     trace: TraceContext
     times: RequestTimes
     http_method: str = fact("The method of the request.", ..., server_span="http.request.method")
-    http_route: str = fact("The pattern of the route, never the raw path.", ..., server_span="http.route")
+    http_route: str = fact("The pattern of the route, never the raw path.", ..., json="route", server_span="http.route")
     request_id: str = fact("The id in the header x-request-id.", ..., json=True, log=True, spans="oaiserve.request.id")
     outcome: Outcome = fact("The way in which it ended.", ..., json=True, log=True, spans="oaiserve.outcome")
     # "chat", "text_completion" and "embeddings" as in the OpenTelemetry GenAI conventions, or another.

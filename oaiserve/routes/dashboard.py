@@ -24,6 +24,7 @@ from oaiserve.errors import NotFound, Overloaded
 from oaiserve.facts.record import Cause
 from oaiserve.routes import sse
 from oaiserve.routes.middleware import json_response
+from oaiserve.routes.open_requests import open_requests
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import Serving, serving_of
 
@@ -207,25 +208,24 @@ def _hello(serving: Serving) -> bytes:
         "model": serving.config.model_name,
         "version": serving.version,
         "boundaries_seconds": serving.telemetry.live.boundaries_seconds,
-        **_state(serving.telemetry, serving.telemetry.live.after(0)),
+        **_state(serving, serving.telemetry.live.after(0)),
     }
     return sse.event(msgspec.json.encode(data), "hello")
 
 
-def update(telemetry: Telemetry) -> bytes:
+def update(serving: Serving) -> bytes:
     """Return the message for all viewers. It has the last few samples in case a viewer missed one; viewers ignore those
     that they have."""
-    return sse.event(msgspec.json.encode(_state(telemetry, telemetry.live.after(0)[-LAST_SAMPLES:])), "update")
+    return sse.event(msgspec.json.encode(_state(serving, serving.telemetry.live.after(0)[-LAST_SAMPLES:])), "update")
 
 
-def _state(telemetry: Telemetry, samples: list[dict[str, Any]]) -> dict[str, Any]:
+def _state(serving: Serving, samples: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what each message has, the first one, too."""
-    recent = telemetry.recent
     return {
         "samples": samples,
-        "requests": _recent_rows(telemetry),
-        "open": recent.open(),
-        "costs": telemetry.live.costs(),
+        "requests": _recent_rows(serving.telemetry),
+        "open": open_requests(serving),
+        "costs": serving.telemetry.live.costs(),
     }
 
 
@@ -255,7 +255,11 @@ _ROW_FIELDS = (
     "operation",
     "outcome",
     "status",
+    "route",
+    "model",
+    "client",
     "prompt_tokens",
+    "cached_tokens",
     "completion_tokens",
     "received_unix_ns",
     "duration_ns",

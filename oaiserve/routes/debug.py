@@ -6,21 +6,33 @@ None of them holds text of prompts or answers.
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.errors import NotFound
+from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import Outcome
 from oaiserve.facts.report import ROUTER_HEADER, Report
 from oaiserve.facts.times import PHASES
 from oaiserve.routes.middleware import json_response
+from oaiserve.routes.open_requests import open_requests
 from oaiserve.routes.operation import PRIVATE, Operation, Parameter, closed, read_query
 from oaiserve.routes.serving import serving_of
 
 closed_route = closed(
     f"{{path}} shows other people's requests, {PRIVATE}, or with --open-dashboard."
 )  # and the live page
+
+
+class RequestList(msgspec.Struct):
+    """The accounts of ended requests, and the newest open ones."""
+
+    requests: list[dict[str, Any]]
+    open: list[OpenRow]
 
 
 _LIST_QUERY = (
@@ -33,20 +45,21 @@ _LIST_QUERY = (
 
 
 @Operation(
-    summary="The accounts of the last requests, newest first.",
+    summary="The accounts of the last requests, and the open ones, newest first.",
     group="Debugging",
-    answer="application/json",
+    answer=RequestList,
     query=_LIST_QUERY,
 )
 async def recent_requests(request: Request) -> Response:
     asked = read_query(request.query_params, _LIST_QUERY)
-    recent = serving_of(request).telemetry.recent
+    serving = serving_of(request)
+    recent = serving.telemetry.recent
 
     def render() -> Response:
         entries = recent.list(
             slowest=asked["slowest"], outcome=asked["outcome"], id_prefix=asked["id"] or "", limit=asked["limit"]
         )
-        return json_response({"requests": entries, "open": recent.open()})
+        return json_response(RequestList(entries, open_requests(serving)))
 
     return await run_in_threadpool(render)
 

@@ -184,11 +184,12 @@ class Accounting:
         state = scope["state"]
         ids, client = (state["request_id"], state["unique_id"], state["trace"]), (state["client"], state["key_name"])
         key: Key | None = state["key"]
-        use, store = None if key is None or key.number is None else Use(key), serving_of(Request(scope)).key_store
+        serving = serving_of(Request(scope))
+        use, store = None if key is None or key.number is None else Use(key), serving.key_store
         exchange = Exchange(*ids, *client, state["owner"], use, self._operation, self._http_route)
         exchange.routing = state.get("routing", exchange.routing)
         exchange.is_background = state.get("is_background", False)
-        state["exchange"] = exchange
+        state["exchange"] = serving.exchanges[exchange.unique_id] = exchange
         if (given := waited(Headers(scope=scope).get(WAITED_HEADER, ""), monotonic_ns())) is not None:
             exchange.received_ns, exchange.model_load_ns = given
 
@@ -232,6 +233,7 @@ class Accounting:
         if times.received is None:  # it was answered or cancelled before its body began
             times.received = times.responded
         serving = serving_of(Request(scope))
+        serving.exchanges.pop(exchange.unique_id, None)
         address, port = scope.get("server") or (None, None)
         if exchange.use is not None and serving.key_store is not None:
             core_ns, price = exchange.account.core_ns, exchange.account.price

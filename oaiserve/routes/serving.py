@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -25,6 +25,7 @@ from oaiserve.routes.responses.store import ResponseDatabase
 if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine
     from oaiserve.http.fetch import Fetcher
+    from oaiserve.routes.exchange import Exchange
     from oaiserve.telemetry import Telemetry
 
 MOST_RECEIVED_BYTES = 256 * 2**20
@@ -68,6 +69,7 @@ class Serving:
     key_store: KeyStore | None  # of keys that are counted
     fetcher: Fetcher | None  # of images and sounds that requests name by URL
     dialect: Dialect  # of calls and reasoning in the model's answers
+    exchanges: dict[str, Exchange] = field(default_factory=dict)  # the open ones of this process, by unique id
 
     @property
     def task(self) -> Task:

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import RequestRecord, StepRecord
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.telemetry import names, vllm_names
@@ -51,7 +51,8 @@ class Measured:
     model_info: Mapping[str, str] = field(default_factory=dict)  # values for the labels of oaiserve_model_info
     # These are read for each page.
     elsewhere: Mapping[Metric, Callable[[], Numbers]] = field(default_factory=dict)
-    open_requests: Callable[[], list[dict[str, Any]]] = list  # with their forecasts, for JSON
+    # By their ids, newest first, given the wall clock minus the monotonic clock.
+    open_requests: Callable[[int], dict[str, OpenRow]] = lambda epoch_offset_ns: {}
     read_meters: Callable[[], None] = lambda: None  # called once a second, on the telemetry thread
 
 

@@ -10,6 +10,7 @@ from operator import itemgetter
 from threading import Lock
 from typing import Any, NamedTuple
 
+from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import POOLING_OPERATIONS, RequestRecord
 from oaiserve.telemetry.explanation import num_shared, sentences
 from oaiserve.telemetry.shown import TokenGaps, json_of, mean_event_tokens, steps_of, token_gaps
@@ -18,6 +19,10 @@ MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request
 
 Entry = dict[str, Any]
 Entries = list[Entry]
+
+
+def _none(epoch_offset_ns: int) -> dict[str, OpenRow]:
+    return {}
 
 
 class _Kept(NamedTuple):
@@ -30,7 +35,9 @@ class RecentRequests:
     """The last `size` records, as entries ready for JSON, and what is open. The telemetry thread writes them; any
     thread may read."""
 
-    def __init__(self, size: int, epoch_offset_ns: int, open_requests: Callable[[], Entries] = list) -> None:
+    def __init__(
+        self, size: int, epoch_offset_ns: int, open_requests: Callable[[int], dict[str, OpenRow]] = _none
+    ) -> None:
         self._open_requests = open_requests
         self._epoch_offset_ns = epoch_offset_ns  # wall clock minus monotonic clock
         self._ring: deque[_Kept] = deque(maxlen=size)
@@ -73,12 +80,9 @@ class RecentRequests:
             found = [kept for _, kept in sorted(reached, key=itemgetter(0), reverse=True)]
         return [self._entry(kept) for kept in found[:limit]]
 
-    def open(self) -> Entries:
-        """Return the newest open requests, with what each was promised, and its times as they look now."""
-        return [
-            {"received_unix_ns": entry.pop("received_ns") + self._epoch_offset_ns, **entry}
-            for entry in reversed(self._open_requests())
-        ]
+    def open(self) -> dict[str, OpenRow]:
+        """Return the newest open requests by the engine's ids, newest first."""
+        return self._open_requests(self._epoch_offset_ns)
 
     def _newest_first(self) -> tuple[_Kept, ...]:
         with self._lock:

@@ -2,7 +2,10 @@
 
 import base64
 import struct
+from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import pytest
 
 from oaiserve.facts.record import Cause, EngineAccount, Outcome
@@ -68,6 +71,28 @@ def test_one_of_them_has_its_phases_and_the_requests_in_its_steps(some: Served) 
     assert (entry["request_id"], entry["duration_ns"]) == ("req-1", 400 * MS)
     assert [phase["name"] for phase in entry["phases"]] == list(TEXT_PHASES)
     assert [other["request_id"] for other in entry["neighbours"]] == ["req-3"]
+
+
+def test_a_request_is_open_from_its_first_byte_until_its_answer_is_written(served: Served) -> None:
+    looks: list[list[dict[str, Any]]] = []
+
+    def look() -> None:
+        looks.append(httpx.get(f"{served.url}/debug/requests").json()["open"])
+
+    def body() -> Iterator[bytes]:
+        yield b'{"model": "org/demo", '
+        while not looks or not looks[-1]:  # the server has not read it yet
+            look()
+        yield b'"prompt": "a", "max_tokens": 1}'
+
+    headers = {"content-type": "application/json", "x-request-id": "slow"}
+    assert httpx.post(f"{served.url}/v1/completions", content=body(), headers=headers).status_code == 200
+    (row,) = looks[-1]
+    assert (row["request_id"], row["phase"], row["prompt_tokens"]) == ("slow", "receive", 0)
+    assert (row["operation"], row["route"], row["model"]) == ("text_completion", "/v1/completions", "org/demo")
+    assert [phase["name"] for phase in row["phases"]] == ["receive"]
+    look()
+    assert looks[-1] == []
 
 
 def test_an_unknown_id_is_a_404_in_json(some: Served) -> None:

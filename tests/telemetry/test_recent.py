@@ -28,15 +28,6 @@ def test_the_last_n_are_listed_newest_first_and_found_by_id(make_record) -> None
     assert nothing.list() == []
 
 
-def test_what_is_open_is_listed_newest_first_with_the_time_of_the_wall_clock() -> None:
-    now = [{"request_id": name, "received_ns": number} for number, name in enumerate("ab", 1)]
-    recent = RecentRequests(1, 5_000, lambda: now)
-    assert recent.open() == [
-        {"received_unix_ns": 5_002, "request_id": "b"},
-        {"received_unix_ns": 5_001, "request_id": "a"},
-    ]
-
-
 def test_phases_have_shares_and_milliseconds_and_the_request_its_wall_clock_time(make_record) -> None:
     record = make_record()
     recent = RecentRequests(1, epoch_offset_ns=5_000)

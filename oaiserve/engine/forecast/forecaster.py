@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from operator import attrgetter
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 from oaiserve.engine.accounts.step_causes import load_of
@@ -31,6 +31,7 @@ from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.forecast import LEVELS, NO_FORECAST, Forecast
+from oaiserve.facts.open_row import OpenForecast
 from oaiserve.facts.times import RequestTimes
 
 WINDOW_NS = 5_000_000_000  # of the mean time of a step
@@ -56,7 +57,6 @@ class Asked(NamedTuple):
     num_choices: int
     cache_salt: str  # as of its sequences
     received_ns: int
-    shown_id: str = ""  # as its client knows it
     turn_ns: int = 0  # where the policy asks for it
     media_rows: int = 0  # tokens of images and sounds that have to be encoded before
 
@@ -103,8 +103,7 @@ class _Open:
         if not all(kind.is_enough for kind in self.kinds):
             return NO_FORECAST
         first, end = self.told
-        times = *first, *map(max, end, first)
-        return Forecast(True, *(max(1, round(ns)) for ns in times))
+        return Forecast(True, *(max(1, round(ns)) for ns in (*first, *end)))
 
 
 @dataclass(slots=True)
@@ -167,43 +166,39 @@ class Forecaster:
                 log.exception("A request got no forecast")
                 return NO_FORECAST
 
-    def open_now(self, now_ns: int, most: int) -> list[dict[str, Any]]:
-        """Return the newest open requests, ready for JSON: what each was promised, and its times as they look now."""
+    def open_now(self, now_ns: int, request_ids: Collection[str]) -> dict[str, OpenForecast]:
+        """Return what was promised to these open requests, as far as they have a forecast, and their times as they look
+        now."""
         with self._lock:
             while self.ended:
                 self._learn(self.ended.popleft())
-            shown = list(self._open.values())[-most:]
+            shown = {request_id: self._open[request_id] for request_id in request_ids if request_id in self._open}
             mean_ns, host_ns, tokens = self._steps(now_ns)
-        if (cost := self._cost()) is None:
-            return []
+        if not shown or (cost := self._cost()) is None:
+            return {}
         decodes, turns, residual_ns = self._present(cost, host_ns, now_ns)
         turns.sort(key=_due)
         places = {turn.request_id: place for place, turn in reversed([*enumerate(turns)])}
         so_far = {one.request_id: one.num_tokens - one.prompt_len for one in self._scheduler.running.copy()}
-        rows = []
-        for opened in shown:
-            asked, first_ns = opened.asked, 0.0
-            if (place := places.get(asked.request_id)) is not None:
-                found = self._first_token(cost, self._step_time.copy(), decodes, turns, place, host_ns)
-                first_ns = residual_ns + found.first_token_ns
-            num_tokens = max(0, so_far.get(asked.request_id, 0))
-            length = asked.limit if opened.curve is None else opened.curve.at(0.5, asked.limit, num_tokens)
-            elapsed_ns = now_ns - asked.received_ns
-            rest_ns = first_ns + (length - num_tokens) / tokens * mean_ns
+        found = {}
+        for request_id, opened in shown.items():
+            first_ns = 0.0  # from now on, like the rest
+            if (place := places.get(request_id)) is not None:
+                ahead = self._first_token(cost, self._step_time.copy(), decodes, turns, place, host_ns)
+                first_ns = residual_ns + ahead.first_token_ns
+            num_tokens, limit = max(0, so_far.get(request_id, 0)), opened.asked.limit
+            length = limit if opened.curve is None else opened.curve.at(0.5, limit, num_tokens)
+            answer_ns = max(0.0, length - num_tokens) / tokens * mean_ns
             usual_first, usual_end = (told[1] / raw[1] for told, raw in zip(opened.told, opened.raw, strict=True))
-            rows.append(
-                {
-                    "request_id": asked.shown_id,
-                    "operation": asked.operation,
-                    "received_ns": asked.received_ns,
-                    "elapsed_ns": elapsed_ns,
-                    "num_tokens": num_tokens,
-                    "forecast": opened.forecast.shown(),
-                    "first_token_now_ns": round(elapsed_ns + first_ns * usual_first) if first_ns else None,
-                    "end_now_ns": round(elapsed_ns + rest_ns * usual_end),
-                }
+            elapsed_ns, first_ns = now_ns - opened.asked.received_ns, first_ns * usual_first
+            # The rest of the answer comes on top, so its end is never before its first token.
+            first_token_now_ns = elapsed_ns + round(first_ns)
+            found[request_id] = OpenForecast(
+                opened.forecast,
+                first_token_now_ns if first_ns else None,
+                first_token_now_ns + round(answer_ns * usual_end),
             )
-        return rows
+        return found
 
     def _made(self, asked: Asked, cost: StepCost, now_ns: int) -> _Open:
         classes = asked.classes

@@ -1,7 +1,7 @@
 // Shows the open requests, each with a bar that fills against its forecast: the promised interval of its end is shaded,
 // the line in it is the median, and what it looks like now is beside it.
 
-import { byId, clock, duration, element } from "./show.js";
+import { byId, clock, duration, element, words } from "./show.js";
 
 export function showOpen(requests) {
   byId("open").hidden = requests.length === 0;
@@ -10,7 +10,7 @@ export function showOpen(requests) {
 
 function openRow(entry) {
   const { forecast, elapsed_ns: elapsed, end_now_ns: end } = entry;
-  const whole = Math.max(elapsed, end, forecast.end_high_ns ?? 0);
+  const whole = Math.max(elapsed, end ?? 0, forecast.end_high_ns ?? 0);
   const track = element("span", { class: "track", "aria-hidden": "true" });
   const place = (name, from, to) => {
     const part = track.appendChild(element("i", { class: name }));
@@ -29,8 +29,15 @@ function openRow(entry) {
     element("span", { class: "quiet" }, clock(entry.received_unix_ns / 1e6)),
     element("span", { class: "id" }, entry.request_id),
     element("span", { class: "quiet" }, told),
-    element("span", { class: "quiet tokens" }, entry.num_tokens ? `${entry.num_tokens} tokens` : "no token yet"),
+    element("span", { class: "quiet tokens" }, progress(entry)),
     track,
-    element("span", { class: "duration" }, duration(end / 1e9)),
+    element("span", { class: "duration" }, duration((end ?? elapsed) / 1e9)),
   );
+}
+
+function progress(entry) {
+  const { completion_tokens: answer, computed_prompt_tokens: computed, prompt_tokens: prompt } = entry;
+  if (answer) return `${answer} tokens`;
+  const count = (number) => number.toLocaleString("en-US");
+  return prompt && computed ? `${count(computed)} of ${count(prompt)} prompt tokens` : words(entry.phase);
 }

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
+
+from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import AccessRefusal, RequestRecord
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.connections import Connections, Refusal
@@ -90,7 +93,7 @@ class RemoteReads:
         self.boundaries_seconds = boundaries_seconds
         self.list: Callable[..., builtins.list[Entry]] = partial(read, "list")
         self.get: Callable[[str], Entry | None] = partial(read, "get")
-        self.open: Callable[[], builtins.list[Entry]] = partial(read, "open")
+        self.open = lambda: msgspec.convert(read("open"), dict[str, OpenRow])
         self.after: Callable[[int], builtins.list[Entry]] = partial(read, "after")
         self.costs: Callable[[], builtins.list[tuple[str, int, int, int, float]]] = partial(read, "costs")
 

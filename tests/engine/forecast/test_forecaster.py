@@ -3,17 +3,22 @@
 import random
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from operator import le
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.forecast.calibration import ENOUGH
-from oaiserve.engine.forecast.forecaster import PACES, _Pace
+from oaiserve.engine.forecast.forecaster import PACES, Asked, Forecaster, _Pace
 from oaiserve.engine.request import Aborted, Finished, PromptDone, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.tokenize import Tokenized
+from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.facts.forecast import NO_FORECAST
-from oaiserve.facts.record import Origin
+from oaiserve.facts.open_row import OpenRow
 from tests.engine.doubles import Inbox, make_engine
 
 
@@ -70,17 +75,43 @@ def test_open_requests_show_what_was_promised_and_how_it_looks_now() -> None:
         for number in range(ENOUGH + 40):
             answer(engine, f"{number}", 60)
         asked = Request("long", (TokenPrompt([5, 6, 7]),), SamplingParams(max_tokens=60, ignore_eos=True))
-        rows: list[dict[str, Any]] = []
-        while not rows:  # the engine may have answered it all before it is looked at
-            events = engine.stream(replace(asked, origin=Origin("shown", "chat"), received_ns=engine._clock_ns()))
+        row: OpenRow | None = None
+        while row is None or row.end_now_ns is None:  # the engine may have answered it all before it is looked at
+            events = engine.stream(replace(asked, received_ns=engine._clock_ns()))
             next(events)
-            rows = engine.open_requests()
+            row = engine.open_requests(0).get("long")
             events.close()
-        (row,) = rows
-        assert (row["request_id"], row["operation"]) == ("shown", "chat")
-        assert row["forecast"]["is_calibrated"]
-        assert row["elapsed_ns"] < row["end_now_ns"]
-        assert row["end_now_ns"] == pytest.approx(row["forecast"]["end_ns"], rel=0.5)
+        assert row.forecast["is_calibrated"]
+        assert row.elapsed_ns < row.end_now_ns
+        assert row.end_now_ns == pytest.approx(row.forecast["end_ns"], rel=0.5)
+
+
+@pytest.fixture(scope="module")
+def forecaster() -> Forecaster:
+    """Return the forecaster of an engine that is not started, with a cost and a forecast of the request "r"."""
+    found: Forecaster = make_engine(tokenize_workers=0)._loop.forecaster
+    found._cost = lambda: StepCost(tuple(1e6 * rows for rows in KNOTS))
+    found._steps = lambda now_ns: (1e6, 1e5, 1.0)  # type: ignore[method-assign]
+    asked = Asked("r", "", "chat", None, [[5] * 30], 9, True, False, 1, "", received_ns=0)
+    assert found.forecast(asked, 0) == NO_FORECAST
+    return found
+
+
+@given(st.lists(st.floats(1, 1e12), min_size=12, max_size=12), st.integers(0, 10**12))
+def test_no_estimate_has_its_end_before_its_first_token(
+    forecaster: Forecaster, times: list[float], now_ns: int
+) -> None:
+    opened = forecaster._open["r"]
+    threes = [sorted(times[at : at + 3]) for at in (0, 3, 6, 9)]
+    raw, told = tuple(map(tuple, threes[:2])), tuple(map(tuple, threes[2:]))
+    kinds = (SimpleNamespace(is_enough=True),) * 2
+    with patch.dict(forecaster._open, r=replace(opened, raw=raw, told=told, kinds=kinds)):
+        now = forecaster.open_now(now_ns, ["r"])["r"]
+    assert now.first_token_now_ns is not None
+    assert now.end_now_ns is not None
+    assert now_ns <= now.first_token_now_ns <= now.end_now_ns
+    assert now.promised.is_calibrated
+    assert all(map(le, now.promised.first_token_interval_ns, now.promised.end_interval_ns))
 
 
 def test_a_burst_is_known_by_its_last_gaps_and_a_steady_rate_by_many() -> None:

@@ -1,0 +1,85 @@
+"""`OpenRow` describes a request that has not ended, for `/debug/requests` and the live page: its phases, its progress
+and its forecast. It has no text of prompts or answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from oaiserve.facts.forecast import NO_FORECAST, Forecast
+from oaiserve.facts.record import Origin
+from oaiserve.facts.times import RequestTimes
+
+
+class OpenForecast(NamedTuple):
+    """The promise to an open request, and its times as they look now, since it was received."""
+
+    promised: Forecast = NO_FORECAST
+    first_token_now_ns: int | None = None  # None: it is there already, or there is no estimate
+    end_now_ns: int | None = None  # None: there is no estimate
+
+
+class PhaseSoFar(msgspec.Struct):
+    """A phase of an open request. `start_ns` counts from its receipt. The last phase is still going on."""
+
+    name: str
+    start_ns: int
+    duration_ns: int
+
+
+class OpenRow(msgspec.Struct, kw_only=True):
+    """An open request. Numbers of tokens are 0 until they are known.
+
+    Of a prompt, `computed_prompt_tokens` need no further computation; the `cached_tokens` are among them. `forecast` is
+    the promise made when the prompt was tokenized. The estimates of now take into account what has happened since;
+    `first_token_now_ns` is null once the first token is there."""
+
+    request_id: str
+    received_unix_ns: int
+    operation: str
+    route: str
+    model: str
+    client: str | None
+    elapsed_ns: int
+    phase: str  # the last of `phases`
+    phases: list[PhaseSoFar]
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    completion_tokens: int = 0
+    forecast: dict[str, Any]
+    first_token_now_ns: int | None
+    end_now_ns: int | None
+
+    @classmethod
+    def of(
+        cls,
+        origin: Origin,
+        times: RequestTimes,
+        clock_ns: Callable[[], int],
+        epoch_offset_ns: int,
+        forecast: OpenForecast = OpenForecast(),  # noqa: B008 - immutable
+        **tokens: int,
+    ) -> OpenRow:
+        """Return the row of this moment. Other threads may still write into `times`, which have `received`.
+
+        `epoch_offset_ns` is the wall clock minus the monotonic clock."""
+        phases = times.so_far(clock_ns)
+        received_ns = phases[0].start_ns
+        return cls(
+            request_id=origin.request_id,
+            received_unix_ns=received_ns + epoch_offset_ns,
+            operation=origin.operation,
+            route=origin.http_route,
+            model=origin.model,
+            client=origin.client,
+            elapsed_ns=phases[-1].end_ns - received_ns,
+            phase=phases[-1].name,
+            phases=[PhaseSoFar(phase.name, phase.start_ns - received_ns, phase.duration_ns) for phase in phases],
+            forecast=forecast.promised.shown(),
+            first_token_now_ns=forecast.first_token_now_ns,
+            end_now_ns=forecast.end_now_ns,
+            **tokens,
+        )

@@ -1,0 +1,41 @@
+"""Lists the open requests for `/debug/requests` and the live page: those of the engine, and those that only this
+process knows, because their bodies are still being received or the ends of their answers are still being written."""
+
+from __future__ import annotations
+
+import time
+
+from oaiserve.facts.open_row import OpenForecast, OpenRow
+from oaiserve.facts.record import Origin
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.serving import Serving
+
+
+def open_requests(serving: Serving) -> list[OpenRow]:
+    """Return the open requests, newest first. It may take milliseconds: call it in a worker thread."""
+    in_engine = serving.telemetry.recent.open()
+    epoch_offset_ns = time.time_ns() - monotonic_ns()
+    own = [
+        _row(serving, exchange, epoch_offset_ns)
+        for exchange in serving.exchanges.copy().values()
+        if exchange.received_ns is not None
+        and exchange.engine_id not in in_engine
+        and (exchange.stream is None or exchange.stream.ended)
+    ]
+    return sorted([*in_engine.values(), *own], key=lambda row: -row.received_unix_ns)
+
+
+def _row(serving: Serving, exchange: Exchange, epoch_offset_ns: int) -> OpenRow:
+    model = serving.name_of(exchange.adapter)
+    origin = Origin(exchange.request_id, exchange.operation, exchange.http_route, model, client=exchange.key_name)
+    tokens = {}
+    if exchange.stream is not None and exchange.stream.terminal is not None:
+        usage = exchange.stream.terminal.usage
+        tokens = {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "computed_prompt_tokens": usage.prompt_tokens if exchange.times.first_token is not None else 0,
+            "completion_tokens": usage.completion_tokens,
+        }
+    return OpenRow.of(origin, exchange.times, monotonic_ns, epoch_offset_ns, OpenForecast(), **tokens)

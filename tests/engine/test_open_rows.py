@@ -1,0 +1,94 @@
+"""Open requests are described from their submission on, and their cached tokens are the same everywhere."""
+
+from dataclasses import replace
+
+import pytest
+
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.request import TextPrompt
+from oaiserve.engine.step import Step
+from oaiserve.facts.open_row import OpenRow
+from oaiserve.facts.record import EventKind, Origin
+from tests.engine.doubles import (
+    BlockedTokenizer,
+    Clock,
+    Inbox,
+    ScriptedRunner,
+    make_engine,
+    request,
+    wait_until_idle,
+)
+
+ORIGIN = Origin("shown", "chat", "/v1/chat/completions", "demo", client="alice")
+
+
+def row_of(engine: Engine, request_id: str) -> OpenRow:
+    return engine.open_requests(5_000)[request_id]
+
+
+def test_a_request_is_listed_from_its_submission_and_shows_the_progress_of_its_prompt() -> None:
+    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    with make_engine(runner, explain=False) as engine:  # nothing is forecast, and it is listed all the same
+        engine.submit(replace(request("r", prompt_len=40), origin=ORIGIN), inbox)
+        assert row_of(engine, "r").phase in ("tokenize_wait", "tokenize", "queue", "prefill")
+        for computed in (0, 16, 32):
+            runner.started.get(timeout=60)
+            row = row_of(engine, "r")
+            assert (row.phase, row.prompt_tokens, row.computed_prompt_tokens) == ("prefill", 40, computed)
+            engine.submit(request(f"next{computed}"), inbox)  # during a step, so the engine thread has not taken it
+            assert row_of(engine, f"next{computed}").phase == "tokenize_wait"
+            assert next(iter(engine.open_requests(0))) == f"next{computed}"  # newest first
+            engine.abort(f"next{computed}")
+            runner.permit()
+        assert (row.request_id, row.operation, row.route, row.model, row.client) == (
+            *("shown", "chat", "/v1/chat/completions"),
+            *("demo", "alice"),
+        )
+        assert [phase.name for phase in row.phases][-1] == "prefill"
+        assert sum(phase.duration_ns for phase in row.phases) == row.elapsed_ns
+        assert row.forecast == {"is_calibrated": False}
+        assert row.first_token_now_ns is row.end_now_ns is None
+        runner.started.get(timeout=60)
+        row = row_of(engine, "r")
+        assert (row.phase, row.computed_prompt_tokens, row.completion_tokens) == ("decode", 40, 1)
+        runner.permit(100)
+        inbox.wait_terminal("r", "next0", "next16", "next32")
+        wait_until_idle(engine)
+        assert engine.open_requests(0) == {}
+
+
+def test_a_request_that_is_tokenized_is_listed() -> None:
+    tokenizer, inbox = BlockedTokenizer(), Inbox()
+    with make_engine(tokenizer=tokenizer) as engine:
+        engine.submit(replace(request("r"), prompts=(TextPrompt("blocked"),)), inbox)
+        assert tokenizer.entered.wait(60)
+        while (row := row_of(engine, "r")).phase == "tokenize_wait":
+            pass
+        assert (row.phase, row.prompt_tokens) == ("tokenize", 0)
+        tokenizer.release.set()
+        inbox.wait_terminal("r")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("end", ["the client leaves", "a timeout", "the device fails"])
+def test_a_request_that_ends_during_prefill_reports_its_cached_tokens(end: str, n: int) -> None:
+    clock, inbox = Clock(), Inbox()
+    prompts: list[str] = []  # of the steps
+
+    def computing(step: Step) -> None:
+        prompts.extend(chunk.sequence.request_id for chunk in step.chunks if chunk.num_tokens > 1)
+        if prompts.count("again") == 2:
+            if end == "the client leaves":
+                engine.abort("again")
+            clock.move(60)
+            assert end != "the device fails"
+
+    engine = make_engine(ScriptedRunner(computing=computing), clock_ns=clock, request_timeout_seconds=50)
+    with engine:
+        list(engine.stream(request("first", prompt_len=33)))
+        hits = engine.snapshot().num_prefix_hits
+        engine.submit(request("again", prompt_len=120, n=n), inbox)
+        terminal = inbox.wait_terminal("again")["again"]
+        assert (terminal.times.first_token, terminal.usage.prompt_tokens) == (None, 120)
+        (event,) = [event for event in terminal.account.events if event.kind is EventKind.PREFIX_CACHE_HIT]
+        assert terminal.usage.cached_tokens == event.details["tokens"] == engine.snapshot().num_prefix_hits - hits == 32
