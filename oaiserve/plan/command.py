@@ -23,6 +23,8 @@ from oaiserve.plan.search import Highest, alone, calibrated, changes, good_share
 
 BUSIEST_PROMPTS = 300  # that are replayed, as often as it takes: those of the busiest time, if more were recorded
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)  # of the highest rate, which the table shows
+LEAST_CHANGE = 0.03  # of the rate, as a share: the search is no more precise
+LONE_BUSY_SHARE = 0.1  # below it, a server is so idle that hardly two requests meet
 _HEAD = ("prompts/s", "good", "TTFT p50", "p99", "ITL p50", "p99", "busy", "cached", "preempted")
 
 
@@ -135,8 +137,11 @@ def make_plan(
         "rates": [],
         "settings": [],
         "rate": rate,
-        "replicas": None if rate is None or best is None else math.ceil(rate / best.rate),
+        "is_lone": best is not None and best.replayed.busy_share < LONE_BUSY_SHARE,
+        "replicas": None,
     }
+    if best is not None and rate is not None and not outcome["is_lone"]:
+        outcome["replicas"] = math.ceil(rate / best.rate)
     if best is None:
         lone = alone(load, cost, load.server)
         kept = {name: good_share(lone, {name: seconds}) for name, seconds in limits.items()}
@@ -211,11 +216,12 @@ def render(outcome: dict[str, Any]) -> str:
     if outcome["recorded"] is not None:
         rows.insert(0, _row(outcome["recorded"], " (as recorded)"))
     lines += ["", *_table([_HEAD, *rows])]
-    if outcome["settings"] and any(change["rate"] for change in outcome["settings"]):
-        compared = [
-            (change["flag"], f"{change['rate']:.3g}", f"{change['rate'] / best:.2f}" if best else "-")
-            for change in outcome["settings"]
-        ]
+    compared = [
+        (change["flag"], f"{change['rate']:.3g}", f"{change['rate'] / best:.2f}" if best else "-")
+        for change in outcome["settings"]
+        if change["rate"] and not (best and abs(change["rate"] / best - 1) < LEAST_CHANGE)
+    ]
+    if compared:
         lines += ["", *_table([("setting", "prompts/s", "ratio"), *compared])]
     return "\n".join(lines) + "\n"
 
@@ -244,6 +250,11 @@ def _rate_sentences(outcome: dict[str, Any]) -> list[str]:
             f"are good (by limit: {kept}). "
             f"TTFT p50 {_ms(lone['ttft_seconds'], 'p50')}, p99 {_ms(lone['ttft_seconds'], 'p99')}, "
             f"ITL p50 {_ms(lone['itl_seconds'], 'p50')}, p99 {_ms(lone['itl_seconds'], 'p99')}."
+        ]
+    if outcome["is_lone"]:
+        return [
+            f"{within} up to {best:.3g} prompts/s on one server, where hardly two requests meet: these limits are "
+            "those of a lone request here. Allow more time, or serve from a faster machine; more replicas would be idle."
         ]
     sentences = [f"{within} up to {best:.3g} prompts/s on one server."]
     if rate is not None:

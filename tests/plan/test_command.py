@@ -81,6 +81,28 @@ def test_a_load_without_a_cost_needs_one(trace: Path, recording: Path, capsys: p
     assert main(["plan", "--from", str(trace), "--slo", "ttft:9s", "--cost", str(recording), "--no-settings"]) == 0
 
 
+def test_limits_of_a_lone_request_need_no_replicas_and_settings_without_effect_no_rows(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    head, *rows, cost = map(json.loads, recording.read_text().splitlines())
+    for index, one in enumerate(rows):  # each second one comes 1 ms after another
+        one["timestamp"] = index // 2 + index % 2 / 1000
+    written(recording, head, *rows, cost)
+    arguments = ["plan", "--from", str(recording), "--json", str(out), "--rate", "5", "--slo"]
+    assert main([*arguments, "latency:1us", "--no-settings"]) == 0
+    lone_ms = json.loads(out.read_text())["alone"]["ttft_seconds"]["p99"] * 1e3
+    capsys.readouterr()
+    assert main([*arguments, f"itl:99s,ttft:{lone_ms * 1.01:.6f}ms", "--attainment", "1"]) == 0
+    text, found = " ".join(capsys.readouterr().out.split()), json.loads(out.read_text())
+    assert "these limits are those of a lone request here" in text
+    assert found["is_lone"]
+    assert found["replicas"] is None
+    assert "replicas." not in text
+    assert found["settings"]
+    assert "| 1.00 |" not in text
+
+
 def test_where_no_rate_is_low_enough_the_limit_is_named_that_is_too_strict(
     recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
