@@ -441,6 +441,14 @@ class Gateway:
         passed.remove(last)
         return last
 
+    def _warn_of_unmarked(self, upstream: Upstream) -> None:
+        """Warn once of a replica whose answers have no marks. The processes of several models trust their front, so
+        their answers lack marks for other reasons."""
+        if self._residents is None and self._continues != "never" and upstream.name not in self._unmarked:
+            self._unmarked.add(upstream.name)
+            text = "Streams of replica %s end with it, unless its --trusted-proxy has the address of this gateway"
+            log.warning(text, upstream.shown)
+
     async def _relay(self, scope: Scope, send: Send, asked: _Asked, begun: _Begun, left: asyncio.Task[None]) -> Ending:
         """Send an answer as it comes, until its end. Raises ClientDisconnect."""
         answer, kind = begun.answer, begun.kind
@@ -451,10 +459,8 @@ class Gateway:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         send_part: Send = scope["state"]["send"]  # past the layers around this, which would cost each part some time
         is_stream, may_go_on = begun.is_stream, begun.may_go_on
-        if is_stream and not may_go_on and self._continues != "never" and begun.upstream.name not in self._unmarked:
-            self._unmarked.add(begun.upstream.name)
-            text = "Streams of replica %s end with it, unless its --trusted-proxy has the address of this gateway"
-            log.warning(text, begun.upstream.shown)
+        if is_stream and not may_go_on and asked.method == "POST":  # streams of GET, as the live page's, never go on
+            self._warn_of_unmarked(begun.upstream)
         signs: asyncio.Task[None] | None = None  # of life, in the pause of a stream that was cut off
         num_sent, num_cuts, give_up_ns = -1, 0, 0  # pieces at the last cut, and cuts since there was a further piece
         # These have cut off the stream. If none can go on with it, it is to blame, and not they.
