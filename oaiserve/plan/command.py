@@ -254,7 +254,7 @@ def _rate_sentences(outcome: dict[str, Any]) -> list[str]:
     if outcome["is_lone"]:
         return [
             f"{within} up to {best:.3g} prompts/s on one server, where hardly two requests meet: these limits are "
-            "those of a lone request here. Allow more time, or serve from a faster machine; more replicas would be idle."
+            "those of a lone request here. Allow more time, or serve from a faster machine, not more of them."
         ]
     sentences = [f"{within} up to {best:.3g} prompts/s on one server."]
     if rate is not None:
