@@ -21,7 +21,6 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from oaiserve.errors import NotFound, Overloaded
-from oaiserve.facts.record import Cause
 from oaiserve.routes import sse
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.open_requests import open_requests
@@ -30,7 +29,6 @@ from oaiserve.routes.serving import Serving, serving_of
 
 if TYPE_CHECKING:
     from oaiserve.config import ServerOptions
-    from oaiserve.telemetry import Telemetry
 
 MOST_REQUESTS = 30  # rows of the waterfall
 LAST_SAMPLES = 4  # samples in an update
@@ -223,44 +221,7 @@ def _state(serving: Serving, samples: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what each message has, the first one, too."""
     return {
         "samples": samples,
-        "requests": _recent_rows(serving.telemetry),
+        "requests": serving.telemetry.recent.list(limit=MOST_REQUESTS, rows=True),
         "open": open_requests(serving),
         "costs": serving.telemetry.live.costs(),
     }
-
-
-def _recent_rows(telemetry: Telemetry) -> list[dict[str, Any]]:
-    """Return the waterfall's rows of the last requests, newest first."""
-    entries = telemetry.recent.list(slowest=None, outcome=None, id_prefix="", limit=MOST_REQUESTS)
-    return [
-        {**{name: entry[name] for name in _ROW_FIELDS}, "phases": [_phase_row(phase) for phase in entry["phases"]]}
-        for entry in entries
-    ]
-
-
-def _phase_row(phase: dict[str, Any]) -> list[Any]:
-    """Return the name of a phase and its time. With known causes, its time alone follows, and that plus its
-    neighbours'."""
-    row, causes_ns = [phase["name"], phase["duration_ns"]], phase["causes_ns"]
-    if not causes_ns:
-        return row
-    alone_ns = causes_ns.get(Cause.ALONE, 0)
-    neighbours = (Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.NEIGHBOUR_MEDIA)
-    added_ns = sum(causes_ns.get(cause, 0) for cause in neighbours)
-    return [*row, alone_ns, alone_ns + added_ns]
-
-
-_ROW_FIELDS = (
-    "request_id",
-    "operation",
-    "outcome",
-    "status",
-    "route",
-    "model",
-    "client",
-    "prompt_tokens",
-    "cached_tokens",
-    "completion_tokens",
-    "received_unix_ns",
-    "duration_ns",
-)

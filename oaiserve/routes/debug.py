@@ -1,4 +1,4 @@
-"""The inside of the server: /debug/requests has the accounts of the last ended requests, /debug/report the report of a
+"""The inside of the server: /debug/requests has the accounts of the last requests, /debug/report the report of a
 replica for routers.
 
 None of them holds text of prompts or answers.
@@ -38,9 +38,14 @@ class RequestList(msgspec.Struct):
 _LIST_QUERY = (
     Parameter("slowest", "The phase by which they are sorted instead, longest first.", PHASES),
     Parameter("outcome", "Only those that ended so.", tuple(Outcome)),
-    Parameter("id", "Only those whose request id begins so."),
+    Parameter("failed", "Only those that were not served: that failed, or were rejected.", ("true", "false")),
+    Parameter("slow", "Only those that took at least this many milliseconds.", is_integer=True),
+    Parameter("client", "Only those of the API key with this name; empty: only those without a key."),
+    Parameter("model", "Only those for this model. A server with several models asks only its process."),
+    Parameter("route", "Only those of this route, such as /v1/chat/completions."),
+    Parameter("id", "Only those whose request id, or trace id, begins so."),
     Parameter("limit", "Most requests.", is_integer=True),
-    Parameter("model", "Of a server with several models: the one whose process is asked."),
+    Parameter("form", "row: only what a list shows of each, in place of its whole account.", ("whole", "row")),
 )
 
 
@@ -51,31 +56,58 @@ _LIST_QUERY = (
     query=_LIST_QUERY,
 )
 async def recent_requests(request: Request) -> Response:
+    """Answer with the matching requests. Of open ones it is not known how they end, so filters by that leave them
+    out."""
     asked = read_query(request.query_params, _LIST_QUERY)
     serving = serving_of(request)
-    recent = serving.telemetry.recent
+    recent, names = serving.telemetry.recent, serving.config.model_names
+    has_failed = asked["failed"] == "true"
+    model = names[0] if asked["model"] in names else asked["model"]
+    of = {"client": asked["client"], "model": model, "route": asked["route"]}
+
+    def is_shown(row: OpenRow) -> bool:
+        is_slow = row.elapsed_ns >= (asked["slow"] or 0) * 1_000_000
+        begins_so = row.request_id.startswith(asked["id"] or "")
+        return is_slow and begins_so and all(value in (None, getattr(row, name) or "") for name, value in of.items())
 
     def render() -> Response:
         entries = recent.list(
-            slowest=asked["slowest"], outcome=asked["outcome"], id_prefix=asked["id"] or "", limit=asked["limit"]
+            slowest=asked["slowest"],
+            outcome=asked["outcome"],
+            failed=has_failed,
+            slow_ms=asked["slow"] or 0,
+            id_prefix=asked["id"] or "",
+            limit=asked["limit"],
+            rows=asked["form"] == "row",
+            **of,
         )
-        return json_response(RequestList(entries, open_requests(serving)))
+        opened = [] if has_failed or asked["outcome"] else [row for row in open_requests(serving) if is_shown(row)]
+        return json_response(RequestList(entries, opened))
 
     return await run_in_threadpool(render)
 
 
 @Operation(
-    summary="The account of one of the last requests.",
+    summary="The account of one of the last requests, or of an open one so far.",
     group="Debugging",
     answer="application/json",
     errors=(NotFound,),
 )
 async def recent_request(request: Request) -> Response:
-    """Answer with the request of this id (header x-request-id). Raises NotFound."""
-    request_id = request.path_params["request_id"]
-    entry = await run_in_threadpool(serving_of(request).telemetry.recent.get, request_id)
+    """Answer with the request of this id (header x-request-id), or of this trace id. Raises NotFound."""
+    request_id, serving = request.path_params["request_id"], serving_of(request)
+
+    def find() -> dict[str, Any] | OpenRow | None:
+        opened = (row for row in open_requests(serving) if row.request_id == request_id)
+        return next(opened, None) or serving.telemetry.recent.get(request_id)
+
+    entry = await run_in_threadpool(find)
     if entry is None:
-        raise NotFound(f"No request '{request_id[:128]}' is among the last that ended (--recent-requests).")
+        kept = serving.config.telemetry.recent_requests
+        raise NotFound(
+            f"There is no request '{request_id[:128]}' here. This server keeps the last {kept:,} that have ended "
+            "(--recent-requests), none from before its start, and those that are open."
+        )
     return json_response(entry)
 
 

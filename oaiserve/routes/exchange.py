@@ -22,6 +22,7 @@ from oaiserve.engine.streams import LoopStream
 from oaiserve.errors import APIError, DeadlineMissed, DeadlineRefused, SlowReader, Unavailable
 from oaiserve.facts.continuation import StreamIds
 from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, RequestRecord, ToolCallOutcome
+from oaiserve.facts.request_page import link_header
 from oaiserve.facts.times import WAITED_HEADER, RequestTimes, monotonic_ns, waited
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.key_table import Use
@@ -202,6 +203,9 @@ class Accounting:
         async def watched_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.http_status = message["status"]
+                if serving.config.server.shows_dashboard:
+                    link = link_header(scope.get("raw_path") or scope["path"].encode(), exchange.request_id)
+                    message["headers"] = [*message["headers"], link]
                 if use is not None and store is not None:
                     if not use.headers:
                         with suppress(Unavailable):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
+from oaiserve.facts import request_page
 from oaiserve.facts.record import Outcome, RequestRecord
 from oaiserve.telemetry.log_limit import REQUESTS, LogLimit
 from oaiserve.telemetry.shown import in_ms, log_fields, mean_event_tokens, steps_of, token_gaps
@@ -103,8 +104,11 @@ def configure(
     return LogLimit(handler)
 
 
-def log_request(record: RequestRecord) -> None:
-    """Log one line for an ended request by the logger `oaiserve.request`: a warning if it failed, else info."""
+def log_request(record: RequestRecord, page_scheme: str | None = None) -> None:
+    """Log one line for an ended request by the logger `oaiserve.request`: a warning if it failed, else info.
+
+    With `page_scheme`, the field `request_url` has the address of its page.
+    """
     level = logging.WARNING if record.outcome is Outcome.FAILED else logging.INFO
     if not logger.isEnabledFor(level):
         return
@@ -122,6 +126,8 @@ def log_request(record: RequestRecord) -> None:
         **{f"{name}_ms": phase_ms for name, phase_ms in phases_ms.items()},
         **{f"queue_{reason}_ms": wait_ms for reason, wait_ms in waits_ms.items()},
     }
+    if page_scheme is not None and (url := request_page.url(record, page_scheme)) is not None:
+        fields["request_url"] = url
     calls = {outcome.value: number for outcome, number in record.tool_calls.items()}
     fields |= {f"tool_calls_{outcome}": number for outcome, number in calls.items()}
     error = f" {record.error_type}" if record.error_type else ""

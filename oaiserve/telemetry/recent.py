@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from threading import Lock
 from typing import Any, NamedTuple
 
 from oaiserve.facts.open_row import OpenRow
-from oaiserve.facts.record import POOLING_OPERATIONS, RequestRecord
+from oaiserve.facts.record import POOLING_OPERATIONS, Cause, Outcome, RequestRecord
 from oaiserve.telemetry.explanation import num_shared, sentences
 from oaiserve.telemetry.shown import TokenGaps, json_of, mean_event_tokens, steps_of, token_gaps
 
 MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request
+NOT_SERVED = (Outcome.REJECTED, Outcome.FAILED)
+# The facts of a record in the row of a list.
+_IN_ROWS = {
+    **{name: name for name in ("request_id", "operation", "outcome", "error_type", "model", "client", "stream")},
+    **{name: name for name in ("prompt_tokens", "cached_tokens", "completion_tokens")},
+    "status": "http_status",
+    "route": "http_route",
+}
+_row_facts = attrgetter(*_IN_ROWS.values())
 
 Entry = dict[str, Any]
 Entries = list[Entry]
@@ -52,10 +61,13 @@ class RecentRequests:
             self._ring.append(kept)
 
     def get(self, request_id: str) -> Entry | None:
-        """Return the newest request with this id, with the explanation of its time, its events, and its neighbours."""
+        """Return the newest request with this id, with the explanation of its time, its events, and its neighbours.
+
+        The id may also be that of its trace, as exemplars have it.
+        """
         ring = self._newest_first()
         for kept in ring:
-            if kept.record.request_id == request_id:
+            if request_id in (kept.record.request_id, kept.record.trace.trace_id_hex):
                 records = [other.record for other in ring]
                 explanation = list(sentences(kept.record, records))
                 entry = self._entry(kept) | {"explanation": explanation}
@@ -63,22 +75,43 @@ class RecentRequests:
         return None
 
     def list(
-        self, *, slowest: str | None = None, outcome: str | None = None, id_prefix: str = "", limit: int | None = None
+        self,
+        *,
+        slowest: str | None = None,
+        outcome: str | None = None,
+        failed: bool = False,
+        slow_ms: int = 0,
+        client: str | None = None,
+        model: str | None = None,
+        route: str | None = None,
+        id_prefix: str = "",
+        limit: int | None = None,
+        rows: bool = False,
     ) -> Entries:
-        """Return the matching requests, newest first.
+        """Return the matching requests, newest first: as rows for a list, or whole.
 
-        With `slowest`, return only those that reached this phase, the longest time in it first.
+        With `failed`, return only those that were not served, with `slow_ms` those that took at least as long, with an
+        empty `client` those without a key. With `slowest`, return only those that reached this phase, the longest time
+        in it first.
         """
-        found = [
-            kept
-            for kept in self._newest_first()
-            if (outcome is None or kept.record.outcome == outcome) and kept.record.request_id.startswith(id_prefix)
-        ]
+
+        def matches(record: RequestRecord) -> bool:
+            return (
+                (outcome is None or record.outcome == outcome)
+                and (not failed or record.outcome in NOT_SERVED)
+                and record.times.duration_ns >= slow_ms * 1_000_000
+                and (client is None or (record.client or "") == client)
+                and (model is None or record.model == model)
+                and (route is None or record.http_route == route)
+                and (record.request_id.startswith(id_prefix) or record.trace.trace_id_hex.startswith(id_prefix))
+            )
+
+        found = [kept for kept in self._newest_first() if matches(kept.record)]
         if slowest is not None:
             phases = ((phase, kept) for kept in found for phase in kept.record.times.phases())
             reached = [(phase.duration_ns, kept) for phase, kept in phases if phase.name == slowest]
             found = [kept for _, kept in sorted(reached, key=itemgetter(0), reverse=True)]
-        return [self._entry(kept) for kept in found[:limit]]
+        return [self._row(kept.record) if rows else self._entry(kept) for kept in found[:limit]]
 
     def open(self) -> dict[str, OpenRow]:
         """Return the newest open requests by the engine's ids, newest first."""
@@ -87,6 +120,18 @@ class RecentRequests:
     def _newest_first(self) -> tuple[_Kept, ...]:
         with self._lock:
             return tuple(reversed(self._ring))
+
+    def _row(self, record: RequestRecord) -> Entry:
+        causes_ns = record.causes_ns
+        return {
+            **dict(zip(_IN_ROWS, _row_facts(record), strict=True)),
+            "received_unix_ns": _received_ns(record) + self._epoch_offset_ns,
+            "duration_ns": record.times.duration_ns,
+            "phases": [
+                _phase_row(phase.name, phase.duration_ns, causes_ns.get(phase.name, {}))
+                for phase in record.times.phases()
+            ],
+        }
 
     def _entry(self, kept: _Kept) -> Entry:
         record, steps = kept.record, steps_of(kept.record)
@@ -114,6 +159,16 @@ class RecentRequests:
             "mean_event_tokens": kept.mean_event_tokens,
             "steps": steps._asdict() | {"last": record.account.steps[-1]} if steps is not None else None,
         }
+
+
+def _phase_row(name: str, duration_ns: int, causes_ns: Mapping[Cause, int]) -> list[str | int]:
+    """Return the name of a phase and its time. With known causes, its time alone follows, and that plus its
+    neighbours'."""
+    if not causes_ns:
+        return [name, duration_ns]
+    alone_ns = causes_ns.get(Cause.ALONE, 0)
+    neighbours = (Cause.NEIGHBOUR_DECODES, Cause.NEIGHBOUR_PROMPTS, Cause.NEIGHBOUR_MEDIA)
+    return [name, duration_ns, alone_ns, alone_ns + sum(causes_ns.get(cause, 0) for cause in neighbours)]
 
 
 def _received_ns(record: RequestRecord) -> int:

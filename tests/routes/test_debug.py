@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from oaiserve.facts.record import Cause, EngineAccount, Outcome
-from oaiserve.facts.times import PHASES, TEXT_PHASES
+from oaiserve.facts.open_row import OpenRow
+from oaiserve.facts.record import Cause, EngineAccount, Origin, Outcome
+from oaiserve.facts.times import PHASES, TEXT_PHASES, RequestTimes
+from oaiserve.facts.trace import TraceContext
 from tests.records import MS, record_at
 from tests.routes.asking import refused
 from tests.routes.conftest import Served
@@ -25,7 +28,8 @@ def some(served: Served) -> Served:
     recent = served.telemetry.recent
     recent._ring.clear()
     recent.add(RECORD)
-    recent.add(record_at(0, 1, 2, 4, 900, 1000, request_id="job-2", outcome=Outcome.CANCELLED))
+    job = {"client": "ann", "http_route": "/v1/completions", "model": "tuned", "trace": TraceContext(0xDEF0 << 112, 1)}
+    recent.add(record_at(0, 1, 2, 4, 900, 1000, request_id="job-2", outcome=Outcome.REJECTED, **job))
     shared = EngineAccount(
         first_step=14, num_steps=3, num_prefill_steps=2, prefill_causes_ns={Cause.ALONE: MS}, decode_causes_ns={}
     )
@@ -43,8 +47,13 @@ def test_the_list_can_be_filtered_sorted_and_cut(some: Served) -> None:
     assert ids(some) == ["req-3", "job-2", "req-1"]
     assert ids(some, "?slowest=queue") == ["job-2", "req-1", "req-3"]
     assert ids(some, "?slowest=decode") == ["req-1", "req-3"]
-    assert ids(some, "?outcome=cancelled") == ["job-2"]
+    assert ids(some, "?outcome=rejected") == ["job-2"]
     assert ids(some, "?id=req") == ["req-3", "req-1"]
+    for query in ("failed=true", "slow=1000", "client=ann", "model=tuned", "route=/v1/completions", "id=def0"):
+        assert ids(some, f"?{query}") == ["job-2"], query
+    for query in ("client=", "model=demo", "route=/v1/chat/completions"):
+        assert ids(some, f"?{query}") == ["req-3", "req-1"], query
+    assert ids(some, "?failed=false&slow=7") == ["req-3", "job-2", "req-1"]
     assert ids(some, "?id=req&slowest=queue&limit=1&outcome=finished") == ["req-1"]
 
 
@@ -57,13 +66,52 @@ def test_the_list_can_be_filtered_sorted_and_cut(some: Served) -> None:
         ("?limit=1.5", "limit", "must be an integer >= 1"),
         ("?limit=-1", "limit", "must be an integer >= 1"),
         ("?limit=" + "9" * 5000, "limit", "must be an integer >= 1"),
-        ("?outcom=failed", "outcom", "this route takes slowest, outcome, id, limit, model"),
+        ("?outcom=failed", "outcom", "this route takes slowest, outcome, failed, slow, client"),
+        ("?slow=-1", "slow", "must be an integer >= 1"),
+        ("?failed=yes", "failed", "must be one of true, false, got 'yes'"),
     ],
 )  # fmt: skip
 def test_a_malformed_query_is_refused(some: Served, path: str, param: str, says: str) -> None:
     response = some.http.get(f"/debug/requests{path}")
     refused(response, param, says)
     assert len(response.json()["error"]["message"]) < 300
+
+
+OPEN = OpenRow.of(
+    Origin("req-9", "chat", "/v1/chat/completions", "org/demo"), RequestTimes(received=5), lambda: 5 + 3 * MS, 0
+)
+
+
+def test_open_requests_are_in_the_list_and_have_an_account_so_far(some: Served) -> None:
+    recent = some.telemetry.recent
+    recent._open_requests = lambda epoch_offset_ns: {"of the engine": OPEN}
+    shown = msgspec.to_builtins(OPEN)
+    assert some.http.get("/debug/requests/req-9").json() == shown
+    for query, is_shown in {
+        "": True,
+        "client=": True,
+        "client=ann": False,
+        "model=org/demo": True,
+        "model=other": False,
+        "route=/v1/completions": False,
+        "slow=3": True,
+        "slow=4": False,
+        "id=req": True,
+        "id=job": False,
+        "failed=true": False,
+        "outcome=finished": False,
+    }.items():
+        found = some.http.get(f"/debug/requests?{query}").json()
+        assert found["open"] == ([shown] if is_shown else []), query
+
+
+def test_rows_of_a_list_agree_with_the_whole_accounts(some: Served) -> None:
+    whole, rows = (some.http.get(f"/debug/requests?form={form}").json()["requests"] for form in ("whole", "row"))
+    for entry, row in zip(whole, rows, strict=True):
+        assert all(row[name] == entry[name] for name in row.keys() - {"phases"})
+        phases = [[phase["name"], phase["duration_ns"]] for phase in entry["phases"]]
+        assert [phase[:2] for phase in row["phases"]] == phases
+    assert ["prefill", MS, MS, MS] in rows[0]["phases"]  # with its time alone, and that with its neighbours'
 
 
 def test_one_of_them_has_its_phases_and_the_requests_in_its_steps(some: Served) -> None:
@@ -95,8 +143,13 @@ def test_a_request_is_open_from_its_first_byte_until_its_answer_is_written(serve
     assert looks[-1] == []
 
 
-def test_an_unknown_id_is_a_404_in_json(some: Served) -> None:
-    refused(some.http.get("/debug/requests/nobody"), None, status=404)
+def test_a_request_is_found_by_its_trace_as_exemplars_have_that(some: Served) -> None:
+    assert some.http.get(f"/debug/requests/{0xDEF0 << 112:032x}").json()["request_id"] == "job-2"
+
+
+def test_an_unknown_id_is_a_404_which_says_how_many_are_kept(some: Served) -> None:
+    says = "There is no request 'nobody' here. This server keeps the last 256 that have ended (--recent-requests)"
+    refused(some.http.get("/debug/requests/nobody"), None, says, status=404)
 
 
 def test_the_report_has_its_keys_in_64_bits_each(served: Served) -> None:

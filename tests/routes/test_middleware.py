@@ -1,8 +1,10 @@
 """Tests the middleware that every request passes: request ids, slashes, errors."""
 
+from urllib.parse import urljoin
+
 import pytest
 
-from tests.routes.conftest import Served
+from tests.routes.conftest import Serve, Served
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/nothing", "/v1/completions"])
@@ -45,3 +47,17 @@ def test_a_malformed_trace_is_replaced(served: Served, traceparent: str) -> None
     response = served.http.get("/health", headers={"traceparent": traceparent.encode("latin-1")})
     assert response.status_code == 200
     assert not response.headers["traceresponse"].startswith("00-" + "1" * 32)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/completions/"])
+def test_an_answer_links_to_the_page_of_its_request(served: Served, path: str) -> None:
+    for body, status in ({"prompt": "Hi"}, 200), ({"prompt": 7}, 400):
+        answer = served.http.post(served.url + path, json=body, headers={"x-request-id": "job-7"})
+        assert answer.status_code == status
+        link = answer.links["describedby"]["url"]
+        assert urljoin(f"http://host/llm{path}", link) == "http://host/llm/requests/job-7"
+    assert "link" not in served.http.get("/v1/models").headers  # it has no account
+
+
+def test_an_answer_of_a_server_without_the_page_has_no_link(serve: Serve) -> None:
+    assert "link" not in serve(host="0.0.0.0").complete().headers

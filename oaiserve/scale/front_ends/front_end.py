@@ -243,7 +243,7 @@ class FrontEnd:
             self._engine.give_room_back(*room)
 
     @offered
-    async def read(self, what: str, value: str | int | None, named: dict[str, str | int | None]) -> Any:
+    async def read(self, what: str, value: str | int | None, named: dict[str, str | int | bool | None]) -> Any:
         """Return the page of metrics, accounts of recent requests, or samples and costs of the live page."""
         telemetry = self._telemetry
         reads: dict[str, Callable[..., Any]] = {

@@ -87,7 +87,7 @@ class RemoteReads:
     made in worker threads."""
 
     def __init__(self, process: EngineProcess, boundaries_seconds: dict[str, builtins.list[float]]) -> None:
-        def read(what: str, value: str | int | None = None, /, **named: str | int | None) -> Any:
+        def read(what: str, value: str | int | None = None, /, **named: str | int | bool | None) -> Any:
             return process.ask(FrontEnd.read, what, value, named).result()
 
         self.boundaries_seconds = boundaries_seconds
