@@ -310,6 +310,7 @@ def routes(config: Config) -> list[Route]:
         Route("/debug/requests", debug.recent_requests),
         Route("/debug/requests/{request_id}", debug.recent_request),
         Route("/debug/report", debug.report),
+        Route("/debug/samples", debug.samples),
         Route("/dashboard/feed", dashboard.feed),
     ]
     closed_routes = [Route(path, debug.closed_route) for path in ("/debug/requests", "/debug/report")]

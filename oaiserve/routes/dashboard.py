@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from oaiserve.errors import NotFound, Overloaded
 from oaiserve.routes import sse
+from oaiserve.routes.feed import Feed
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.open_requests import open_requests
 from oaiserve.routes.operation import Operation
@@ -178,17 +179,23 @@ async def file_response(request: Request, name: str, more_headers: Mapping[str, 
 async def feed(request: Request) -> Response:
     """Stream the event `hello` once, with the last minutes, and then `update` about once a second. Raises
     Overloaded."""
+    serving = serving_of(request)
+    return feed_response(request, serving.feed, _events(serving))
+
+
+def feed_response(request: Request, feed: Feed, events: AsyncIterator[bytes]) -> Response:
+    """Answer with the events of a feed."""
     if request.method == "HEAD":  # it would never end
         return Response(headers=_FEED_HEADERS)
-    return _FeedResponse(serving_of(request))
+    return _FeedResponse(feed, events)
 
 
 class _FeedResponse(StreamingResponse):
     """A response with a place among the viewers until its end."""
 
-    def __init__(self, serving: Serving) -> None:
-        super().__init__(_events(serving), headers=_FEED_HEADERS)
-        self._feed = serving.feed
+    def __init__(self, feed: Feed, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, headers=_FEED_HEADERS)
+        self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._feed.viewer():

@@ -111,6 +111,25 @@ async def recent_request(request: Request) -> Response:
     return json_response(entry)
 
 
+_SAMPLES_QUERY = (Parameter("after", "Only those with a higher number.", is_integer=True, least=0),)
+
+
+@Operation(
+    summary="The samples of the live page, one for each second of the last minutes.",
+    group="Debugging",
+    answer="application/json",
+    query=_SAMPLES_QUERY,
+)
+async def samples(request: Request) -> Response:
+    """Answer with the samples of all requests together, which a gateway adds up for its own page."""
+    after, live = read_query(request.query_params, _SAMPLES_QUERY)["after"] or 0, serving_of(request).telemetry.live
+
+    def render() -> Response:
+        return json_response({"boundaries_seconds": live.boundaries_seconds, "samples": live.after(after)})
+
+    return await run_in_threadpool(render)
+
+
 @Operation(
     summary="What a router learns of this server: its load, and the keys of the prompts in its prefix cache.",
     group="Debugging",

@@ -23,7 +23,7 @@ MOST_CLIENTS = 20  # whose costs are shown: those that cost most
 # The telemetry thread wakes up once a second, sometimes slightly early by this clock.
 INTERVAL_NS = 950_000_000
 
-_HISTOGRAMS = {
+HISTOGRAMS = {
     "time_to_first_token": names.TIME_TO_FIRST_TOKEN_SECONDS,
     "inter_token": names.INTER_TOKEN_LATENCY_SECONDS,
     "duration": names.DURATION_SECONDS,
@@ -49,7 +49,7 @@ class Live:
         self._num_made = 0
         self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self._observed = observed
-        self._distributions = {name: observed.distributions[metric] for name, metric in _HISTOGRAMS.items()}
+        self._distributions = {name: observed.distributions[metric] for name, metric in HISTOGRAMS.items()}
         self._before: dict[str, Totals] = {}
         self._last_costs: list[tuple[str, int, int, int, float]] = []
 
@@ -94,13 +94,16 @@ class Live:
                 "requests": increases["requests"],
                 "generation_tokens": increases["generation_tokens"].get("all", 0),
                 "computed_tokens": increases["computed_tokens"].get("all", 0),
-                **{name: sorted(increases[name].items()) for name in _HISTOGRAMS},
+                **{name: sorted(increases[name].items()) for name in HISTOGRAMS},
             }
         )
 
     def after(self, number: int) -> list[Sample]:
-        """Return the kept samples whose number is greater than `number`, oldest first."""
-        return [sample for sample in self._samples.copy() if sample["number"] > number]
+        """Return the kept samples whose number is greater than `number`, oldest first: all of them if no sample has it
+        yet, as after a restart of the server."""
+        samples = self._samples.copy()
+        least = number if samples and samples[-1]["number"] >= number else 0
+        return [sample for sample in samples if sample["number"] > least]
 
     def _totals(self) -> dict[str, Totals]:
         counters, requests = self._observed.counters, dict[str, int]()
@@ -111,7 +114,7 @@ class Live:
             "requests": requests,
             "generation_tokens": {"all": sum(counters[names.GENERATION_TOKENS].values.values())},
             "computed_tokens": {"all": round(sum(child.total for child in steps))},
-            **{name: self._buckets(name) for name in _HISTOGRAMS},
+            **{name: self._buckets(name) for name in HISTOGRAMS},
         }
 
     def _costs(self) -> list[tuple[str, int, int, int, float]]:

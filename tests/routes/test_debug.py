@@ -82,9 +82,10 @@ OPEN = OpenRow.of(
 )
 
 
-def test_open_requests_are_in_the_list_and_have_an_account_so_far(some: Served) -> None:
-    recent = some.telemetry.recent
-    recent._open_requests = lambda epoch_offset_ns: {"of the engine": OPEN}
+def test_open_requests_are_in_the_list_and_have_an_account_so_far(
+    some: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(some.telemetry.recent, "_open_requests", lambda epoch_offset_ns: {"of the engine": OPEN})
     shown = msgspec.to_builtins(OPEN)
     assert some.http.get("/debug/requests/req-9").json() == shown
     for query, is_shown in {

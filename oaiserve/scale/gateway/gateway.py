@@ -51,7 +51,7 @@ from oaiserve.routes import sse
 from oaiserve.routes.batches.routes import MOST_FILE_BYTES
 from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, client_left, keep, receive
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
-from oaiserve.scale.gateway.lists import all_kept, models_answer
+from oaiserve.scale.gateway.lists import all_kept, all_requests, models_answer
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
 from oaiserve.scale.gateway.sent_pieces import MOST_KEPT_BYTES, SentPieces
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream, UpstreamAnswer
@@ -93,6 +93,7 @@ _NOT_ANSWERED = _OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-opt
 _OF_ONE_REPLICA = ("/admin", "/debug", "/dashboard", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 # What one replica keeps, unless all have one store: it is asked for until one has it.
 _KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations", b"/v1/files/", b"/v1/batches", b"/debug/requests/")
+REQUESTS_PATH = "/debug/requests"
 _LISTS = ("/v1/files", "/v1/batches")
 # A replica may have stored something before it failed.
 _NOT_REPEATED = (b"/v1/conversations", b"/v1/files", b"/v1/batches")
@@ -200,6 +201,7 @@ class Gateway:
         self._watch = watch
         self._metrics = metrics
         self._tracing = tracing
+        self._shows_requests = options.server.shows_dashboard  # of all replicas
         self._body_limit = options.body_limit or MEDIA_BODY_BYTES
         self._continues = options.continue_streams
         self._received = SharedLimit(MOST_RECEIVED_BYTES)  # bodies of requests without an answer
@@ -244,9 +246,10 @@ class Gateway:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Ending:
         path, client = scope["path"], scope["state"]["client"]
-        if (path.startswith(_OF_ONE_REPLICA) and self._residents is None) or not {".", ".."}.isdisjoint(
-            path.split("/")
-        ):
+        is_of_one = path.startswith(_OF_ONE_REPLICA) and not (
+            self._shows_requests and (path == REQUESTS_PATH or path.startswith(f"{REQUESTS_PATH}/"))
+        )
+        if (is_of_one and self._residents is None) or not {".", ".."}.isdisjoint(path.split("/")):
             raise NotFound(f"{path[:100]} is about one replica. Ask that one itself.")
         if self._residents is not None and path == "/v1/batches" and scope["method"] == "POST":
             raise InvalidRequest("A server of several models has no batches. Serve the model by itself for them.")
@@ -312,6 +315,14 @@ class Gateway:
 
     def _listing_for(self, scope: Scope, asked: _Asked) -> Callable[[], Awaitable[Response]] | None:
         """Return what answers with a list of all replicas, if the request is for one."""
+        # A model of this machine is asked for its requests alone.
+        if (
+            scope["path"] == REQUESTS_PATH
+            and asked.method == "GET"
+            and not (self._residents is not None and asked.prompt.model)
+        ):
+            query = scope["query_string"].decode("latin-1")
+            return partial(all_requests, self._watch, query, asked.headers)
         if scope["path"] == MODELS_PATH and self._router.differ:
             return partial(models_answer, self._watch, self._router, scope, asked.headers)
         if scope["path"] in _LISTS and asked.method == "GET" and self._residents is None:
@@ -454,6 +465,8 @@ class Gateway:
         answer, kind = begun.answer, begun.kind
         asked.status = answer.status
         dropped = _NOT_ANSWERED | {b"content-length"} if answer.status in NO_BODY else _NOT_ANSWERED
+        if not self._shows_requests:
+            dropped = dropped | {b"link"}  # to the page of its request
         headers = [header for header in answer.headers if header[0] not in dropped]
         headers.append((ROUTE_HEADER, as_text(begun.decision, names_replica=False).encode()))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})

@@ -1,4 +1,4 @@
-"""The lists of all replicas: of models, where these have different ones, and of files and batches.
+"""The lists of all replicas: of models, where these have different ones, of files and batches, and of requests.
 
 What replicas send is bounded in time, bytes and items, and items of another form are left out.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
+from operator import itemgetter
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
@@ -18,12 +19,13 @@ from starlette.types import Scope
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.models import list_answer
 from oaiserve.routes.pages import Page, page_of
-from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Headers, Unreachable
+from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Headers, Unreachable, Upstream
 from oaiserve.scale.gateway.watch import UNREADABLE, Watch
 from oaiserve.scale.routers import Routers
 
 MOST_PAGES = 10  # of a replica's list
 PAGE_ITEMS = 100  # as many as a page may have
+MOST_REQUESTS = 4096  # of a replica
 MOST_MODELS = 2048  # items of a list of models, which has no pages
 MOST_MODEL_BYTES = 2**20  # of a replica's list of models
 MOST_LIST_BYTES = 8 * 2**20  # of all pages of a replica's list of files or batches
@@ -37,6 +39,18 @@ UnixSeconds = Annotated[int, msgspec.Meta(ge=0, le=2**33)]
 class _List(msgspec.Struct):
     data: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_MODELS)]
     has_more: bool = False
+
+
+class _Requests(msgspec.Struct):
+    requests: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_REQUESTS)]
+    open: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_REQUESTS)]
+
+
+class _Request(msgspec.Struct):
+    """An ended or open request, as far as it takes to merge lists."""
+
+    received_unix_ns: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    phases: Annotated[list[Any], msgspec.Meta(max_length=100)] = []
 
 
 class _Model(msgspec.Struct):
@@ -106,6 +120,51 @@ async def all_kept(watch: Watch, target: bytes, headers: Headers) -> Response:
     page = page_of(Page[Any], newest, lambda both: both[0].id, limit, after)
     page.data = [text for _, text in page.data]
     return json_response(page)
+
+
+async def all_requests(watch: Watch, query: str, headers: Headers) -> Response:
+    """Ask each replica for its last requests, with a client's `headers`, and answer with those of all, each with the
+    `replica` that it was at. Replicas that refuse count only if all do."""
+    fields = dict(parse_qsl(query))
+    upstreams = [watch.upstreams[name] for name in sorted(watch.joined - watch.silent)]
+    answers = await asyncio.gather(*(_requests(upstream, query.encode(), headers) for upstream in upstreams))
+    refusals = [answer for answer in answers if isinstance(answer, Response)]
+    if refusals and len(refusals) == len(answers):
+        return refusals[0]
+    merged: dict[str, list[tuple[float, Item]]] = {"requests": [], "open": []}
+    for upstream, answer in zip(upstreams, answers, strict=True):
+        if isinstance(answer, _Requests):
+            for name, rows in merged.items():
+                for text in getattr(answer, name):
+                    with suppress(*UNREADABLE):
+                        rank = _rank(msgspec.json.decode(text, type=_Request), fields.get("slowest"))
+                        rows.append((rank, _decode_fields(text) | {"replica": upstream.number}))
+    limit = int(fields["limit"]) if fields.get("limit", "").isdecimal() else None
+    shown = {name: [row for _, row in sorted(rows, key=itemgetter(0))] for name, rows in merged.items()}
+    return json_response({"requests": shown["requests"][:limit], "open": shown["open"]})
+
+
+async def _requests(upstream: Upstream, query: bytes, headers: Headers) -> _Requests | Response | None:
+    """Return the last requests of a replica, its refusal, or None if they do not come in time or cannot be read."""
+    with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, *UNREADABLE):
+        async with asyncio.timeout(LIST_SECONDS):
+            target = b"/debug/requests" + (b"?" + query if query else b"")
+            status, content = await upstream.get(target, headers, MOST_LIST_BYTES)
+        if status >= 400:
+            return Response(content, status, media_type="application/json")
+        return await asyncio.to_thread(msgspec.json.decode, content, type=_Requests)
+    return None
+
+
+def _rank(request: _Request, slowest: str | None) -> float:
+    """Return the place of a request in the order that was asked for: newest first, or longest in a phase first."""
+    if slowest is not None:
+        for phase in request.phases:
+            match phase:
+                case {"name": str(name), "duration_ns": int(duration_ns)} | [str(name), int(duration_ns), *_]:
+                    if name == slowest:
+                        return -duration_ns
+    return -request.received_unix_ns
 
 
 async def _listed(

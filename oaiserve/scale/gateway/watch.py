@@ -67,9 +67,9 @@ class Watch:
         """`key` is an API key of the replicas: those that have keys report to whoever has one."""
         self._router = router
         self._found: dict[str, list[Address]] = {url: [] for url in urls}
-        self._headers = [(ROUTER_HEADER.encode(), b"1")]
+        self.headers = [(ROUTER_HEADER.encode(), b"1")]
         if key is not None:
-            self._headers.append((b"authorization", f"Bearer {key}".encode()))
+            self.headers.append((b"authorization", f"Bearer {key}".encode()))
         self._resolve = resolve
         self._pace = pace
         self._polls: dict[str, asyncio.Task[None]] = {}
@@ -126,7 +126,7 @@ class Watch:
         upstream = Upstream(address, 0)
         try:
             async with asyncio.timeout(self._pace.answer_seconds):
-                status, content = await upstream.get(path.encode(), self._headers)
+                status, content = await upstream.get(path.encode(), self.headers)
             groups = msgspec.json.decode(content, type=_Groups) if status == 200 else []
         except (Unreachable, BadAnswer, CutOff, *UNREADABLE) as error:
             raise OSError(f"the list of servers cannot be read ({error})") from None
@@ -215,7 +215,7 @@ class Watch:
         if name not in self._mute:
             why_mute = None
             try:
-                status, content = await upstream.get(b"/debug/report", self._headers)
+                status, content = await upstream.get(b"/debug/report", self.headers)
                 if status == 200:
                     upstream.report = report = msgspec.json.decode(content, type=Report)
                     if report.is_hung:
@@ -235,7 +235,7 @@ class Watch:
                     log.warning(
                         "The replica %s gives no reports (%s). Load and cache are guessed", upstream.shown, why_mute
                     )
-        status, _ = await upstream.get(b"/ready", self._headers)
+        status, _ = await upstream.get(b"/ready", self.headers)
         if status != 200:
             health, _ = await upstream.get(b"/health")
             raise NotReady(f"it is not ready ({status})") if health == 200 else Hung(f"its health fails ({health})")

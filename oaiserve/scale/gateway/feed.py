@@ -1,0 +1,50 @@
+"""The feed of the gateway's live page: the charts of all replicas together, and the state of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+
+from oaiserve import __version__
+from oaiserve.routes import sse
+from oaiserve.routes.dashboard import LAST_SAMPLES
+from oaiserve.routes.feed import INTERVAL_SECONDS, Feed
+from oaiserve.scale.gateway.samples import FleetSamples
+
+
+class FleetFeed(Feed):
+    """Hands each message to all viewers, as the feed of a server does. `state` returns what is shown of the fleet."""
+
+    def __init__(
+        self, samples: FleetSamples, state: Callable[[], dict[str, Any]], interval_seconds: float = INTERVAL_SECONDS
+    ) -> None:
+        super().__init__(self._update, interval_seconds)
+        self._samples = samples
+        self._state = state
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield the event `hello` with the last minutes, and then each message."""
+        await self._look()
+        found = {
+            "version": __version__,
+            "boundaries_seconds": self._samples.boundaries_seconds,
+            "samples": [*self._samples.samples],
+            "fleet": self._state(),
+        }
+        yield sse.event(msgspec.json.encode(found), "hello")
+        while True:
+            yield await self.next()
+
+    async def _message(self) -> bytes:
+        await self._look()
+        return self._update()
+
+    async def _look(self) -> None:
+        await self._samples.look(time.time_ns() // 1_000_000)
+
+    def _update(self) -> bytes:
+        found = {"samples": [*self._samples.samples][-LAST_SAMPLES:], "fleet": self._state()}
+        return sse.event(msgspec.json.encode(found), "update")

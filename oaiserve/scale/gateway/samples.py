@@ -1,0 +1,146 @@
+"""The samples of all replicas added up, second by second, for the charts of the gateway's live page.
+
+Replicas are asked only while the page is open. Their clocks may differ, so what counts is how old a sample was when it
+came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Annotated, Any
+
+import msgspec
+
+from oaiserve.facts.record import Outcome
+from oaiserve.facts.report import Count, Load, Seconds
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream
+from oaiserve.scale.gateway.watch import UNREADABLE, Watch
+from oaiserve.telemetry.live import HISTOGRAMS, MOST_SAMPLES
+
+MOST_BYTES = 2**20  # of a replica's samples
+ASK_SECONDS = 2.0  # in which they come
+IDLE_NS = 5_000_000_000  # without a viewer, after which the past is asked for again
+MOST_BUCKETS = 1000
+
+_Bucket = tuple[Annotated[int, msgspec.Meta(ge=0, lt=MOST_BUCKETS)], Count]
+_Buckets = Annotated[list[_Bucket], msgspec.Meta(max_length=MOST_BUCKETS)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Sample(msgspec.Struct):
+    """A second of one server, or of all: as `Live` makes it. What its names say are counts are increases."""
+
+    number: Count
+    at_unix_ms: Count
+    seconds: Seconds
+    running: Count
+    waiting: Count
+    tokenizing: Count
+    kv_usage: _Share
+    kv_cached: _Share
+    requests: dict[Outcome, Count]
+    generation_tokens: Load
+    computed_tokens: Load
+    time_to_first_token: _Buckets
+    inter_token: _Buckets
+    duration: _Buckets
+
+
+class Samples(msgspec.Struct):
+    """The answer of /debug/samples."""
+
+    boundaries_seconds: dict[str, Annotated[list[float], msgspec.Meta(max_length=MOST_BUCKETS)]]
+    samples: Annotated[list[Sample], msgspec.Meta(max_length=MOST_SAMPLES)]
+
+
+_decode = msgspec.json.Decoder(Samples).decode
+
+
+class FleetSamples:
+    """The last minutes of all replicas together. Event loop only."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._last: dict[str, Sample] = {}  # of each replica
+        self._asked_ns: int | None = None
+        self._number = 0
+        self._asking = asyncio.Lock()
+        self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
+        self.boundaries_seconds: dict[str, list[float]] = {name: [] for name in HISTOGRAMS}
+
+    async def look(self, now_unix_ms: int) -> None:
+        """Ask all replicas for what they have sampled since the last look, and add it up. The first look, and one after
+        a while without any, begins with the past minutes."""
+        async with self._asking:
+            now_ns = monotonic_ns()
+            elapsed_ns = now_ns - (self._asked_ns or 0)
+            is_first = self._asked_ns is None or elapsed_ns > IDLE_NS
+            self._asked_ns = now_ns
+            if is_first:
+                self.samples.clear()
+                self._last.clear()
+            upstreams = [*self._watch.upstreams.values()]
+            answers = await asyncio.gather(*(self._ask(upstream) for upstream in upstreams))
+            found = {up.name: got for up, got in zip(upstreams, answers, strict=True) if got}
+            self._last = {name: self._last[name] for name in self._last.keys() & self._watch.upstreams.keys()}
+            self._last |= {name: samples[-1] for name, samples in found.items()}
+            if is_first:
+                by_age: dict[int, dict[str, list[Sample]]] = {}
+                for name, samples in found.items():
+                    for one in samples:
+                        age = round((samples[-1].at_unix_ms - one.at_unix_ms) / 1000)
+                        by_age.setdefault(age, {}).setdefault(name, []).append(one)
+                for age, of_replicas in sorted(by_age.items(), reverse=True):
+                    present = [ones[-1] for ones in of_replicas.values()]
+                    self._add(now_unix_ms - 1000 * age, 1.0, present, chain(*of_replicas.values()))
+            else:
+                self._add(now_unix_ms, elapsed_ns / 1e9, [*self._last.values()], chain(*found.values()))
+
+    async def _ask(self, upstream: Upstream) -> Sequence[Sample]:
+        """Return the samples of a replica that are new, oldest first: none if it gives none."""
+        after = self._last[upstream.name].number if upstream.name in self._last else 0
+        with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, *UNREADABLE):
+            async with asyncio.timeout(ASK_SECONDS):
+                target = b"/debug/samples?after=%d" % after
+                status, content = await upstream.get(target, self._watch.headers, MOST_BYTES)
+            if status == 200:
+                found = _decode(content)
+                if not any(self.boundaries_seconds.values()):
+                    self.boundaries_seconds = found.boundaries_seconds
+                return found.samples if found.boundaries_seconds == self.boundaries_seconds else ()
+        return ()
+
+    def _add(self, at_unix_ms: int, seconds: float, present: Sequence[Sample], fresh: Iterable[Sample]) -> None:
+        """Add a sample of all: the numbers of a moment from those at `present`, the increases from those that are
+        `fresh`."""
+        self._number += 1
+        increases: dict[str, Counter[Any]] = {name: Counter() for name in ("requests", *HISTOGRAMS)}
+        generated = computed = 0.0
+        for one in fresh:
+            increases["requests"].update(one.requests)
+            for name in HISTOGRAMS:
+                increases[name].update(dict(getattr(one, name)))
+            generated, computed = generated + one.generation_tokens, computed + one.computed_tokens
+        number = max(1, len(present))
+        histograms: Mapping[str, Any] = {name: sorted(increases[name].items()) for name in HISTOGRAMS}
+        self.samples.append(
+            Sample(
+                number=self._number,
+                at_unix_ms=at_unix_ms,
+                seconds=seconds,
+                running=sum(one.running for one in present),
+                waiting=sum(one.waiting for one in present),
+                tokenizing=sum(one.tokenizing for one in present),
+                kv_usage=sum(one.kv_usage for one in present) / number,
+                kv_cached=sum(one.kv_cached for one in present) / number,
+                requests=dict(increases["requests"]),
+                generation_tokens=generated,
+                computed_tokens=computed,
+                **histograms,
+            )
+        )
