@@ -17,7 +17,7 @@ import ssl
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -35,6 +35,8 @@ from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env
 
 from oaiserve import __version__
+from oaiserve.commands import banner as banners
+from oaiserve.commands.banner import Banner
 from oaiserve.commands.help import HelpFormatter
 from oaiserve.commands.servers import announced
 from oaiserve.config import (
@@ -61,6 +63,7 @@ from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Keyring, exposure
 from oaiserve.routes.responses import store
 from oaiserve.scale.several.settings import holds_models, models_of
+from oaiserve.screen import Screen
 
 # Serves until it is stopped, on a socket that is bound but does not listen yet, and returns the exit code.
 ServeApp = Callable[[Config, socket.socket], int]
@@ -398,8 +401,12 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
     with times.part("import of the log"):
         from oaiserve.telemetry import logs
 
+    url = banners.address(config.server, sock.getsockname()[1] if ready is None else config.server.port)
     log_limit = logs.configure(
-        config.server.log_level, config.server.log_format, model=None if ready is None else config.model_name
+        config.server.log_level,
+        config.server.log_format,
+        model=None if ready is None else config.model_name,
+        address_of=_request_address(config.server, url),
     )
     if ready is None:
         _warn_of_keys(config)
@@ -459,16 +466,18 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
     keep_freed()
     logger.debug("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
-    banner = ready or _banner(config, sock.getsockname()[1], task)
-    with (
-        nullcontext() if ready is not None else announced(_url(config.server, sock.getsockname()[1]), config.model_name)
-    ):
+    facts = banners.engine_facts(config, engine)
+    on_ready: Banner | Callable[[], None] = banners.of_server(config, sock.getsockname()[1], task, facts)
+    if ready is not None:
+        logger.info("%s; %s", facts["Model"], facts["Runs on"])
+        on_ready = ready
+    with nullcontext() if ready is not None else announced(url, config.model_name):
         if config.server.front_ends:
-            _listen(config.server, sock, banner)
+            _listen(config.server, sock, on_ready)
             supervisor.serve(sock)
         else:
             run_until_signal(
-                app, config.server, sock, connections, banner, on_drain=engine.drain, failure=lambda: engine.failure
+                app, config.server, sock, connections, on_ready, on_drain=engine.drain, failure=lambda: engine.failure
             )
     return 0 if engine.failure is None else 1
 
@@ -496,19 +505,16 @@ def _serve_models(
     from oaiserve.scale.several.app import create_app
     from oaiserve.telemetry import logs
 
-    logs.configure(server.log_level, server.log_format)
+    port = sock.getsockname()[1]
+    url = banners.address(server, port)
+    logs.configure(server.log_level, server.log_format, address_of=_request_address(server, url))
+    # A model's process logs the address of this one.
+    configs = {name: replace(config, server=replace(config.server, port=port)) for name, config in configs.items()}
     _warn_of_keys(next(iter(configs.values())))  # all have the same files
     if any(config.model == "demo" for config in configs.values()):
         demo.fetched()
     app, gateway, models = create_app(server, configs, options)
-    url = _url(server, sock.getsockname()[1])
-    banner = f"""
-oaiserve {__version__} serves {", ".join(configs)} at {url}/v1
-
-  Its page: {_page(server, url)}
-
-Ctrl-C stops it.
-"""
+    banner = banners.of_models(server, [*configs], url, on_demand=options.load_on_demand)
     with announced(url, ", ".join(configs)):
         run_until_signal(
             app,
@@ -530,13 +536,8 @@ def _route(options: RouteOptions, sock: socket.socket) -> int:
     logs.configure(options.log_level, options.log_format)
     server = options.server
     app, gateway = create_gateway(options)
-    url = _url(server, sock.getsockname()[1])
-    page = f"\n  Its page: {url}/\n" if server.shows_dashboard else ""
-    banner = f"""
-oaiserve {__version__} routes to {", ".join(options.replica)} at {url}/v1
-{page}
-Ctrl-C stops it.
-"""
+    url = banners.address(server, sock.getsockname()[1])
+    banner = banners.of_gateway(options, url)
     with announced(url, f"those of {len(options.replica)} servers"):
         run_until_signal(app, server, sock, allowed_connections(server), banner, on_drain=gateway.drain)
     return 0
@@ -547,7 +548,7 @@ def run_until_signal(
     options: ServerOptions,
     sock: socket.socket,
     connections: Connections,
-    banner: str | Callable[[], None],
+    banner: Banner | Callable[[], None],
     *,
     on_drain: Callable[[], None] = lambda: None,
     failure: Callable[[], BaseException | None] = lambda: None,
@@ -565,9 +566,11 @@ def run_until_signal(
     server.run(sockets=[sock])
 
 
-def _listen(options: ServerOptions, sock: socket.socket, banner: str | Callable[[], None]) -> None:
-    """Listen, and print the banner, log its first line, or call what stands for it. Raises StartupError if another
+def _listen(options: ServerOptions, sock: socket.socket, banner: Banner | Callable[[], None]) -> None:
+    """Listen, and print the banner, log it as JSON, or call the function in its place. Raises StartupError if another
     process listens there."""
+    from oaiserve.telemetry.logs import resolved
+
     if options.open_dashboard and not options.is_private:
         logger.warning(
             "--open-dashboard: whoever reaches %s sees the requests of all, without their text", options.host
@@ -576,48 +579,14 @@ def _listen(options: ServerOptions, sock: socket.socket, banner: str | Callable[
         sock.listen(BACKLOG)
     except OSError as error:  # it has bound the port, too
         raise _cannot_listen(options.host, options.port, error) from error
-    if not isinstance(banner, str):
+    if not isinstance(banner, Banner):
         banner()
-    elif options.log_format == "console":
-        print(banner, file=sys.stderr, flush=True)
+    elif resolved(options.log_format) == "json":
+        logger.info("%s", banner.title, extra={"start": dict(banner.facts)})
     else:
-        logger.info("%s", banner.strip().partition("\n")[0])
+        print(banner.text(Screen.of(sys.stderr)), file=sys.stderr, flush=True)
 
 
-# An example for each task: a path, and a body without its model.
-_TRIES: dict[Task, tuple[str, str]] = {
-    "generate": (
-        "/v1/chat/completions",
-        '"temperature": 0, "messages": [{"role": "user", "content": "Hello!"}]',
-    ),
-    "embed": ("/v1/embeddings", '"input": ["A cat sleeps.", "A dog barks."]'),
-    "score": ("/v1/rerank", '"query": "What sleeps?", "documents": ["A dog barks.", "A cat sleeps."]'),
-}
-
-
-def _banner(config: Config, port: int, task: Task) -> str:
-    """Return the lines that the server prints at its start: model, URL, and a command to try it."""
-    server, url = config.server, _url(config.server, port)
-    name = config.model_name
-    key = " -H 'authorization: Bearer '$OPENAI_API_KEY" if server.needs_key else ""
-    path, body = _TRIES[task]
-    return f"""
-oaiserve {__version__} serves {name} at {url}/v1
-
-  Its page: {_page(server, url)}
-
-  curl {url}{path}{key} -H 'content-type: application/json' \\
-    -d '{{"model": "{name}", {body}}}'
-
-Ctrl-C stops it.
-"""
-
-
-def _page(server: ServerOptions, url: str) -> str:
-    return f"{url}/" if server.shows_dashboard else "only with --open-dashboard, or with an --api-key"
-
-
-def _url(server: ServerOptions, port: int) -> str:
-    scheme = "http" if server.tls_certificate is None else "https"
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
-    return f"{scheme}://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{scheme}://{host}:{port}"
+def _request_address(server: ServerOptions, url: str) -> Callable[[str], str] | None:
+    """Return a function from a request's id to the address of its page, if that is open."""
+    return (lambda request_id: f"{url}/requests/{request_id}") if server.shows_dashboard else None

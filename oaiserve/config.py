@@ -37,7 +37,7 @@ ToolCallParser = Literal[
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
 HostedTools = Literal["ignore", "refuse"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["console", "json"]
+LogFormat = Literal["auto", "short", "console", "json"]
 
 MOST_FRONT_ENDS = 64
 FREQUENT = {"frequent": True}  # on the fields whose flags most people use: --help has these, --help-all has all
@@ -151,8 +151,9 @@ class ListenerOptions:
     log_level: LogLevel = "info"
     """Lowest severity of messages to log."""
 
-    log_format: LogFormat = "console"
-    """Log lines for people (console) or for machines (json)."""
+    log_format: LogFormat = "auto"
+    """Form of log lines. short: for people at a terminal. console: complete lines of text. json: one object a line.
+    auto: short at a terminal, otherwise json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

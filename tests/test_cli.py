@@ -352,7 +352,7 @@ async def app(scope, receive, send):
 def serve_app(config, sock):
     if not hangs:
         logs.configure(config.server.log_level, config.server.log_format)
-    banner = cli._banner(config, sock.getsockname()[1], "generate")
+    banner = cli.banners.of_server(config, sock.getsockname()[1], "generate", {})
     cli.run_until_signal(app, config.server, sock, allowed_connections(config.server), banner)
     return 0
 
@@ -383,17 +383,17 @@ def test_a_server_says_where_it_is_and_a_signal_ends_it_with_exit_code_0(number:
     [
         ({}, "http://127.0.0.1:8000/", False),
         ({"host": "0.0.0.0", "open_dashboard": True}, "http://127.0.0.1:8000/", True),
-        ({"host": "0.0.0.0"}, "only with --open-dashboard", False),
+        ({"host": "0.0.0.0"}, "closed: give --api-key", False),
     ],
 )
 def test_the_banner_has_the_address_of_the_page_and_the_log_warns_where_it_is_opened(
     options: dict[str, Any], page: str, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = ServerOptions(**options)
-    (line,) = (line for line in cli._banner(Config("demo", server), 8000, "generate").splitlines() if "page" in line)
-    assert line.startswith(f"  Its page: {page}")
+    banner = cli.banners.of_server(Config("demo", server), 8000, "generate", {})
+    assert banner.facts["Chat"].startswith(page)
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        cli._listen(server, sock, "banner")
+        cli._listen(server, sock, banner)
     assert ("sees the requests of all" in caplog.text) == warns
 
 

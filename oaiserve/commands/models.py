@@ -59,6 +59,11 @@ def stored_models() -> list[StoredModel]:
     return sorted(found, key=lambda model: model.name.lower())
 
 
+def model_at(name: str, path: Path) -> StoredModel:
+    """Return the model in a folder or a GGUF file."""
+    return StoredModel(name, path, _num_bytes(path))
+
+
 def _demo() -> Iterator[StoredModel]:
     folder = cache_folder() / "models" / demo.NAME
     if (folder / demo.DIGESTS).is_file():

@@ -46,6 +46,7 @@ def own_server(model: str) -> Iterator[Client]:
     # So that the server does not stay behind where this process is told to end.
     before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     words = [sys.executable, "-m", "oaiserve", "serve", model, "--host", "127.0.0.1", "--port", "0"]
+    words += ["--log-format", "console"]
     # In a session of its own, since Ctrl-C is for an answer, not for the server.
     with subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True

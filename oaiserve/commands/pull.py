@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from oaiserve.files import demo, hub
 
 
@@ -13,6 +15,8 @@ def command(model: str, /) -> int:
     model
         demo, a hub id such as Qwen/Qwen3-0.6B, or one of a repository's GGUF files: unsloth/Qwen3-0.6B-GGUF:Q4_K_M.
     """
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("oaiserve").setLevel(logging.INFO)
     path = demo.fetched() if model == "demo" else hub.local_source(model).path
     print(f"{model} is on this disk: {path}")
     return 0

@@ -94,6 +94,8 @@ class Engine:
         self.pooling = model.pooling
         self.media = frozenset() if model.media is None else model.media.kinds
         self.adapters = model.adapters
+        self.path = model.path
+        self.kv_bytes = model.num_blocks * model.block_bytes
         self.max_model_len = model.max_model_len
         self.vocab_size = model.vocab_size
         self.default_params = dict(model.default_params)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.disk_tier import KeptBlocks
@@ -36,6 +37,7 @@ class ServedModel:
     prepare_more: Callable[[], bool] = lambda: False  # called while there is nothing to compute, until it returns False
     block_bytes: int = 0  # of a block of the KV cache
     weight_bytes: int = 0  # that a step reads
+    path: Path | None = None  # of its folder or GGUF file
     # for telemetry
     device: str = ""
     dtype: str = ""

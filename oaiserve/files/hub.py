@@ -147,7 +147,7 @@ def fetched(source: ModelSource, *, with_media: bool = True) -> ModelSource:
         level = logging.INFO if _is_offline() else logging.WARNING
         log.log(level, "'%s' starts from the cache, because the Hugging Face hub %s", source.location, trouble)
         return cached
-    log.info("'%s' is read from the hub's cache", repository)
+    log.debug("'%s' is read from the hub's cache", repository)
     return request.source(folder, files)
 
 

@@ -1,7 +1,8 @@
 """Shows what takes over two seconds: how far it is, of how much, and how long it will take yet.
 
-A terminal has a bar, which vanishes at the end; all else gets a line each five seconds. The bars are tqdm's, since the
-hub's client and transformers count with tqdm. A level of this module's logger above INFO hides them.
+A terminal has a bar, which vanishes at the end. A log of complete lines has one every five seconds, and one at the end;
+other outputs that are no terminal show nothing. The bars are tqdm's, since the hub's client and transformers count with
+tqdm. A level of this module's logger above INFO hides them, and one up to INFO allows lines.
 """
 
 from __future__ import annotations
@@ -9,36 +10,84 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from threading import Lock
+from typing import Any, ClassVar, Self
 
 from tqdm import tqdm
 
 log = logging.getLogger(__name__)
 
-SILENT_SECONDS, LINE_SECONDS = 2.0, 5.0
+SILENT_SECONDS = 2.0
+LINE_SECONDS = 5.0  # between two lines
+DRAW_SECONDS = 0.1  # between two drawings of a bar
 
 
 class Progress(tqdm):  # type: ignore[misc]
     """A bar, which libraries may make where they would make tqdm's."""
 
     monitor_interval = 0  # no thread that stays
+    last_print_t: float
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._is_terminal = sys.stderr.isatty()
-        between_seconds = 0.1 if self._is_terminal else LINE_SECONDS
+        self._is_shown = False
+        is_hidden = log.level > logging.INFO or (log.level == logging.NOTSET and not self._is_terminal)
+        between_seconds = DRAW_SECONDS if self._is_terminal else LINE_SECONDS
         ours: dict[str, Any] = {"delay": SILENT_SECONDS, "mininterval": between_seconds, "miniters": 1, "leave": False}
-        ours |= {"dynamic_ncols": self._is_terminal, "file": sys.stderr, "disable": log.level > logging.INFO}
+        ours |= {"dynamic_ncols": self._is_terminal, "file": sys.stderr, "disable": is_hidden}
         super().__init__(*arguments, **named | ours)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        # tqdm draws a bar when it is made, and again after a line of the log, even if it is not to be shown yet.
+        if msg is None and (not hasattr(self, "start_t") or self._time() < self.start_t + self.delay):
+            return
         if self._is_terminal:
+            self._is_shown = True
             super().display(msg, pos)
         elif msg is None and self.n:  # "" clears a line
+            self._is_shown = True
             print(self, file=sys.stderr, flush=True)
 
     def clear(self, nolock: bool = False) -> None:
-        if self._is_terminal:
+        if self._is_terminal and self._is_shown:
             super().clear(nolock)
+
+    def close(self) -> None:
+        if self._is_shown and not self.disable:
+            self._is_shown = False
+            if not self._is_terminal and self.n != self.last_print_n:
+                print(self, file=sys.stderr, flush=True)
+            # tqdm leaves a bar on the screen that only a line of the log has had drawn.
+            self.last_print_t = max(self.last_print_t, self.start_t + self.delay)
+        super().close()
+
+
+class Elapsed:
+    """A line with the time that something of unknown length has taken. Only the first of several at once is shown."""
+
+    _is_shown: ClassVar[Lock] = Lock()
+
+    def __init__(self, doing: str) -> None:
+        self._bar: Progress | None = None
+        if self._is_shown.acquire(blocking=False):
+            self._bar = Progress(desc=doing, bar_format="{desc} ... {elapsed}")
+
+    @property
+    def is_first(self) -> bool:
+        return self._bar is not None
+
+    def show(self) -> None:
+        """Draw the time that has passed."""
+        if self._bar is not None:
+            self._bar.refresh()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._is_shown.release()
 
 
 def show_transformers_progress() -> None:

@@ -166,7 +166,7 @@ class Server(uvicorn.Server):
         for connection in list(connections):
             connection.shutdown()  # an idle connection closes now, any other after its answer
         running = {connection for connection in connections if not connection.transport.is_closing()}
-        log.info("Shutting down. Requests running: %d, given %d s", len(running), self._options.drain_timeout_seconds)
+        log_shutdown(len(running), self._options.drain_timeout_seconds)
         await self._wait_until_idle(self._options.drain_timeout_seconds, may_skip=True)
         cut = running & connections
         for task in self.server_state.tasks:
@@ -174,7 +174,7 @@ class Server(uvicorn.Server):
         await self._wait_until_idle(CUT_SECONDS)
         for connection in list(connections):
             connection.transport.abort()
-        log.info("Shutting down. Requests finished: %d, cut off: %d", len(running - cut), len(cut))
+        log_end(len(running - cut), len(cut))
         await self.lifespan.shutdown()
 
     async def _wait_until_idle(self, timeout_seconds: float, *, may_skip: bool = False) -> None:
@@ -185,6 +185,20 @@ class Server(uvicorn.Server):
             if may_skip and self.force_exit:
                 return
             await asyncio.sleep(POLL_SECONDS)
+
+
+def log_shutdown(num_running: int, limit_seconds: int) -> None:
+    """Log that the server stops, and how long running requests may take."""
+    if num_running:
+        log.info("Shutting down. Running requests: %d, with up to %d s to finish", num_running, limit_seconds)
+    else:
+        log.info("Shutting down. No request is running")
+
+
+def log_end(num_finished: int, num_cut_off: int) -> None:
+    """Log what became of the requests that were running at the shutdown, if there were any."""
+    if num_finished or num_cut_off:
+        log.info("Shut down. Requests finished: %d, cut off: %d", num_finished, num_cut_off)
 
 
 def too_many_connections(headers: Iterable[tuple[bytes, bytes]] = ENCODED_HEADERS) -> bytes:

@@ -157,7 +157,7 @@ async def load(request: Request) -> Response:
         adapter = await _in_turn(serving.engine.load_adapter, name, path)
     except BadAdapter as error:
         raise InvalidRequest(f"The adapter cannot be used: {error}.", param="lora_path") from error
-    logger.info("The adapter '%s' is loaded from %s", name, path)
+    logger.info("Loaded the adapter '%s' from %s", name, path)
     return json_response(model_of(serving, adapter, name))
 
 
@@ -172,7 +172,7 @@ async def unload(request: Request) -> Response:
     """Unload an adapter for all further requests. Raises NotFound if there is none of the name."""
     body, _ = await read_parsed(request, UnloadAdapterBody)
     adapter = await _in_turn(serving_of(request).engine.unload_adapter, body.lora_name)
-    logger.info("The adapter '%s' is unloaded", adapter.name)
+    logger.info("Unloaded the adapter '%s'", adapter.name)
     return json_response(Deleted(adapter.name, "model"))
 
 

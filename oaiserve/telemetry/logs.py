@@ -1,4 +1,4 @@
-"""The logging of the whole process, as text or as JSON, with one line for each ended request.
+"""The logging of the whole process, for people or as JSON, with one line for each ended request.
 
 This module uses only the standard library's logging. It never logs the text of a prompt or of an answer. Repeated
 messages that clients can cause are limited (`log_limit`).
@@ -8,50 +8,24 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 from oaiserve.facts import request_page
+from oaiserve.config import LogFormat
 from oaiserve.facts.record import Outcome, RequestRecord
+from oaiserve.screen import Screen
 from oaiserve.telemetry.log_limit import REQUESTS, LogLimit
+from oaiserve.telemetry.log_lines import ConsoleFormatter, ShortFormatter
 from oaiserve.telemetry.shown import in_ms, log_fields, mean_event_tokens, steps_of, token_gaps
 
 logger = logging.getLogger(REQUESTS)
 
 # Attributes that every LogRecord has; any other one came from `extra`. uvicorn's `color_message` repeats the message.
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
-# Characters that move a terminal's cursor, end a line, or change the order of reading.
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-)
-
-
-def _escaped(text: str) -> str:
-    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-
-
-class ConsoleFormatter(logging.Formatter):
-    """Formats lines for people, in local time: `2026-11-20 08:14:02.123 INFO     oaiserve.app  message`.
-
-    A message may quote a client, so it is escaped and stays one line. The lines of a traceback, which may quote one as
-    well, begin with two spaces.
-    """
-
-    default_msec_format = "%s.%03d"
-
-    def __init__(self, model: str | None = None) -> None:
-        shown = "" if model is None else f"[{_escaped(model).replace('%', '%%')}] "
-        super().__init__(f"%(asctime)s %(levelname)-8s {shown}%(name)s  %(message)s")
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = _escaped(record.message).replace("\n", "\\n")
-        return super().formatMessage(record)
-
-    def formatException(self, ei: Any) -> str:
-        return "  " + _escaped(super().formatException(ei)).replace("\n", "\n  ")
 
 
 class JSONFormatter(logging.Formatter):
@@ -75,19 +49,42 @@ class JSONFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes lines above the progress bars that are on the same terminal."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        with nullcontext() if tqdm is None else tqdm.external_write_mode(self.stream):
+            super().emit(record)
+
+
+def resolved(form: LogFormat, stream: TextIO | None = None) -> LogFormat:
+    """Return the format that `auto` stands for: `short` on a terminal, else `json`."""
+    if form != "auto":
+        return form
+    return "short" if (stream or sys.stderr).isatty() else "json"
+
+
 def configure(
     level: str = "INFO",
-    form: Literal["console", "json"] = "console",
+    form: LogFormat = "console",
     stream: TextIO | None = None,
     model: str | None = None,
+    address_of: Callable[[str], str] | None = None,
 ) -> LogLimit:
     """Set up logging for the whole process, and return the limit on its messages. Call it once, at the start.
 
-    The default `stream` is standard error. Each line names the `model`, if one is given. Start uvicorn with
-    `log_config=None`, so that it does not replace this setup.
+    The default `stream` is standard error. Each line names the `model`, if one is given. `address_of` maps a request id
+    to the address of its page. Start uvicorn with `log_config=None`, so that it does not replace this setup.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JSONFormatter(model) if form == "json" else ConsoleFormatter(model))
+    handler = _Handler(stream or sys.stderr)
+    form = resolved(form, handler.stream)
+    if form == "json":
+        handler.setFormatter(JSONFormatter(model))
+    elif form == "short":
+        handler.setFormatter(ShortFormatter(Screen.of(handler.stream), model, address_of))
+    else:
+        handler.setFormatter(ConsoleFormatter(model))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         uvicorn_logger = logging.getLogger(name)
@@ -95,7 +92,8 @@ def configure(
         uvicorn_logger.propagate = True
     # The server's own lines tell of its start and its end, as uvicorn's would.
     least = logging.getLevelNamesMapping()[level.upper()]
-    logging.getLogger("oaiserve.files.progress").setLevel(logging.ERROR if form == "json" else least)
+    is_hidden = form == "json" or (form == "short" and not handler.stream.isatty())
+    logging.getLogger("oaiserve.files.progress").setLevel(logging.ERROR if is_hidden else least)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING if least == logging.INFO else least)
     # The line of `log_request` has more than uvicorn's access line, and is written when the answer has ended.
     logging.getLogger("uvicorn.access").disabled = True

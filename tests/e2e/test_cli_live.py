@@ -40,8 +40,8 @@ def test_sigterm_lets_a_stream_finish_with_all_its_spans(small_model: Path, tmp_
     messages = [line["message"] for line in log]
     (end,) = (line for line in log if line["logger"] == "oaiserve.request")
     assert (end["outcome"], end["completion_tokens"]) == ("finished", NUM_TOKENS)
-    assert messages.index("Shutting down. Requests running: 1, given 30 s") < log.index(end)
-    assert "Shutting down. Requests finished: 1, cut off: 0" in messages
+    assert messages.index("Shutting down. Running requests: 1, with up to 30 s to finish") < log.index(end)
+    assert "Shut down. Requests finished: 1, cut off: 0" in messages
     assert [line for line in log if line["level"] != "INFO"] == []
     spans = {span.name: span for span in collector.spans}
     assert spans.keys() >= set(TEXT_PHASES)

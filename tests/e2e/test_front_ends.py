@@ -198,5 +198,5 @@ def test_sigterm_to_all_processes_lets_a_stream_finish(small_model: Path, tmp_pa
     assert not any(map(is_running, left))
     (end,) = (line for line in server.log() if line["logger"] == "oaiserve.request")
     assert (end["outcome"], end["completion_tokens"]) == ("finished", 3000)
-    assert "Shutting down. Requests finished: 1, cut off: 0" in [line["message"] for line in server.log()]
+    assert "Shut down. Requests finished: 1, cut off: 0" in [line["message"] for line in server.log()]
     assert [line for line in server.log() if line["level"] != "INFO"] == []

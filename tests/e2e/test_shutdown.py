@@ -45,5 +45,5 @@ def test_a_second_signal_cuts_off_what_runs_with_an_error(caplog: pytest.LogCapt
         assert server.has_ended.wait(TIMEOUT_SECONDS)
     assert json.loads(error)["error"]["message"] == "The server is shutting down. Please try again."
     assert (done, record.outcome, record.error_type) == ("[DONE]", Outcome.FAILED, "Unavailable")
-    assert "Shutting down. Requests finished: 0, cut off: 1" in caplog.messages
+    assert "Shut down. Requests finished: 0, cut off: 1" in caplog.messages
     assert not any(line.exc_info for line in caplog.records)

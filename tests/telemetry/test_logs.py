@@ -14,7 +14,9 @@ from opentelemetry.trace import TraceState
 
 from oaiserve.facts.record import Outcome, RequestRecord, ToolCallOutcome, WaitReason
 from oaiserve.facts.times import PHASES
+from oaiserve.screen import Screen
 from oaiserve.telemetry import logs
+from oaiserve.telemetry.log_lines import ShortFormatter
 
 TOUCHED = ("", "opentelemetry.trace.span", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 
@@ -190,6 +192,106 @@ def test_a_line_has_the_address_of_the_page_of_its_request(
     logs.log_request(record)  # of a server without the page
     with_page, without = map(json.loads, stream.getvalue().splitlines())
     assert (with_page.get("request_url"), without.get("request_url")) == (url, None)
+
+
+def short_line(record: RequestRecord, columns: int | None = None, *, url: str | None = None, **shows: bool) -> str:
+    """Return the line of a request on a terminal, without its time."""
+    stream = io.StringIO()
+    logs.configure(stream=stream)
+    address_of = None if url is None else lambda request_id: f"{url}/{request_id}"
+    screen = Screen(lambda: columns, **shows)
+    logging.getLogger().handlers[0].setFormatter(ShortFormatter(screen, address_of=address_of))
+    logs.log_request(record)
+    clock, _, line = stream.getvalue().rstrip("\n").partition(" ")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", re.sub(r"\x1b\[\d*m", "", clock))
+    return line
+
+
+LONG_ID = f"req-{'0123456789abcdef' * 2}"
+REJECTED = {"outcome": Outcome.REJECTED, "http_status": 429, "error_type": "Overloaded"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "chat 200 464 ms 4→5 tok  prefill 50  decode 400  2 cached  req-1"),
+        ({"client": "alice", "cached_tokens": 0}, "chat 200 464 ms 4→5 tok  prefill 50  decode 400  alice  req-1"),
+        (
+            REJECTED | {"prompt_tokens": 0, "cached_tokens": 0},
+            "chat 429 464 ms  Overloaded  prefill 50  decode 400  req-1",
+        ),
+        (
+            {"outcome": Outcome.CANCELLED, "cached_tokens": 0},
+            "chat cancelled 464 ms 4→5 tok  prefill 50  decode 400  req-1",
+        ),
+        (
+            {"outcome": Outcome.FAILED, "error_type": "InternalError", "error_param": "a\x1b[2J"},
+            "chat failed 464 ms 4→5 tok  InternalError: a\\x1b[2J  prefill 50  decode 400  2 cached  req-1",
+        ),
+    ],
+)
+def test_the_short_line_of_a_request_says_how_it_ended_and_what_took_time(
+    changes: dict[str, Any], line: str, make_record
+) -> None:
+    assert short_line(make_record(**changes)) == line
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (160, f"chat 200 464 ms 4→5 tok  prefill 50  decode 400  2 cached  http://h/requests/{LONG_ID}"),
+        (105, f"chat 200 464 ms 4→5 tok  prefill 50  decode 400  2 cached  {LONG_ID}"),
+        (84, "chat 200 464 ms 4→5 tok  prefill 50  decode 400  2 cached  req-01234567…"),
+        (60, "chat 200 464 ms 4→5 tok  prefill 50  req-01234567…"),
+        (20, "chat 200 464 ms 4→5 tok  req-01234567…"),
+    ],
+)
+def test_the_short_line_fits_the_terminal(columns: int, line: str, make_record) -> None:
+    assert short_line(make_record(request_id=LONG_ID), columns, url="http://h/requests") == line
+
+
+def test_the_id_links_to_the_request_and_a_failure_stands_out(make_record) -> None:
+    record = make_record(outcome=Outcome.FAILED, error_type="InternalError", http_status=500)
+    line = short_line(record, 80, url="http://h/requests", has_colours=True, has_links=True)
+    assert "\x1b[31;1m500\x1b[0m" in line
+    assert "\x1b]8;;http://h/requests/req-1\x1b\\" in line
+
+
+def test_short_lines_name_the_level_only_from_warning_on(stream: io.StringIO) -> None:
+    logs.configure(form="short", stream=stream)
+    logging.getLogger("oaiserve.app").info("ready")
+    logging.getLogger("oaiserve.app").warning("nearly %s", HOSTILE)
+    ready, warning = stream.getvalue().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d ready", ready)
+    assert warning[8:].startswith(" warning: nearly a\\r\\n")
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "environment", "codes"),
+    [
+        (False, {"TERM": "xterm"}, ("{", None)),
+        (True, {"TERM": "xterm"}, ("\x1b[2m", "\x1b[33m")),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, ("", None)),
+        (True, {"TERM": "dumb"}, ("", None)),
+    ],
+)
+def test_lines_are_short_and_coloured_on_a_terminal_and_json_elsewhere(
+    is_terminal: bool,
+    environment: dict[str, str],
+    codes: tuple[str, str | None],
+    stream: io.StringIO,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    logs.configure(form="auto", stream=stream)
+    logging.getLogger("oaiserve").warning("nearly full")
+    first, warning = codes
+    assert stream.getvalue().startswith(first)
+    assert ("\x1b" in stream.getvalue()) == (warning is not None)
+    assert warning is None or f"{warning}warning: nearly full" in stream.getvalue()
 
 
 @pytest.mark.parametrize(("outcome", "level"), [(Outcome.FINISHED, "INFO"), (Outcome.FAILED, "WARNING")])

@@ -63,7 +63,7 @@ def num_states(spec: ModelSpec, options: EngineOptions, use: MemoryUse | None = 
             f"states may take {STATES_SHARE:.0%} beside a KV cache. {use}."
         )
     number = min(options.max_running * (2 if options.prefix_cache else 1), max(1, most))
-    log.info(
+    log.debug(
         "Layers of the model keep a state, which takes %.1f MiB for each sequence. There is room for %d, so at most %d "
         "sequences run at once (--max-running is %d); the others keep prefixes. There are no drafts, because a state "
         "cannot go back to fewer tokens",

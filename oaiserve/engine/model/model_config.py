@@ -88,7 +88,7 @@ def select_dtype(
         return torch.float32 if dtype == torch.float16 else dtype
     if device.type == "cuda" and dtype == torch.float32 and for_tensor_cores:
         half = torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
-        log.info("The model is in float32, and is served in %s: see --dtype", str(half).removeprefix("torch."))
+        log.debug("The model is in float32, and is served in %s: see --dtype", str(half).removeprefix("torch."))
         return half
     return dtype
 

@@ -209,12 +209,12 @@ def remember_checked(
             }
             path = remember(key, data, bytes(tensors.content))
         except (BuildError, NotPrivate, OSError, TooLarge) as error:
-            log.info("The next start will check the model again: %s", error)
+            log.debug("The next start checks the model again: %s", error)
         else:
             if path is None:
-                log.info("The next start will check the model again: its files have changed meanwhile")
+                log.debug("The next start checks the model again, because its files have changed meanwhile")
             else:
-                log.info("The next start need not ask transformers' code again: the check is remembered in %s", path)
+                log.debug("The result of the check is stored in %s, so the next start is faster", path)
 
     # It is waited for at the end: a process must not end while a thread is in torch.
     thread = Thread(target=run, name="remember", daemon=False)

@@ -116,7 +116,7 @@ def load_model(
         kept = f", except for {number} matrices, which stay as they are" if number else ""
         kept += f", and so do the experts of {number_of_layers} layers" if number_of_layers else ""
         names = checkpoint.name, checkpoint.quantization.name, str(torch_dtype).removeprefix("torch.")
-        log.info("The weights of '%s', in %s, are expanded to %s%s", *names, kept)
+        log.debug("The weights of '%s', in %s, are expanded to %s%s", *names, kept)
     move(loaded, target, checkpoint.name)
     if target.type == "cuda":
         pad_head(loaded)
@@ -140,7 +140,7 @@ def read_checkpoint(source: ModelSource, name: str) -> Checkpoint:
         config = config_of(source)
         text = text_config(config)
         if text is not None:
-            log.info("'%s' is multimodal (%s)", name, config.model_type)
+            log.debug("'%s' is multimodal (%s)", name, config.model_type)
             bring_layout(config)
             config = text
         refuse_unless_decoder_only(config, name)
@@ -169,7 +169,7 @@ def _load_weights(
             generation = generation_defaults(folder)
             loaded, found = _load_expanded(config, in_mxfp4, dtype, generation, kept=in_mxfp4.of_experts())
             number = keep_mxfp4_experts(loaded, in_mxfp4)
-            log.info("The weights of '%s' stay in MXFP4 in the experts of %d layers", checkpoint.name, number)
+            log.debug("The weights of '%s' stay in MXFP4 in the experts of %d layers", checkpoint.name, number)
         elif checkpoint.is_gguf and family.changes is not None:
             in_file = GgufWeights(source.path, config)
             loaded, found = _load_expanded(config, in_file, dtype)

@@ -41,7 +41,7 @@ from oaiserve.files.start_cache import Subject
 
 log = logging.getLogger(__name__)
 
-_SLOWER = "The model runs without its native step, which is slower: %s"
+_SLOWER = "The model runs without native code, which is slower: %s"
 
 
 def refuse_unless_possible(loaded: LoadedModel, options: EngineOptions) -> None:
@@ -71,7 +71,7 @@ def native_or_none(
         if (needed_by := _needing_native(options)) is not None:
             raise StartupError(f"{needed_by} needs the native step, which cannot be used: {error}.") from error
         # About a reason in the model, no user can do anything.
-        log.log(logging.INFO if isinstance(error, NotKnown) else logging.WARNING, _SLOWER, error)
+        log.log(logging.DEBUG if isinstance(error, NotKnown) else logging.WARNING, _SLOWER, error)
         return None
     except StartupError:
         raise
@@ -81,7 +81,7 @@ def native_or_none(
         log.exception(_SLOWER, "its code could not be read")
         return None
     torch.set_num_threads(native.torch_threads)
-    log.info("The native step is ready after %.1f s", (monotonic_ns() - started_ns) / 1e9)
+    log.debug("The native step is ready after %.1f s", (monotonic_ns() - started_ns) / 1e9)
     return native
 
 
@@ -94,10 +94,10 @@ def eager_on_cpu(loaded: LoadedModel, options: EngineOptions, *, num_blocks: int
         except BuildError:
             pass  # it is the reason why there is no native step, either
         except (MemoryError, NotKnown) as error:
-            log.info("Its attention is in plain torch: %s", error)
+            log.debug("Attention runs in plain PyTorch: %s", error)
         else:
             torch.set_num_threads(native.torch_threads)
-            log.info("Its attention is native after %.1f s", (monotonic_ns() - started_ns) / 1e9)
+            log.debug("Attention runs natively after %.1f s", (monotonic_ns() - started_ns) / 1e9)
             return EagerExecutor(loaded, native.caches, native.prepare)
     elif options.compile:  # nothing attends
         torch.set_num_threads(num_threads)

@@ -69,12 +69,12 @@ def _started(request: StartRequest) -> ServedModel:
         reason = way.accepts(request)
         if reason is None:
             try:
-                served = replace(way.start(request), media=media)
+                served = replace(way.start(request), media=media, path=source.path)
             except Declined as error:
                 reason = str(error)
-                log.info("The model does not start %s: %s", way.name, reason)
+                log.debug("The model does not start %s: %s", way.name, reason)
             else:  # a model that is refused has one line, the refusal
-                log.info("The model starts %s%s", way.name, f" (not {'; not '.join(declined)})" if declined else "")
+                log.debug("The model starts %s%s", way.name, f" (not {'; not '.join(declined)})" if declined else "")
                 if (kept := options.prefix_cache_dir) is None:
                     return served
                 from oaiserve.engine.start.kept_blocks import keep_blocks  # with torch, which is loaded now

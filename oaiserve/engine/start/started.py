@@ -97,7 +97,7 @@ def assemble(started: Started, tokenizer: Tokenizer, options: EngineOptions) -> 
     if options.kv_cache_dtype != "auto":
         form = f" in {options.kv_cache_dtype}"
     dtype = str(spec.dtype).removeprefix("torch.")
-    log.info(
+    log.debug(
         "%s on %s in %s: %d KV blocks of %d tokens (%.2f GiB%s), up to %d tokens a request",
         spec.name,
         spec.device,
@@ -109,7 +109,7 @@ def assemble(started: Started, tokenizer: Tokenizer, options: EngineOptions) -> 
         started.max_model_len,
     )
     if default_params:
-        log.info("Defaults from the model's generation_config.json: %s", default_params)
+        log.debug("Defaults from the model's generation_config.json: %s", default_params)
     eos_token_ids = end_token_ids(tokenizer, spec.eos_token_ids | tokenizer.eos_token_ids)
     grammars = Grammars(tokenizer.backend, vocab_size=spec.vocab_size, eos_token_ids=eos_token_ids)
     grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
@@ -146,6 +146,6 @@ def _adapters(started: Started, options: EngineOptions) -> AdapterTable:
             table.load(name, path)
         except BadAdapter as error:
             raise StartupError(f"--lora {name}={path} cannot be used: {error}.") from error
-        log.info("The adapter '%s' is loaded from %s", name, path)
+        log.debug("Loaded the adapter '%s' from %s", name, path)
     table.max_bytes = table.num_bytes + options.lora_memory
     return table

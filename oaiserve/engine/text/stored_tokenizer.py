@@ -91,4 +91,4 @@ def remember_tokenizer(subject: Subject, tokenizer: StoredTokenizer) -> None:
     try:
         remember(subject, {"parts": parts, "bytes": len(definition)}, definition)
     except (NotPrivate, OSError, TypeError) as error:
-        log.info("The next start will make the tokenizer again: %s", error)
+        log.debug("The next start will make the tokenizer again: %s", error)

@@ -24,7 +24,7 @@ from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.http.listener import Listener
-from oaiserve.http.server import too_many_connections
+from oaiserve.http.server import log_end, log_shutdown, too_many_connections
 from oaiserve.scale.front_ends.child import Child
 from oaiserve.scale.front_ends.front_end import FrontEnd, Shared
 from oaiserve.scale.front_ends.link import Link, hand_over
@@ -155,7 +155,7 @@ class Supervisor:
         for front_end in ending:
             front_end.is_ending = True
         num_open = sum(len(front_end.unrecorded) for front_end in ending)
-        log.info("Shutting down. Requests running: %d, given %d s", num_open, self._drain_timeout_seconds)
+        log_shutdown(num_open, self._drain_timeout_seconds)
         self._front_ends.tell(Shutdown())
         await asyncio.wait(keepers, timeout=self._drain_timeout_seconds + END_SECONDS)
         for running in self._front_ends.running:
@@ -164,7 +164,7 @@ class Supervisor:
         await asyncio.gather(*keepers)
         num_finished = sum(front_end.num_finished for front_end in ending)
         num_cut_off = sum(front_end.num_cut_off for front_end in ending)
-        log.info("Shutting down. Requests finished: %d, cut off: %d", num_finished, num_cut_off)
+        log_end(num_finished, num_cut_off)
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch

@@ -63,8 +63,18 @@ USUAL = Pace()
 class Watch:
     """The replicas behind some URLs. A name may have several addresses, each of which is a replica."""
 
-    def __init__(self, router: Routers, urls: Iterable[str], key: str | None, resolve: Resolve, pace: Pace) -> None:
-        """`key` is an API key of the replicas: those that have keys report to whoever has one."""
+    def __init__(
+        self,
+        router: Routers,
+        urls: Iterable[str],
+        key: str | None,
+        resolve: Resolve,
+        pace: Pace,
+        log_level: int = logging.INFO,
+    ) -> None:
+        """`key` is an API key of the replicas, for those that need one. Lines about replicas that come and go have
+        `log_level`."""
+        self._log_level = log_level
         self._router = router
         self._found: dict[str, list[Address]] = {url: [] for url in urls}
         self.headers = [(ROUTER_HEADER.encode(), b"1")]
@@ -106,7 +116,7 @@ class Watch:
         found = {address.name: address for addresses in self._found.values() for address in addresses}
         for name in self.upstreams.keys() - found.keys():
             upstream = self.upstreams.pop(name)
-            log.info("The replica %s is gone", upstream.shown)
+            log.log(self._log_level, "Replica %s is gone: its address is no longer listed", upstream.shown)
             self._polls.pop(name).cancel()
             upstream.close()
             for names in (self.joined, self.silent, self._mute):
@@ -116,7 +126,7 @@ class Watch:
             number = self._numbers.pop(name, None) or next(self._next_number)
             self._numbers[name] = number
             self.upstreams[name] = upstream = Upstream(found[name], number)
-            log.info("Replica %d is %s", number, name)
+            log.log(self._log_level, "Replica %d is %s, and is asked whether it is ready", number, name)
             self._polls[name] = asyncio.create_task(self._poll(upstream))
         for name in [name for name in self._numbers if name not in self.upstreams][:-MOST_NUMBERS]:
             del self._numbers[name]
@@ -201,11 +211,11 @@ class Watch:
     def _learn(self, report: ReplicaReport, upstream: Upstream) -> None:
         name, now_ns = report.replica, monotonic_ns()
         if name not in self.joined:
-            log.info("The replica %s takes requests", upstream.shown)
+            log.log(self._log_level, "Replica %s is ready for requests", upstream.shown)
             self.joined.add(name)
             self._router.update_replicas(self.joined, now_ns)
         elif name in self.silent:
-            log.info("The replica %s gets requests again", upstream.shown)
+            log.log(self._log_level, "Replica %s is ready for requests again", upstream.shown)
         self.silent.discard(name)
         self._router.learn(report, now_ns)
 

@@ -7,6 +7,7 @@ server: names and keys, the list of models, and all metrics at one address.
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import tempfile
 import time
@@ -73,7 +74,7 @@ def create_app(
         while not watch.upstreams.keys() <= watch.joined:  # noqa: ASYNC110 - there is no event for all of them
             await asyncio.sleep(JOIN_SECONDS)
 
-    watch = Watch(routers, ("http://models",), own_key, addresses, PACE)
+    watch = Watch(routers, ("http://models",), own_key, addresses, PACE, logging.DEBUG)
     models = LoadedModels(served, options, ModelProcess.start, changed)
     metrics = GatewayMetrics(watch)
     front = RouteOptions(body_limit=server.body_limit)

@@ -168,7 +168,11 @@ class LoadedModels:
                 with suppress(OSError):  # it has ended already, which is seen below
                     model.num_bytes = process.num_bytes
                 await self._changed()
-            log.info("The model %s is loaded: %.1f s, %d MiB", model.name, *_shown(self._clock_ns() - began_ns, model))
+            log.info(
+                "Loaded the model %s in %.1f s; it takes %d MiB",
+                model.name,
+                *_shown(self._clock_ns() - began_ns, model),
+            )
             watching = asyncio.create_task(self._see_end(model, process))
             self._watching.add(watching)
             watching.add_done_callback(self._watching.discard)
@@ -226,7 +230,7 @@ class LoadedModels:
             return
         await self._changed()
         if why:
-            log.info("The model %s is unloaded: %s", model.name, why)
+            log.info("Unloaded the model %s: %s", model.name, why)
         await process.end(model.config.server.drain_timeout_seconds)
 
     async def _see_end(self, model: Model, process: ModelProcess) -> None:

@@ -137,7 +137,7 @@ def test_a_folder_is_served_with_prefix_cache_and_without_drafts(
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompts = [[*b"A state of a model"], [*range(100, 200)], [*b"A state of a model"], [*range(100, 200), 7, 9]]
     expected = generate(model, prompts, 9)
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     options: dict[str, Any] = {"max_running": 2, "max_step_tokens": 32, "kv_blocks": 32, "device": "cpu"}
     with Engine.from_pretrained(folder, EngineOptions(compile=is_compiled, **options)) as engine:
         for _ in range(2):

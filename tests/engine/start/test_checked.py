@@ -93,7 +93,7 @@ def test_a_model_with_adapters_starts_again_after_a_check_that_had_one(
 def test_a_cache_in_eight_bits_is_remembered_apart(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "oaiserve")
+    caplog.set_level(logging.DEBUG, "oaiserve")
     in_eight_bits = {"kv_cache_dtype": "int8", "kv_blocks": None, "kv_cache_memory": 2**20}
     expected = answer(folder, **OPTIONS | in_eight_bits)
     monkeypatch.setattr(load, "load_model", None)
@@ -127,7 +127,7 @@ def test_a_start_counts_its_parts_and_leaves_time_to_import_more(folder: Path) -
 
 
 def test_other_weights_are_checked_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     before = answer(folder, **OPTIONS)
     torch.manual_seed(7)
     other = make_model(FAMILIES["llama"])

@@ -19,7 +19,7 @@ from tests.engine.model.runners import greedy_answers, make_engine
 from tests.models.small_configs import config_of
 
 pytestmark = pytest.mark.compiler
-SLOWER = "The model runs without its native step, which is slower: "
+SLOWER = "The model runs without native code, which is slower: "
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def answer(loaded: LoadedModel, runner: ModelRunner) -> list[int]:
 
 @pytest.mark.parametrize(
     ("asked", "logged"),
-    [(FAMILIES["llama"], "The native step is ready after "), (WITHOUT_STEP, "Its attention is native after ")],
+    [(FAMILIES["llama"], "The native step is ready after "), (WITHOUT_STEP, "Attention runs natively after ")],
 )
 def test_a_start_compiles_the_library_and_the_next_one_finds_it_on_disk(
     asked: PreTrainedConfig,
@@ -48,7 +48,7 @@ def test_a_start_compiles_the_library_and_the_next_one_finds_it_on_disk(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loaded = load(asked)
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     library, compiled = build.build(torch.float32), tmp_path / "compiled"
     compiler = tmp_path / "copying-g++"
     compiler.write_text(
@@ -60,7 +60,7 @@ def test_a_start_compiles_the_library_and_the_next_one_finds_it_on_disk(
     answers = []
     for _ in range(2):
         answers.append(answer(loaded, started_runner(loaded)))
-        assert lines(caplog, logging.INFO)[-1].startswith(logged)
+        assert lines(caplog, logging.DEBUG)[-1].startswith(logged)
         assert compiled.read_text() == "\n"
     assert answers[0] == answers[1]
 
@@ -87,7 +87,7 @@ def test_a_failed_compilation_is_logged_in_one_line_and_requests_are_answered(
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv(variable, value)
     runner = started_runner(loaded)
-    (line,) = lines(caplog, logging.INFO)
+    (line,) = lines(caplog, logging.DEBUG)
     assert line.startswith(SLOWER)
     assert line.endswith(reason)
     monkeypatch.undo()
@@ -97,7 +97,7 @@ def test_a_failed_compilation_is_logged_in_one_line_and_requests_are_answered(
 def test_a_model_that_computes_more_than_its_modules_show_is_refused(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     loaded = load(FAMILIES["llama"])
     compute = LlamaMLP.forward
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: compute(self, x) * 1.01)
@@ -105,9 +105,9 @@ def test_a_model_that_computes_more_than_its_modules_show_is_refused(
         native(loaded)
     caplog.clear()
     started_runner(loaded)
-    line, attention = lines(caplog, logging.INFO)
+    line, attention = lines(caplog, logging.DEBUG)
     assert line.startswith(f"{SLOWER}its outputs differ by ")
-    assert attention.startswith("Its attention is native after ")
+    assert attention.startswith("Attention runs natively after ")
     monkeypatch.undo()
     native(loaded)
 

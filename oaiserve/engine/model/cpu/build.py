@@ -27,6 +27,7 @@ from oaiserve.engine.model.cpu import prebuilt, variants
 from oaiserve.errors import StartupError
 from oaiserve.files import private
 from oaiserve.files.private import NotPrivate, cache_folder
+from oaiserve.files.progress import Elapsed
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ SOURCES = variants.SOURCES
 ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "float"}
 _building = {dtype: Lock() for dtype in ELEMENTS}
 FLAGS = [*variants.FLAGS, "-march=native"]
+POLL_SECONDS = 0.5  # between two updates of the time that a compilation takes
 _FORMAT = "with digest"  # of the file, since older versions wrote none
 
 
@@ -123,10 +125,21 @@ def _compile(path: Path, dtype: torch.dtype) -> Path:
     """Compile the library to this path, in a folder of its own."""
     compiler = _compiler()
     command = [*compiler, *_flags(_kind(dtype)), str(SOURCES / variants.MAIN_SOURCE), "-o", str(path)]
-    log.info("Compiling the native code, once for this machine: it takes half a minute or so")
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    log.debug("Compiling: %s", shlex.join(command))
+    with (
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run,
+        Elapsed("Compiling native code") as elapsed,
+    ):
+        if elapsed.is_first:
+            log.info("Compiling native code, once for this machine. It takes about half a minute")
+        said: str | None = None
+        while said is None:
+            try:
+                _, said = run.communicate(timeout=POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                elapsed.show()
     if run.returncode != 0:
-        errors = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines()
+        errors = [line for line in said.splitlines() if "error" in line] or said.splitlines()
         raise BuildError(f"{shlex.join(compiler)} failed: {(errors or ['no message'])[0]}")
     variants.seal(path)
     path.chmod(private.FILE_MODE)
@@ -199,7 +212,7 @@ def load(dtype: torch.dtype) -> ctypes.CDLL:
     try:
         return _open(build(dtype))
     except NotPrivate as reason:
-        log.warning("The native code is compiled anew at each start, because %s", reason)
+        log.warning("The native code is compiled again at each start, because %s", reason)
     with tempfile.TemporaryDirectory(prefix="oaiserve-") as folder:
         try:
             private.verified(Path(folder))

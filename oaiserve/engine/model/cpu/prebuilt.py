@@ -45,7 +45,7 @@ def find(kind: str) -> Path | None:
     if reason := _why_unusable(path, origin(kind, variant)):
         log.warning("The wheel's native code is not used: %s %s", path, reason)
         return None
-    log.info("The native code is the wheel's for %s", variant.name)
+    log.debug("The native code is the wheel's for %s", variant.name)
     return path
 
 

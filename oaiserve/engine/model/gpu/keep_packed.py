@@ -72,10 +72,10 @@ def experts_in_mxfp4(folder: Path) -> Mxfp4Weights | None:
     try:
         weights = Mxfp4Weights(folder)
     except (NotKept, BadFile) as error:
-        log.info("The experts are expanded: %s", error)
+        log.debug("The experts are expanded: %s", error)
         return None
     if any(weights.shape(name)[1] % MXFP4_TILE for name in weights.of_experts()):
-        log.info("The experts are expanded: their columns are no multiples of %d", MXFP4_TILE)
+        log.debug("The experts are expanded: their columns are no multiples of %d", MXFP4_TILE)
         return None
     return weights
 

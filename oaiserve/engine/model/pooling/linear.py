@@ -35,7 +35,7 @@ def pack_linears(model: torch.nn.Module, device: torch.device, dtype: torch.dtyp
     try:
         OneDnnLinear(torch.nn.Linear(16, 16, dtype=dtype))(torch.zeros(1, 2, 16, dtype=dtype))
     except (AttributeError, RuntimeError, TypeError) as error:  # these functions of torch are not for the public
-        log.info("Linear layers are torch's own: %s", error)
+        log.debug("Linear layers are torch's own: %s", error)
         return
     for module in list(model.modules()):
         for name, child in list(module.named_children()):

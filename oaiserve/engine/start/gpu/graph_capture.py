@@ -217,7 +217,7 @@ def _captured(
         torch.cuda.empty_cache()
         return None
     left_bytes, _ = torch.cuda.mem_get_info(own.loaded.device)
-    log.info(
+    log.debug(
         "%s, for %s: %d of %d sizes captured in %.1f s, %.2f GiB",
         FEATURES[feature][0],
         for_what,

@@ -54,7 +54,7 @@ def gpu_sizes(loaded: LoadedModel, options: EngineOptions, paths: FastPaths) -> 
     num_blocks = kv_blocks(loaded, options, loaded.max_model_len, use, least_tokens, state_bytes=state_bytes)
     use = replace(use, states=state_bytes)
     kv_bytes = num_blocks * options.block_size * loaded.kv_bytes_per_token
-    log.info(
+    log.debug(
         "Memory of %s: %s; the KV cache gets %s, and %s are left",
         loaded.device,
         use,
@@ -81,7 +81,7 @@ def with_measured_scales(loaded: T, block_size: int) -> T:
     step = prompt(num_tokens, loaded.vocab_size, block_size)
     EagerExecutor(plain, caches, watched(caches, record)).forward(build_batch(step, block_size, loaded.device))
     keys, values = (max(found) for found in zip(*largest.values(), strict=True))
-    log.info(
+    log.debug(
         "The KV cache is in FP8; the largest numbers of a rehearsal are %.3g in keys, %.3g in values", keys, values
     )
     return loaded.with_scales({layer: (scale_for(key), scale_for(value)) for layer, (key, value) in largest.items()})

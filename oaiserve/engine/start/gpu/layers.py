@@ -51,7 +51,7 @@ def fuse_layers(loaded: LoadedModel, options: EngineOptions, trials: Trials) -> 
             exact = _exact_product() if options.exact else None
             found.append(FusedLayers(loaded, described(loaded, options.block_size), _operations(), exact))
         except NotKnown as error:  # the reason is in the model: no user can do anything about it
-            log.info("The model's layers run in transformers' code: %s", error)
+            log.debug("The model's layers run in transformers' code: %s", error)
             unknown.append(str(error))
         return None
 

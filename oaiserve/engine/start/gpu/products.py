@@ -76,7 +76,7 @@ def unpacking_where_faster(
             for least in (num_rows + 1, num_rows)
         )
         if unpacked < packed:
-            log.info("Matrices are unpacked for %d rows or more: %.2g s, not %.2g s", num_rows, unpacked, packed)
+            log.debug("Matrices are unpacked for %d rows or more: %.2g s, not %.2g s", num_rows, unpacked, packed)
             return partial(multiply, unpacked_from=num_rows)
     return partial(multiply, unpacked_from=sys.maxsize)
 

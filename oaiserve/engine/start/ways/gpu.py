@@ -79,10 +79,10 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
     if options.kv_cache_dtype == "fp8":
         loaded = with_measured_scales(loaded, options.block_size)
     if loaded.state_shapes:
-        log.info("There are no fused layers: some of the model's layers keep a state")
+        log.debug("There are no fused layers: some of the model's layers keep a state")
         options = replace(options, compile=False)
     if options.has_adapters and options.compile:
-        log.info("There are no fused layers: steps may have adapters")
+        log.debug("There are no fused layers: steps may have adapters")
     paths = find_fast_paths(loaded, options, trials)
     num_blocks, num_states = gpu_sizes(loaded, options, paths)
     sizes = {"num_blocks": num_blocks, "block_size": options.block_size}

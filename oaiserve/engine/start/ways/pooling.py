@@ -74,7 +74,7 @@ class ToPool:
         pooler = request.load("weights", partial(load_pooler, source.path, task, options))
         model = pooler.model
         dtype = str(model.dtype).removeprefix("torch.")
-        log.info(
+        log.debug(
             "%s on %s in %s, for --task %s: up to %d tokens a text",
             type(model).__name__,
             model.device,
@@ -194,7 +194,7 @@ def prepare_pooler(
         is_causal = any(getattr(module, "is_causal", False) for module in layers.modules())
         mode = files.mode or ("lasttoken" if is_causal else "mean")
         why = "as its files say" if files.mode else "because its files do not say how"
-        log.info("The vectors of %s are pooled by %s, %s", name, mode, why)
+        log.debug("The vectors of %s are pooled by %s, %s", name, mode, why)
         head = embedding_head(mode, [layer.to(model.device) for layer in dense or []])
     first_position = _first_position(layers)
     longest = context_length(config) - first_position

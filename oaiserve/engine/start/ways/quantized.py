@@ -199,7 +199,7 @@ def _read(
         try:
             weights.write_to_file(options.quantized_cache)
         except (NotPrivate, OSError) as error:
-            log.info("The next start will quantize the weights again, because they are not kept: %s", error)
+            log.warning("The next start quantizes the weights again, because they could not be stored: %s", error)
     return config, weights
 
 
@@ -289,7 +289,7 @@ def load_quantized(
     refuse_unless_as_checked(library, decoder, loaded, checked, options, num_threads=num_threads, reserved=reserved)
     native = NativeDecoder(library, decoder, num_blocks=num_blocks, reserved=reserved, **sizes)
     refuse_unless_finite(native, loaded, options.block_size)
-    log.info("The native step is ready, with weights in blocks: %s", _counts(blocks, others))
+    log.debug("The native step is ready, with weights in blocks: %s", _counts(blocks, others))
     return QuantizedModel(loaded, weights, decoder, checked, native, num_blocks, most_states)
 
 

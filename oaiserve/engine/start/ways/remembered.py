@@ -53,9 +53,9 @@ class Remembered:
             served = assemble(request.load("weights and check", start), request.tokenizer, options)
         except NotRemembered as reason:
             raise Declined(str(reason)) from reason
-        log.info(
-            "The native step is ready: it computes what transformers' code did on %s, with the same files, versions "
-            "and CPU (--recheck asks that code again)",
+        log.debug(
+            "The native step is ready. It was compared with transformers' code on %s, with the same files, versions "
+            "and CPU (--recheck compares again)",
             checked.day,
         )
         return served

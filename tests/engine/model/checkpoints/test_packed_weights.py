@@ -190,7 +190,7 @@ def test_without_the_native_step_weights_are_expanded(tmp_path: Path, caplog: py
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.25}))
     assert reason_to_expand(find_model(tmp_path), EngineOptions(compile=False)) is not None
     assert reason_to_expand(find_model(tmp_path), OPTIONS) is None
-    with caplog.at_level("INFO"):
+    with caplog.at_level("DEBUG"):
         loaded = load_model(tmp_path, dtype="float32")
     assert "in AWQ, are expanded to float32" in caplog.text
     assert loaded.default_params["temperature"] == 0.25

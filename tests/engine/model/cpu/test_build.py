@@ -237,7 +237,7 @@ def test_in_a_folder_that_others_can_change_no_library_is_loaded_or_written(
     assert not build.is_built(torch.float32)
     assert build.load(torch.float32).answer() == 42
     (line,) = [line for line in caplog.records if line.levelno >= logging.WARNING]
-    assert line.getMessage().startswith(f"The native code is compiled anew at each start, because {reason}")
+    assert line.getMessage().startswith(f"The native code is compiled again at each start, because {reason}")
     assert planted.read_bytes() == b"planted"
 
 

@@ -129,7 +129,7 @@ def answers(folder: Path, **options: Any) -> list[list[int]]:
 def test_a_server_has_such_a_cache_from_its_first_start_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "oaiserve")
+    caplog.set_level(logging.DEBUG, "oaiserve")
     expected = generate(make_model(MODELS["v3"]), PROMPTS, NUM_TOKENS)
     assert answers(folder) == expected
     monkeypatch.setattr(loading, "load_model", None)
@@ -153,11 +153,9 @@ def test_without_native_code_the_cache_has_keys_and_values(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("OAISERVE_CACHE", str(folder.parent / "other"))
-    caplog.set_level(logging.INFO, "oaiserve")
+    caplog.set_level(logging.DEBUG, "oaiserve")
     assert answers(folder) == generate(make_model(MODELS["v3"]), PROMPTS, NUM_TOKENS)
     num_blocks = MEMORY // (2 * 4 * (48 + 48) * 4 * BLOCK_SIZE)
     lines = [record.message for record in caplog.records]
     assert any(f": {num_blocks} KV blocks of 16 tokens (0.00 GiB), " in line for line in lines)
-    assert any(
-        line.startswith("The model runs without its native step, which is slower: the compiler") for line in lines
-    )
+    assert any(line.startswith("The model runs without native code, which is slower: the compiler") for line in lines)

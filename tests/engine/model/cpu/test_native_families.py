@@ -84,20 +84,20 @@ NOT_KNOWN = {
 def test_an_unsupported_model_is_logged_in_one_line_and_served_eagerly(
     case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     asked, reason = NOT_KNOWN[case]
     loaded = load(asked)
     with pytest.raises(NotKnown, match=reason):
         native(loaded)
     runner = started_runner(loaded)
     line, attention = [
-        text for name, level, text in caplog.record_tuples if name.startswith("oaiserve") and level >= logging.INFO
+        text for name, level, text in caplog.record_tuples if name.startswith("oaiserve") and level >= logging.DEBUG
     ]
-    assert line.startswith("The model runs without its native step, which is slower: ")
+    assert line.startswith("The model runs without native code, which is slower: ")
     assert reason in line
     fits = "heads" not in case
     assert attention.startswith(
-        "Its attention is native after " if fits else "Its attention is in plain torch: its heads"
+        "Attention runs natively after " if fits else "Attention runs in plain PyTorch: its heads"
     )
     with make_engine(loaded, runner, max_running=8, max_step_tokens=100) as engine:
         assert greedy_answers(engine, PROMPTS[:2]) == generate(make_model(asked), PROMPTS[:2], 12)

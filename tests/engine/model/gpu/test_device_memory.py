@@ -85,7 +85,7 @@ def test_the_cache_gets_the_rest_and_the_other_uses_are_logged(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(kv_cache, "CudaMemory", lambda device: fake_gpu())
-    caplog.set_level(logging.INFO, "oaiserve")
+    caplog.set_level(logging.DEBUG, "oaiserve")
     options = EngineOptions(max_running=6, max_step_tokens=40, kv_cache_memory=Bytes("1GiB"))
     blocks, states = gpu_sizes(loaded, options, FastPaths(ReferenceAttention, None, None, None, None))
     assert states == 0

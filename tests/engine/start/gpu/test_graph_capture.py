@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_reason_is_logged(
     monkeypatch.setattr(graph_capture, "replay_problem", lambda *_, **__: None)
     device.capture_fails = fails == "within"
     tables = BlockTables(2, 4, 4, DEVICE)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         graphs = capture_decodes(Captured(executor, loaded, tables, CudaCapture(DEVICE), 8, 4, 16), 2, Trials())
     (line,) = caplog.messages
     assert (graphs is None) == (fails != "not")

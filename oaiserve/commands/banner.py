@@ -1,0 +1,134 @@
+"""What a server says when it is ready: what it serves, how, and where, with the next thing to try."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oaiserve import __version__
+from oaiserve.commands.models import model_at
+from oaiserve.commands.table import size
+from oaiserve.config import Config, RouteOptions, ServerOptions
+from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.engine.pooling import Task
+from oaiserve.screen import Screen
+
+if TYPE_CHECKING:
+    from oaiserve.engine.engine import Engine  # which takes long to import
+
+_LABEL_WIDTH = 10
+_LONG_NAME = 40  # characters: the example request leaves out the name of the only model if it is longer
+# An example for each task: a path, and a body without its model.
+_EXAMPLES: dict[Task, tuple[str, str]] = {
+    "generate": ("/v1/chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'),
+    "embed": ("/v1/embeddings", '"input": ["A cat sleeps.", "A dog barks."]'),
+    "score": ("/v1/rerank", '"query": "What sleeps?", "documents": ["A dog barks.", "A cat sleeps."]'),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """The lines of a server at its start: the title names its address, and the facts have a label each."""
+
+    title: str
+    facts: Mapping[str, str]
+    example: str = ""  # a command to try
+    closing: str = "Ctrl-C stops the server."
+
+    def text(self, screen: Screen) -> str:
+        """Return the lines, wrapped for the screen. Addresses and commands stay whole, so that they can be copied."""
+        columns = screen.columns() or 100
+        lines = ["", screen.painted(self.title, "bold"), ""]
+        for label, fact in self.facts.items():
+            wrapped = textwrap.wrap(fact, max(20, columns - _LABEL_WIDTH - 2), break_long_words=False) or [""]
+            lines.append(f"  {screen.painted(label.ljust(_LABEL_WIDTH), 'dim')}{wrapped[0]}")
+            lines += [" " * (_LABEL_WIDTH + 2) + line for line in wrapped[1:]]
+        lines.append("")
+        if self.example:
+            lines += ["  Try it:", textwrap.indent(self.example, "  "), ""]
+        lines += [f"  {line}" for line in textwrap.wrap(self.closing, max(20, columns - 2))]
+        return "\n".join([*lines, ""])
+
+
+def address(server: ServerOptions, port: int) -> str:
+    """Return the URL of a server for programs on this machine."""
+    scheme = "http" if server.tls_certificate is None else "https"
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
+    return f"{scheme}://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{scheme}://{host}:{port}"
+
+
+def of_server(config: Config, port: int, task: Task, facts: Mapping[str, str]) -> Banner:
+    """Return the banner of a server of one model, with the facts of its engine."""
+    url = address(config.server, port)
+    key = " -H 'authorization: Bearer '$OPENAI_API_KEY" if config.server.needs_key else ""
+    path, body = _EXAMPLES[task]
+    model = "" if len(config.model_name) > _LONG_NAME else f'"model": "{config.model_name}", '
+    example = f"curl {url}{path}{key} -H 'content-type: application/json' \\\n  -d '{{{model}{body}}}'"
+    places = _places(config.server, url, "Chat" if task == "generate" else "Live page")
+    closing = "Ctrl-C stops the server."
+    if task == "generate":
+        closing = f"To use it from a coding tool, see 'oaiserve launch'. {closing}"
+    name = Path(config.model_name).name if config.model_name == config.model else config.model_name
+    return Banner(f"oaiserve {__version__} serves {name} at {url}/v1", {**facts, **places}, example, closing)
+
+
+def of_models(server: ServerOptions, names: Sequence[str], url: str, *, on_demand: bool) -> Banner:
+    """Return the banner of a server of several models."""
+    when = "when a request names it" if on_demand else "now"
+    facts = {"Models": ", ".join(names), "Runs on": f"one process per model, which is loaded {when}"}
+    places = _places(server, url, "Chat")
+    return Banner(f"oaiserve {__version__} serves {len(names)} models at {url}/v1", {**facts, **places})
+
+
+def of_gateway(options: RouteOptions, url: str) -> Banner:
+    """Return the banner of a gateway."""
+    number = f"{len(options.replica)} servers" if len(options.replica) > 1 else "one server"
+    facts = {"Servers": ", ".join(options.replica)} | _places(options.server, url, "Page")
+    closing = "The log reports when a server starts or stops taking requests. Ctrl-C stops the gateway."
+    return Banner(f"oaiserve {__version__} routes to {number} at {url}/v1", facts, closing=closing)
+
+
+def _places(server: ServerOptions, url: str, page: str) -> dict[str, str]:
+    closed = "closed: give --api-key to open it for clients with a key, or --open-dashboard for all"
+    return {"API": f"{url}/v1", page: f"{url}/" if server.shows_dashboard else closed}
+
+
+def engine_facts(config: Config, engine: Engine) -> dict[str, str]:
+    """Return what an engine serves, and how."""
+    facts = {"Model": _model(config, engine), "Runs on": _executor(config, engine)}
+    if engine.pooling is None:
+        given = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in engine.default_params.items())
+        facts["Sampling"] = f"{given}, unless a request sets them" if given else "as each request says"
+    if engine.adapters.served:
+        facts["Adapters"] = ", ".join(adapter.name for adapter in engine.adapters.served)
+    return facts
+
+
+def _model(config: Config, engine: Engine) -> str:
+    if engine.path is None:
+        return config.model_name
+    model = model_at(config.model, engine.path)
+    form, family = model.described()
+    name = engine.path.name if config.model == "demo" or Path(config.model).exists() else config.model
+    limits = f"up to {engine.max_model_len:,} tokens a request"
+    return f"{name} ({family}), {form.strip()}, {size(model.num_bytes)}, {limits}"
+
+
+def _executor(config: Config, engine: Engine) -> str:
+    info, features = engine.model_info, engine.features
+    parts = [info["device"]]
+    if info["device"] == "cpu":
+        num_threads = config.engine.cpu_threads or default_threads()
+        parts = [f"CPU, {num_threads} thread{'s' if num_threads > 1 else ''}"]
+        is_native = features.get("native_step") == "" or engine.pooling is not None
+        parts.append("native code" if is_native else "PyTorch, which is slower than native code (unavailable here)")
+    parts.append(info["dtype"])
+    if engine.pooling is None:
+        num_tokens = engine.capacity["kv_blocks"] * engine.capacity["block_size"]
+        parts.append(f"KV cache of {num_tokens:,} tokens ({engine.kv_bytes / 2**30:.2f} GiB)")
+    elif engine.pooling.task == "embed":
+        parts.append(f"vectors of {engine.pooling.size:,} numbers")
+    return ", ".join(parts)

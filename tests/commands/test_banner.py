@@ -1,0 +1,57 @@
+"""What a server says when it is ready."""
+
+from pathlib import Path
+
+import pytest
+
+from oaiserve.commands import banner
+from oaiserve.config import Config, EngineOptions, RouteOptions, ServerOptions
+from oaiserve.screen import Screen
+from tests.engine.doubles import make_engine
+
+FACTS = {"Model": "a model", "Runs on": f"CPU, {'a very long description, ' * 8}which ends"}
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_lines_are_wrapped_but_addresses_and_the_command_stay_whole(columns: int) -> None:
+    text = banner.of_server(Config("demo"), 8000, "generate", FACTS).text(Screen(lambda: columns))
+    lines = text.splitlines()
+    assert lines[1] == "oaiserve 0.1.0 serves demo at http://127.0.0.1:8000/v1"
+    assert "  API       http://127.0.0.1:8000/v1" in lines
+    assert "  Chat      http://127.0.0.1:8000/" in lines
+    assert max(len(line) for line in lines if "curl" not in line and "-d" not in line) <= columns
+    assert "  curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\" in lines
+
+
+def test_an_engine_says_what_it_serves_and_how(tmp_path: Path) -> None:
+    file = tmp_path / "small-Q4_K_M.gguf"
+    file.write_bytes(bytes(2_000_000))
+    of_model = {"device": "cpu", "dtype": "bfloat16", "block_bytes": 2**24, "features": {"native_step": ""}}
+    engine = make_engine(path=file, default_params={"temperature": 0.2, "top_p": 0.9}, **of_model)
+    facts = banner.engine_facts(Config(str(file), engine=EngineOptions(cpu_threads=3)), engine)
+    assert facts == {
+        "Model": "small-Q4_K_M.gguf (-), damaged, 2 MB, up to 256 tokens a request",
+        "Runs on": "CPU, 3 threads, native code, bfloat16, KV cache of 256 tokens (1.00 GiB)",
+        "Sampling": "temperature 0.2, top p 0.9, unless a request sets them",
+    }
+
+
+def test_slower_code_is_named(tmp_path: Path) -> None:
+    engine = make_engine(path=tmp_path, device="cpu", dtype="float32", features={"native_step": "no code for it"})
+    assert "PyTorch, which is slower than native code" in banner.engine_facts(Config("m"), engine)["Runs on"]
+
+
+def test_the_example_of_a_model_with_a_long_name_leaves_it_out() -> None:
+    name = f"/models/{'a' * 40}.gguf"
+    shown = banner.of_server(Config(name), 8000, "embed", {})
+    assert "model" not in shown.example
+    assert f"serves {'a' * 40}.gguf at" in shown.title
+    assert "Live page" in shown.facts
+
+
+def test_several_models_and_gateways_name_what_they_serve() -> None:
+    several = banner.of_models(ServerOptions(), ["a", "b"], "http://127.0.0.1:8000", on_demand=True)
+    assert several.facts["Models"] == "a, b"
+    assert "when a request names it" in several.facts["Runs on"]
+    options = RouteOptions(replica=("http://10.0.0.5:8000", "http://10.0.0.6:8000"))
+    assert "routes to 2 servers at" in banner.of_gateway(options, "http://127.0.0.1:8000").title
