@@ -14,8 +14,8 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from oaiserve.facts import request_page
 from oaiserve.config import LogFormat
+from oaiserve.facts import request_page
 from oaiserve.facts.record import Outcome, RequestRecord
 from oaiserve.screen import Screen
 from oaiserve.telemetry.log_limit import REQUESTS, LogLimit
