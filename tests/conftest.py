@@ -69,6 +69,7 @@ LONGEST = (
     "tests/engine/model/gpu/test_triton_compile.py",
     "tests/e2e/test_dashboard.py",
     "tests/e2e/test_chat.py",
+    "tests/e2e/test_snippets.py",
     "tests/engine/test_scheduler_machines.py",
     "tests/engine/model/cpu/test_same_numbers.py",
     "tests/engine/model/test_gpu_attention.py",

@@ -13,12 +13,8 @@ from loadtest.http_target import HttpOptions
 from loadtest.prompts import Workload
 from oaiserve.app import routes
 from oaiserve.config import Config, EngineOptions, ModelsOptions, RouteOptions, ServerOptions, TelemetryOptions
-from tests.pages import anchors, links
+from tests.pages import PAGES, ROOT, anchors, links
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md")] + sorted(
-    (ROOT / "docs").rglob("*.md")
-)
 FLAGS = {
     f"--{prefix}{field.name.replace('_', '-')}"
     for options in (ServerOptions, EngineOptions, TelemetryOptions, ModelsOptions, RouteOptions)

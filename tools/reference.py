@@ -6,6 +6,7 @@ metrics. Each table stands between two markers of its page.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def flags() -> str:
         ]
         lines += [f"## {title}", ""]
         if again := [row[0] for row in rows if row in before]:
-            lines += [f"As of the server: {', '.join(again)}.", ""]
+            lines += [textwrap.fill(f"As of the server: {', '.join(again)}.", 120, break_on_hyphens=False), ""]
         lines += [*as_markdown([["flag", "default", "what it sets"], *(row for row in rows if row not in before)]), ""]
         before += rows
     return "\n".join(lines)

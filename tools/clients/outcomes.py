@@ -25,6 +25,7 @@ FEATURES = {
     "load": "a load generator's short run: no error, and as many answers and tokens as it was asked for",
     "loglikelihood": "log-probabilities of given texts: they are those of transformers, to 0.001 in float32",
 }
+RUN_HERE = "<!-- not run: run by `make clients` -->"  # above a snippet, for the test that runs those of the docs
 OK = ""  # an outcome is a sentence that says what went wrong
 
 
@@ -65,8 +66,8 @@ def page(results: Mapping[str, Any]) -> str:
     by_setup: dict[str, Client] = {}
     for name in results:
         by_setup.setdefault(CLIENTS[name].setup, CLIENTS[name])  # versions of one client have the same
-    sections = [f"### {one.title}\n\n```{one.language}\n{one.setup}\n```" for one in by_setup.values()]
-    parts = ["\n".join(as_markdown(rows)), "\n".join(notes), *sections]
+    sections = [f"### {one.title}\n\n{RUN_HERE}\n```{one.language}\n{one.setup}\n```" for one in by_setup.values()]
+    parts = ["\n".join(as_markdown(rows)), "\n".join(notes), "## What you write", *sections]
     return "\n\n".join(filter(None, parts))
 
 

@@ -25,6 +25,7 @@ from tests.agents import recorded
 from tests.agents.scripted import Turn, next_turn, scripted_server
 from tools.clients import environments
 from tools.clients.clients import SCRIPTS
+from tools.clients.outcomes import RUN_HERE
 from tools.markdown import as_markdown, publish
 from tools.server_process import exit_on_sigterm
 
@@ -309,7 +310,7 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         )
     agents = [AGENTS[name] for name in results]
     notes = [f"- {agent.title}: {agent.note}" for agent in agents if agent.note]
-    sections = [f"### {agent.title}\n\n```sh\n{agent.setup}\n```" for agent in agents if agent.setup]
+    sections = [f"### {agent.title}\n\n{RUN_HERE}\n```sh\n{agent.setup}\n```" for agent in agents if agent.setup]
     return "\n\n".join(["\n".join(as_markdown(rows)), "\n".join(notes), *sections])
 
 
