@@ -42,6 +42,7 @@ from oaiserve.routes.operation import serves
 logger = logging.getLogger(__name__)
 
 MOST_COMPARED_CHARACTERS = 60  # of an unknown path: comparing it with all routes takes a fraction of a millisecond
+LEAST_LIKENESS = 0.75  # of a path and of the route that is suggested for it, from 0 to 1
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -179,17 +180,17 @@ def json_response(content: object, *, status: int = 200, headers: dict[str, str]
 
 
 def _hint(path: str, routes: Sequence[BaseRoute], task: str) -> str:
-    """Return the route that a client with an unknown path probably means, and those of the API, for a model for this
-    task."""
+    """Return the route for this task that a client with an unknown path probably means, and where all are listed."""
     shown = {
         route.path: " and ".join(sorted((route.methods or set()) - {"HEAD"})) + f" {route.path}"
         for route in routes
         if isinstance(route, Route) and "{" not in route.path and serves(route.endpoint, task)
     }
-    nearest = get_close_matches(path, shown, n=1) if len(path) <= MOST_COMPARED_CHARACTERS else []
+    is_short = len(path) <= MOST_COMPARED_CHARACTERS
+    nearest = get_close_matches(path, shown, n=1, cutoff=LEAST_LIKENESS) if is_short else []
     meant = f"Did you mean {shown[nearest[0]]}? " if nearest else ""
-    api = ", ".join(text for path, text in shown.items() if path.startswith("/v1/"))
-    return f"{meant}Its API has {api}; GET /openapi.json shows it." if api else meant
+    listing = next((page for page in ("/docs", "/openapi.json") if page in shown), None)
+    return f"{meant}GET {listing} lists all routes." if listing else meant
 
 
 async def render_http_exception(request: Request, error: Exception) -> Response:
