@@ -28,6 +28,7 @@ from loadtest.prompts import DEFAULT_NUM_REQUESTS, Workload
 from loadtest.report import render
 from loadtest.sample import Sample
 from oaiserve.errors import StartupError
+from oaiserve.explain.commands import message_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,7 @@ def main(argv: Sequence[str] | None = None, name: str = "loadtest") -> int:
         return command(*bound.args, **bound.kwargs) or 0
     except CycloptsError as error:
         cause = error.__context__ if isinstance(error, CoercionError) else None
-        return _refuse(name, str(cause if isinstance(cause, UsageError) else error))
+        return _refuse(name, str(cause) if isinstance(cause, UsageError) else message_of(error, name))
     except (UsageError, StartupError) as error:
         return _refuse(name, str(error))
     except KeyboardInterrupt:

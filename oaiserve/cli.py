@@ -52,7 +52,7 @@ from oaiserve.config import (
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import DeviceLost, StartupError
 from oaiserve.explain import commands
-from oaiserve.explain.commands import FILE_FORMATS, settings_in
+from oaiserve.explain.commands import FILE_FORMATS, message_of, settings_in
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files import demo
 from oaiserve.files.adapters import BadAdapter, read_adapter
@@ -79,19 +79,19 @@ VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.files.private`
 # Commands with a command line of their own, without the settings of a server, and their help.
 OTHER_COMMANDS = {
     "bench": "Measure a server, or the engine in process, under load.",
-    "diff": "Say by what two recordings of requests differ.",
-    "plan": "Say which rate of a recorded load a server stands, and which setting would help.",
+    "diff": "Compare two recordings of requests, and say what took more or less time.",
+    "plan": "Estimate how much load a server can take, and which setting would help.",
 }
 # Each is a file of its name in `oaiserve.commands`.
 SMALL_COMMANDS = {
-    "batch": "Answer the requests of a file, as work that can wait.",
+    "batch": "Answer all requests of a file, at low priority.",
     "chat": "Chat with a model in the terminal.",
-    "keys": "Make, list, limit and revoke API keys.",
-    "doctor": "Say what this machine means for serving.",
-    "launch": "Start a coding tool, such as codex or claude, that asks your server.",
+    "keys": "Create, list, limit and revoke API keys.",
+    "doctor": "Check whether this machine can serve models, and how well.",
+    "launch": "Start a coding tool, such as codex or claude, with your server.",
     "list": "List the models on this disk.",
-    "ps": "List your servers on this machine.",
-    "pull": "Fetch a model without serving it.",
+    "ps": "List your running servers on this machine.",
+    "pull": "Download a model without serving it.",
     "rm": "Remove a model from this disk.",
 }
 MODEL_PROCESS = "model-process"  # of a server with several models, which starts it
@@ -172,19 +172,19 @@ def _bench(argv: list[str]) -> int:
     return 0
 
 
-def _message_for(error: CycloptsError) -> str:
-    """Return a message for the user. For most errors it is cyclopts' own."""
-    if isinstance(error, UnusedCliTokensError):
+def _message_for(error: CycloptsError, name: str) -> str:
+    """Return a message for the user."""
+    if isinstance(error, UnusedCliTokensError) and error.command_chain and error.command_chain[0] == "route":
         unexpected = " ".join(error.unused_tokens or ())
         return f"Unexpected argument '{unexpected}'. 'oaiserve route' takes flags only, as in --replica {unexpected}."
     if isinstance(error, UnknownOptionError):
         given = (error.token.keyword or error.token.value).partition("=")[0]
         if given in OUR_FLAGS:
-            return f"Unknown option: {given}. Here it is {OUR_FLAGS[given]}."
+            return f"Unknown option {given}. Here it is {OUR_FLAGS[given]}."
     if isinstance(error, CoercionError) and isinstance(error.__context__, OptionError):
-        name = error.token.keyword if error.token is not None else None
-        return f"{name or 'A setting'} is wrong: {error.__context__}"
-    return str(error)
+        flag = error.token.keyword if error.token is not None else None
+        return f"{flag or 'A setting'} is wrong: {error.__context__}"
+    return message_of(error, name)
 
 
 def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
@@ -215,7 +215,7 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
         telemetry: Annotated[TelemetryOptions, _flags("Telemetry", 3)] = TelemetryOptions(),  # noqa: B008
         models: Annotated[ModelsOptions, _flags("Several models", 4)] = ModelsOptions(),  # noqa: B008
     ) -> int:
-        """Serve MODEL until Ctrl-C or SIGTERM; or several, each in a process of its own.
+        """Serve one model, or several.
 
         Each flag is also an environment variable (--max-running: OAISERVE_MAX_RUNNING) and a key in the config file
         (max-running = 64). A flag beats the environment, which beats the file, which beats the default. Traces are
@@ -256,7 +256,7 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
         config: Path | None = None,
         options: Annotated[RouteOptions, _flags("Route", 1)] = RouteOptions(),  # noqa: B008
     ) -> int:
-        """Pass requests on to servers until Ctrl-C or SIGTERM, each to the one that has most of its prompt cached.
+        """Run a gateway, which sends each request to the server that has most of its prompt cached.
 
         Each flag is also an environment variable (--replica-key: OAISERVE_REPLICA_KEY) and a key in the config file.
 

@@ -221,7 +221,7 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["serv"], 'Unknown command "serv". Did you mean "serve"?'),
+        (["serv"], "Unknown command 'serv'. Did you mean serve?"),
         (["serve"], "MODEL is missing."),
         (["serve", "demo", "demo"], "Two models have the name 'demo'."),
         (["route"], "--replica is missing."),
@@ -229,9 +229,9 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
         (["route", "--replica", "a:1"], "--replica is 'a:1', but must be a URL, as in"),
         (["route", "--replica", "http://a:1", "--port", "65536"], "--port is 65536, but must be between 0 and 65535."),
         (["route", "--replica", "http://a:1", "--host", "192.0.2.1"], "Cannot listen on 192.0.2.1 port 8000"),
-        (["serve", "demo", "--max-runing", "3"], "Unknown option: --max-runing. Did you mean --max-running?"),
-        (["serve", "demo", "--max-num-seqs", "3"], "Unknown option: --max-num-seqs. Here it is --max-running."),
-        (["serve", "demo", "--ctx-size=3"], "Unknown option: --ctx-size. Here it is --max-model-len."),
+        (["serve", "demo", "--max-runing", "3"], "Unknown option --max-runing. Did you mean --max-running?"),
+        (["serve", "demo", "--max-num-seqs", "3"], "Unknown option --max-num-seqs. Here it is --max-running."),
+        (["serve", "demo", "--ctx-size=3"], "Unknown option --ctx-size. Here it is --max-model-len."),
         (["serve", "demo", "--max-running", "x"], 'Invalid value for --max-running: unable to convert "x" into int.'),
         (["serve", "demo", "--api-key", ""], "--api-key is not usable"),
         (["serve", "demo", "--max-running", "0"], "--max-running is 0, but must be at least 1."),
@@ -279,9 +279,9 @@ def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["plan"], "oaiserve plan: --from is missing; --help has what is needed.\n"),
+        (["plan"], "oaiserve plan: --from is missing. See 'oaiserve plan --help'.\n"),
         (["plan", "--from"], "oaiserve plan: Parameter --from requires an argument.\n"),
-        (["diff"], "oaiserve diff: A is missing; --help has what is needed.\n"),
+        (["diff"], "oaiserve diff: A is missing. See 'oaiserve diff --help'.\n"),
     ],
 )
 def test_what_another_command_misses_is_named(

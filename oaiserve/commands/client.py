@@ -107,7 +107,7 @@ def client_for(url: str | None) -> Client:
         return Client(url)
     found = servers.running()
     if not found:
-        raise StartupError("No server runs here. Start one, as with 'oaiserve serve demo', or give --url.")
+        raise StartupError("No server is running here. Start one, as in 'oaiserve serve demo', or give --url.")
     return Client(found[0].url)
 
 

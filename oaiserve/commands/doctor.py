@@ -6,10 +6,11 @@ import os
 import platform
 import resource
 import shutil
+import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from textwrap import fill
+from textwrap import fill, indent
 from typing import NamedTuple
 
 from oaiserve.commands.models import stored_models
@@ -19,14 +20,16 @@ from oaiserve.engine.model.cpu.cores import usable_cpus
 from oaiserve.engine.system_memory import available_bytes
 from oaiserve.files import hub, private
 from oaiserve.files.private import NotPrivate, cache_folder
+from oaiserve.screen import Screen
 
 DEMO_BYTES = 1_500_000_000  # of memory that a server of it takes
 FEW_FILES = 1024
+INDENT = 14  # columns of the names of the parts
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "uvicorn", "starlette")
 
 
 class Finding(NamedTuple):
-    """A part of this machine, as it was found, and its meaning for serving."""
+    """A part of this machine, and what it means for serving."""
 
     part: str
     sentences: str
@@ -34,38 +37,55 @@ class Finding(NamedTuple):
 
 
 def command() -> int:
-    """Say what this machine, its limits and this installation mean for serving. The exit code is 1 if it would fail."""
+    """Check whether this machine can serve models, and how well. The exit code is 1 if it cannot."""
+    screen = Screen.of(sys.stdout)
+    width = min(100, screen.columns() or 100)
     findings = [*_machine(), *_installation(), *_outside()]
     for finding in findings:
-        print(fill(finding.sentences, 100, initial_indent=f"{finding.part:<14}", subsequent_indent=" " * 14))
+        text = fill(finding.sentences, max(20, width - INDENT), break_on_hyphens=False)
+        label = screen.painted(finding.part.ljust(INDENT), *(("red", "bold") if finding.fails else ("dim",)))
+        print(label + indent(text, " " * INDENT).removeprefix(" " * INDENT))
     failing = [finding.part for finding in findings if finding.fails]
-    print(f"\nServing would fail: see {', '.join(failing)}." if failing else "\nThis machine can serve.")
+    if failing:
+        print("\n" + screen.painted(f"This machine cannot serve models: see {', '.join(failing)}.", "red", "bold"))
+    else:
+        print("\n" + screen.painted("This machine can serve models.", "green") + " Try it: oaiserve serve demo")
     return 1 if failing else 0
 
 
 def _machine() -> Iterator[Finding]:
     cpus, count = usable_cpus(), os.cpu_count() or 1
-    of_all = "" if cpus == count else f" of {count}: the rest is kept from this process, or from its container"
-    yield Finding("machine", f"{platform.system()} on {platform.machine()}. {cpus} CPUs can be used{of_all}.")
+    usable = f"{count} CPUs" if cpus == count else f"{cpus} of {count} CPUs, as this process or its container may use"
+    yield Finding("machine", f"{platform.system()} on {platform.machine()} with {usable}.")
     yield instruction_sets(platform.machine(), prebuilt.usable_features())
     yield memory(available_bytes(), container_bytes())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    shown = "as many as asked for" if hard == resource.RLIM_INFINITY else f"up to {hard}"
-    few = f" That is few: each connection takes one (ulimit -n {FEW_FILES})." if 0 <= hard < FEW_FILES else ""
-    yield Finding("open files", f"{soft} may be open, and a server raises that to {shown}.{few}", 0 <= hard < 64)
+    yield open_files(soft, hard)
+
+
+def open_files(soft: int, hard: int) -> Finding:
+    """Report the limits, of which a server raises the soft one to the hard one."""
+    if hard == resource.RLIM_INFINITY:
+        return Finding("open files", "There is no limit.")
+    text = f"At most {hard:,} files and connections can be open at once."
+    if soft != hard:
+        text = f"At most {hard:,} files and connections can be open at once: a server raises its limit of {soft:,}."
+    if hard < FEW_FILES:
+        text += f" That is few, because each connection takes one. Raise it, as with: ulimit -n {FEW_FILES}"
+    return Finding("open files", text, hard < 64)
 
 
 def instruction_sets(machine: str, features: frozenset[str]) -> Finding:
     if machine not in ("x86_64", "AMD64"):
-        return Finding("instructions", f"Native code is compiled for this {machine} CPU.")
+        return Finding("instructions", f"Native code is compiled for this CPU ({machine}).")
     if "amx_bf16" in features:
-        text = "AMX: many tokens at once, as in prompts, go through tiles, which is fastest."
+        text = "AMX: native code computes prompts at full speed."
     elif "avx512f" in features:
-        text = "AVX-512: native code runs at its full width; prompts would be faster with AMX."
+        text = "AVX-512: native code runs at full speed. Prompts would be faster on a CPU with AMX."
     elif "avx2" in features:
-        text = "AVX2, but no AVX-512: native code runs, and prompts take longer than with it."
+        text = "AVX2: native code runs. Prompts would be faster on a CPU with AVX-512."
     else:
-        text = "There is no AVX2: models run without native code, which is much slower."
+        text = "This CPU has no AVX2, so models run without native code, which is much slower."
     return Finding("instructions", text)
 
 
@@ -78,15 +98,15 @@ def container_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def memory(free_bytes: int, left_bytes: int | None) -> Finding:
-    """Say how large a model may be, with half as much again as its weights for the KV cache and the rest."""
+    """Report how large a model may be. The KV cache and the rest take half as much again as the weights."""
     usable = free_bytes if left_bytes is None else min(free_bytes, left_bytes)
-    why = "" if usable == free_bytes else f", since the memory cgroup leaves no more of {size(free_bytes)}"
+    why = "" if usable == free_bytes else f" of {size(free_bytes)}, as the container's limit leaves no more"
     text = (
-        f"{size(usable)} are free{why}: room for about {usable / 3e9:.2g} billion parameters in bfloat16, or "
-        f"{usable / 0.9e9:.2g} billion in 4 bits."
+        f"{size(usable)} are free{why}: enough for a model of about {usable / 3e9:.2g} billion parameters in bfloat16, "
+        f"or {usable / 0.9e9:.2g} billion in 4 bits."
     )
     fails = usable < DEMO_BYTES
-    return Finding("memory", f"{text} Even the demo needs {size(DEMO_BYTES)}." if fails else text, fails)
+    return Finding("memory", f"{text} Even the demo model needs {size(DEMO_BYTES)}." if fails else text, fails)
 
 
 def _installation() -> Iterator[Finding]:
@@ -96,17 +116,15 @@ def _installation() -> Iterator[Finding]:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             missing.append(package)
-    lacking = f" There is no {', '.join(missing)}: pip install 'oaiserve[cpu]' brings all." if missing else ""
+    lacking = f" Missing: {', '.join(missing)}. Install them with: pip install 'oaiserve[cpu]'" if missing else ""
     yield Finding("versions", f"{', '.join(found)}.{lacking}", bool(missing))
     compiler = next((name for name in ("g++", "clang++", "c++") if shutil.which(os.environ.get("CXX") or name)), None)
     if prebuilt.find("bf16") is not None:
-        text = "Native code came with this installation: none is needed."
+        text = "Not needed: native code came with this installation."
     elif compiler is not None:
-        text = (
-            f"{os.environ.get('CXX') or compiler} compiles the native code at the first start, in about half a minute."
-        )
+        text = f"{os.environ.get('CXX') or compiler} compiles native code at the first start, in about half a minute."
     else:
-        text = "There is none, and no native code came with this installation: models run much slower. Install g++."
+        text = "None was found, and this installation has no native code, so models run much slower. Install g++."
     yield Finding("compiler", text)
     if "torch" not in missing:
         yield _gpu()
@@ -117,8 +135,8 @@ def _gpu() -> Finding:
 
     names = gpu_names()
     if not names:
-        return Finding("GPU", "torch finds none, so models run on the CPU.")
-    return Finding("GPU", f"{', '.join(names)}: models run there, unless --device cpu is given.")
+        return Finding("GPU", "PyTorch finds none, so models run on the CPU.")
+    return Finding("GPU", f"{', '.join(names)}. Models run there unless --device cpu is given.")
 
 
 def _outside() -> Iterator[Finding]:
@@ -126,15 +144,14 @@ def _outside() -> Iterator[Finding]:
     try:
         private.make_folder(folder)
         space = shutil.disk_usage(private.verified(folder)).free
-        yield Finding("cache", f"{folder} has room for {size(space)}.")
+        yield Finding("cache", f"{folder}, with {size(space)} free.")
     except (OSError, NotPrivate) as error:
-        yield Finding(
-            "cache", f"{folder} cannot be used: {error}. Starts remember nothing; OAISERVE_CACHE names another folder."
-        )
+        advice = "Without a cache, every start is slow. Set OAISERVE_CACHE to another folder."
+        yield Finding("cache", f"{folder} cannot be used: {error}. {advice}")
     models = len(stored_models())
-    here = f"{models} {'model is' if models == 1 else 'models are'} on this disk (oaiserve list)."
+    here = f"{models} {'model is' if models == 1 else 'models are'} on this disk (see oaiserve list)."
     if hub.is_reachable():
-        yield Finding("models", f"The Hugging Face hub answers. {here}")
+        yield Finding("models", f"{here} The Hugging Face hub can be reached for more.")
     else:
-        why = "The Hugging Face hub does not answer, or HF_HUB_OFFLINE is set: models can be served from this disk."
-        yield Finding("models", f"{why} Behind a proxy, set HTTPS_PROXY; HF_ENDPOINT names a mirror. {here}")
+        why = "The Hugging Face hub cannot be reached, or HF_HUB_OFFLINE is set, so no others can be downloaded."
+        yield Finding("models", f"{here} {why} Behind a proxy, set HTTPS_PROXY. To use a mirror, set HF_ENDPOINT.")

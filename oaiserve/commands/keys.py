@@ -26,10 +26,10 @@ class StoreFile:
     """The file that has the keys, as the server's settings name it."""
 
     response_store: Annotated[Path | None, Parameter(env_var="OAISERVE_RESPONSE_STORE")] = None
-    """The file of --response-store of the server. It is created if it is missing."""
+    """The server's file of --response-store. It is created if it is missing."""
 
     config: Path | None = None
-    """The config file of the server, to read that setting from."""
+    """The server's config file, which may name that file."""
 
     def opened(self) -> KeyTable:
         given = {} if self.config is None else settings_in(self.config)
@@ -45,11 +45,11 @@ class KeyOptions:
     """The columns of a key that flags set: None leaves them as they are."""
 
     role: Literal["use", "watch", "admin"] | None = None
-    """use: ask the model. watch: see metrics, the live page and /debug. admin: both, load adapters, and see all keys.
+    """use: send requests. watch: see metrics, the live page and /debug. admin: both, load adapters, and see all keys.
     Default: use."""
 
     requests_per_minute: int | None = None
-    """Most requests in any 60 seconds. 0, here and below: no limit, which is the default."""
+    """Most requests in any 60 seconds. Here and below, 0 means no limit, which is the default."""
 
     tokens_per_minute: int | None = None
     """Most tokens of prompts and answers in any 60 seconds."""
@@ -58,55 +58,60 @@ class KeyOptions:
     """Most requests from midnight to midnight, UTC."""
 
     tokens_per_day: int | None = None
-    """Most tokens in the same time."""
+    """Most tokens of prompts and answers from midnight to midnight, UTC."""
 
     cost_per_day: float | None = None
-    """Most cost in the same time: a part of --cost-per-hour, or without that seconds of cores."""
+    """Highest cost from midnight to midnight, UTC: in the unit of --cost-per-hour, or else in core-seconds."""
 
     priority: int | None = None
     """Priority of requests that name none, under --policy priority. Others get no better (lower) one."""
 
     models: Annotated[tuple[str, ...] | None, Parameter(name="--model")] = None
-    """Name of a model or adapter that the key may ask for. May be repeated. Default, and *: all."""
+    """Name of a model or adapter that the key may use. May be repeated. Default, and *: all."""
 
 
 NO_OPTIONS, BY_SETTINGS = KeyOptions(), StoreFile()
 
 
 def add(name: str, /, *, options: KeyOptions = NO_OPTIONS, file: StoreFile = BY_SETTINGS) -> None:
-    """Make a key and print it, which nothing does again: the file has its digest only.
+    """Create a key and print it once. The file keeps only its digest.
 
     Parameters
     ----------
     name
-        Whose key it is, as logs show it.
+        The name of the key's owner, which logs show.
     """
     key = file.opened().add(name, asdict(options))
-    print(f"The key '{name}' is made. Keep it, it is shown this once:", file=sys.stderr)
+    print(f"Created the key '{name}'. Copy it now, because it is not shown again:", file=sys.stderr)
     print(key)
 
 
 def limit(name: str, /, *, options: KeyOptions = NO_OPTIONS, file: StoreFile = BY_SETTINGS) -> None:
-    """Change what a key may do, as far as flags say. The rest stays."""
+    """Change what a key may do. What no flag names stays as it is."""
     file.opened().change(name, asdict(options))
 
 
 def revoke(name: str, /, *, file: StoreFile = BY_SETTINGS) -> None:
-    """End a key for ever. Answers under way still end."""
+    """Revoke a key for good. Answers in progress are completed."""
     file.opened().revoke(name)
 
 
 def list_(*, file: StoreFile = BY_SETTINGS) -> None:
-    """List all keys, the valid ones first, with what they have used today (UTC)."""
+    """List all keys, the valid ones first, with what each has used today (UTC)."""
     rows = [_row(**key) for key in file.opened().listed()]
+    if not rows:
+        print("There are no keys yet. To create one: oaiserve keys add NAME")
+        return
     print(table(("NAME", "ROLE", "LIMITS", "MODELS", "USED TODAY", "LAST USED"), rows))
 
 
 def _row(
     name: str, role: str, models: list[str], revoked: float | None, last_used: float | None, **more: Any
 ) -> list[str]:
-    limits = [f"{more[of]:g} {of.replace('_per_', '/')}" for of in Limits._fields if more[of] is not None]
-    used = f"{more['requests_today']} requests, {more['tokens_today']} tokens, cost {more['cost_today']:.3g}"
+    limits = [f"{more[of]:,} {of.replace('_per_', '/')}" for of in Limits._fields if more[of] is not None]
+    cost = more["cost_today"]
+    shown_cost = f"{cost:,.2f}" if cost >= 1 else f"{cost:.3g}"
+    used = f"{more['requests_today']:,} requests, {more['tokens_today']:,} tokens, cost {shown_cost}"
     last = "never" if last_used is None else f"{datetime.fromtimestamp(last_used):%Y-%m-%d %H:%M}"
     return [name, "revoked" if revoked else role, ", ".join(limits) or "-", ", ".join(models) or "all", used, last]
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from string import Template
 from tempfile import TemporaryDirectory
@@ -16,30 +17,38 @@ from cyclopts import Parameter
 from oaiserve.commands.agents import AGENTS, Agent
 from oaiserve.commands.client import client_for
 from oaiserve.commands.foreground import run
+from oaiserve.commands.servers import running
+from oaiserve.commands.table import table
 from oaiserve.errors import StartupError
 
 
 def command(
-    tool: Annotated[str, Parameter(help=f"One of {', '.join(AGENTS)}.")],
+    tool: Annotated[str | None, Parameter(help=f"One of {', '.join(AGENTS)}. Without it, list them.")] = None,
     /,
-    *arguments: Annotated[str, Parameter(help="The tool's own, behind --, as in: launch codex -- exec 'Fix the test'")],
+    *arguments: Annotated[str, Parameter(help="The tool's own, after --, as in: launch codex -- exec 'Fix the test'")],
     url: str | None = None,
     model: str | None = None,
     show: bool = False,
 ) -> int:
-    """Start a coding tool that asks your server, whatever its own settings are: they are not changed.
+    """Start a coding tool that uses your server. The tool's own settings are not changed.
 
     Parameters
     ----------
     url
-        The server's address. Default: your server that started last on this machine.
+        The server's address. Default: the server that you started last on this machine.
     model
         The model's name. Default: the server's.
     show
-        Print the commands of a shell that do the same, and start nothing.
+        Print shell commands that do the same, and start nothing.
     """
+    if tool is None:
+        print(listing())
+        return 0
+    tool = {agent.program: name for name, agent in AGENTS.items()}.get(tool, tool)
     if tool not in AGENTS:
-        raise StartupError(f"'{tool}' is no tool that can be launched. It must be one of {', '.join(AGENTS)}.")
+        close = get_close_matches(tool, AGENTS, n=1)
+        hint = f"Did you mean {close[0]}?" if close else f"It must be one of {', '.join(AGENTS)}."
+        raise StartupError(f"'{tool}' is not a tool that oaiserve can launch. {hint}")
     agent, client = AGENTS[tool], client_for(url)
     served = client.model(model)
     values = {"url": client.url, "key": client.key, "model": served.name, "context": str(served.context)}
@@ -50,7 +59,7 @@ def command(
     program = shutil.which(agent.program)
     if program is None:
         raise StartupError(
-            f"{agent.title} is not installed: no program '{agent.program}' was found. This installs it: {agent.install}"
+            f"{agent.title} is not installed: there is no program '{agent.program}'. To install it: {agent.install}"
         )
     with TemporaryDirectory(prefix="oaiserve-") as folder:
         environment = {**os.environ, **_filled(agent, values)}
@@ -59,6 +68,20 @@ def command(
             path.write_text(Template(content).substitute(values))
             environment[variable] = str(path)
         return run([program, *_arguments(agent, values), *arguments], environment)
+
+
+def listing() -> str:
+    """Return the tools, whether each is installed, and what to do next."""
+    rows = []
+    for name, agent in AGENTS.items():
+        is_installed = shutil.which(agent.program) is not None
+        rows.append((name, agent.title, "yes" if is_installed else "no", "" if is_installed else agent.install))
+    found = running()
+    if found:
+        where = f"To start one with {found[0].model} at {found[0].url}: oaiserve launch TOOL"
+    else:
+        where = "No server is running here. Start one first, as in: oaiserve serve demo"
+    return f"{table(('TOOL', 'NAME', 'INSTALLED', 'TO INSTALL IT'), rows)}\n\n{where}"
 
 
 def script(agent: Agent, values: dict[str, str], arguments: Iterable[str] = ()) -> str:

@@ -14,7 +14,7 @@ def command() -> int:
     """
     models = stored_models()
     if not models:
-        print("There is no model on this disk yet. oaiserve pull demo fetches a small one.")
+        print("There are no models on this disk yet. To download a small one: oaiserve pull demo")
         return 0
     rows = [(model.name, size(model.num_bytes), *model.described(), model.remembered or "no") for model in models]
     print(table(("NAME", "SIZE", "FORMAT", "FAMILY", "REMEMBERED"), rows))

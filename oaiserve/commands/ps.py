@@ -14,7 +14,7 @@ def command() -> int:
     """List your servers on this machine, newest first, with the requests that run and wait there."""
     servers = running()
     if not servers:
-        print("No server runs here. oaiserve serve demo starts one.")
+        print("No server is running here. To start one: oaiserve serve demo")
         return 0
     rows = []
     for server in servers:

@@ -8,7 +8,7 @@ from oaiserve.files import demo, hub
 
 
 def command(model: str, /) -> int:
-    """Fetch a model that `oaiserve serve` would fetch, without serving it. What is there already is not fetched again.
+    """Download a model without serving it. Files that are here already are not downloaded again.
 
     Parameters
     ----------

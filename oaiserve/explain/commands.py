@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from cyclopts import App, CycloptsError, MissingArgumentError
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 from cyclopts.config import Json, Toml, Yaml
 
 from oaiserve.config import OptionError
 from oaiserve.errors import StartupError
 
+LEAST_LIKENESS = 0.7  # of a name that is suggested, from 0 to 1
 FILE_FORMATS: dict[str, type[Toml | Yaml | Json]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
 
 
@@ -28,20 +37,37 @@ def settings_in(path: Path) -> dict[str, Any]:
         raise OptionError(f"--config is '{path}', which cannot be read: {error}.") from error
 
 
-def missing(error: CycloptsError) -> str:
-    """Return cyclopts' own message, unless an argument is missing that has no flag."""
+def message_of(error: CycloptsError, name: str) -> str:
+    """Return a message for the user of the program `name`, which suggests what is near to an unknown name."""
+    command = " ".join([name, *(error.command_chain or ())])
+    see = f"See '{command} --help'."
     if isinstance(error, MissingArgumentError) and error.argument is not None and error.keyword is None:
-        return f"{error.argument.name} is missing; --help has what is needed."
+        return f"{error.argument.name} is missing. {see}"
+    if isinstance(error, UnusedCliTokensError):
+        return f"Unexpected argument '{' '.join(error.unused_tokens or ())}'. {see}"
+    if isinstance(error, UnknownCommandError) and error.app is not None and error.unused_tokens:
+        unknown = error.unused_tokens[0]
+        commands = [name for name in error.app if not name.startswith("-")]
+        return f"Unknown command '{unknown}'. {_nearest(unknown, commands) or see}"
+    if isinstance(error, UnknownOptionError) and error.token.source == "cli":
+        unknown = (error.token.keyword or error.token.value).partition("=")[0]
+        names = [name for argument in error.argument_collection if argument.parse for name in argument.names]
+        return f"Unknown option {unknown}. {_nearest(unknown, names) or see}"
     return str(error)
 
 
-def run(app: App, argv: Sequence[str], message_for: Callable[[CycloptsError], str] = missing) -> int:
+def _nearest(unknown: str, names: Iterable[str]) -> str:
+    nearest = get_close_matches(unknown, names, n=1, cutoff=LEAST_LIKENESS)
+    return f"Did you mean {nearest[0]}?" if nearest else ""
+
+
+def run(app: App, argv: Sequence[str], message_for: Callable[[CycloptsError, str], str] = message_of) -> int:
     """Run the command, and return the exit code: 2 if the user can correct the error."""
     try:
         command, bound, _ = app.parse_args(argv, print_error=False, exit_on_error=False, verbose=False)
         return command(*bound.args, **bound.kwargs) or 0
     except (CycloptsError, OptionError, StartupError) as error:
-        text = message_for(error) if isinstance(error, CycloptsError) else str(error)
+        text = message_for(error, app.name[0]) if isinstance(error, CycloptsError) else str(error)
         print(f"{app.name[0]}: {' '.join(text.split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

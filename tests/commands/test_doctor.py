@@ -1,5 +1,6 @@
 """What a machine means for serving is said in sentences, and the exit code says whether it can serve."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ def test_each_part_has_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     shown = " ".join(capsys.readouterr().out.split())
     for part in ("machine", "instructions", "memory 30 GB", "open files", "versions oaiserve", "compiler", "GPU"):
         assert f" {part} " in f" {shown} "
-    assert "The Hugging Face hub does not answer" in shown
-    assert shown.endswith("This machine can serve.")
+    assert "The Hugging Face hub cannot be reached" in shown
+    assert shown.endswith("This machine can serve models. Try it: oaiserve serve demo")
 
 
 def test_a_machine_on_which_serving_fails_has_exit_code_1(
@@ -32,14 +33,14 @@ def test_a_machine_on_which_serving_fails_has_exit_code_1(
     monkeypatch.setattr(doctor, "PACKAGES", ("torch", "no-such-package"))
     assert cli.main(["doctor"]) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Even the demo needs 1.5 GB." in shown
-    assert "There is no no-such-package: pip install" in shown
-    assert shown.endswith("Serving would fail: see memory, versions.")
+    assert "Even the demo model needs 1.5 GB." in shown
+    assert "Missing: no-such-package. Install them with: pip install" in shown
+    assert shown.endswith("This machine cannot serve models: see memory, versions.")
 
 
 def test_a_cgroup_counts_where_it_leaves_less() -> None:
     assert doctor.memory(30_000_000_000, 3_000_000_000).sentences.startswith(
-        "3 GB are free, since the memory cgroup leaves no more of 30 GB: room for about 1 billion"
+        "3 GB are free of 30 GB, as the container's limit leaves no more: enough for a model of about 1 billion"
     )
     assert doctor.memory(3_000_000_000, 30_000_000_000).sentences.startswith("3 GB are free: ")
 
@@ -56,10 +57,30 @@ def test_the_limit_of_a_cgroup_is_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("features", "said"),
-    [({"avx512f", "amx_bf16"}, "AMX:"), ({"avx2", "avx512f"}, "AVX-512:"), ({"avx2"}, "AVX2,"), (set(), "no AVX2")],
+    [({"avx512f", "amx_bf16"}, "AMX:"), ({"avx2", "avx512f"}, "AVX-512:"), ({"avx2"}, "AVX2:"), (set(), "has no AVX2")],
 )
 def test_instruction_sets_say_how_fast_it_will_be(features: set[str], said: str) -> None:
     assert said in doctor.instruction_sets("x86_64", frozenset(features)).sentences
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "said", "fails"),
+    [
+        (
+            1024,
+            20_000,
+            "20,000 files and connections can be open at once: a server raises its limit of 1,024.",
+            False,
+        ),
+        (20_000, 20_000, "At most 20,000 files and connections can be open at once.", False),
+        (1024, resource.RLIM_INFINITY, "There is no limit.", False),
+        (32, 32, "That is few, because each connection takes one. Raise it, as with: ulimit -n 1024", True),
+    ],
+)
+def test_the_limit_of_open_files_is_a_sentence(soft: int, hard: int, said: str, fails: bool) -> None:
+    found = doctor.open_files(soft, hard)
+    assert found.sentences.endswith(said)
+    assert found.fails == fails
 
 
 def test_a_file_where_the_cache_should_be_is_named_and_stays(

@@ -26,7 +26,9 @@ def test_keys_are_made_listed_limited_and_revoked(
     assert run(capsys, "list").splitlines()[1].split("  ")[:1] == ["alice"]
     shown = run(capsys, "list")
     assert "watch  3 requests/minute, 1.5 cost/day  a, b    0 requests, 0 tokens, cost 0  never" in shown
-    run(capsys, "limit", "alice", "--requests-per-minute", "0", "--model", "*")
+    run(capsys, "limit", "alice", "--tokens-per-day", "2000000")
+    assert "3 requests/minute, 2,000,000 tokens/day, 1.5 cost/day" in run(capsys, "list")
+    run(capsys, "limit", "alice", "--requests-per-minute", "0", "--tokens-per-day", "0", "--model", "*")
     assert "watch  1.5 cost/day  all " in run(capsys, "list")
     run(capsys, "revoke", "alice")
     assert "revoked  1.5 cost/day" in run(capsys, "list")
@@ -39,5 +41,7 @@ def test_keys_are_made_listed_limited_and_revoked(
         (("add", "bob", "--tokens-per-day", "-1"), "--tokens-per-day is -1"),
     ):
         assert says in run(capsys, *argv, code=2)
+    monkeypatch.setenv("OAISERVE_RESPONSE_STORE", str(tmp_path / "empty"))
+    assert run(capsys, "list") == "There are no keys yet. To create one: oaiserve keys add NAME\n"
     monkeypatch.delenv("OAISERVE_RESPONSE_STORE")
     assert "--response-store" in run(capsys, "list", code=2)

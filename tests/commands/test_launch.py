@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from oaiserve import cli
 from oaiserve.commands.agents import AGENTS
 from oaiserve.commands.servers import announced
 from tests.agents.scripted import ScriptedServer
+from tests.waiting import LIMIT_SECONDS
 
 STUB = f"""#!{sys.executable}
 import json, os, sys
@@ -86,14 +88,50 @@ def test_a_tool_that_is_not_there_has_the_command_that_installs_it(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     assert cli.main(["launch", "claude", "--url", server.url]) == 2
-    assert "This installs it: npm install -g @anthropic-ai/claude-code" in capsys.readouterr().err
+    assert "To install it: npm install -g @anthropic-ai/claude-code" in capsys.readouterr().err
 
 
 def test_what_cannot_be_launched_is_said(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, reason in (
         (["emacs"], "It must be one of codex, claude,"),
-        (["codex"], "No server runs here"),
+        (["codx"], "Did you mean codex?"),
+        (["codex"], "No server is running here"),
         (["codex", "--url", server.url, "--model", "other"], "has no model 'other': it has demo."),
     ):
         assert cli.main(["launch", *arguments]) == 2
         assert reason in capsys.readouterr().err
+
+
+def test_without_a_tool_all_are_listed_with_the_next_step(
+    server: ScriptedServer, stubs: Stubs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (stubs.home.parent / "bin" / "aider").unlink()
+    assert cli.main(["launch"]) == 0
+    _, *rows, _, next_step = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == list(AGENTS)
+    assert rows[0].split() == ["codex", "Codex", "yes"]
+    assert rows[-1].endswith("no         uv tool install aider-chat")
+    assert next_step == "No server is running here. Start one first, as in: oaiserve serve demo"
+    with announced(server.url, "demo"):
+        assert cli.main(["launch"]) == 0
+    assert capsys.readouterr().out.endswith(f"To start one with demo at {server.url}: oaiserve launch TOOL\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_tool_and_removes_its_files(
+    number: signal.Signals, server: ScriptedServer, stubs: Stubs, tmp_path: Path
+) -> None:
+    stub = stubs.home.parent / "bin" / "cline"
+    stub.write_text(f"#!{sys.executable}\nimport os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    (folder := tmp_path / "temporary").mkdir()
+    command = [sys.executable, "-m", "oaiserve", "launch", "cline", "--url", server.url]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        tool = int(process.stdout.readline())
+        assert [path.name for path in folder.glob("oaiserve-*/*")] == ["cline_provider_settings_path.json"]
+        process.send_signal(number)
+        assert process.wait(LIMIT_SECONDS) == 128 + number
+    assert list(folder.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(tool, 0)

@@ -31,7 +31,7 @@ def test_a_server_is_found_while_it_runs(cache: Path) -> None:
         assert client_for(None).url == URL
     assert running() == []
     assert list((cache / "servers").iterdir()) == []
-    with pytest.raises(StartupError, match="No server runs here"):
+    with pytest.raises(StartupError, match="No server is running here"):
         client_for(None)
 
 
@@ -69,7 +69,7 @@ def test_a_server_runs_where_no_file_can_be_written(cache: Path) -> None:
 
 
 def test_ps_shows_what_servers_do(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "No server runs here" in ps(capsys)
+    assert "No server is running here" in ps(capsys)
     with announced(server.url, "demo"), announced(URL, "gone"):
         shown = ps(capsys)
     assert re.search(rf"^{server.url} +demo +\d+-.* 2 +1 +1\.36 GB +\d+$", shown, re.MULTILINE)

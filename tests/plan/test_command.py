@@ -63,7 +63,7 @@ def test_clients_that_wait_for_answers_tell_no_rate(
         (["--slo", "ttft:3ms", "--attainment", "2"], "--attainment is 2"),
         (["--slo", "ttft:3ms", "--rate", "0"], "--rate is 0"),
         (["--slo", "ttft:3ms", "--cost", "missing"], "--cost is 'missing', which cannot be read"),
-        ([], "--slo is missing; --help has what is needed."),
+        ([], "--slo is missing. See 'oaiserve plan --help'."),
     ],
 )
 def test_what_is_wrong_is_said(
