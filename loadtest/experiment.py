@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -28,8 +29,10 @@ from loadtest.measure import QUANTILES, Slos, measure, oversaturation, steady_st
 from loadtest.prompts import Call, Workload, make_calls
 from loadtest.sample import Sample
 from loadtest.workers import Job, Workers
+from oaiserve.hosts import is_loopback
 
 MOST_REQUESTS = 1_000_000
+FEW_CORES = 4  # up to here, a server on this machine shares the cores of the client
 OnProgress = Callable[[str, Progress, int], None]  # takes the run's title, its progress, and its number of requests
 OnSamples = Callable[[str, Sequence[Sample]], None]
 
@@ -136,13 +139,19 @@ class HttpExperiment:
 
             samples, health = self._workers.run(job, scrape, lambda progress: on_progress(title, progress, len(calls)))
         after = join.scrape_settled(self.side, before, sum(sample.is_ok for sample in samples))
-        run = describe_run(samples, health, arrivals, offsets, self._slos, self.ceiling)
+        shares_cores = is_here(self.http.url) and len(os.sched_getaffinity(0)) <= FEW_CORES
+        run = describe_run(samples, health, arrivals, offsets, self._slos, self.ceiling, shares_cores=shares_cores)
         lag = run["client"]["processes"][0]["loop_lag_seconds"]
         run["server"] = join.join(samples, self.side, before, after, lag["p99"] if lag else 0.0)
         if watch is not None:
             run["server"]["gauges"] = watch.report(min(sample.intended_ns for sample in samples))
         _add_doubts(run, self.workload, arrivals, len(calls))
         return run, samples
+
+
+def is_here(url: str) -> bool:
+    """Return whether a server runs on this machine, as far as its address shows."""
+    return is_loopback(urlsplit(url).hostname or "")
 
 
 def _add_doubts(run: dict[str, Any], workload: Workload, arrivals: Arrivals, num_calls: int) -> None:
@@ -183,6 +192,8 @@ def describe_run(
     offsets: Sequence[float] | None,
     slos: Slos,
     limits: dict[str, float] | None,
+    *,
+    shares_cores: bool = False,
 ) -> dict[str, Any]:
     """Return everything about one run except the server's view: an entry of a point's `runs`."""
     metrics = measure(samples, slos)
@@ -190,7 +201,8 @@ def describe_run(
     metrics["steady"] = steady_state(samples) if has_steady_load else None
     facts = client_facts(samples, offsets, limits)
     processes = [process.summary() for process in health]
-    judged = verdict(metrics, facts, processes, holds_back=arrivals.max_in_flight is not None)
+    holds_back = arrivals.max_in_flight is not None
+    judged = verdict(metrics, facts, processes, holds_back=holds_back, shares_cores=shares_cores)
     start_ns = min((sample.intended_ns for sample in samples), default=0)
     return {
         "metrics": metrics,

@@ -174,6 +174,7 @@ def _client(point: dict[str, Any]) -> str:
     client, metrics = run["client"], run["metrics"]
     lag = metrics["distributions"]["send_lag"]
     lines = [f"client: {client['verdict']}", *(f"  because {reason}" for reason in client["reasons"])]
+    lines += [f"  note: {note}" for note in client.get("notes", ())]  # older reports have none
     if lag:
         lines.append(
             f"  send lag p50 {ms(lag['p50'])} ms, p99 {ms(lag['p99'])} ms, max {ms(lag['max'])} ms; "

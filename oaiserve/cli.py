@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
         return diff(argv[1:])
     if argv and argv[0] in SMALL_COMMANDS:
         return commands.run(small_command(argv[0]), argv[1:])
-    if argv[:1] == [MODEL_PROCESS]:
+    if argv[:1] == [MODEL_PROCESS] and len(argv) > 1:
         from oaiserve.scale.several.process import run
 
         return run(argv[1:], _serve_app)
@@ -147,6 +147,7 @@ def small_command(name: str) -> App:
         app.command(each)
     if hasattr(module, "command"):
         app.default(module.command)
+        app["--help"].show = False  # nobody who reads the help needs it
     return app
 
 

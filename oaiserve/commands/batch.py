@@ -24,18 +24,18 @@ _MARK = "oaiserve_batch"  # in the metadata of a batch: the digest of its file
 
 
 def command(requests: Path, answers: Path, /, *, model: str | None = None, url: str | None = None) -> int:
-    """Answer all requests of a file as work that can wait, and go on where an earlier run was stopped.
+    """Answer all requests of a file at low priority, and continue where an earlier run was stopped.
 
-    Your server that has the model computes them. If none has, one is started, and stopped at the end.
+    If one of your servers has the model, it computes them. Otherwise a server is started, and stopped at the end.
 
     Parameters
     ----------
     requests
-        Lines of JSON with custom_id, url and body, as of OpenAI's batches.
+        A file of JSON lines with custom_id, url and body, as in OpenAI's batches.
     answers
-        The file of the answers. What it has is not computed again.
+        The file for the answers. Requests that it answers already are skipped.
     model
-        The model. Default: that of your server that started last on this machine, or else demo.
+        The model. Default: that of the server that you started last on this machine, or else demo.
     url
         The server's address.
     """

@@ -10,9 +10,9 @@ from oaiserve.commands.own_server import server_with
 
 
 def command(model: str | None = None, /, *, url: str | None = None, system: str = "", temperature: float = 0.7) -> int:
-    """Chat with a model in the terminal. What comes from a pipe is one question, and its answer is plain text.
+    """Chat with a model in the terminal. Text from a pipe is one question, and its answer is plain text.
 
-    Your server that has the model answers. If none has, one is started, and stopped when you leave.
+    If one of your servers has the model, it answers. Otherwise a server is started, and stopped when you leave.
 
     Parameters
     ----------

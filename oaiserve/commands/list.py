@@ -9,8 +9,8 @@ from oaiserve.commands.table import size, table
 def command() -> int:
     """List the models on this disk.
 
-    These are the demo, those in the hub's cache, and those elsewhere that were served before. REMEMBERED is the day of
-    the first start of the model as it is now: later ones know what that found out, and are faster.
+    The list has the demo, the models in the Hugging Face hub's cache, and those elsewhere that you have served.
+    REMEMBERED is the day of the model's first start. Later starts reuse what it found out, and are faster.
     """
     models = stored_models()
     if not models:

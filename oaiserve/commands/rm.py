@@ -11,9 +11,9 @@ from oaiserve.errors import StartupError
 
 
 def command(name: str, /, *, yes: bool = False) -> int:
-    """Remove a model that was fetched from this disk, and what starts remember of it.
+    """Remove a downloaded model from this disk, and what earlier starts stored about it.
 
-    Of a model elsewhere, only what starts remember is removed: its files are your own.
+    The files of a model elsewhere are your own: only what earlier starts stored about it is removed.
 
     Parameters
     ----------

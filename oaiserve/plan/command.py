@@ -47,7 +47,7 @@ def _command_line() -> App:
         settings: bool = True,
         json: Path | None = None,
     ) -> int:
-        """Say which rate of a recorded load a server stands, how many replicas another rate needs, and what would help.
+        """Estimate how much of a recorded load a server can take, and how many replicas or what settings more needs.
 
         The load is replayed through the scheduler at other rates, without a model: the time of a step is what steps
         cost when the load was recorded.

@@ -23,7 +23,7 @@ GOOD = [sample([100, 120, 140], at=10 * i) for i in range(20)]
 
 
 def test_a_client_that_is_on_time_and_not_busy_is_valid() -> None:
-    assert judge(GOOD, [i / 100 for i in range(20)]) == {"verdict": "valid", "reasons": []}
+    assert judge(GOOD, [i / 100 for i in range(20)]) == {"verdict": "valid", "reasons": [], "notes": []}
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,18 @@ def test_a_client_that_is_on_time_and_not_busy_is_valid() -> None:
 )
 def test_a_client_is_suspect_and_then_invalid(judged: Callable[[float], dict[str, Any]], values: list[float]) -> None:
     assert [judged(value)["verdict"] for value in values] == ["valid", "suspect", "invalid"]
+
+
+def test_delays_that_are_usual_on_shared_cores_are_notes() -> None:
+    metrics, facts = measure(GOOD), client_facts(GOOD, None, None)
+    judged = {}
+    for lag_ms in (4, 6, 21, 81):
+        processes = [ProcessHealth(wall_ns=10**9, cpu_ns=10**8, loop_lag_ns=[lag_ms * 10**6] * 9).summary()]
+        judged[lag_ms] = verdict(metrics, facts, processes, shares_cores=True)
+    assert [found["verdict"] for found in judged.values()] == ["valid", "valid", "suspect", "invalid"]
+    assert [len(found["notes"]) for found in judged.values()] == [0, 1, 0, 0]
+    for said in (judged[6]["notes"][0], judged[21]["reasons"][0]):
+        assert said.endswith("; this is usual where client and server share cores")
 
 
 def test_late_sends_by_max_in_flight_do_not_make_the_client_invalid() -> None:

@@ -25,7 +25,7 @@ def _command_line() -> App:
 
     @app.default
     def diff(a: Path, b: Path, /, *, table: bool = True) -> int:
-        """Say by what the requests of B differ from those of A: where they spent more or less time, and for what cause.
+        """Compare the requests of two recordings: where those of B spent more or less time than those of A, and why.
 
         Parameters
         ----------
