@@ -122,11 +122,11 @@ def prefers_html(accept: str) -> bool:
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-def page_routes(closed: Endpoint | None, *, live: str = "live.html") -> list[Route]:
+def page_routes(closed: Endpoint | None) -> list[Route]:
     """Return the routes of all pages but /, and of their files. `closed` answers in place of the pages that show
     requests, unless it is None."""
     return [
-        Route("/dashboard", closed or _page(live, "The live page.")),
+        Route("/dashboard", closed or _page("live.html", "The live page.")),
         Route("/requests", closed or _page("requests.html", "The page with the last requests.")),
         Route("/requests/{request_id}", closed or _page("request.html", "The page of one request.")),
         Route("/docs", _page("api.html", "The page about this API.")),

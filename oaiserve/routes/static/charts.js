@@ -4,7 +4,7 @@ import { clock, duration, element, number, percent } from "./show.js";
 
 const QUANTILE_LINES = [[50, "p50", "--decode"], [95, "p95", "--prefill"], [99, "p99", "--queue"]];
 const quantiles = (name) => QUANTILE_LINES.map(([q, label, color]) => [`${name}_${q}`, label, color]);
-const quantilePair = (name) => (now) => [duration(now[`${name}_50`]), `p95 ${duration(now[`${name}_95`])}`];
+const quantilePair = (name) => (now) => (now[`${name}_50`] === null ? null : [duration(now[`${name}_50`]), `p95 ${duration(now[`${name}_95`])}`]);
 
 const CHARTS = [
   { title: "Requests", unit: "ended per second", show: number, lines: [["finished", "finished", "--good"], ["cancelled", "cancelled", "--warn"], ["rejected", "rejected", "--prefill"], ["failed", "failed", "--bad"]] },
@@ -14,9 +14,10 @@ const CHARTS = [
   { title: "Between events", unit: "of the last minute", show: duration, lines: quantiles("inter_token") },
   { title: "KV cache", unit: "share of its blocks", show: percent, top: 1, lines: [["kv_usage", "used", "--prefill"], ["kv_cached", "free, reusable", "--respond"]] },
 ];
+// Each returns its texts, or null where the last minute has nothing to tell: then the last ones stay, in grey.
 const TILES = [
-  ["Requests/s", (now) => [number(now.requests), now.failed + now.rejected > 0 ? `${number(now.failed + now.rejected)} not served` : "all served"]],
-  ["Tokens/s", (now) => [number(now.computed), "in and out"]],
+  ["Requests/s", (now) => [number(now.requests), now.failed + now.rejected > 0 ? `${number(now.failed + now.rejected)} not served` : "ended, over 10 s"]],
+  ["Tokens/s", (now) => [number(now.computed), "read and written"]],
   ["First token", quantilePair("time_to_first_token")],
   ["Between events", quantilePair("inter_token")],
   ["Whole answer", quantilePair("duration")],
@@ -34,19 +35,20 @@ export class Charts {
     this.tiles = TILES.map(([name, read]) => {
       const value = element("dd", {}, "–");
       const more = element("dd", { class: "more" }, "\u00a0");
-      tiles.append(element("div", {}, element("dt", {}, name), value, more));
-      return { value, more, read };
+      const tile = tiles.appendChild(element("div", {}, element("dt", {}, name), value, more));
+      return { tile, value, more, read };
     });
     this.panels = CHARTS.map((chart) => {
       const plot = element("div", { role: "img" });
+      const none = element("p", { class: "note none" }, "No data yet");
       const values = chart.lines.map(() => element("b", {}, "–"));
       const entries = chart.lines.map(([, label, color], position) =>
         element("li", {}, swatch(color, position), label, " ", values[position]),
       );
       const legend = element("ul", { class: "legend", "aria-hidden": "true" }, ...entries); // the plot's label has them
       const title = element("h2", {}, chart.title, " ", element("small", {}, chart.unit));
-      charts.append(element("div", { class: "chart" }, title, plot, legend));
-      return { chart, plot, values, drawn: null };
+      charts.append(element("div", { class: "chart" }, title, plot, none, legend));
+      return { chart, plot, none, values, drawn: null };
     });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#redraw());
     new ResizeObserver(() => this.#resize()).observe(charts);
@@ -56,10 +58,14 @@ export class Charts {
     this.points = points;
     const now = points.latest;
     if (!now) return;
-    for (const { value, more, read } of this.tiles) [value.textContent, more.textContent] = read(now);
+    for (const tile of this.tiles) showTile(tile, points);
     for (const panel of this.panels) {
-      const { chart, plot } = panel;
+      const { chart, plot, none } = panel;
       const data = [points.column("time"), ...chart.lines.map(([name]) => points.column(name))];
+      panel.hasData ||= data.slice(1).some((column) => column.some(Boolean));
+      plot.hidden = !panel.hasData;
+      none.hidden = panel.hasData;
+      if (!panel.hasData || !plot.clientWidth) continue; // it is folded
       panel.drawn ??= this.#draw(panel);
       panel.drawn.setData(data);
       const values = chart.lines.map(([name, label]) => `${label} ${chart.show(now[name])}`).join(", ");
@@ -119,10 +125,21 @@ export class Charts {
   }
 
   #resize() {
+    if (this.points) this.show(this.points); // those that were folded are not drawn yet
     for (const { drawn, plot } of this.panels) {
       if (drawn && plot.clientWidth > 0) drawn.setSize({ width: plot.clientWidth, height: HEIGHT });
     }
   }
+}
+
+// Shows the newest texts of a tile: in grey, with their time, where they are not of now.
+function showTile({ tile, value, more, read }, points) {
+  const at = points.points.findLastIndex((point) => read(point) !== null);
+  const isOld = at < points.points.length - 1;
+  tile.classList.toggle("old", isOld);
+  if (at < 0) return; // as before the oldest point
+  [value.textContent, more.textContent] = read(points.points[at]);
+  if (isOld) more.textContent += `, at ${clock(1000 * points.points[at].time).slice(0, 5)}`;
 }
 
 function swatch(color, position) {

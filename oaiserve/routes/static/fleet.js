@@ -1,60 +1,42 @@
-// Shows the replicas of a gateway and what became of requests, anew each second while the page is visible.
+// Shows the replicas of a gateway, and what became of requests.
 
-import { showMain, start } from "./page.js";
-import { byId, element, number, percent, setStatus } from "./show.js";
-import { request } from "./sse.js";
+import { byId, element, number, percent } from "./show.js";
 
-const EVERY_MS = 1000;
-let before = null; // the last look, for rates
-let isLooking = false;
+const TILES = [
+  ["Replicas", ({ replicas }) => [`${replicas.filter(({ is_up: isUp }) => isUp).length} of ${replicas.length}`, "are up"]],
+  ["Answered", ({ requests: { answered, refused, cancelled, cut_off: cut, no_replica: none } }) => [number(answered), `${number(cut + none)} failed, ${number(refused)} refused, ${number(cancelled)} cancelled`]],
+  ["Streams moved", ({ continued: { alike, unlike, failed } }) => [number(alike + unlike), failed ? `to another replica; ${failed} could not` : "to another replica"]],
+];
+const tiles = TILES.map(([name, read]) => {
+  const value = element("dd", {});
+  const more = element("dd", { class: "more" });
+  return { box: element("div", {}, element("dt", {}, name), value, more), value, more, read };
+});
 
-function tile(name, value, more) {
-  return element("div", {}, element("dt", {}, name), element("dd", {}, value), element("dd", { class: "more" }, more));
-}
-
-function tiles({ requests, continued, replicas }, atMs) {
-  const ended = Object.values(requests).reduce((sum, count) => sum + count, 0);
-  const rate = before ? (1000 * (ended - before.ended)) / (atMs - before.atMs) : null;
-  before = { ended, atMs };
-  const taking = replicas.filter(({ state }) => state.startsWith("takes")).length;
-  const failed = requests.cut_off + requests.no_replica;
-  const went = continued.alike + continued.unlike;
-  return [
-    tile("Replicas", `${taking} of ${replicas.length}`, "take requests"),
-    tile("Requests/s", number(rate), "ended in the last second"),
-    tile("Requests", number(ended), `${failed} failed, ${requests.refused} refused, ${requests.cancelled} cancelled`),
-    tile("Streams that went on", number(went), `at another replica; ${continued.failed} could not`),
-  ];
+export function showFleet(fleet) {
+  if (byId("fleet").hidden) byId("tiles").prepend(...tiles.map(({ box }) => box));
+  for (const { value, more, read } of tiles) [value.textContent, more.textContent] = read(fleet);
+  byId("fleet").hidden = false;
+  byId("no-addresses").hidden = fleet.replicas.every(({ address }) => address);
+  byId("replicas").replaceChildren(...fleet.replicas.map(row));
 }
 
 function row(replica) {
-  const isWell = replica.state.startsWith("takes");
-  const numbers = [replica.num_sent, replica.num_open, replica.num_running, replica.num_waiting].map(number);
+  const { number: name, address, state, is_up: isUp, models } = replica;
+  const where = address ? [" ", element("a", { href: `http://${address}/dashboard` }, address)] : [];
+  const cells = [
+    ["Models", models.join(", ") || "–"],
+    ["Sent", number(replica.num_sent), "number"],
+    ["Open", number(replica.num_open), "number"],
+    ["Running", number(replica.num_running), "number"],
+    ["Waiting", number(replica.num_waiting), "number"],
+    ["KV cache", percent(replica.kv_use), "number"],
+  ];
   return element(
     "tr",
     {},
-    element("th", { scope: "row" }, String(replica.number)),
-    element("td", { class: isWell ? "outcome-finished" : "outcome-failed" }, replica.state),
-    element("td", {}, replica.models.join(", ") || "–"),
-    ...[...numbers, percent(replica.kv_use)].map((text) => element("td", { class: "number" }, text)),
+    element("th", { scope: "row" }, String(name), ...where),
+    element("td", { "data-label": "State", class: isUp ? "outcome-finished" : "outcome-failed" }, state),
+    ...cells.map(([label, text, kind]) => element("td", { "data-label": label, class: kind ?? "" }, text)),
   );
 }
-
-async function look() {
-  setTimeout(look, EVERY_MS);
-  if (document.hidden || isLooking) return;
-  isLooking = true;
-  try {
-    const fleet = await (await request("dashboard/fleet")).json();
-    byId("version").textContent = fleet.version;
-    byId("tiles").replaceChildren(...tiles(fleet, performance.now()));
-    byId("replicas").replaceChildren(...fleet.replicas.map(row));
-    showMain();
-    setStatus("live", "Connected");
-  } catch (error) {
-    setStatus("lost", `No connection; trying again (${error.message})`);
-  }
-  isLooking = false;
-}
-
-start(look);

@@ -1,9 +1,9 @@
-// Runs the live page: its feed, which it reads only while the page is visible.
+// Runs the live page of a server, or of a gateway: its feed, which it reads only while the page is visible.
 
 import { Charts } from "./charts.js";
 import { showCosts } from "./costs.js";
+import { showFleet } from "./fleet.js";
 import { offerKeys } from "./keys.js";
-import { showOpen } from "./open.js";
 import { showMain, start } from "./page.js";
 import { byId, element, setStatus, showProblem } from "./show.js";
 import { events, Refused, request, ROOT } from "./sse.js";
@@ -11,20 +11,32 @@ import { Waterfall } from "./waterfall.js";
 import { Window } from "./window.js";
 
 const RETRY_MS = 2000;
+const MOST_REQUESTS = 30;
 const charts = new Charts(byId("tiles"), byId("charts"));
 const waterfall = new Waterfall();
 let reading = null; // the AbortController of the open feed
+let isAsking = false; // for the requests of a fleet
 
 // Learns of the models, and returns the feed of the one to watch; null if it is not loaded.
 async function openFeed(signal) {
-  const { data } = await (await request("v1/models", { signal })).json();
-  showMain();
-  offerKeys();
-  const processes = data.filter((model) => model.is_loaded !== undefined); // of several models, each has its own
+  const processes = (await models(signal)).filter((model) => model.is_loaded !== undefined); // each of several has its own
   offer(processes);
   const watched = processes.find(({ id }) => id === byId("watched").value);
-  if (watched && !watched.is_loaded) return null;
-  return request(`dashboard/feed${watched ? `?model=${encodeURIComponent(watched.id)}` : ""}`, { signal });
+  const isLoaded = !watched || watched.is_loaded;
+  const feed = isLoaded ? await request(`dashboard/feed${watched ? `?model=${encodeURIComponent(watched.id)}` : ""}`, { signal }) : null;
+  showMain();
+  offerKeys();
+  return feed;
+}
+
+// Returns the models: none of those behind a gateway that need a key, which its feed does not.
+async function models(signal) {
+  try {
+    return (await (await request("v1/models", { signal, isQuiet: true })).json()).data;
+  } catch (error) {
+    if (error.needsKey) return [];
+    throw error;
+  }
 }
 
 // Offers the models to watch. Unless the user has chosen another one, it is the first that is loaded.
@@ -46,15 +58,34 @@ async function readFeed(signal) {
   for await (const { event, data } of events(response)) {
     const message = JSON.parse(data);
     if (event === "hello") {
-      byId("model").textContent = `${message.model} · ${message.version}`;
-      document.title = `Live · ${message.model} · oaiserve`;
+      const name = message.model ?? "gateway";
+      byId("model").textContent = `${name} · ${message.version}`;
+      document.title = `Live · ${name} · oaiserve`;
       points = new Window(message.boundaries_seconds);
     }
     if (points.add(message.samples)) charts.show(points);
-    showOpen(message.open);
-    showCosts(message.costs);
-    waterfall.show(message.requests);
+    if (message.fleet) {
+      showFleet(message.fleet);
+      showRequestsOfFleet(signal);
+    } else {
+      showCosts(message.costs);
+      waterfall.show(message);
+    }
     setStatus("live", "Connected");
+  }
+}
+
+// A gateway's feed is for all who see its page. Requests are for those whom the replicas show them.
+async function showRequestsOfFleet(signal) {
+  if (isAsking) return;
+  isAsking = true;
+  try {
+    waterfall.show(await (await request(`debug/requests?form=row&limit=${MOST_REQUESTS}`, { signal, isQuiet: true })).json());
+    byId("needs-key").hidden = true;
+  } catch (error) {
+    byId("needs-key").hidden = !error.needsKey;
+  } finally {
+    isAsking = false;
   }
 }
 
@@ -84,21 +115,27 @@ function stopReading() {
   reading = null;
 }
 
+// On a phone, requests come first, and the charts are folded.
+function arrange({ matches: isPhone }) {
+  const charts = byId("charts-fold");
+  if (isPhone) byId("recent").after(charts);
+  else byId("recent").before(charts);
+  charts.open = !isPhone;
+}
+
+const phone = matchMedia("(max-width: 46rem)");
+phone.addEventListener("change", arrange);
+arrange(phone);
 byId("watched").addEventListener("change", ({ target }) => {
   target.dataset.chosen = target.value;
   stopReading();
   follow();
 });
+byId("enter-key").addEventListener("click", () => document.dispatchEvent(new CustomEvent("needs-key")));
 document.addEventListener("visibilitychange", () => (document.hidden ? stopReading() : follow()));
 
 if (location.hash === "#chat") location.replace(ROOT); // where earlier versions had it
-start(
-  () => {
-    stopReading();
-    follow();
-  },
-  () => {
-    stopReading();
-    byId("detail").close();
-  },
-);
+start(() => {
+  stopReading();
+  follow();
+}, stopReading);

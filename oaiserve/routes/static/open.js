@@ -1,43 +1,50 @@
-// Shows the open requests, each with a bar that fills against its forecast: the promised interval of its end is shaded,
-// the line in it is the median, and what it looks like now is beside it.
+// Shows open requests: how far the prompt is, what was promised, and what it looks like now.
 
-import { byId, clock, duration, element, words } from "./show.js";
+import { count, duration, element, words } from "./show.js";
 
-export function showOpen(requests) {
-  byId("open").hidden = requests.length === 0;
-  byId("open-requests").replaceChildren(...requests.map((entry) => element("li", {}, openRow(entry))));
+// Returns what an open request does at the moment, in a few words.
+export function progressOf({ phase, prompt_tokens: prompt, computed_prompt_tokens: computed, completion_tokens: written }) {
+  if (phase === "prefill" && prompt) return `${count(computed)} of ${count(prompt)} read`;
+  if (phase === "decode") return `${count(written)} ${written === 1 ? "token" : "tokens"} so far`;
+  return { queue: "waiting in the queue", receive: "being received", respond: "last bytes" }[phase] ?? words(phase);
 }
 
-function openRow(entry) {
-  const { forecast, elapsed_ns: elapsed, end_now_ns: end } = entry;
-  const whole = Math.max(elapsed, end ?? 0, forecast.end_high_ns ?? 0);
+// Returns how much of the prompt is done, from 0 to 1.
+export function promptShare({ prompt_tokens: prompt, computed_prompt_tokens: computed }) {
+  return prompt ? computed / prompt : 0;
+}
+
+// Returns a bar that fills against the forecast: the promised interval of the end is shaded, and the line in it is the
+// median. Without a forecast, it fills as the prompt is computed, and is full from the first token on.
+export function openBar(entry) {
+  const { forecast, elapsed_ns: elapsed } = entry;
   const track = element("span", { class: "track", "aria-hidden": "true" });
-  const place = (name, from, to) => {
+  const place = (name, from, to, whole) => {
     const part = track.appendChild(element("i", { class: name }));
     part.style.left = `${(100 * from) / whole}%`;
     part.style.width = `${(100 * (to - from)) / whole}%`;
   };
-  if (forecast.is_calibrated) {
-    place("promised", forecast.end_low_ns, forecast.end_high_ns);
-    place("median", forecast.end_ns, forecast.end_ns);
+  if (!forecast.is_calibrated) {
+    const share = promptShare(entry);
+    if (entry.phase === "decode" || entry.phase === "respond") place("phase-decode", 0, 1, 1);
+    else if (share) place("phase-prefill", 0, share, 1);
+    return track;
   }
-  place(elapsed > (forecast.end_high_ns ?? Infinity) ? "late" : "elapsed", 0, elapsed);
-  const told = forecast.is_calibrated ? `promised ${duration(forecast.end_ns / 1e9)}` : "calibrating";
-  return element(
-    "div",
-    { class: "row" },
-    element("span", { class: "quiet" }, clock(entry.received_unix_ns / 1e6)),
-    element("span", { class: "id" }, entry.request_id),
-    element("span", { class: "quiet" }, told),
-    element("span", { class: "quiet tokens" }, progress(entry)),
-    track,
-    element("span", { class: "duration" }, duration((end ?? elapsed) / 1e9)),
-  );
+  const whole = Math.max(elapsed, entry.end_now_ns ?? 0, forecast.end_high_ns);
+  place("promised", forecast.end_low_ns, forecast.end_high_ns, whole);
+  place("median", forecast.end_ns, forecast.end_ns, whole);
+  place(elapsed > forecast.end_high_ns ? "late" : "elapsed", 0, elapsed, whole);
+  return track;
 }
 
-function progress(entry) {
-  const { completion_tokens: answer, computed_prompt_tokens: computed, prompt_tokens: prompt } = entry;
-  if (answer) return `${answer} tokens`;
-  const count = (number) => number.toLocaleString("en-US");
-  return prompt && computed ? `${count(computed)} of ${count(prompt)} prompt tokens` : words(entry.phase);
+// Returns the parts of a row that differ from those of an ended request.
+export function openParts(entry) {
+  const { forecast, end_now_ns: end } = entry;
+  const promised = forecast.is_calibrated ? `due after ${duration(forecast.end_ns / 1e9)}${end ? `, now ${duration(end / 1e9)}` : ""}` : "";
+  return {
+    outcome: element("span", { class: "outcome-open", title: promised }, entry.phase === "queue" ? "waiting" : "running"),
+    tokens: element("span", { class: "quiet tokens progress" }, progressOf(entry)),
+    track: openBar(entry),
+    time: entry.elapsed_ns,
+  };
 }

@@ -1,22 +1,95 @@
-// Lists the last requests.
+// Lists the last requests, by filters that the address carries, anew every two seconds while the page is visible.
 
 import { showMain, start } from "./page.js";
 import { byId, element, setStatus, showProblem } from "./show.js";
-import { request } from "./sse.js";
+import { Refused, request } from "./sse.js";
+import { Waterfall } from "./waterfall.js";
 
-async function load() {
-  try {
-    const { requests } = await (await request("debug/requests")).json();
-    showMain();
-    showProblem("");
-    setStatus("live", "Connected");
-    byId("no-requests").hidden = requests.length > 0;
-    byId("requests").replaceChildren(
-      ...requests.map(({ request_id: id }) => element("li", {}, element("a", { href: `requests/${encodeURIComponent(id)}` }, id))),
-    );
-  } catch (error) {
-    if (!error.needsKey) showProblem(error.message);
+const EVERY_MS = 2000;
+const MOST_REQUESTS = 100;
+const FILTERS = ["id", "outcome", "slow", "model", "client", "route"];
+const NO_KEY = "without a key"; // in the box of clients, whose names have no spaces
+const waterfall = new Waterfall();
+const form = byId("filters");
+const box = (name) => form.elements.namedItem(name);
+let timer = null;
+let asked = 0; // questions so far: an answer to an earlier one than the last is too late
+
+// The address has each filter by its name, and `failed` for all that were not served.
+function readAddress() {
+  const query = new URLSearchParams(location.search);
+  for (const name of FILTERS) choose(name, query.get(name) ?? "");
+  if (query.has("failed")) choose("outcome", "not-served");
+  if (query.get("client") === "") choose("client", NO_KEY);
+}
+
+function choose(name, value) {
+  if (box(name).tagName === "SELECT") offer(name, [value]);
+  box(name).value = value;
+}
+
+// Adds values to those of a box.
+function offer(name, values) {
+  const known = new Set([...box(name).options].map(({ value }) => value));
+  const texts = { slow: (value) => `${Number(value) / 1000} s or more` };
+  for (const value of new Set(values)) {
+    if (!known.has(value)) box(name).append(element("option", { value }, texts[name]?.(value) ?? value));
   }
 }
 
-start(load);
+// Returns the filters as the query of the page's address.
+function filters() {
+  const query = new URLSearchParams();
+  for (const name of FILTERS) {
+    const value = box(name).value.trim();
+    if (value === "not-served") query.set("failed", "true");
+    else if (value) query.set(name, value === NO_KEY ? "" : value);
+  }
+  return query;
+}
+
+async function load() {
+  clearTimeout(timer);
+  const mine = ++asked;
+  const query = filters();
+  try {
+    const found = await (await request(`debug/requests?${[query, "form=row", `limit=${MOST_REQUESTS}`].filter(String).join("&")}`)).json();
+    if (mine !== asked) return;
+    showMain();
+    showProblem("");
+    setStatus("live", "Connected");
+    show(found, query);
+  } catch (error) {
+    if (error.needsKey || mine !== asked) return;
+    if (error.lacksRight) return showProblem(error.message);
+    setStatus("lost", "No connection; trying again");
+    if (error instanceof Refused) showProblem(error.message);
+  }
+  if (!document.hidden) timer = setTimeout(load, EVERY_MS);
+}
+
+function show(found, query) {
+  const all = [...found.open, ...found.requests];
+  offer("model", all.map(({ model }) => model));
+  offer("client", all.map(({ client }) => client ?? NO_KEY));
+  offer("route", all.map(({ route }) => route));
+  const isFiltered = query.size > 0;
+  byId("clear").hidden = !isFiltered;
+  byId("no-requests").textContent = isFiltered ? "No request matches these filters." : "No requests yet. They appear here as soon as they arrive.";
+  const ended = found.requests.length === MOST_REQUESTS ? `the last ${MOST_REQUESTS}` : String(found.requests.length);
+  byId("number").textContent = all.length ? `${found.open.length} open, ${ended} ended` : "";
+  waterfall.show(found);
+}
+
+function changed() {
+  const query = filters();
+  history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
+  load();
+}
+
+form.addEventListener("input", changed);
+form.addEventListener("reset", () => setTimeout(changed)); // when the boxes have been emptied
+form.addEventListener("submit", (event) => event.preventDefault());
+document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : load()));
+readAddress();
+start(load, () => clearTimeout(timer));

@@ -47,6 +47,11 @@ export function number(value) {
   return value >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toFixed(1);
 }
 
+// Returns a whole number in full, as 5,056.
+export function count(value) {
+  return value.toLocaleString("en-US");
+}
+
 export function percent(share) {
   return share === null || share === undefined ? "–" : `${(share * 100).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
 }

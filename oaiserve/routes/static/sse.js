@@ -25,15 +25,16 @@ export function keepKey(key) {
 }
 
 // Sends a request to a relative path such as "v1/models". It rejects with Refused or with fetch's errors. If the key is
-// missing or wrong, the document also gets the event `needs-key`, whichever part of the page sent the request.
-export async function request(path, options = {}) {
+// missing or wrong, the document also gets the event `needs-key`, whichever part of the page sent the request, unless
+// it `isQuiet`.
+export async function request(path, { isQuiet = false, ...options } = {}) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
   const response = await fetch(new URL(path, ROOT), { ...options, headers });
   if (response.ok) return response;
   const { error } = await response.json().catch(() => ({}));
   const refused = new Refused(error?.message ?? `The server answered with status ${response.status}.`, error?.param, response);
-  if (refused.needsKey) document.dispatchEvent(new CustomEvent("needs-key", { detail: refused.message }));
+  if (refused.needsKey && !isQuiet) document.dispatchEvent(new CustomEvent("needs-key", { detail: refused.message }));
   throw refused;
 }
 

@@ -1,11 +1,13 @@
-// Shows the last requests, one row each, in one of two views.
+// Shows requests, one row each: the open ones first, and then the last ones that ended, in one of two views.
 //
 // One view has a common time axis, which shows the requests that ran at the same time. The time of the row that is
 // pointed at, or has the focus, is marked on all rows. In the other view all bars begin at zero, the longest first.
 
 import { Axis } from "./axis.js";
-import { showDetail } from "./detail.js";
-import { byId, clock, duration, element, PHASES, phaseSpans, placeBar, words } from "./show.js";
+import { openParts } from "./open.js";
+import { byId, clock, count, duration, element, PHASES, phaseSpans, placeBar, words } from "./show.js";
+import { ROOT } from "./sse.js";
+import { showTips } from "./tip.js";
 
 const MS = 1e-6; // from nanoseconds
 const receivedMs = (entry) => entry.received_unix_ns * MS;
@@ -21,7 +23,8 @@ export class Waterfall {
     this.axis = byId("axis");
     this.empty = byId("no-requests");
     this.rows = new Map();
-    this.latest = this.entries = [];
+    this.latest = { requests: [], open: [] };
+    this.entries = [];
     this.view = VIEWS["on-clock"];
     const pause = byId("pause");
     pause.addEventListener("click", () => {
@@ -34,14 +37,18 @@ export class Waterfall {
     for (const type of ["pointerleave", "focusout"]) this.list.addEventListener(type, () => this.#mark(null));
     new ResizeObserver(() => this.#draw()).observe(this.axis);
     byId("phase-legend").append(...PHASES.map((name) => element("li", {}, element("i", { class: `phase-${name}` }), words(name))));
+    showTips(this.list, ".track", (track) => tipOf(track.closest("li").entry));
   }
 
-  show(requests) {
-    this.latest = requests;
+  show({ requests, open }) {
+    this.latest = { requests, open };
     if (this.isPaused) return;
+    for (const list of [this.all, byId("open")]) list.classList.toggle("has-clients", [...open, ...requests].some(({ client }) => client));
     this.entries = requests;
+    byId("open-requests").replaceChildren(...open.map((entry) => element("li", {}, rowOf(entry, openParts(entry)))));
+    byId("open").hidden = open.length === 0;
     this.all.hidden = requests.length === 0;
-    this.empty.hidden = requests.length > 0;
+    this.empty.hidden = requests.length + open.length > 0;
     this.#draw();
   }
 
@@ -60,9 +67,9 @@ export class Waterfall {
     const shown = new Map();
     for (const entry of entries) {
       const key = `${entry.request_id} ${entry.received_unix_ns}`;
-      const row = this.rows.get(key) ?? makeRow(entry);
-      const parts = phaseSpans(start(entry), entry.phases);
-      placeBar(row.querySelector(".track"), parts, axis);
+      const row = this.rows.get(key) ?? element("li", {}, rowOf(entry, endedParts(entry)));
+      row.entry = entry;
+      placeBar(row.querySelector(".track"), phaseSpans(start(entry), entry.phases), axis);
       row.mark = [axis.share(start(entry)), axis.share(start(entry) + entry.duration_ns * MS)];
       shown.set(key, row);
     }
@@ -107,17 +114,39 @@ export class Waterfall {
   }
 }
 
-function makeRow(entry) {
-  const tokens = `${entry.prompt_tokens} → ${entry.completion_tokens}`;
-  const button = element(
-    "button",
-    { type: "button", class: "row", "data-request": entry.request_id, onclick: () => showDetail(entry.request_id) },
-    element("span", { class: "quiet" }, clock(entry.received_unix_ns / 1e6)),
-    element("span", { class: "id" }, entry.request_id),
-    element("span", { class: `outcome-${entry.outcome}` }, entry.outcome),
-    element("span", { class: "quiet tokens", "aria-label": `${entry.prompt_tokens} prompt tokens, ${entry.completion_tokens} generated` }, tokens),
-    element("span", { class: "track", "aria-hidden": "true" }),
-    element("span", { class: "duration" }, duration(entry.duration_ns / 1e9)),
+// Returns a row: a link to the page of its request. `parts` are what differs between ended and open requests.
+function rowOf(entry, { outcome, tokens, track, time }) {
+  const { request_id: id, received_unix_ns: receivedNs, model, client, route } = entry;
+  return element(
+    "a",
+    { class: "row", "data-request": id, href: new URL(`requests/${encodeURIComponent(id)}`, ROOT).href },
+    element("span", { class: "quiet" }, clock(receivedNs / 1e6)),
+    element("span", { class: "route", title: id }, route.replace(/^\/(v1\/)?/, "")),
+    element("span", { class: "quiet model", title: model }, model),
+    element("span", { class: "quiet client", title: client ?? "" }, client ?? "–"),
+    outcome,
+    tokens,
+    track,
+    element("span", { class: "duration" }, duration(time / 1e9)),
   );
-  return element("li", {}, button);
+}
+
+function endedParts(entry) {
+  const { outcome, status, prompt_tokens: prompt, completion_tokens: generated } = entry;
+  const text = outcome === "finished" ? "finished" : `${outcome}${status && status !== 200 ? ` ${status}` : ""}`;
+  return {
+    outcome: element("span", { class: `outcome-${outcome}`, title: entry.error_type ?? "" }, text),
+    tokens: element("span", { class: "quiet tokens" }, element("span", { class: "unseen" }, "tokens: "), `${count(prompt)} → ${count(generated)}`),
+    track: element("span", { class: "track", "aria-hidden": "true" }),
+    time: entry.duration_ns,
+  };
+}
+
+function tipOf({ request_id: id, phases, prompt_tokens: prompt, cached_tokens: cached }) {
+  const lines = phases.map(([name, ns, alone, shared]) => {
+    const added = alone === undefined || shared - alone < ns / 100 ? "" : `, ${duration((shared - alone) / 1e9)} of it for others`;
+    const fromCache = name === "prefill" && cached ? `, ${count(cached)} of ${count(prompt)} tokens from the cache` : "";
+    return element("li", {}, element("i", { class: `phase-${name}` }), `${words(name)} `, element("b", {}, duration(ns / 1e9)), added, fromCache);
+  });
+  return [element("code", {}, id), element("ul", { class: "legend" }, ...lines)];
 }

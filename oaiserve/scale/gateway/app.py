@@ -88,7 +88,7 @@ def create_gateway(
             Route("/ready", ready),
             Route("/version", version),
             Route("/metrics", show_metrics),
-            *page.routes(watch, router, metrics, options.server),
+            *page.routes(watch, router, metrics, options.server, lambda: gateway.is_draining),
             Mount("", gateway),
         ],
         middleware=[

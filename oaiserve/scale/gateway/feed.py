@@ -11,19 +11,21 @@ import msgspec
 from oaiserve import __version__
 from oaiserve.routes import sse
 from oaiserve.routes.dashboard import LAST_SAMPLES
-from oaiserve.routes.feed import INTERVAL_SECONDS, Feed
+from oaiserve.routes.feed import Feed
 from oaiserve.scale.gateway.samples import FleetSamples
 
 
 class FleetFeed(Feed):
-    """Hands each message to all viewers, as the feed of a server does. `state` returns what is shown of the fleet."""
+    """Hands each message to all viewers, as the feed of a server does. `state` returns what is shown of the fleet, and
+    `is_draining` whether the gateway shuts down, which does not wait for viewers."""
 
     def __init__(
-        self, samples: FleetSamples, state: Callable[[], dict[str, Any]], interval_seconds: float = INTERVAL_SECONDS
+        self, samples: FleetSamples, state: Callable[[], dict[str, Any]], is_draining: Callable[[], bool]
     ) -> None:
-        super().__init__(self._update, interval_seconds)
+        super().__init__(self._update)
         self._samples = samples
         self._state = state
+        self._is_draining = is_draining
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the event `hello` with the last minutes, and then each message."""
@@ -35,7 +37,7 @@ class FleetFeed(Feed):
             "fleet": self._state(),
         }
         yield sse.event(msgspec.json.encode(found), "hello")
-        while True:
+        while not self._is_draining():
             yield await self.next()
 
     async def _message(self) -> bytes:

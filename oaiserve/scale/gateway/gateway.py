@@ -231,7 +231,8 @@ class Gateway:
             text = "No replica can be reached" if self._residents is None else "No such model is loaded"
             raise Unavailable(f"{text}; try again later.", retry_after_seconds=5) from None
         finally:
-            self._metrics.requests.labels(ending).inc()
+            if not scope["path"].startswith(REQUESTS_PATH):  # the page asks for them all the time
+                self._metrics.requests.labels(ending).inc()
             asked = scope["state"].pop("asked", None)  # a connection that is kept open keeps the scope
             if asked is not None:
                 asked.sent.clear()

@@ -1,7 +1,9 @@
-"""The gateway's page of its fleet: what became of requests, and the replicas by number, never by address."""
+"""The gateway's pages: those of a server, with a live page of its fleet. Replicas have numbers; their addresses are
+shown only where the gateway listens on this machine alone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
@@ -13,52 +15,69 @@ from oaiserve import __version__
 from oaiserve.config import ServerOptions
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.routes import dashboard
-from oaiserve.routes.middleware import json_response
 from oaiserve.routes.operation import closed
+from oaiserve.scale.gateway.feed import FleetFeed
 from oaiserve.scale.gateway.metrics import GatewayMetrics, counts
+from oaiserve.scale.gateway.samples import FleetSamples
 from oaiserve.scale.gateway.upstream import Upstream
 from oaiserve.scale.gateway.watch import Watch
 from oaiserve.scale.routers import Routers
 
 _CLOSED = (
-    "{path} shows the load of all replicas, so it is there only where --host is this machine alone, as in 127.0.0.1, "
-    "or with --open-dashboard."
+    "{path} shows the load and the requests of all replicas, so it is there only where --host is this machine alone, "
+    "as in 127.0.0.1, or with --open-dashboard."
 )
 
 
-def routes(watch: Watch, routers: Routers, metrics: GatewayMetrics, server: ServerOptions) -> list[Route]:
+def routes(
+    watch: Watch,
+    routers: Routers,
+    metrics: GatewayMetrics,
+    server: ServerOptions,
+    is_draining: Callable[[], bool],
+) -> list[Route]:
     """Return the routes of the pages: the chat, which any replica answers, and the live page of the fleet."""
 
     async def root(request: Request) -> Response:
         return await dashboard.answer_root(request, server, __version__)
 
-    async def fleet(request: Request) -> Response:
+    def fleet() -> dict[str, Any]:
         sent = counts(metrics.choices, "replica")
         replicas = [_shown(upstream, watch, routers, sent) for upstream in watch.upstreams.values()]
-        found = {
-            "version": __version__,
+        if server.is_private:
+            for replica, upstream in zip(replicas, watch.upstreams.values(), strict=True):
+                replica["address"] = upstream.name
+        return {
             "requests": counts(metrics.requests, "ending"),
             "continued": counts(metrics.continued, "result"),
             "replicas": sorted(replicas, key=itemgetter("number")),
         }
-        return json_response(found, headers={"cache-control": "no-store"})
 
-    closed_route = None if server.shows_dashboard else closed(_CLOSED)
-    pages = dashboard.page_routes(closed_route, live="fleet.html")
-    return [Route("/", root), *pages, Route("/dashboard/fleet", closed_route or fleet)]
+    fleet_feed = FleetFeed(FleetSamples(watch), fleet, is_draining)
+
+    async def feed(request: Request) -> Response:
+        return dashboard.feed_response(request, fleet_feed, fleet_feed.events())
+
+    root_route = Route("/", root)
+    if not server.shows_dashboard:
+        hidden = closed(_CLOSED)
+        paths = ("/debug/requests", "/debug/requests/{request_id}")
+        return [root_route, *dashboard.page_routes(hidden), *(Route(path, hidden) for path in paths)]
+    return [root_route, *dashboard.page_routes(None), Route("/dashboard/feed", feed)]
 
 
 def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, int]) -> dict[str, Any]:
     """Return a replica as the page shows it. What only its reports tell is null without one."""
     name, number, report = upstream.name, upstream.number, upstream.report
+    is_up = False
     if name not in watch.joined:
-        state = "not reached yet"
+        state = "Not reached yet"
     elif monotonic_ns() < upstream.out_until_ns:
-        state = "left out, as its requests failed"
+        state = "Paused, as its requests failed"
     elif name in watch.silent:
-        state = "silent"
+        state = "Not responding"
     else:
-        state = "takes requests" if report is not None else "takes requests, gives no reports"
-    shown = {"number": number, "state": state, "models": routers.models_of(name)}
+        is_up, state = True, "Up" if report is not None else "Up, without reports"
+    shown = {"number": number, "state": state, "is_up": is_up, "models": routers.models_of(name)}
     shown |= {"num_sent": sent.get(str(number), 0), "num_open": upstream.num_open}
     return shown | {told: getattr(report, told, None) for told in ("num_running", "num_waiting", "kv_use")}

@@ -1,0 +1,186 @@
+// Makes the account of an ended request: why it took its time in sentences, its phases on a time axis, and all else.
+
+import { Axis } from "./axis.js";
+import { costFacts } from "./costs.js";
+import { count, duration, element, partsOf, percent, phaseSpans, placeBar, words } from "./show.js";
+
+const MS = 1e-6; // from nanoseconds
+const PIXELS = 700; // of the time axis, about: by these it gets its ticks
+
+export function account(entry) {
+  const { num_draft_tokens: drafted, num_accepted_tokens: accepted } = entry;
+  return [
+    tiles(entry),
+    ...(entry.explanation.length ? [element("div", { class: "card why" }, ...entry.explanation.map((sentence) => element("p", {}, ...linked(sentence, entry.neighbours))))] : []),
+    element("h2", {}, "Where the time went"),
+    waterfall(entry),
+    ...causes(entry),
+    ...waits(entry),
+    element("h2", {}, "Details"),
+    facts([
+      ...(entry.finish_reasons.length ? [["Finish", entry.finish_reasons.join(", ")]] : []),
+      ...(entry.error_type ? [["Error", entry.error_type]] : []),
+      ...mediaFacts(entry.media),
+      ...(drafted ? [["Drafts", `${drafted} tokens: ${accepted} accepted, ${drafted - accepted} rejected`]] : []),
+      ...(entry.token_gaps ? [["Between events", gaps(entry.token_gaps)]] : []),
+      ...(entry.mean_event_tokens ? [["Tokens per event", entry.mean_event_tokens.toFixed(1)]] : []),
+      ["Steps", steps(entry.steps)],
+      ...costFacts(entry.cost),
+      ...(Object.keys(entry.params).length ? [["Parameters", pairs(entry.params)]] : []),
+      ...(entry.adapted?.length ? [["Adapted", entry.adapted.join("; ")]] : []),
+      ...(Object.keys(entry.routing).length ? [["Routing", pairs(entry.routing)]] : []),
+      ["Trace", element("code", {}, entry.trace_id)],
+    ]),
+    ...eventTable(entry),
+    ...neighbours(entry),
+  ];
+}
+
+// Returns a sentence in which the ids of other requests lead to their pages.
+function linked(sentence, others) {
+  const ids = new Set(others.map(({ request_id: id }) => id));
+  const parts = sentence.split(/([\w.-]*[\w-])/);
+  return parts.map((part) => (ids.has(part) ? element("a", { href: encodeURIComponent(part) }, part) : part));
+}
+
+function tiles(entry) {
+  const { outcome, status, error_type: error, prompt_tokens: prompt, cached_tokens: cached, completion_tokens: generated } = entry;
+  const { time_to_first_token_ns: firstNs } = entry;
+  const decode = entry.phases.find(({ name }) => name === "decode");
+  const rate = decode && generated > 1 ? `${((generated - 1) / (decode.duration_ns / 1e9)).toFixed(1)} tok/s` : "–";
+  const found = [
+    ["Outcome", outcome, [status ? `status ${status}` : "no status", error].filter(Boolean).join(", "), `outcome-${outcome}`],
+    ["Duration", duration(entry.duration_ns / 1e9), firstNs === null ? "no first token" : `first token after ${duration(firstNs / 1e9)}`],
+    ["Prompt", count(prompt), cached ? `${count(cached)} from the cache` : "none from the cache"],
+    ["Answer", count(generated), rate],
+  ];
+  const boxes = found.map(([name, value, more, kind]) =>
+    element("div", {}, element("dt", {}, name), element("dd", { class: kind ?? "" }, value), element("dd", { class: "more" }, more)),
+  );
+  return element("dl", { class: "tiles" }, ...boxes);
+}
+
+const pairs = (values) => Object.entries(values).map(([name, value]) => `${words(name)} ${value}`).join(", ");
+
+// Returns a row for each phase on one time axis, with the tokens from the cache in that of the prefill.
+function waterfall(entry) {
+  const axis = new Axis([[0, entry.duration_ns * MS]], () => "0");
+  const ticks = axis.ticks(PIXELS).filter(({ text }) => text);
+  const labels = ticks.map(({ at, text }) => {
+    const label = element("span", {}, text);
+    label.style.left = `${100 * at}%`;
+    return label;
+  });
+  const lines = ticks.map(({ at }) => `linear-gradient(var(--grid) 0 0) ${100 * at}% 0 / 1px 100% no-repeat`).join(", ");
+  const rows = entry.phases.map((phase) => {
+    const track = element("div", { class: "track", "aria-hidden": "true" });
+    track.style.background = lines;
+    place(track, axis, [phase]);
+    const label = element("th", { scope: "row" }, element("i", { class: `phase-${phase.name}` }), words(phase.name), ...cacheShare(phase, entry));
+    const row = element("tr", {}, label, number(duration(phase.duration_ns / 1e9)), number(percent(phase.share)), element("td", { class: "wide" }, track));
+    row.dataset.phase = phase.name;
+    row.dataset.durationNs = phase.duration_ns;
+    return row;
+  });
+  const axisCell = element("th", { class: "wide", "aria-hidden": "true" }, element("div", { class: "track axis" }, ...labels));
+  const head = element("tr", {}, element("th", { scope: "col" }, "Phase"), element("th", { scope: "col", class: "number" }, "Time"), element("th", { scope: "col", class: "number" }, "Share"), axisCell);
+  const isShaded = entry.phases.some(({ causes_ns: found }) => Object.keys(found).length);
+  const shades = [["alone", "what it would have taken alone"], ["others", "added by other requests"], ["rest", "the rest"]];
+  const legend = shades.map(([name, text]) => element("li", {}, element("i", { class: `shade-${name}` }), text));
+  return element("div", { class: "phases" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)), ...(isShaded ? [element("ul", { class: "legend", "aria-label": "Shades of bars" }, ...legend)] : []));
+}
+
+// Returns how much of the prompt was in the cache, as a bar: the time of the prefill is that of the rest.
+function cacheShare({ name }, { prompt_tokens: prompt, cached_tokens: cached }) {
+  if (name !== "prefill" || !prompt) return [];
+  const bar = element("span", { class: "cache-share", "aria-hidden": "true" }, element("i", {}));
+  bar.firstChild.style.width = `${(100 * cached) / prompt}%`;
+  return [bar, element("small", {}, `${count(cached)} of ${count(prompt)} tokens from the cache`)];
+}
+
+function place(track, axis, phases) {
+  const spans = phases.flatMap(({ name, start_ns: start, duration_ns: ns, causes_ns: found = {} }) => phaseSpans(start * MS, [[name, ns, ...partsOf(found)]]));
+  placeBar(track, spans, axis);
+}
+
+const number = (text) => element("td", { class: "number" }, text);
+
+function facts(pairs) {
+  return element("dl", { class: "facts" }, ...pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
+}
+
+function mediaFacts(media) {
+  if (!media) return [];
+  const { images, sounds, image_tokens: ofImages, audio_tokens: ofSounds, cached, encode_ns: ns } = media;
+  const value = `${images} and ${sounds} (${cached} cached), ${ofImages + ofSounds} tokens, encoded in ${duration(ns / 1e9)}`;
+  return [["Images and sounds", value]];
+}
+
+function gaps(found) {
+  return `p50 ${duration(found.p50_ns / 1e9)}, p99 ${duration(found.p99_ns / 1e9)}, at most ${duration(found.max_ns / 1e9)}`;
+}
+
+function steps(found) {
+  if (!found) return "none";
+  return `${found.number} (${found.first} to ${found.last}), ${found.mean_sequences.toFixed(1)} sequences in each on average`;
+}
+
+function table(heads, rows) {
+  const head = element("tr", {}, ...heads.map(([text, kind]) => element("th", { scope: "col", class: kind ?? "" }, text)));
+  return element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows));
+}
+
+function causes(entry) {
+  const phases = entry.phases.filter(({ causes_ns: found }) => Object.keys(found).length);
+  if (!phases.length) return [];
+  const names = [...new Set(phases.flatMap(({ causes_ns: found }) => Object.keys(found)))];
+  const rows = names.map((name) => {
+    const cells = phases.map(({ causes_ns: found }) => element("td", { class: "number" }, duration((found[name] ?? 0) / 1e9)));
+    return element("tr", {}, element("td", {}, words(name)), ...cells);
+  });
+  return [element("h2", {}, "Causes"), table([["Cause"], ...phases.map(({ name }) => [words(name), "number"])], rows)];
+}
+
+// Returns a cell with phases on the time axis of the request, from its start to its end.
+function timeCell(entry, phases) {
+  const track = element("div", { class: "track" });
+  place(track, new Axis([[0, entry.duration_ns * MS]], () => ""), phases);
+  return element("td", { class: "wide", "aria-hidden": "true" }, track);
+}
+
+function waits(entry) {
+  const reasons = Object.entries(entry.queue_waits_ns).sort((a, b) => b[1] - a[1]);
+  const stalled = entry.num_preemptions ? [["preempted", entry.stalled_ns]] : [];
+  const rows = [...reasons, ...stalled].map(([reason, ns]) =>
+    element("tr", {}, element("td", {}, words(reason)), element("td", { class: "number" }, duration(ns / 1e9))),
+  );
+  return rows.length ? [element("h2", {}, "What it waited for"), table([["Reason"], ["Time", "number"]], rows)] : [];
+}
+
+function eventTable(entry) {
+  if (!entry.events.length) return [];
+  const rows = entry.events.map((event) => {
+    const details = Object.entries(event.details).map(([name, value]) => `${words(name)} ${value}`).join(", ");
+    return element("tr", {}, element("td", { class: "number" }, duration(event.at_ns / 1e9)), element("td", {}, words(event.name)), element("td", {}, details));
+  });
+  const dropped = entry.num_events_dropped ? [element("p", { class: "note" }, `${entry.num_events_dropped} more events were dropped.`)] : [];
+  return [element("h2", {}, "Events"), table([["After", "number"], ["Event"], ["Details"]], rows), ...dropped];
+}
+
+function neighbours(entry) {
+  if (!entry.num_neighbours) return [];
+  const rows = entry.neighbours.map((other) => {
+    const link = element("a", { href: encodeURIComponent(other.request_id) }, other.request_id);
+    return element(
+      "tr",
+      {},
+      element("td", { class: "id" }, link),
+      element("td", { class: "number tokens" }, `${count(other.prompt_tokens)} → ${count(other.completion_tokens)}`),
+      number(count(other.num_shared_steps)),
+      timeCell(entry, other.phases),
+    );
+  });
+  const heads = [["Request"], ["Tokens", "number tokens"], ["Steps together", "number"], [`0 to ${duration(entry.duration_ns / 1e9)}`, "wide"]];
+  const title = `In the same steps: ${count(entry.num_neighbours)} other ${entry.num_neighbours === 1 ? "request" : "requests"}`;
+  return [element("h2", {}, title), table(heads, rows)];
+}
