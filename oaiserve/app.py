@@ -31,6 +31,7 @@ from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.errors import ANTHROPIC_PATH
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.forecast import FORECAST_HEADER
+from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files import demo
@@ -229,6 +230,7 @@ def server_telemetry(
             read_meters=engine.energy.read,
             model_info=engine.model_info,
             elsewhere=elsewhere,
+            targets=Targets.parse(config.telemetry.slo),
         ),
         recent_requests=config.telemetry.recent_requests,
         vllm_metrics=config.telemetry.vllm_metrics,

@@ -44,6 +44,7 @@ FREQUENT = {"frequent": True}  # on the fields whose flags most people use: --he
 
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|kib|mib|gib)", re.IGNORECASE)
+_SLO = re.compile(r"(ttft|tpot):(?=.*[1-9])\d+(\.\d+)?(s|ms|us)")
 _URL = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # apps have schemes of their own
 
@@ -683,11 +684,18 @@ class TelemetryOptions:
     hashes, without any text. `oaiserve plan` and the load test read it. It is begun anew at 64 MiB, and the file before
     is kept beside it with .1 at the end of its name."""
 
+    slo: str = ""
+    """Targets for the time to first token and the time per output token, as in ttft:2s,tpot:100ms. The metric
+    oaiserve_slo_requests_total counts the requests that meet or miss them, and the alert rules use it. Without one, the
+    target is six times what the request would have taken alone on this machine, but at least 1 s or 200 ms."""
+
     vllm_metrics: bool = True
     """Show the metrics on /metrics under vLLM's names, too, for dashboards, autoscalers and routers made for vLLM."""
 
     def __post_init__(self) -> None:
         _check_least(self, recent_requests=0)
+        is_slo = not self.slo or all(map(_SLO.fullmatch, self.slo.split(",")))
+        _check(is_slo, "--slo", f"'{self.slo}'", "times for ttft or tpot, as in ttft:2s,tpot:100ms")
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,8 @@ WRONG_OF_ENGINE: list[tuple[dict[str, Any], str]] = [
 ]
 WRONG_OF_TELEMETRY: list[tuple[dict[str, Any], str]] = [
     ({"recent_requests": -1}, "--recent-requests is -1, but must be at least 0."),
+    ({"slo": "itl:30ms"}, "--slo is 'itl:30ms', but must be times for ttft or tpot, as in ttft:2s,tpot:100ms."),
+    ({"slo": "ttft:0s"}, "--slo is 'ttft:0s'"),
 ]
 
 

@@ -76,7 +76,7 @@ class Telemetry:
         # The offset is taken once per process, and turns every stamp into epoch time.
         epoch_offset_ns = time.time_ns() - monotonic_ns()
         self._read_meters = measured.read_meters
-        self.recent = RecentRequests(recent_requests, epoch_offset_ns, measured.open_requests)
+        self.recent = RecentRequests(recent_requests, epoch_offset_ns, measured.open_requests, measured.targets)
         elsewhere = dict(measured.elsewhere)
         if log_limit is not None:
             elsewhere[names.LOG_MESSAGES] = log_limit.counts

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import RequestRecord, StepRecord
+from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.live import Live
@@ -54,6 +55,7 @@ class Measured:
     # By their ids, newest first, given the wall clock minus the monotonic clock.
     open_requests: Callable[[int], dict[str, OpenRow]] = lambda epoch_offset_ns: {}
     read_meters: Callable[[], None] = lambda: None  # called once a second, on the telemetry thread
+    targets: Targets = field(default_factory=Targets)  # by which requests are judged
 
 
 class Metrics:
@@ -62,7 +64,7 @@ class Metrics:
     def __init__(self, measured: Measured, *, vllm: bool, epoch_offset_ns: int) -> None:
         self._snapshot, self._take_steps = measured.snapshot, measured.take_steps
         self._now = EngineNumbers()  # those of the page that is being rendered
-        self._observed = observed = Observations(measured.model, epoch_offset_ns)
+        self._observed = observed = Observations(measured.model, epoch_offset_ns, measured.targets)
         self.live = Live(observed, epoch_offset_ns)
         self._constants = {
             "model_name": measured.model,

@@ -171,6 +171,12 @@ DEADLINES = _metric(
     "probably have missed it. The rate of those met is the goodput.",
     "outcome",
 )
+SLO_REQUESTS = _metric(
+    "oaiserve_slo_requests_total",
+    "Finished requests with a target (--slo). slo: ttft for the time to first token, or tpot for the time per output "
+    "token. outcome: met or missed.",
+    "slo model outcome",
+)
 FORECASTS = _metric(
     "oaiserve_forecasts_total",
     "Promised times of ended requests. time: first_token or end. held: within the interval, which nine in ten are, "

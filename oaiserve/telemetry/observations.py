@@ -21,6 +21,7 @@ from oaiserve.facts.record import (
     ToolCallOutcome,
     WaitReason,
 )
+from oaiserve.facts.targets import LEAST_NS, Targets
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.names import Metric
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, LabelValues, Number, Origin
@@ -44,8 +45,9 @@ class Observations:
     """The series of all metrics, by metric, apart from numbers that are kept elsewhere. Those of `model`, the served
     name, are there from the start, and those of adapters when they were asked."""
 
-    def __init__(self, model: str, epoch_offset_ns: int) -> None:
+    def __init__(self, model: str, epoch_offset_ns: int, targets: Targets | None = None) -> None:
         self._model = model
+        self._targets = targets or Targets()
         self._adapters: set[str] = set()
         self._clients: set[str] = set()
         self._epoch_offset_ns = epoch_offset_ns
@@ -83,6 +85,9 @@ class Observations:
         ):
             for value in label_values:
                 self.count(metric, (value,), 0)
+        for slo in LEAST_NS:
+            for outcome in ("met", "missed"):
+                self.count(names.SLO_REQUESTS, (slo, model, outcome), 0)
         for time in ("first_token", "end"):
             for held in Held:
                 self.count(names.FORECASTS, (time, held), 0)
@@ -138,6 +143,9 @@ class Observations:
             self.count(names.REJECTED, (reason,))
         if record.deadline is not None:
             self.count(names.DEADLINES, (record.deadline,))
+        for judged in self._targets.judge(record):
+            for outcome, is_so in (("met", judged.is_met), ("missed", not judged.is_met)):
+                self.count(names.SLO_REQUESTS, (judged.slo, model, outcome), int(is_so))
         for time, held in account.forecast.held(times):
             self.count(names.FORECASTS, (time, held))
         self._observe_costs(record)

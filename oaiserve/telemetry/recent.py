@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import POOLING_OPERATIONS, Cause, Outcome, RequestRecord
+from oaiserve.facts.targets import Targets
 from oaiserve.telemetry.explanation import num_shared, sentences
 from oaiserve.telemetry.shown import TokenGaps, json_of, mean_event_tokens, steps_of, token_gaps
 
@@ -45,9 +46,14 @@ class RecentRequests:
     thread may read."""
 
     def __init__(
-        self, size: int, epoch_offset_ns: int, open_requests: Callable[[int], dict[str, OpenRow]] = _none
+        self,
+        size: int,
+        epoch_offset_ns: int,
+        open_requests: Callable[[int], dict[str, OpenRow]] = _none,
+        targets: Targets | None = None,
     ) -> None:
         self._open_requests = open_requests
+        self._targets = targets or Targets()
         self._epoch_offset_ns = epoch_offset_ns  # wall clock minus monotonic clock
         self._ring: deque[_Kept] = deque(maxlen=size)
         self._lock = Lock()
@@ -154,6 +160,10 @@ class RecentRequests:
                 }
                 for phase in _phases(record, received_ns)
             ],
+            "slo": {
+                judged.slo: {"target_ns": judged.target_ns, "is_met": judged.is_met}
+                for judged in self._targets.judge(record)
+            },
             "queue_waits_ns": {reason.value: wait_ns for reason, wait_ns in record.account.waits_ns.items()},
             "token_gaps": kept.gaps._asdict() if kept.gaps is not None else None,
             "mean_event_tokens": kept.mean_event_tokens,

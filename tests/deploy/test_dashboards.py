@@ -22,7 +22,7 @@ PANELS = [
 ]
 VARIABLES = {"datasource", "model", "instance"}
 OF_GRAFANA = {"__rate_interval", "__range"}
-SLO_PANELS = {"availability": "Answered", "ttft": "First token within 1 s", "tpot": "Token within 0.1 s"}
+SLO_PANELS = {"availability": "Answered", "ttft": "First token in time", "tpot": "Tokens in time"}
 
 
 def test_the_dashboard_files_are_current() -> None:
@@ -96,6 +96,12 @@ def test_the_thresholds_of_the_slo_dashboard_are_those_of_the_rules() -> None:
     rules = " ".join(rule["expr"] for rule in promql.rules())
     in_rules = set(re.findall(r'(\w+_bucket)\{[^}]*le="([^"]*)"', rules))
     assert on_board == in_rules
+
+
+def test_the_readme_lists_every_dashboard() -> None:
+    section = (DEPLOY / "README.md").read_text().split("## Dashboards")[1].split("##")[0]
+    listed = re.findall(r"^\| (?!dashboard|---)([^|]+) \|", section, re.MULTILINE)
+    assert sorted(listed) == sorted(board["title"].removeprefix("oaiserve / ") for board in BOARDS.values())
 
 
 def test_the_objectives_of_the_slo_dashboard_match_the_budgets_of_the_rules() -> None:

@@ -19,6 +19,7 @@ from oaiserve.facts.record import (
     ToolCallOutcome,
     WaitReason,
 )
+from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import STAMPS, TEXT_STAMPS, RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names, vllm_names
@@ -260,6 +261,8 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
             late_ns = came - times.received
             held = "within" if low_ns <= late_ns <= high_ns else "later" if late_ns > high_ns else "earlier"
             yield n.FORECASTS, {"time": time, "held": held}, 1
+    for judged in Targets().judge(record):
+        yield n.SLO_REQUESTS, {"slo": judged.slo, "model": MODEL, "outcome": "met" if judged.is_met else "missed"}, 1
     account = record.account
     for metric, amount in (
         (n.COST_CORE_SECONDS, account.core_ns and seconds(account.core_ns)),

@@ -1,0 +1,61 @@
+"""`Targets` judges the times of ended requests: the time to first token (ttft) and per output token (tpot).
+
+A target is the operator's own, or a multiple of what the request would have taken alone on this machine. No fixed time
+fits both a GPU and the two cores of a laptop, nor prompts of ten and of ten thousand tokens. What a request takes alone
+is learnt from undisturbed steps, so a machine that other programs keep busy misses its targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from oaiserve.facts import slos
+from oaiserve.facts.record import POOLING_OPERATIONS, Cause, Outcome, RequestRecord
+
+TIMES_ALONE = 6  # some users share a server: with four of them, each waits for up to three others
+# People notice no shorter wait, and hardly read faster than five tokens a second.
+LEAST_NS: Mapping[str, int] = {"ttft": 1_000_000_000, "tpot": 200_000_000}
+
+
+class Judged(NamedTuple):
+    """One time of a request beside its target."""
+
+    slo: str  # ttft or tpot
+    took_ns: float
+    target_ns: int
+
+    @property
+    def is_met(self) -> bool:
+        return self.took_ns <= self.target_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The targets of a server. The operator has set those in `own_ns`."""
+
+    own_ns: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Targets:
+        """Return the targets of a text such as ttft:2s,tpot:100ms. Raises ValueError."""
+        return cls({name: round(seconds * 1e9) for name, seconds in slos.parse(text).items()})
+
+    def judge(self, record: RequestRecord) -> Iterator[Judged]:
+        """Yield the times of a finished request that have a target. Background work has none, and neither has a request
+        that ended before the server had learnt what requests take alone."""
+        if record.outcome is not Outcome.FINISHED or record.background or record.operation in POOLING_OPERATIONS:
+            return
+        times, account, tokens = record.times, record.account, record.tokens_per_choice
+        tpot_ns = times.time_per_output_token_ns(tokens) if tokens > 1 else None
+        for slo, took_ns, causes_ns, steps in (
+            ("ttft", times.time_to_first_token_ns, account.prefill_causes_ns, 1),
+            ("tpot", tpot_ns, account.decode_causes_ns, max(1, tokens - 1)),
+        ):
+            alone_ns = causes_ns.get(Cause.ALONE, 0) / steps
+            target_ns = self.own_ns.get(slo) or (
+                max(LEAST_NS[slo], round(TIMES_ALONE * alone_ns)) if alone_ns else None
+            )
+            if took_ns is not None and target_ns is not None:
+                yield Judged(slo, took_ns, target_ns)
