@@ -3,19 +3,25 @@
 import base64
 import struct
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import msgspec
 import pytest
 
+from oaiserve.engine.request import Usage
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import Cause, EngineAccount, Origin, Outcome
 from oaiserve.facts.times import PHASES, TEXT_PHASES, RequestTimes
 from oaiserve.facts.trace import TraceContext
+from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.open_requests import open_requests
 from tests.records import MS, record_at
 from tests.routes.asking import refused
 from tests.routes.conftest import Served
+from tests.routes.doubles import finished
 
 RECORD = record_at(
     *(0, 1, 2, 10, 110, 160, 310, 400), account=EngineAccount(first_step=5, num_steps=10), finish_reasons=("stop",)
@@ -142,6 +148,30 @@ def test_a_request_is_open_from_its_first_byte_until_its_answer_is_written(serve
     assert [phase["name"] for phase in row["phases"]] == ["receive"]
     look()
     assert looks[-1] == []
+
+
+def test_an_answer_that_is_being_written_is_open_and_what_the_engine_has_is_listed_once() -> None:
+    times = RequestTimes(received=10, submitted=20, tokenize_started=30, tokenized=40, scheduled=50, first_token=60)
+    in_engine = OpenRow.of(Origin("running"), times, lambda: 70, 0)
+    exchanges = {}
+    for name, engine_id, terminal in (("running", "e1", None), ("writing", "e2", True), ("ending", "e3", None)):
+        exchange = Exchange(name, name, TraceContext.from_headers(None, None), "", received_ns=10, engine_id=engine_id)
+        ended = finished(engine_id, Usage(7, 4, 2))
+        ended.times = replace(times, last_token=65)
+        stream = SimpleNamespace(ended=bool(terminal), terminal=terminal and ended, times=ended.times)
+        exchange.stream = cast(Any, stream)
+        exchanges[name] = exchange
+    serving = SimpleNamespace(
+        telemetry=SimpleNamespace(recent=SimpleNamespace(open=lambda: {"e1": in_engine})),
+        exchanges=exchanges,
+        name_of=lambda adapter: "demo",
+    )
+    rows = {row.request_id: row for row in open_requests(cast(Any, serving))}
+    assert rows.keys() == {"running", "writing"}  # the end of the third one is on its way to this process
+    assert (rows["running"].phase, rows["writing"].phase) == ("decode", "respond")
+    writing = rows["writing"]
+    assert (writing.prompt_tokens, writing.cached_tokens, writing.computed_prompt_tokens) == (7, 4, 7)
+    assert writing.completion_tokens == 2
 
 
 def test_a_request_is_found_by_its_trace_as_exemplars_have_that(some: Served) -> None:
