@@ -48,9 +48,12 @@ class Targets:
         if record.outcome is not Outcome.FINISHED or record.background or record.operation in POOLING_OPERATIONS:
             return
         times, account, tokens = record.times, record.account, record.tokens_per_choice
+        ttft_ns = times.time_to_first_token_ns
+        if ttft_ns is not None:  # whoever has models loaded on demand waits for that
+            ttft_ns -= record.model_load_ns
         tpot_ns = times.time_per_output_token_ns(tokens) if tokens > 1 else None
         for slo, took_ns, causes_ns, steps in (
-            ("ttft", times.time_to_first_token_ns, account.prefill_causes_ns, 1),
+            ("ttft", ttft_ns, account.prefill_causes_ns, 1),
             ("tpot", tpot_ns, account.decode_causes_ns, max(1, tokens - 1)),
         ):
             alone_ns = causes_ns.get(Cause.ALONE, 0) / steps

@@ -50,4 +50,6 @@ def test_only_finished_requests_that_somebody_waits_for_are_judged_once_their_ti
     others = [{"outcome": Outcome.CANCELLED}, {"background": True}, {"operation": "embeddings"}]
     assert not any(list(Targets().judge(replace(slow, **other))) for other in others)
     assert not list(Targets().judge(record(9000, 900, (0, 0))))
+    (ttft, _) = Targets().judge(replace(slow, model_load_ns=8000 * MS))
+    assert (ttft.took_ns, ttft.is_met) == (1000 * MS, True)
     assert [one.slo for one in Targets().judge(record(9000, 0, (5, 0), tokens=1))] == ["ttft"]
