@@ -16,6 +16,8 @@ from oaiserve.routes.dialects.sites import OBJECT, Site
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]*+(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*+)*+')
 # Brackets, quotes, and characters that JSON has only in strings.
 _OUTSIDE = re.compile(r'["{}\[\]]|[^\s,:0-9.eE+\-truefalsn]')
+# Escapes, and the character of one that JSON doesn't have.
+_ESCAPE = re.compile(r"""\\(?:["\\/bfnrtu]|([^\x00-\x1f]))""")
 
 
 class BrokenJson(Exception):
@@ -33,8 +35,8 @@ class JsonScanner:
         self.depth = 0  # of open brackets
         self.num_read = 0  # by `push`
         self.is_broken = False
+        self.is_escaped = False  # the text ends with the backslash of an escape
         self._in_string = False
-        self._is_escaped = False
 
     def push(self, piece: str) -> bool:
         """Go on with a piece of a value that is read as a whole, and return whether the search for its end is over."""
@@ -73,10 +75,10 @@ class JsonScanner:
 
     def _end_of_string(self, text: str, at: int) -> int:
         """Return the place behind the string at `at`, or the end of the text. Raises BrokenJson."""
-        if self._is_escaped:
+        if self.is_escaped:
             if text[at] < " ":
                 raise BrokenJson(at)
-            self._is_escaped = False
+            self.is_escaped = False
             at += 1
         if match := _IN_STRING.match(text, at):
             at = match.end()
@@ -85,7 +87,7 @@ class JsonScanner:
         if text[at] == '"':
             self._in_string = False
         elif text[at] == "\\" and at + 1 == len(text):
-            self._is_escaped = True
+            self.is_escaped = True
         else:
             raise BrokenJson(at + (text[at] == "\\"))
         return at + 1
@@ -120,6 +122,7 @@ class JsonCallParser(CallParser):
     _scanner: JsonScanner
     _object: int  # the number of pieces in `_raw` before the object
     _arguments_depth: int  # of brackets around the arguments
+    _half: str  # the backslash of an escape in the arguments, if the text ends with it
 
     def _name_in_head(self) -> str | None:
         match = _NAMED.match(self._text)
@@ -155,6 +158,7 @@ class JsonCallParser(CallParser):
         self._take(arguments_at - object_at)
         self._scanner = JsonScanner()
         self._scanner.depth = self._arguments_depth = depth
+        self._half = ""
         self._step = self._in_arguments
 
     def _whole_object(self, segments: list[Segment], at: int) -> bool:
@@ -179,8 +183,10 @@ class JsonCallParser(CallParser):
 
     def _in_arguments(self, segments: list[Segment]) -> bool:
         taken, is_done = self._scan(self._arguments_depth)
-        if taken:
-            segments.append(Arguments(taken))
+        text = self._half + taken
+        self._half = "\\" if self._scanner.is_escaped else ""
+        if text := with_json_escapes(text.removesuffix(self._half)):
+            segments.append(Arguments(text))
         if is_done is None:
             return self._break(segments)
         if is_done:
@@ -195,7 +201,7 @@ class JsonCallParser(CallParser):
                 return self._break(segments)
             if not is_done:
                 return False
-        text = "".join(self._raw[self._object :])
+        text = with_json_escapes("".join(self._raw[self._object :]))
         is_call = is_json_object(text) if self._arguments_depth == 0 else _call(text) is not None
         return self._end(segments) if is_call else self._break(segments)
 
@@ -230,11 +236,22 @@ def _may_be_a_call(text: str) -> bool:
 def _call(text: str) -> tuple[str, str] | None:
     """Return the name and the arguments, as JSON, of a whole object. Return None if it is no call."""
     try:
-        call = _decoder.decode(text)
+        call = _decoder.decode(with_json_escapes(text))
     except (msgspec.MsgspecError, RecursionError):
         return None
     arguments = object_text(bytes(call.arguments) or bytes(call.parameters) or b"{}")
     return None if arguments is None else (call.name or call.tool_name, arguments)
+
+
+def with_json_escapes(text: str) -> str:
+    """Return JSON in which escapes that it doesn't have are repaired: models write \\' for ' and \\d for \\\\d."""
+    return _ESCAPE.sub(_json_escape, text) if "\\" in text else text
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    if match[1] is None:
+        return match[0]
+    return "'" if match[1] == "'" else "\\" + match[0]
 
 
 def is_held(text: str, name: str, arguments: str) -> bool:

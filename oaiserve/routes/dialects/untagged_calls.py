@@ -10,7 +10,7 @@ import msgspec
 import regex
 
 from oaiserve.routes.dialects.calls import NotACall
-from oaiserve.routes.dialects.json_calls import JsonCallParser, is_held, object_text
+from oaiserve.routes.dialects.json_calls import JsonCallParser, is_held, object_text, with_json_escapes
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallEnd, Segment
 
 _FENCE = "```"
@@ -26,7 +26,6 @@ _FIRST_KEY = regex.compile(
     r'[\[{\s]++"(?:name"\s*+:\s*+"(?P<name>[^"\\\x00-\x1f]*+)"|(?:arguments|parameters|type|id)")'
 )
 _BRACES = re.compile(r'("(?:[^"\\]|\\.)*+")|\{\s*\{|\}\s*\}', re.DOTALL)
-_QUOTE = re.compile(r"(?<!\\)((?:\\\\)*+)\\'")  # escaped as in JavaScript, which JSON does not have
 _PREFIXES = ("functions.", "function.", "tools.", "tool.")
 _decode_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -155,8 +154,8 @@ class UntaggedCalls(JsonCallParser):
 
     def _calls_in(self, text: str) -> Iterator[tuple[str, str]]:
         """Yield the names and arguments of an object, or of the objects in a list. Raises NotACall."""
-        quoted = _QUOTE.sub(r"\1'", text)
-        for variant in (quoted, _BRACES.sub(lambda match: match[1] or match[0][0], quoted)):
+        repaired = with_json_escapes(text)
+        for variant in (repaired, _BRACES.sub(lambda match: match[1] or match[0][0], repaired)):
             try:
                 objects = _decode_objects(variant if variant.startswith("[") else f"[{variant}]")
             except (msgspec.MsgspecError, RecursionError):

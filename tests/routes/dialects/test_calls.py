@@ -100,6 +100,11 @@ OBJECT = '{"name": "add", "arguments": {"a": 1}}'
 FENCED = f"```json\n{OBJECT}\n```"
 ADDED = ("add", '{"a": 1}')
 ONE = Read("", "", [ADDED])
+TAGS = (("", ""), ("```json\n", "\n```"), ("<tool_call>\n", "\n</tool_call>"), ("<tool_call>{", "}</tool_call>"))
+ESCAPES = (
+    r"""{"name": "add", "arguments": {"text": "printf \'a\\n\\\\\' \d \"\u00e9"}}"""  # as in other languages than JSON
+)
+ESCAPED = r"""{"text": "printf 'a\\n\\\\' \\d \"\u00e9"}"""
 
 
 @pytest.mark.parametrize(
@@ -127,7 +132,7 @@ ONE = Read("", "", [ADDED])
         ('{"name": "functions.add", "parameters": {"a": 1}}', ONE),
         ('{"type": "function", "name": "add", "arguments": {"a": 1}}', ONE),
         (OBJECT, ONE),
-        (r"""{"name": "add", "arguments": {"text": "\'a\\\'"}}""", Read("", "", [("add", r"""{"text": "'a\\'"}""")])),
+        *((f"{begin}{ESCAPES}{end}", Read("", "", [("add", ESCAPED)])) for begin, end in TAGS),
         (f"\n{OBJECT}\n", ONE),
         (f"[{OBJECT}, {OBJECT}]", Read("", "", [ADDED] * 2)),
         *((f"{OBJECT}{between}{OBJECT}", Read("", "", [ADDED] * 2)) for between in ("\n", "\n\n", ",\n", ", ")),
