@@ -2,12 +2,26 @@
 
 Values are templates: $url is the server's address, $model the model's name, $context its context in tokens, $output the
 largest number of tokens in an answer, $key the key. It knows nothing of how a tool is run.
+
+Most tools send prompts of 6,000 to 20,000 tokens. A CPU takes minutes for that, and small models lose track. With its
+`lean` settings a tool has a shell, a few tools for files, and instructions of some lines with an example of a call.
+Without an example, small models rarely write a call that works.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Lean:
+    """What is added to the settings of a tool so that its prompts are short. `environment` replaces variables."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +34,37 @@ class Agent:
     environment: Mapping[str, str]
     arguments: tuple[str, ...] = ()  # before the user's own
     files: Mapping[str, str] = field(default_factory=dict)  # their contents, by the variable that has the file's path
+    lean: Lean | None = None  # None: its prompts are short anyway
     is_javascript: bool = True
 
     @property
     def install(self) -> str:
         """Return the command that installs it."""
         return f"{'npm install -g' if self.is_javascript else 'uv tool install'} {self.package}"
+
+    def made_lean(self) -> Agent:
+        """Return the tool with the settings that make its prompts short."""
+        lean = self.lean or Lean()
+        return replace(
+            self,
+            environment={**self.environment, **lean.environment},
+            arguments=(*self.arguments, *lean.arguments),
+            files={**self.files, **lean.files},
+        )
+
+
+def _instructions(shell: str, parameter: str, more: str = "") -> str:
+    """Return the system prompt of a tool whose model calls `shell` with the command in `parameter`."""
+    call = json.dumps({"name": shell, "arguments": {parameter: "cat > five.py <<'END'\nprint(5)\nEND"}})
+    return f"""\
+You are a coding agent in the folder of the user's project. You work with shell commands: call {shell}, once per \
+answer.{more}
+
+Example: the user asks for a file five.py that prints 5. You answer
+<tool_call>
+{call}
+</tool_call>
+and after its result: I wrote five.py, which prints 5."""
 
 
 # Most tools give up after 300 s without an event or the headers of the answer. Long prompts take longer.
@@ -35,6 +74,61 @@ _PROVIDER = (
     f"stream_idle_timeout_ms={_PATIENCE_MS}"
 )
 _OPENAI = {"OPENAI_BASE_URL": "$url/v1", "OPENAI_API_KEY": "$key"}
+_CODEX_CATALOG = {
+    "slug": "$model",
+    "display_name": "$model",
+    "base_instructions": _instructions("exec_command", "cmd", " Don't call write_stdin."),
+    "supported_reasoning_levels": [],
+    "shell_type": "unified_exec",
+    "visibility": "list",
+    "supported_in_api": True,
+    "priority": 0,
+    "include_skills_usage_instructions": False,
+    "include_plugin_usage_instructions": False,
+    "include_apps_usage_instructions": False,
+    "support_verbosity": False,
+    "truncation_policy": {"mode": "tokens", "limit": 2000},
+    "supports_parallel_tool_calls": False,
+    "context_window": "$context",
+    "experimental_supported_tools": [],
+    "input_modalities": ["text"],
+    "multi_agent_version": "disabled",
+}
+_CODEX_LEAN = (
+    'model_catalog_json="$CODEX_MODEL_CATALOG"',
+    'web_search="disabled"',
+    *(f"features.{name}=false" for name in ("apps", "goals", "plugins", "view_image")),
+    "include_collaboration_mode_instructions=false",
+    "include_permissions_instructions=false",
+    "skills.include_instructions=false",
+    "tools.experimental_request_user_input={enabled=false}",
+    "tools.update_plan={enabled=false}",
+)
+_OPENCODE = """\
+{
+  "model": "oaiserve/$model",
+  "provider": {
+    "oaiserve": {
+      "npm": "@ai-sdk/openai-compatible",
+      "options": {
+        "baseURL": "$url/v1", "apiKey": "$key", "timeout": false, "headerTimeout": false, "chunkTimeout": false
+      },
+      "models": {"$model": {"limit": {"context": $context, "output": $output}}}
+    }
+  }
+}"""
+_OPENCODE_AGENTS = {
+    "title": {"disable": True},
+    "build": {
+        "prompt": _instructions("bash", "command"),
+        "temperature": 0.2,
+        "tools": dict.fromkeys(("glob", "grep", "skill", "task", "todowrite", "webfetch"), False),
+    },
+}
+_OPENCODE_LEAN = f'{{\n  "agent": {json.dumps(_OPENCODE_AGENTS)},{_OPENCODE[1:]}'.replace(
+    '{"limit"',
+    '{"temperature": true, "limit"',  # the model takes one
+)
 
 AGENTS = {
     "codex": Agent(
@@ -45,6 +139,14 @@ AGENTS = {
         (
             *("-c", "model=$model", "-c", "model_context_window=$context"),
             *("-c", "model_provider=oaiserve", "-c", f"model_providers.oaiserve={{{_PROVIDER}}}"),
+        ),
+        lean=Lean(
+            arguments=tuple(word for setting in _CODEX_LEAN for word in ("-c", setting)),
+            files={
+                "CODEX_MODEL_CATALOG": json.dumps({"models": [_CODEX_CATALOG]}, indent=2).replace(
+                    '"$context"', "$context"
+                )
+            },
         ),
     ),
     "claude": Agent(
@@ -66,33 +168,27 @@ AGENTS = {
             "API_FORCE_IDLE_TIMEOUT": "0",
             "CLAUDE_STREAM_IDLE_TIMEOUT_MS": f"{_PATIENCE_MS}",
         },
+        lean=Lean(
+            arguments=(
+                *("--system-prompt", _instructions("Bash", "command")),
+                *("--tools", "Bash,Edit,Read,Write", "--disable-slash-commands"),
+            )
+        ),
     ),
     "opencode": Agent(
         "opencode",
         "opencode",
         "opencode-ai",
-        {
-            "OPENCODE_CONFIG_CONTENT": """\
-{
-  "model": "oaiserve/$model",
-  "provider": {
-    "oaiserve": {
-      "npm": "@ai-sdk/openai-compatible",
-      "options": {
-        "baseURL": "$url/v1", "apiKey": "$key", "timeout": false, "headerTimeout": false, "chunkTimeout": false
-      },
-      "models": {"$model": {"limit": {"context": $context, "output": $output}}}
-    }
-  }
-}"""
-        },
+        {"OPENCODE_CONFIG_CONTENT": _OPENCODE},
+        lean=Lean({"OPENCODE_CONFIG_CONTENT": _OPENCODE_LEAN}),
     ),
     "qwen-code": Agent(
         "qwen-code",
         "qwen",
         "@qwen-code/qwen-code",
-        _OPENAI | {"OPENAI_MODEL": "$model"},
+        _OPENAI | {"OPENAI_MODEL": "$model", "QWEN_CODE_API_TIMEOUT_MS": f"{_PATIENCE_MS}"},
         ("--auth-type", "openai"),
+        lean=Lean(arguments=("--bare", "--system-prompt", _instructions("run_shell_command", "command"))),
     ),
     "cline": Agent(
         "cline",

@@ -29,6 +29,7 @@ class ListedModel(NamedTuple):
     context: int  # tokens
     task: str  # generate, or one that writes no text
     names: tuple[str, ...]  # by which it is known: its own, and that of its folder or on the hub
+    device: str  # that computes it: cpu or cuda; "" where a server doesn't say
 
 
 class Client:
@@ -84,6 +85,7 @@ class Client:
                     each.get("max_model_len") or CONTEXT,
                     each.get("task", "generate"),
                     (each["id"], str(each.get("root"))),
+                    str(each.get("device", "")),
                 )
                 for each in listed
             ]

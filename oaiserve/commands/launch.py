@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,6 +22,8 @@ from oaiserve.commands.servers import running
 from oaiserve.commands.table import table
 from oaiserve.errors import StartupError
 
+LEAN = "The server computes on a CPU, so {} gets a short prompt and few tools (all of them with --no-lean)."
+
 
 def command(
     tool: Annotated[str | None, Parameter(help=f"One of {', '.join(AGENTS)}. Without it, list them.")] = None,
@@ -28,6 +31,7 @@ def command(
     *arguments: Annotated[str, Parameter(help="The tool's own, after --, as in: launch codex -- exec 'Fix the test'")],
     url: str | None = None,
     model: str | None = None,
+    lean: Annotated[bool | None, Parameter(negative="--no-lean")] = None,
     show: bool = False,
 ) -> int:
     """Start a coding tool that uses your server. The tool's own settings are not changed.
@@ -38,6 +42,9 @@ def command(
         The server's address. Default: the server that you started last on this machine.
     model
         The model's name. Default: the server's.
+    lean
+        Give the tool a short prompt and few tools, as small models and slow servers need. Default: if the server
+        computes on a CPU.
     show
         Print shell commands that do the same, and start nothing.
     """
@@ -49,8 +56,13 @@ def command(
         close = get_close_matches(tool, AGENTS, n=1)
         hint = f"Did you mean {close[0]}?" if close else f"It must be one of {', '.join(AGENTS)}."
         raise StartupError(f"'{tool}' is not a tool that oaiserve can launch. {hint}")
-    agent, client = AGENTS[tool], client_for(url)
+    agent = AGENTS[tool]
+    client = client_for(url)
     served = client.model(model)
+    if agent.lean is not None and (served.device == "cpu" if lean is None else lean):
+        agent = agent.made_lean()
+        if lean is None:
+            print(LEAN.format(agent.title), file=sys.stderr)
     values = {"url": client.url, "key": client.key, "model": served.name, "context": str(served.context)}
     values["output"] = str(served.context // 8)
     if show:
@@ -62,11 +74,12 @@ def command(
             f"{agent.title} is not installed: there is no program '{agent.program}'. To install it: {agent.install}"
         )
     with TemporaryDirectory(prefix="oaiserve-") as folder:
-        environment = {**os.environ, **_filled(agent, values)}
         for variable, content in agent.files.items():
             path = Path(folder) / f"{variable.lower()}.json"
             path.write_text(Template(content).substitute(values))
-            environment[variable] = str(path)
+            values[variable] = str(path)
+        files = {variable: values[variable] for variable in agent.files}
+        environment = {**os.environ, **files, **_filled(agent, values)}
         return run([program, *_arguments(agent, values), *arguments], environment)
 
 
@@ -90,6 +103,7 @@ def script(agent: Agent, values: dict[str, str], arguments: Iterable[str] = ()) 
     for variable, content in agent.files.items():
         lines += [f"cat > {agent.program}.json <<'END'", Template(content).substitute(values), "END"]
         lines.append(f"export {variable}=$PWD/{agent.program}.json")
+        values = {**values, variable: f"{agent.program}.json"}
     lines += [f"export {name}={shlex.quote(value)}" for name, value in _filled(agent, values).items()]
     return "\n".join([*lines, shlex.join([agent.program, *_arguments(agent, values), *arguments])])
 

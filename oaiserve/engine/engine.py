@@ -99,6 +99,7 @@ class Engine:
         self.max_model_len = model.max_model_len
         self.vocab_size = model.vocab_size
         self.default_params = dict(model.default_params)
+        self.is_on_cpu = model.device == "cpu"
         self.model_info = {  # for telemetry
             "dtype": model.dtype,
             "device": model.device,
@@ -115,7 +116,7 @@ class Engine:
             lookahead=options.lookahead,
         )
         # A state cannot go back to the tokens before a draft that has not come true.
-        is_drafting = options.drafts == "lookup" or (options.drafts == "auto" and model.device == "cpu")
+        is_drafting = options.drafts == "lookup" or (options.drafts == "auto" and self.is_on_cpu)
         has_drafts = is_drafting and not model.num_states
         self._has_drafts, self._runner, self._features = has_drafts, model.runner, model.features
         self.capacity = {  # for whoever simulates the scheduler
@@ -179,7 +180,7 @@ class Engine:
             self._post,
             num_workers=options.tokenize_workers,
             # Encoding keeps no lock, but a core, and streams that decode would notice.
-            encode_rest=REST if model.device == "cpu" and model.pooling is None else 0.0,
+            encode_rest=REST if self.is_on_cpu and model.pooling is None else 0.0,
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,
             clock=clock_ns,

@@ -33,8 +33,8 @@ AnyModel = Mapping[str, Any]
 
 class Model(msgspec.Struct):
     """A model that is served, or the model with an adapter. `root` is its folder or hub id, `parent` the model of an
-    adapter, and `input_modalities` are text and what else it reads: image or audio. Clients of Anthropic's API, who
-    send `anthropic-version`, get the last six fields, too."""
+    adapter, and `input_modalities` are text and what else it reads: image or audio. `device` is where it runs. Clients
+    of Anthropic's API, who send `anthropic-version`, get the last six fields, too."""
 
     id: str
     object: Literal["model"]
@@ -45,6 +45,7 @@ class Model(msgspec.Struct):
     max_model_len: int
     task: Task
     input_modalities: list[str]
+    device: Literal["cpu", "cuda"]
     type: Literal["model"] | UnsetType = UNSET
     display_name: str | UnsetType = UNSET
     created_at: str | UnsetType = UNSET
@@ -129,6 +130,7 @@ def model_of(serving: Serving, adapter: ServedAdapter | None, name: str) -> Mode
         max_model_len=serving.engine.max_model_len,
         task=serving.task,
         input_modalities=["text", *sorted(serving.engine.media)],
+        device="cpu" if serving.engine.is_on_cpu else "cuda",
     )
 
 

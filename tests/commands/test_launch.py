@@ -13,13 +13,15 @@ import pytest
 
 from oaiserve import cli
 from oaiserve.commands.agents import AGENTS
+from oaiserve.commands.client import Client
 from oaiserve.commands.servers import announced
 from tests.agents.scripted import ScriptedServer
 from tests.waiting import LIMIT_SECONDS
 
 STUB = f"""#!{sys.executable}
 import json, os, sys
-files = {{name: open(path).read() for name, path in os.environ.items() if name.endswith("_SETTINGS_PATH")}}
+names = [name for name in os.environ if name.endswith(("_SETTINGS_PATH", "_MODEL_CATALOG"))]
+files = {{name: open(os.environ[name]).read() for name in names}}
 json.dump([sys.argv[1:], dict(os.environ), files], open(os.environ["TOLD"], "w"))
 sys.exit(7)
 """
@@ -66,21 +68,49 @@ def test_a_tool_is_told_the_server_its_model_and_the_key(
     assert list(stubs.home.iterdir()) == []
 
 
+@pytest.mark.parametrize("flag", ["--lean", "--no-lean"])
 def test_what_is_shown_starts_the_tool_in_the_same_way(
-    server: ScriptedServer, stubs: Stubs, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    flag: str, server: ScriptedServer, stubs: Stubs, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for name in AGENTS:
-        cli.main(["launch", name, "--url", server.url, "it's"])
+        cli.main(["launch", name, "--url", server.url, flag, "it's"])
         arguments, environment, files = stubs.told()
-        assert cli.main(["launch", name, "--url", server.url, "--show", "it's"]) == 0
+        assert cli.main(["launch", name, "--url", server.url, flag, "--show", "it's"]) == 0
         shown = capsys.readouterr().out
         path = f"PATH=$PATH:{shlex.quote(os.defpath)}\n"  # for cat
         subprocess.run(["/bin/sh", "-c", path + shown], cwd=tmp_path)
         again = stubs.told()
-        assert again[0] == arguments
+        of_file = environment.get("CODEX_MODEL_CATALOG", "no such file")
+        assert again[0] == [argument.replace(of_file, "codex.json") for argument in arguments]
         assert {k: v.strip() for k, v in again[2].items()} == {k: v.strip() for k, v in files.items()}
         for variable in AGENTS[name].environment:
             assert again[1][variable] == environment[variable]
+
+
+def test_a_tool_of_a_server_on_a_cpu_gets_short_prompts(
+    server: ScriptedServer, stubs: Stubs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def has_example(name: str, *flags: str) -> bool:
+        cli.main(["launch", name, "--url", server.url, *flags])
+        arguments, environment, files = stubs.told()
+        for content in [*files.values(), environment.get("OPENCODE_CONFIG_CONTENT", "{}")]:
+            json.loads(content)
+        return "cat > five.py" in json.dumps([arguments, environment, files])
+
+    for name, agent in AGENTS.items():
+        assert has_example(name, "--lean") is (agent.lean is not None)
+        assert not has_example(name)
+    assert capsys.readouterr().err == ""
+    served = Client(server.url).model(None)
+    monkeypatch.setattr(Client, "model", lambda self, name: served._replace(device="cpu"))
+    assert has_example("codex")
+    assert "so Codex gets a short prompt and few tools" in capsys.readouterr().err
+    assert not has_example("codex", "--no-lean")
+
+
+def test_a_tool_can_be_named_as_its_program(server: ScriptedServer, stubs: Stubs) -> None:
+    assert cli.main(["launch", "qwen", "--url", server.url]) == 7
+    assert stubs.told()[0][:2] == ["--auth-type", "openai"]
 
 
 def test_a_tool_that_is_not_there_has_the_command_that_installs_it(

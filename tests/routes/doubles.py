@@ -136,6 +136,7 @@ class FakeEngine:
         self.tokenizer.fill = None
         self.pooling: Pooling | None = None
         self.media: frozenset[MediaKind] = frozenset()
+        self.is_on_cpu = True
         self.adapters = AdapterTable(self._add_adapter)
         self.is_ready = True
         self.is_reporting = False

@@ -114,7 +114,7 @@ class Supervisor:
             capacity=engine.capacity,
             default_params=engine.default_params,
             pooling=engine.pooling,
-            is_on_cpu=engine.model_info["device"] == "cpu",
+            is_on_cpu=engine.is_on_cpu,
             started_unix_seconds=time.time(),
             live_boundaries_seconds=shared.telemetry.live.boundaries_seconds,
         )
