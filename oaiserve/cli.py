@@ -411,7 +411,7 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
     )
     if ready is None:
         _warn_of_keys(config)
-    logger.info("Loading %s ...", config.model)
+    logger.info("Loading %s ...", banners.short_name(config))
     if config.model == "demo":
         if not demo.is_fetched():
             from oaiserve.engine.start.plan import compile_early

@@ -41,7 +41,8 @@ class Banner:
     def text(self, screen: Screen) -> str:
         """Return the lines, wrapped for the screen. Addresses and commands stay whole, so that they can be copied."""
         columns = screen.columns() or 100
-        lines = ["", screen.painted(self.title, "bold"), ""]
+        title = textwrap.wrap(self.title, columns, break_long_words=False, break_on_hyphens=False)
+        lines = ["", *(screen.painted(line, "bold") for line in title), ""]
         for label, fact in self.facts.items():
             wrapped = textwrap.wrap(fact, max(20, columns - _LABEL_WIDTH - 2), break_long_words=False) or [""]
             lines.append(f"  {screen.painted(label.ljust(_LABEL_WIDTH), 'dim')}{wrapped[0]}")
@@ -60,6 +61,12 @@ def address(server: ServerOptions, port: int) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{scheme}://{host}:{port}"
 
 
+def short_name(config: Config) -> str:
+    """Return the model's name for people: that of its file where no other was given."""
+    is_path = config.model_name == config.model and Path(config.model).exists()
+    return Path(config.model).name if is_path else config.model_name
+
+
 def of_server(config: Config, port: int, task: Task, facts: Mapping[str, str]) -> Banner:
     """Return the banner of a server of one model, with the facts of its engine."""
     url = address(config.server, port)
@@ -71,14 +78,15 @@ def of_server(config: Config, port: int, task: Task, facts: Mapping[str, str]) -
     closing = "Ctrl-C stops the server."
     if task == "generate":
         closing = f"To use it from a coding tool, see 'oaiserve launch'. {closing}"
-    name = Path(config.model_name).name if config.model_name == config.model else config.model_name
-    return Banner(f"oaiserve {__version__} serves {name} at {url}/v1", {**facts, **places}, example, closing)
+    return Banner(
+        f"oaiserve {__version__} serves {short_name(config)} at {url}/v1", {**facts, **places}, example, closing
+    )
 
 
 def of_models(server: ServerOptions, names: Sequence[str], url: str, *, on_demand: bool) -> Banner:
     """Return the banner of a server of several models."""
-    when = "when a request names it" if on_demand else "now"
-    facts = {"Models": ", ".join(names), "Runs on": f"one process per model, which is loaded {when}"}
+    when = "loaded when a request names it" if on_demand else "loading now"
+    facts = {"Models": ", ".join(names), "Runs on": f"one process per model, {when}"}
     places = _places(server, url, "Chat")
     return Banner(f"oaiserve {__version__} serves {len(names)} models at {url}/v1", {**facts, **places})
 
@@ -101,7 +109,9 @@ def engine_facts(config: Config, engine: Engine) -> dict[str, str]:
     facts = {"Model": _model(config, engine), "Runs on": _executor(config, engine)}
     if engine.pooling is None:
         given = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in engine.default_params.items())
-        facts["Sampling"] = f"{given}, unless a request sets them" if given else "as each request says"
+        facts["Sampling"] = (
+            f"{given}, unless a request sets them" if given else "OpenAI's defaults, unless a request sets others"
+        )
     if engine.adapters.served:
         facts["Adapters"] = ", ".join(adapter.name for adapter in engine.adapters.served)
     return facts

@@ -37,16 +37,18 @@ class Progress(tqdm):  # type: ignore[misc]
         ours |= {"dynamic_ncols": self._is_terminal, "file": sys.stderr, "disable": is_hidden}
         super().__init__(*arguments, **named | ours)
 
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Draw the bar, or `msg` in its place, and return whether the cursor is behind it."""
         # tqdm draws a bar when it is made, and again after a line of the log, even if it is not to be shown yet.
         if msg is None and (not hasattr(self, "start_t") or self._time() < self.start_t + self.delay):
-            return
+            return False
         if self._is_terminal:
             self._is_shown = True
-            super().display(msg, pos)
-        elif msg is None and self.n:  # "" clears a line
+            return bool(super().display(msg, pos))
+        if msg is None and self.n:  # "" clears a line
             self._is_shown = True
             print(self, file=sys.stderr, flush=True)
+        return False
 
     def clear(self, nolock: bool = False) -> None:
         if self._is_terminal and self._is_shown:

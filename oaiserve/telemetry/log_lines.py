@@ -103,13 +103,14 @@ class ShortFormatter(_TextFormatter):
         request_id = escaped(str(fields["request_id"]))
         url = None if self._address_of is None else self._address_of(request_id)
         label, extra = self._fitting(len("00:00:00 ") + len("  ".join([head, *kept])), extra, request_id, url)
+        linked = self._screen.linked(self._screen.painted(label, "dim"), url) if label else ""
         parts = [painted + (f" {tokens}" if tokens else "")]
         parts += [self._screen.painted(error, *styles)] if error else []
         parts += [self._screen.painted(part, "dim") for part in extra]
-        return "  ".join([*parts, self._screen.linked(self._screen.painted(label, "dim"), url)])
+        return "  ".join([*parts, *filter(None, [linked])])
 
     def _fitting(self, width: int, extra: list[str], request_id: str, url: str | None) -> tuple[str, list[str]]:
-        """Return the label of the request, and those of the extra parts, that fit beside `width` characters."""
+        """Return the label of the request, and the extra parts, that fit after `width` columns. A label may be ""."""
         columns = self._screen.columns()
         labels = [url, request_id] if url else [request_id]
         if columns is None:
@@ -120,7 +121,7 @@ class ShortFormatter(_TextFormatter):
                 return label, extra
         while extra and width + sum(len(part) + 2 for part in [*extra, short]) > columns:
             extra = extra[:-1]
-        return short, extra
+        return short if width + 2 + len(short) <= columns else "", extra
 
 
 def _status(fields: Mapping[str, Any]) -> tuple[str, tuple[Style, ...]]:

@@ -41,9 +41,10 @@ def test_slower_code_is_named(tmp_path: Path) -> None:
     assert "PyTorch, which is slower than native code" in banner.engine_facts(Config("m"), engine)["Runs on"]
 
 
-def test_the_example_of_a_model_with_a_long_name_leaves_it_out() -> None:
-    name = f"/models/{'a' * 40}.gguf"
-    shown = banner.of_server(Config(name), 8000, "embed", {})
+def test_the_example_of_a_model_with_a_long_name_leaves_it_out(tmp_path: Path) -> None:
+    file = tmp_path / f"{'a' * 40}.gguf"
+    file.touch()
+    shown = banner.of_server(Config(str(file)), 8000, "embed", {})
     assert "model" not in shown.example
     assert f"serves {'a' * 40}.gguf at" in shown.title
     assert "Live page" in shown.facts

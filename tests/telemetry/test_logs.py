@@ -243,7 +243,8 @@ def test_the_short_line_of_a_request_says_how_it_ended_and_what_took_time(
         (105, f"chat 200 464 ms 4→5 tok  prefill 50  decode 400  2 cached  {LONG_ID}"),
         (84, "chat 200 464 ms 4→5 tok  prefill 50  decode 400  2 cached  req-01234567…"),
         (60, "chat 200 464 ms 4→5 tok  prefill 50  req-01234567…"),
-        (20, "chat 200 464 ms 4→5 tok  req-01234567…"),
+        (48, "chat 200 464 ms 4→5 tok  req-01234567…"),
+        (20, "chat 200 464 ms 4→5 tok"),
     ],
 )
 def test_the_short_line_fits_the_terminal(columns: int, line: str, make_record) -> None:
