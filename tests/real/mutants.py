@@ -2,7 +2,7 @@
 
     python -m tests.real.mutants
 
-prints the table of docs/models.md.
+prints how far logits then differ.
 """
 
 from __future__ import annotations
