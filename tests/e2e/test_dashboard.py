@@ -258,7 +258,8 @@ def test_everything_works_under_a_prefix(server: LiveServer, open_page: OpenPage
         page.wait_for_selector("#status[data-state=live]")
         page.fill("#prompt", "Hi")
         page.click("#send")
-        page.click("#turns:not(.busy) >> text=Open this request")
+        page.click("#turns:not(.busy) .account summary")
+        page.click("text=Open this request")
         page.wait_for_selector("tr[data-phase=decode]")
         for name in ("Requests", "API", "Chat"):
             page.click(f".pages >> text={name}")

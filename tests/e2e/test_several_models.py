@@ -75,14 +75,14 @@ def test_the_page_talks_to_all_models_and_watches_the_one_that_is_chosen(
     page.fill("#key", API_KEY)
     page.keyboard.press("Enter")
     page.wait_for_selector("#status[data-state=live]")
-    assert page.locator("#models input").count() == 1  # the other one writes no text
-    page.fill("#prompt", "Hi")
-    page.click("#settings summary")
+    assert page.locator("#model-list input").count() == 1  # the other one writes no text
+    page.click("#settings-button")
     page.fill("[name=max_completion_tokens]", "5")
+    page.fill("#prompt", "Hi")
     page.keyboard.press("Enter")
     page.wait_for_selector("#turns:not(.busy) .answered")
     assert page.locator(".answered .error").all_inner_texts() == []
-    page.wait_for_selector(".answered .note p:has-text('generated')")
+    page.wait_for_selector(".account .line:has-text('5 tokens')")
     page.goto(f"{two_models.url}/dashboard")
     for name in ("chat", "embed"):
         page.select_option("#watched", name)

@@ -50,7 +50,9 @@ def test_a_page_names_only_files_and_pages_that_are_served(served: Served, path:
     assert "://" not in page.text  # nothing from the internet
 
 
-@pytest.mark.parametrize("name", [name for name in page_files() if not name.startswith(("uplot", "markdown-it"))])
+@pytest.mark.parametrize(
+    "name", [name for name in page_files() if not name.startswith(("uplot", "markdown-it", "highlight"))]
+)
 def test_all_addresses_in_the_page_are_relative(name: str) -> None:
     """Relative addresses let a proxy serve the page under any prefix."""
     assert re.findall(r"""["'`(=]/\w[^"'`]*""", page_files()[name].content.decode()) == []
@@ -111,7 +113,10 @@ def test_other_files_are_not_found(served: Served, name: str) -> None:
     assert served.http.get(f"/dashboard/static/{name}").status_code == 404
 
 
-@pytest.mark.parametrize(("library", "licence"), [("uplot", "MIT License"), ("markdown-it", "Vitaly Puzrin")])
+@pytest.mark.parametrize(
+    ("library", "licence"),
+    [("uplot", "MIT License"), ("markdown-it", "Vitaly Puzrin"), ("highlight", "BSD 3-Clause License")],
+)
 def test_the_libraries_ship_with_their_licences(library: str, licence: str) -> None:
     assert licence in page_files()[f"{library}.LICENSE.txt"].content.decode()
     assert library in page_files()[f"{library}.js"].content[:200].decode().lower()

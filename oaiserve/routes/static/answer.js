@@ -1,78 +1,128 @@
-// Shows one answer of a model: what it said, the calls of tools and their results, and below that where its time went.
+// Shows one answer of a model: its reasoning, what it said, its calls of tools and their results, and an account of each.
 
+import { Account, sum } from "./answer_account.js";
 import { phasesOf } from "./ask.js";
-import { Axis } from "./axis.js";
-import { copyButton, showMarkdown } from "./markdown.js";
-import { duration, element, indented, phaseSpans, placeBar, words } from "./show.js";
-import { ROOT } from "./sse.js";
-import { parting, partingSentence, shown } from "./tokens.js";
+import { showMarkdown } from "./markdown.js";
+import { shortName } from "./models.js";
+import { element, indented } from "./show.js";
+import { parting, partingSentence, shadeTokens } from "./tokens.js";
 
-const SHOWN_SHARE = 0.01; // of a phase that is named below the bar
+const count = (number) => number.toLocaleString("en");
 
 export class Answer {
   #steps = []; // the elements of each step
 
-  // `beside` are the answers of its turn, with the first of which it is compared. `page` has the `view`, which is "text"
-  // or one of tokens, and `goOn(answer, body)`, which sends results of tools if it `mayGoOn(answer)`.
-  constructor(answer, beside, page) {
+  // `beside` are the answers of its turn, with the first of which it is compared, and `together` those that are shown
+  // with it. `page` has `goOn(answer, body)`, which sends results of tools if it `mayGoOn(answer)`. `tools` are buttons.
+  constructor(answer, { beside, together, page, tools }) {
     this.answer = answer;
     this.beside = beside;
+    this.together = together;
     this.page = page;
-    this.element = element("article", { class: "answered", "aria-label": `Answer of ${answer.model}` });
-    this.element.append(element("h3", {}, answer.model, element("small", {}, ` ${answer.asked}`)));
+    this.element = element("article", { class: "answered", "aria-label": `Answer of ${shortName(answer.model)}` });
+    const asked = answer.asked ? [element("small", {}, ` ${answer.asked}`)] : [];
+    this.element.append(element("h2", { class: together.length > 1 ? "" : "unseen" }, shortName(answer.model), ...asked));
+    this.tools = element("div", { class: "tools" }, ...tools);
     this.draw();
   }
 
   draw() {
     const { steps } = this.answer;
-    this.element.setAttribute("aria-busy", String(steps.some((step) => step.isOpen)));
+    const isOpen = steps.some((step) => step.isOpen);
+    this.element.setAttribute("aria-busy", String(isOpen));
     steps.forEach((step, place) => {
-      this.#steps[place] ??= this.#newStep(step);
+      this.#steps[place] ??= this.#newStep(step, place);
       this.#drawStep(step, this.#steps[place], place === steps.length - 1);
     });
+    this.tools.hidden = isOpen;
+    const { foot } = this.#steps.at(-1);
+    if (this.tools.parentElement !== foot) foot.append(this.tools);
   }
 
   #newStep(step) {
-    const make = (tag, attributes) => this.element.appendChild(element(tag, attributes));
-    const reasoning = make("details", { open: "" });
-    reasoning.append(element("summary", {}, "Reasoning"), element("div", { class: "text" }));
-    const [text, tokens, calls, end] = ["markdown", "text", "calls", "end"].map((name) => make("div", { class: name }));
-    const [bar, phases, notes] = [make("div", { class: "track bar", "aria-hidden": "true" }), make("ul", { class: "legend" }), make("div", { class: "note" })];
-    phases.setAttribute("aria-label", "Phases");
-    const copy = copyButton("Copy", () => step.message.content);
-    const account = element("a", {}, "Open this request");
-    make("div", { class: "choice" }).append(copy, account);
-    return { reasoning, text, tokens, calls, end, bar, phases, notes, copy, account };
+    const make = (tag, attributes, ...children) => this.element.appendChild(element(tag, attributes, ...children));
+    const thinking = element("summary", {});
+    const thoughts = element("div", { class: "text" });
+    const reasoning = make("details", { class: "reasoning" }, thinking, thoughts);
+    thinking.addEventListener("click", () => (reasoning.isChosen = true));
+    const [text, calls, end] = ["markdown", "calls", "end"].map((name) => make("div", { class: name }));
+    const waiting = make("div", { class: "progress", hidden: "" });
+    const account = new Account(step, () => this.#redraw(step));
+    const foot = make("div", { class: "foot" }, account.element);
+    return { reasoning, thinking, thoughts, text, calls, end, waiting, account, foot };
+  }
+
+  #redraw(step) {
+    const { steps } = this.answer;
+    const place = steps.indexOf(step);
+    this.#drawStep(step, this.#steps[place], place === steps.length - 1);
   }
 
   #drawStep(step, parts, isLast) {
-    const { content, reasoning, calls } = step.message;
-    const isText = this.page.view === "text";
+    const { content, calls } = step.message;
     const found = isLast ? this.#parting(step) : undefined;
-    this.#drawTime(step, parts);
-    const drawn = [this.page.view, step.tokens.length, step.isOpen, step.why, found?.at, step.results].join();
+    const isCompared = found !== undefined && this.beside[0] !== this.answer;
+    const totals = this.together.flatMap(({ steps }) => steps.map((other) => sum(phasesOf(other))));
+    parts.account.draw(Math.max(...totals), isCompared ? [partingSentence(found)] : []);
+    parts.account.element.hidden = step.isOpen && !step.tokens.length;
+    this.#drawWaiting(step, parts.waiting);
+    const { view } = parts.account;
+    const drawn = [view, step.tokens.length, step.isOpen, step.why, found?.at, step.results].join();
     if (parts.drawn === drawn) return; // a text that stays may be selected
     parts.drawn = drawn;
-    parts.reasoning.hidden = !isText || !reasoning;
-    parts.reasoning.lastChild.textContent = reasoning;
-    parts.text.hidden = !isText || !content;
-    parts.tokens.hidden = isText;
-    if (isText && step.isJson) parts.text.replaceChildren(element("pre", { tabindex: "0" }, pretty(step, content)));
-    else if (isText) showMarkdown(parts.text, content);
-    else parts.tokens.replaceChildren(...shown(step, this.page.view, found?.at ?? null));
+    this.#drawReasoning(step, parts);
+    parts.text.hidden = !content;
+    if (parts.shaded) parts.text.replaceChildren(); // its elements are not those of the text any more
+    const shown = this.#showText(step, parts.text);
     if (!parts.form) parts.calls.replaceChildren(...calls.map((call) => this.#call(step, call)));
     if (isLast && this.page.mayGoOn(this.answer) && calls.length && !parts.form) this.#askForResults(step, parts);
+    parts.shaded = view !== "text" && !step.isOpen;
+    if (parts.shaded) shadeTokens(step, view, [...shown, ...this.#shownCalls(step, parts)], found?.at ?? null);
     parts.end.replaceChildren(...ends(step));
-    const isCompared = found !== undefined && this.beside[0] !== this.answer;
-    const sentences = step.why.slice(0, 1).concat(isCompared ? partingSentence(found) : [], counts(step));
-    parts.notes.replaceChildren(...sentences.filter(Boolean).map((text) => element("p", {}, text)));
-    parts.copy.hidden = step.isOpen || !content;
-    parts.account.hidden = step.isOpen || !step.requestId;
-    if (step.requestId) parts.account.href = new URL(`requests/${encodeURIComponent(step.requestId)}`, ROOT);
   }
 
-  // Returns where the last step parts from that of the first answer, or the first from the second one; undefined if there
-  // is none.
+  // Shows what the model said, and returns pairs of an element and the place of its source in the tokens' text.
+  #showText(step, box) {
+    const { content, reasoning } = step.message;
+    const from = step.tokens.map(([text]) => text).join("").indexOf(content, reasoning.length);
+    const start = Math.max(0, from);
+    if (step.isJson) {
+      box.replaceChildren(element("pre", { tabindex: "0" }, pretty(step, content)));
+      return [[box, [start, start + content.length]]];
+    }
+    const starts = [0];
+    for (const line of content.split("\n")) starts.push(starts.at(-1) + line.length + 1);
+    return showMarkdown(box, content).map(({ element: block, lines: [first, end] }) => [block, [start + starts[first], start + starts[end]]]);
+  }
+
+  #shownCalls(step, parts) {
+    const whole = step.tokens.map(([text]) => text).join("");
+    return step.message.calls.flatMap(({ arguments: text }, place) => {
+      const from = whole.lastIndexOf(text);
+      return from < 0 ? [] : [[parts.calls.children[place].querySelector("pre"), [from, from + text.length]]];
+    });
+  }
+
+  #drawWaiting(step, box) {
+    const text = waitingFor(step, this.answer);
+    box.hidden = text === null;
+    if (text === null || (box.firstChild?.textContent === text && !step.progress)) return;
+    const { processed, total } = step.progress ?? {};
+    const bar = total ? [element("progress", { max: total, value: processed, "aria-label": "Prompt tokens read" })] : [];
+    box.replaceChildren(element("span", {}, text), ...bar);
+  }
+
+  #drawReasoning(step, { reasoning, thinking, thoughts }) {
+    const isThinking = step.isOpen && step.thoughtMs === undefined;
+    const seconds = step.thoughtMs / 1e3;
+    reasoning.hidden = !step.message.reasoning;
+    thinking.textContent = isThinking ? "Thinking…" : seconds ? `Thought for ${seconds.toFixed(seconds < 10 ? 1 : 0)} s` : "Thoughts";
+    if (!reasoning.isChosen) reasoning.open = isThinking;
+    thoughts.textContent = step.message.reasoning;
+  }
+
+  // Returns where the last step differs from that of the first answer, or the first from the second one; undefined if
+  // there is none.
   #parting(step) {
     const other = this.beside.find((answer) => answer !== this.answer)?.steps.at(-1);
     return other && !step.isOpen && !other.isOpen && !step.error && !other.error ? parting(other, step) : undefined;
@@ -80,9 +130,9 @@ export class Answer {
 
   #call(step, call) {
     const result = step.results?.[call.id];
-    const title = element("h4", {}, "Tool call ", element("code", {}, call.name));
+    const title = element("h3", {}, "Called ", element("code", {}, call.name));
     const parts = [title, element("pre", { tabindex: "0" }, pretty(step, call.arguments))];
-    if (result !== undefined) parts.push(element("h4", {}, "Its result"), element("pre", { tabindex: "0" }, result));
+    if (result !== undefined) parts.push(element("h3", {}, "Result"), element("pre", { tabindex: "0" }, result));
     return element("section", { class: "call" }, ...parts);
   }
 
@@ -97,22 +147,21 @@ export class Answer {
       parts.form = parts.form.remove();
       this.page.goOn(this.answer, body);
     };
-    parts.form = element("form", { class: "results", onsubmit: send }, ...labels, element("button", { type: "submit" }, "Send the results"));
+    const button = element("button", { type: "submit" }, boxes.length > 1 ? "Send the results" : "Send the result");
+    parts.form = element("form", { class: "results", onsubmit: send }, ...labels, button);
     parts.calls.append(parts.form);
-  }
-
-  #drawTime(step, { bar, phases }) {
-    const found = phasesOf(step);
-    const totals = this.beside.flatMap(({ steps }) => steps.map((other) => sum(phasesOf(other))));
-    const axis = new Axis([[0, Math.max(1, ...totals) * 1e-6]], () => "");
-    placeBar(bar, phaseSpans(0, found), axis);
-    const named = found.filter(([, ns]) => ns >= SHOWN_SHARE * sum(found));
-    phases.replaceChildren(...named.map(([name, ns]) => element("li", {}, element("i", { class: `phase-${name}` }), `${words(name)} ${duration(ns / 1e9)}`)));
   }
 }
 
-function sum(phases) {
-  return phases.reduce((total, [, ns]) => total + ns, 0);
+// Returns what an open step waits for, or null once tokens come.
+function waitingFor(step, answer) {
+  if (step.isMoving) return "The server has gone away. Another one is about to continue this answer…";
+  if (!step.isOpen || step.tokens.length) return null;
+  if (!step.progress) return answer.isLoading ? "Loading the model…" : "Waiting for the first token…";
+  const { processed, total, rest_ms: restMs, atMs } = step.progress;
+  const left = restMs === undefined ? null : Math.ceil((restMs - (performance.now() - atMs)) / 1e3);
+  const told = left === null ? "" : left > 1 ? `, about ${left < 100 ? `${left} s` : `${Math.round(left / 60)} min`} left` : ", almost done";
+  return `Reading the prompt: ${count(processed)} of ${count(total)} tokens${told}`;
 }
 
 // Returns JSON that is whole with a line for each member, and any other text as it is.
@@ -131,17 +180,7 @@ function ends(step) {
     found.push(element("p", { class: "error" }, step.error.message));
     if (step.error.param) found.push(element("p", { class: "note" }, "Parameter: ", element("code", {}, step.error.param)));
   }
-  if (step.isStopped) found.push(element("p", { class: "note" }, "You stopped it."));
-  if (step.finish === "length") found.push(element("p", { class: "note" }, "It was cut at the most tokens."));
+  if (step.isStopped) found.push(element("p", { class: "note" }, "Stopped by you."));
+  if (step.finish === "length") found.push(element("p", { class: "note" }, "Stopped at the token limit."));
   return found;
-}
-
-function counts({ usage, phases, eventsMs, isOpen }) {
-  if (!usage || isOpen) return isOpen && eventsMs.length ? `${eventsMs.length} events so far.` : "";
-  const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  const { image_tokens: pictures } = usage.prompt_tokens_details ?? {};
-  const thought = usage.completion_tokens_details?.reasoning_tokens;
-  const seconds = (phases.find(([name]) => name === "decode")?.[1] ?? 0) / 1e9;
-  const rate = seconds && usage.completion_tokens > 1 ? `, ${((usage.completion_tokens - 1) / seconds).toFixed(1)} a second` : "";
-  return `${usage.prompt_tokens} prompt tokens (${cached} cached${pictures ? `, ${pictures} of pictures` : ""}), ${usage.completion_tokens} generated${thought ? `, ${thought} of them reasoning` : ""}${rate}.`;
 }

@@ -33,7 +33,9 @@ export async function ask(step, body, signal) {
     step.requestId = response.headers.get("x-request-id");
     step.phases = serverTiming(response.headers.get("server-timing") ?? "");
     const decoder = new TextDecoder();
-    for await (const { data } of events(response)) {
+    const hear = (comment) => (step.isMoving ||= comment.startsWith("the answer is about to go on"));
+    for await (const { data } of events(response, hear)) {
+      step.isMoving = false;
       if (data !== "[DONE]") take(step, JSON.parse(data), decoder);
     }
   } catch (error) {
@@ -41,19 +43,26 @@ export async function ask(step, body, signal) {
     else step.error = { message: error.message, param: error.param };
   }
   step.isOpen = false;
+  step.isMoving = false;
   step.tookMs = performance.now() - step.sentMs;
-  if (step.requestId) await explain(step, body.model).catch((error) => (step.why = [`Its account cannot be read: ${error.message}`]));
+  if (step.message.reasoning) step.thoughtMs ??= step.tookMs - step.reasonedMs;
+  delete step.progress;
+  if (step.requestId) await explain(step, body.model);
 }
 
 function take(step, chunk, decoder) {
   if (chunk.error) step.error = chunk.error;
   if (chunk.usage) step.usage = chunk.usage;
   if (chunk.timings) step.phases = Object.entries(chunk.timings.phases_ns);
+  if (chunk.prompt_progress) step.progress = { ...chunk.prompt_progress, atMs: performance.now() };
   const choice = chunk.choices?.[0];
   if (!choice) return;
   if (choice.finish_reason) step.finish = choice.finish_reason;
   const { content, reasoning, tool_calls: calls = [] } = choice.delta;
   const { message } = step;
+  const nowMs = performance.now() - step.sentMs;
+  if (reasoning) step.reasonedMs ??= nowMs;
+  if (message.reasoning && (content || calls.length)) step.thoughtMs ??= nowMs - step.reasonedMs;
   message.content += content ?? "";
   message.reasoning += reasoning ?? "";
   let text = `${reasoning ?? ""}${content ?? ""}`;
@@ -65,7 +74,6 @@ function take(step, chunk, decoder) {
   }
   const tokens = choice.logprobs?.content ?? (text ? [{ token: text, logprob: null }] : []);
   if (!tokens.length) return;
-  const nowMs = performance.now() - step.sentMs;
   if (!(nowMs - step.eventsMs.at(-1) < TOGETHER_MS)) step.eventsMs.push(nowMs);
   for (const { token, bytes, logprob } of tokens) {
     const text = bytes ? decoder.decode(Uint8Array.from(bytes), { stream: true }) : token; // one may end in a character
@@ -73,17 +81,23 @@ function take(step, chunk, decoder) {
   }
 }
 
-// Waits for the account of a request that has ended, which says why it took so long.
+// Waits for the account of a request that has ended, which says why it took so long. Not every server shows it, nor to
+// every key; then the phases are those that came with the answer.
 async function explain(step, model) {
   const id = encodeURIComponent(step.requestId);
-  for (let left = TRIES; left; left--) {
-    const { requests } = await (await request(`debug/requests?id=${id}&limit=1&model=${encodeURIComponent(model)}`)).json();
-    if (requests.length) break;
-    await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
+  try {
+    for (let left = TRIES; left; left--) {
+      const { requests } = await (await request(`debug/requests?id=${id}&limit=1&model=${encodeURIComponent(model)}`)).json();
+      if (requests.length) break;
+      await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
+    }
+    const entry = await (await request(`debug/requests/${id}`, { headers: { accept: "application/json" } })).json();
+    step.why = entry.explanation;
+    step.phases = entry.phases.map((phase) => [phase.name, phase.duration_ns, ...partsOf(phase.causes_ns)]);
+    step.hasAccount = true;
+  } catch (error) {
+    console.info(`No account of ${step.requestId}: ${error.message}`);
   }
-  const entry = await (await request(`debug/requests/${id}`, { headers: { accept: "application/json" } })).json();
-  step.why = entry.explanation;
-  step.phases = entry.phases.map((phase) => [phase.name, phase.duration_ns, ...partsOf(phase.causes_ns)]);
 }
 
 // Parses the header into pairs of a phase and nanoseconds.
@@ -100,5 +114,6 @@ export function phasesOf(step) {
   const known = step.phases.reduce((sum, [, ns]) => sum + ns, 0);
   if (!step.isOpen) return known ? step.phases : [["open", (step.tookMs ?? 0) * 1e6]];
   const open = Math.max(0, (performance.now() - step.sentMs) * 1e6 - known);
-  return [...step.phases, [step.eventsMs.length ? "decode" : "open", open]];
+  const name = step.eventsMs.length ? "decode" : step.progress ? "prefill" : "open";
+  return [...step.phases, [name, open]];
 }

@@ -1,5 +1,6 @@
 // The text files and pictures that go with the next message.
 
+import { icon, iconButton } from "./icons.js";
 import { byId, element, showProblem } from "./show.js";
 
 const MOST_BYTES = 2 ** 20; // of a text
@@ -13,13 +14,13 @@ export class Attached {
   // `readsPictures()` tells whether the chosen models do.
   constructor(readsPictures) {
     this.#readsPictures = readsPictures;
-    for (const box of [byId("attach"), byId("camera")]) {
-      box.addEventListener("change", () => {
-        const chosen = [...box.files];
-        box.value = ""; // so that the same file can be chosen again
-        this.#addAll(chosen);
-      });
-    }
+    const box = byId("attach");
+    byId("attach-button").addEventListener("click", () => box.click());
+    box.addEventListener("change", () => {
+      const chosen = [...box.files];
+      box.value = ""; // so that the same file can be chosen again
+      this.#addAll(chosen);
+    });
     byId("prompt").addEventListener("paste", (event) => this.#take(event, event.clipboardData));
     byId("chat").addEventListener("drop", (event) => this.#take(event, event.dataTransfer));
     byId("chat").addEventListener("dragover", (event) => {
@@ -31,8 +32,7 @@ export class Attached {
     this.files = files;
     const items = files.map((file) => {
       const remove = () => this.set(this.files.filter((other) => other !== file));
-      const label = `Remove ${file.name}`;
-      return element("li", {}, thumbnail(file) ?? file.name, " ", element("button", { type: "button", "aria-label": label, onclick: remove }, "Remove"));
+      return element("li", { class: "chip" }, ...chip(file), iconButton("cross", `Remove ${file.name}`, remove));
     });
     byId("attached").replaceChildren(...items);
   }
@@ -58,19 +58,25 @@ export class Attached {
   }
 }
 
-// Returns the element of a picture, and null for a text.
-export function thumbnail({ name, text, url }) {
-  if (text !== undefined) return null;
-  return url ? element("img", { src: url, alt: name, title: name }) : element("span", { class: "note" }, `${name}, which this browser had no room for`);
+// Returns what shows a file: the picture itself, or an icon with the name and the size of a text.
+export function chip({ name, text, url }) {
+  if (url) return [element("img", { src: url, alt: name, title: name })];
+  const size = text === undefined ? "this browser had no room for it" : sizeOf(text);
+  return [icon("file"), element("span", {}, `${name} · ${size}`)];
+}
+
+function sizeOf(text) {
+  const numBytes = new Blob([text]).size;
+  return numBytes < 1000 ? `${numBytes} B` : `${(numBytes / 1000).toFixed(numBytes < 10_000 ? 1 : 0)} kB`;
 }
 
 async function textOf(file) {
-  if (file.size > MOST_BYTES) throw new Error(`it has ${file.size} bytes, and a text may have ${MOST_BYTES}`);
+  if (file.size > MOST_BYTES) throw new Error(`it has ${file.size} bytes, and a text file may have ${MOST_BYTES}`);
   const bytes = await file.arrayBuffer();
   try {
     return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
   } catch {
-    throw new Error("it is no text in UTF-8, and the models here read nothing else");
+    throw new Error("it is not a text in UTF-8, and this model reads nothing else");
   }
 }
 

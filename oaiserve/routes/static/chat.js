@@ -1,182 +1,251 @@
-// The chat: its conversations, the turns of the one that is open, and what is sent.
+// The chat page: the turns of the conversation that is open, and what is sent.
 
 import { Answer } from "./answer.js";
 import { ask, newStep } from "./ask.js";
-import { Attached, thumbnail } from "./attached.js";
-import { conversations, forget, keep, messages, newConversation } from "./conversations.js";
+import { chip } from "./attached.js";
+import { Composer } from "./composer.js";
+import { addVersion, chooseVersion, keep, messages, newConversation, rounds, shownAnswers, shownRound } from "./conversations.js";
+import { copyButton, iconButton } from "./icons.js";
+import { Models, shortName } from "./models.js";
+import { showMain, start } from "./page.js";
 import { Settings, shortly } from "./settings.js";
-import { byId, element, showProblem } from "./show.js";
-import { legend } from "./tokens.js";
+import { offerShortcuts } from "./shortcuts.js";
+import { byId, element, setStatus, showProblem } from "./show.js";
+import { Sidebar } from "./sidebar.js";
+import { request, ROOT } from "./sse.js";
 
 const DRAW_MS = 100; // between two looks of answers that grow
-const NEAR_END_PX = 120; // within which the page follows them
+const LOOK_MS = 30_000; // between two looks at the models
+const RETRY_MS = 2000;
+const NEAR_END_PX = 60; // within which the page follows an answer
 const TITLE_CHARACTERS = 60;
+const LONG_CHARACTERS = 1500; // of a message, and
+const LONG_LINES = 20; // above which it is folded
 const NOTHING = { text: "", files: [] };
 
-export class Chat {
-  view = "text"; // or a view of tokens
+class Chat {
+  open = newConversation(); // the conversation that is shown
   #settings = new Settings();
-  #attached = new Attached(() => this.#settings.readsPictures());
+  #models = new Models(() => this.#settings.offerDefaults(this.#models?.all ?? []));
+  #composer = new Composer(this);
+  #sidebar = new Sidebar(this);
   #running = new Map(); // of each answer that is made: its conversation, and what stops it
-  #open = null; // the conversation that is shown
   #editing = null; // the place of the turn that the message is to replace
   #shown = []; // the Answers of the page
+  #follows = true; // whether the end of the conversation stays in sight
 
   constructor() {
-    byId("chat-form").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.#send();
-    });
-    byId("prompt").addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      byId("chat-form").requestSubmit();
-    });
-    document.addEventListener("keydown", (event) => {
-      if (event.key !== "Escape") return;
-      if (this.#editing !== null) this.#write(NOTHING);
-      else this.#stop();
-    });
-    byId("settings").addEventListener("invalid", () => (byId("settings").open = true), true);
-    byId("stop").addEventListener("click", () => this.#stop());
-    byId("again").addEventListener("click", () => this.#askAll(this.#settings.body()));
+    byId("new-chat").addEventListener("click", () => this.begin());
     byId("stop-editing").addEventListener("click", () => this.#write(NOTHING));
-    byId("new-chat").addEventListener("click", () => {
-      this.#show(newConversation());
-      byId("prompt").focus();
-    });
-    for (const button of byId("views").children) button.addEventListener("click", () => this.#choose(button));
-    window.addEventListener("storage", () => this.#list()); // another tab has changed something
-    if (matchMedia("(max-width: 46rem)").matches) byId("conversations").open = false;
-    this.#show(newConversation());
+    byId("to-end").addEventListener("click", () => this.#scrollToEnd());
+    byId("scroll").addEventListener("scroll", () => this.#offerEnd());
+    new ResizeObserver(() => (this.#follows ? this.#scrollToEnd() : this.#offerEnd())).observe(byId("scroll"));
+    for (const button of byId("examples").querySelectorAll("button")) {
+      button.addEventListener("click", () => this.send(button.textContent, []));
+    }
+    window.addEventListener("storage", () => this.#sidebar.draw()); // another tab has changed something
+    offerShortcuts({ page: this, sidebar: this.#sidebar });
+    this.show(this.open);
   }
 
-  // Offers the models of the server.
   offer(models) {
-    this.#settings.offer(models);
+    this.#models.offer(models);
+    this.#settings.offerDefaults(this.#models.all);
+  }
+
+  readsPictures() {
+    return this.#models.readsPictures();
   }
 
   // -- what is shown -------------------------------------------------------------------------------------------------
 
-  #show(conversation) {
-    this.#open = [...this.#running.values()].find((one) => one.conversation.id === conversation.id)?.conversation ?? conversation;
-    if (this.#open.settings) this.#settings.set(this.#open.settings);
+  show(conversation) {
+    this.open = [...this.#running.values()].find((one) => one.conversation.id === conversation.id)?.conversation ?? conversation;
+    const { settings, turns } = this.open;
+    if (settings) this.#settings.set(settings);
+    if (settings?.models) this.#models.choose(settings.models);
     if (this.#editing !== null) this.#write(NOTHING);
     this.#draw();
-    this.#list();
+    this.#sidebar.draw();
+    document.title = turns.length ? `${this.open.title} · oaiserve` : "oaiserve";
+    this.#scrollToEnd();
   }
 
-  #list() {
-    const items = conversations().map((conversation) => {
-      const isOpen = conversation.id === this.#open.id;
-      const button = (label, onclick, attributes = {}) => element("button", { type: "button", onclick, ...attributes }, label);
-      const title = button(conversation.title, () => this.#show(conversation), { class: "link", ...(isOpen ? { "aria-current": "true" } : {}) });
-      const changes = [button("Rename", () => this.#rename()), button("Delete", () => this.#delete())];
-      return element("li", {}, title, ...(isOpen ? changes : []));
-    });
-    byId("conversation-list").replaceChildren(...items);
+  begin() {
+    this.show(newConversation());
+    this.#sidebar.hideDrawer();
+    byId("prompt").focus();
+  }
+
+  // Drops the open conversation, which has been deleted, and begins a new one.
+  drop() {
+    this.stop();
+    this.open.isGone = true;
+    this.begin();
   }
 
   #draw() {
     this.#shown = [];
-    byId("turns").replaceChildren(...this.#open.turns.map((turn, place) => this.#turn(turn, place)));
+    byId("turns").replaceChildren(...this.open.turns.map((turn, place) => this.#turn(turn, place)));
+    byId("welcome").hidden = this.open.turns.length > 0;
     this.#showState();
   }
 
   #turn(turn, place) {
-    const shown = ({ name, text }) => element("details", {}, element("summary", {}, name), element("pre", { tabindex: "0" }, text));
-    const files = turn.files.map((file) => thumbnail(file) ?? shown(file));
-    const edit = element("button", { type: "button", onclick: () => this.#write(turn, place) }, "Edit");
-    const asked = element("article", { class: "asked", "aria-label": "Your message" }, element("div", { class: "text" }, turn.text), ...files, edit);
-    const answers = turn.answers.map((answer) => new Answer(answer, turn.answers, this));
-    this.#shown.push(...answers);
-    return element("li", {}, asked, element("div", { class: "answers" }, ...answers.map((answer) => answer.element)));
+    const files = turn.files.map((file) => this.#file(file));
+    const edit = iconButton("edit", "Edit", () => this.edit(place));
+    const tools = element("div", { class: "tools" }, ...this.#versions(turn, place), copyButton("Copy", () => turn.text), edit);
+    const bubble = element("div", { class: "bubble" }, ...files, ...(turn.text ? folded(turn.text) : []));
+    const asked = element("article", { class: "asked", "aria-label": "Your message" }, bubble, tools);
+    const together = shownAnswers(turn);
+    const made = together.map((answer) => {
+      const isLast = answer === together.at(-1);
+      return new Answer(answer, { beside: turn.answers, together, page: this, tools: this.#tools(turn, place, answer, isLast) });
+    });
+    this.#shown.push(...made);
+    return element("li", {}, asked, element("div", { class: together.length > 1 ? "answers several" : "answers" }, ...made.map((answer) => answer.element)));
+  }
+
+  #file(file) {
+    if (file.text === undefined) return element("div", { class: "chip" }, ...chip(file));
+    return element("details", {}, element("summary", { class: "chip" }, ...chip(file)), element("pre", { tabindex: "0" }, file.text));
+  }
+
+  // Returns the buttons of an answer. Those of the whole turn are at its last one.
+  #tools(turn, place, answer, isLast) {
+    const copy = copyButton("Copy", () => answer.steps.map(({ message }) => message.content).join("\n\n"));
+    const branch = iconButton("branch", "Branch into a new chat", () => this.#branch(place));
+    const again = iconButton("again", "Regenerate", () => this.#askAgain(place));
+    return isLast ? [...this.#rounds(turn), copy, again, branch] : [copy];
+  }
+
+  // Returns arrows between the versions of a message.
+  #versions({ versions }, place) {
+    if (!versions) return [];
+    return arrows("version", versions.at, versions.tails.length, (number) => {
+      chooseVersion(this.open, place, number);
+      this.#keep(this.open);
+      this.#draw();
+    });
+  }
+
+  // Returns arrows between the answers to a message.
+  #rounds(turn) {
+    const all = rounds(turn);
+    if (all.length < 2) return [];
+    return arrows("answer", all.indexOf(shownRound(turn)), all.length, (number) => {
+      turn.round = all[number];
+      this.#keep(this.open);
+      this.#draw();
+    });
   }
 
   #showState() {
     const isBusy = this.#isBusy;
-    byId("send").disabled = isBusy;
-    byId("stop").disabled = !isBusy;
-    byId("again").disabled = isBusy || !this.#open.turns.length;
+    this.#composer.setBusy(isBusy);
     byId("turns").classList.toggle("busy", isBusy);
   }
 
-  #choose(button) {
-    this.view = button.value;
-    for (const other of byId("views").children) other.setAttribute("aria-pressed", String(other === button));
-    byId("shades").replaceChildren(...(this.view === "text" ? [] : legend(this.view)));
-    for (const answer of this.#shown) answer.draw();
-  }
-
-  // Lets the user write a message that begins so, in place of a turn or as a new one.
-  #write({ text, files }, editing = null) {
+  #write(message, editing = null) {
     this.#editing = editing;
-    byId("prompt").value = text;
-    this.#attached.set(files);
-    byId("editing").hidden = editing === null;
-    byId("prompt").focus();
+    this.#composer.write(message, editing !== null);
   }
 
-  #rename() {
-    const title = prompt("Name of the conversation", this.#open.title)?.trim();
-    if (!title) return;
-    this.#open.title = title;
-    this.#keep(this.#open);
+  edit(place) {
+    this.#write(this.open.turns[place], place);
   }
 
-  #delete() {
-    if (!confirm(`Delete “${this.#open.title}”?`)) return;
-    this.#stop();
-    this.#open.isGone = true;
-    forget(this.#open);
-    this.#show(newConversation());
-    byId("new-chat").focus();
+  editLast() {
+    if (this.open.turns.length && !this.#isBusy) this.edit(this.open.turns.length - 1);
+  }
+
+  // -- scrolling -----------------------------------------------------------------------------------------------------
+
+  get #isAtEnd() {
+    const { scrollTop, scrollHeight, clientHeight } = byId("scroll");
+    return scrollTop + clientHeight > scrollHeight - NEAR_END_PX;
+  }
+
+  #scrollToEnd() {
+    byId("scroll").scrollTop = byId("scroll").scrollHeight;
+    this.#offerEnd();
+  }
+
+  #offerEnd() {
+    this.#follows = this.#isAtEnd;
+    byId("to-end").hidden = this.#follows;
   }
 
   // -- what is sent --------------------------------------------------------------------------------------------------
 
   get #isBusy() {
-    return [...this.#running.values()].some(({ conversation }) => conversation === this.#open);
+    return [...this.#running.values()].some(({ conversation }) => conversation === this.open);
   }
 
-  #stop() {
-    for (const { conversation, abort } of this.#running.values()) if (conversation === this.#open) abort.abort();
+  // Stops the answers of this conversation, and returns whether there were any, or a message that was being edited.
+  stop() {
+    const wasActive = this.#isBusy || this.#editing !== null;
+    if (!this.#isBusy && this.#editing !== null) this.#write(NOTHING);
+    for (const { conversation, abort } of this.#running.values()) if (conversation === this.open) abort.abort();
+    return wasActive;
   }
 
-  #send() {
-    const text = byId("prompt").value.trim();
-    if (!text || this.#isBusy) return;
-    const body = this.#settings.body();
+  send(text, files) {
+    if (this.#isBusy) return;
+    const body = this.bodyNow();
     if (body === null) return;
-    const { turns } = this.#open;
-    if (this.#editing !== null) turns.length = this.#editing;
-    turns.push({ text, files: this.#attached.files, answers: [] });
-    this.#open.title ||= text.length > TITLE_CHARACTERS ? `${text.slice(0, TITLE_CHARACTERS)}…` : text;
+    const turn = { text, files, answers: [] };
+    if (this.#editing === null) this.open.turns.push(turn);
+    else addVersion(this.open, this.#editing, turn);
+    const title = text || files[0].name;
+    this.open.title ||= title.length > TITLE_CHARACTERS ? `${title.slice(0, TITLE_CHARACTERS)}…` : title;
+    document.title = `${this.open.title} · oaiserve`;
     this.#write(NOTHING);
     this.#askAll(body);
   }
 
-  // Asks all chosen models for a further answer in the last turn.
-  #askAll(body) {
+  // Asks for another answer to a message. What follows an earlier one stays as another version of it.
+  #askAgain(place) {
+    const body = this.bodyNow();
     if (body === null) return;
-    this.#open.settings = this.#settings.value();
-    const { answers } = this.#open.turns.at(-1);
-    const added = this.#settings.models().map((model) => ({ model, asked: shortly(this.#open.settings), steps: [] }));
-    answers.push(...added);
+    const { text, files } = this.open.turns[place];
+    if (place < this.open.turns.length - 1) addVersion(this.open, place, { text, files, answers: [] });
+    this.#askAll(body);
+  }
+
+  // Copies the conversation up to a turn into a new one.
+  #branch(place) {
+    const copy = structuredClone({ ...this.open, turns: this.open.turns.slice(0, place + 1) });
+    Object.assign(copy, { id: newConversation().id, title: `${this.open.title} (branch)` });
+    this.#keep(copy);
+    this.show(copy);
+    byId("prompt").focus();
+  }
+
+  // Asks all chosen models for an answer to the last message.
+  #askAll(body) {
+    this.open.settings = { ...this.#settings.value(), models: this.#models.chosen() };
+    const turn = this.open.turns.at(-1);
+    turn.round = Math.max(-1, ...rounds(turn)) + 1;
+    const asked = shortly(this.open.settings);
+    const added = this.#models.all.map(({ id, is_loaded: isLoaded }) => ({ model: id, asked, round: turn.round, isLoading: isLoaded === false, steps: [] }));
+    turn.answers.push(...added);
     for (const answer of added) this.#ask(answer, body);
-    this.#keep(this.#open);
+    this.#keep(this.open);
     this.#draw();
-    scrollTo(0, document.documentElement.scrollHeight);
+    this.#scrollToEnd();
   }
 
   // Returns the fields of a request now, or null if none may be sent.
   bodyNow() {
-    return this.#isBusy ? null : this.#settings.body();
+    if (this.#isBusy) return null;
+    showProblem(this.#models.chosen().length ? "" : "No model is chosen. Choose one at the top of the page.");
+    return this.#models.chosen().length ? this.#settings.body() : null;
   }
 
   // Returns whether results of tools may be sent: the answer is complete, and no turn follows it.
   mayGoOn(answer) {
-    return !answer.steps.at(-1).isOpen && this.#open.turns.at(-1).answers.includes(answer);
+    return !answer.steps.at(-1).isOpen && shownAnswers(this.open.turns.at(-1)).includes(answer);
   }
 
   // Sends the results of tools that the last step of the answer has got.
@@ -186,42 +255,91 @@ export class Chat {
   }
 
   async #ask(answer, body) {
-    const conversation = this.#open;
+    const conversation = this.open;
     const step = newStep("response_format" in body);
     const asked = { ...body, model: answer.model, messages: messages(conversation, answer) };
     const abort = new AbortController();
     answer.steps.push(step);
     this.#running.set(answer, { conversation, abort });
-    byId("said").textContent = `${answer.model} answers.`;
+    byId("said").textContent = `${shortName(answer.model)} is answering.`;
     this.#follow();
     await ask(step, asked, abort.signal);
+    abort.abort(); // where reading has failed, the server need not go on
+    delete answer.isLoading;
     this.#running.delete(answer);
     this.#keep(conversation);
-    if (conversation !== this.#open) return;
+    if (conversation !== this.open) return;
     const { content, calls } = step.message;
-    byId("said").textContent = `${answer.model}: ${step.error?.message ?? (content || calls.map(({ name }) => `calls ${name}`).join(", "))}`;
-    for (const shown of this.#shown) shown.draw();
+    byId("said").textContent = `${shortName(answer.model)}: ${step.error?.message ?? (content || calls.map(({ name }) => `calls ${name}`).join(", "))}`;
+    this.#drawAnswers(this.#shown);
     this.#showState();
   }
 
-  // Draws what grows until nothing does, and keeps the end of the page in sight if it was.
+  // Draws what grows until nothing does.
   #follow() {
     this.drawing ??= setInterval(() => {
-      const isNearEnd = innerHeight + scrollY > document.documentElement.scrollHeight - NEAR_END_PX;
-      for (const shown of this.#shown) if (this.#running.has(shown.answer)) shown.draw();
-      if (isNearEnd) scrollTo(0, document.documentElement.scrollHeight);
+      this.#drawAnswers(this.#shown.filter(({ answer }) => this.#running.has(answer)));
       if (!this.#running.size) this.drawing = clearInterval(this.drawing);
     }, DRAW_MS);
   }
 
+  // Draws answers, and keeps the end in sight if it was.
+  #drawAnswers(answers) {
+    const follows = this.#isAtEnd;
+    for (const answer of answers) answer.draw();
+    if (follows) this.#scrollToEnd();
+    else this.#offerEnd();
+  }
+
   #keep(conversation) {
-    if (conversation.isGone) return;
+    if (conversation.isGone || !conversation.turns.length) return;
     conversation.changedMs = Date.now();
     try {
-      if (!keep(conversation)) showProblem("This browser has no room for the pictures of this conversation. They are here until the page is closed.");
+      if (!keep(conversation)) showProblem("This browser has no room for the pictures of this chat. They are gone when you close the page.");
     } catch (error) {
-      showProblem(`This browser has no room for this conversation (${error.name}). Delete another one.`);
+      showProblem(`This browser has no room for this chat (${error.name}). Delete another one.`);
     }
-    this.#list();
+    this.#sidebar.draw();
   }
 }
+
+// Returns the text of a message, of which a long one is folded.
+function folded(text) {
+  const box = element("div", { class: "text" }, text);
+  if (text.length < LONG_CHARACTERS && text.split("\n").length < LONG_LINES) return [box];
+  box.classList.add("folded");
+  const button = element("button", { type: "button", class: "link", "aria-expanded": "false" }, "Show all");
+  button.addEventListener("click", () => {
+    const isFolded = box.classList.toggle("folded");
+    button.setAttribute("aria-expanded", String(!isFolded));
+    button.textContent = isFolded ? "Show all" : "Show less";
+  });
+  return [box, button];
+}
+
+function arrows(kind, at, length, choose) {
+  const move = (name, label, to) => iconButton(name, `${label} ${kind}`, () => choose(to), to < 0 || to >= length ? { disabled: "" } : {});
+  return [move("previous", "Previous", at - 1), element("span", { class: "place" }, `${at + 1}/${length}`), move("next", "Next", at + 1)];
+}
+
+const chat = new Chat();
+let timer = null;
+
+async function load() {
+  clearTimeout(timer);
+  try {
+    const { data } = await (await request("v1/models")).json();
+    showMain();
+    chat.offer(data);
+    setStatus("live", "Connected");
+    timer = setTimeout(load, LOOK_MS);
+  } catch (error) {
+    if (error.needsKey) return;
+    setStatus("lost", "No connection; trying again");
+    timer = setTimeout(load, RETRY_MS);
+  }
+}
+
+document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : load()));
+if (location.hash === "#live") location.replace(new URL("dashboard", ROOT)); // where earlier versions had it
+start(load, () => clearTimeout(timer));

@@ -1,10 +1,13 @@
-// Keeps conversations in the browser: one item of its storage for each.
+// Stores conversations in the browser, one item of its storage for each, and finds the messages of a request in them.
+
+import { shortName } from "./models.js";
 
 const PREFIX = "oaiserve-chat-";
 
-// A conversation has the `settings` of its form and `turns`; a turn has `text`, `files` (with a `text`, or the
-// `url` of a picture) and `answers`; an answer has a
-// `model` and `steps`, more than one where results of tools were sent; and a step is what `ask` makes.
+// A conversation has the `settings` of its form and `turns`. A turn has `text`, `files` (each with a `text`, or the
+// `url` of a picture), `answers`, and `round`, which of them are shown: those with this `round`. An answer has a `model` and `steps`, more than one where results
+// of tools were sent, and a step is what `ask` makes. A turn with other versions has them in `versions`: `at` is the
+// number of this one, and `tails` has the turns from there on of each other one, and null for this one.
 export function newConversation() {
   return { id: crypto.getRandomValues(new Uint32Array(4)).join("-"), title: "", changedMs: Date.now(), turns: [] };
 }
@@ -18,6 +21,7 @@ export function conversations() {
 function read(key) {
   try {
     const found = JSON.parse(localStorage.getItem(key));
+    for (const answer of found.turns.flatMap(({ answers }) => answers)) answer.round ??= 0; // of earlier versions
     for (const step of found.turns.flatMap(({ answers }) => answers).flatMap(({ steps }) => steps)) {
       if (step.isOpen) Object.assign(step, { isOpen: false, isStopped: true }); // the page was closed meanwhile
     }
@@ -28,7 +32,7 @@ function read(key) {
   }
 }
 
-// Keeps it as it is now, and returns whether it is whole: pictures are left out where the browser has no room for them.
+// Stores it as it is now, and returns whether it is whole: pictures are left out where the browser has no room for them.
 // Throws QuotaExceededError if it has none for the rest either.
 export function keep(conversation) {
   const key = PREFIX + conversation.id;
@@ -46,17 +50,64 @@ export function forget(conversation) {
   localStorage.removeItem(PREFIX + conversation.id);
 }
 
-// Returns the messages up to `answer`, of the last turn, with its own steps so far. Of earlier turns it has what its
-// model said there last, or else another one. Calls that nobody has answered are left out.
+// Begins another version of the turn at a place: that turn and all after it are put aside.
+export function addVersion({ turns }, place, turn) {
+  const versions = turns[place].versions ?? { at: 0, tails: [null] };
+  putAside(turns, place, versions);
+  versions.at = versions.tails.push(null) - 1;
+  turns.push({ ...turn, versions });
+}
+
+// Goes back to a version of the turn at a place.
+export function chooseVersion({ turns }, place, number) {
+  const { versions } = turns[place];
+  putAside(turns, place, versions);
+  turns.push(...versions.tails[number]);
+  versions.tails[number] = null;
+  versions.at = number;
+  turns[place].versions = versions;
+}
+
+function putAside(turns, place, versions) {
+  delete turns[place].versions; // which only the turn that is shown has
+  versions.tails[versions.at] = turns.splice(place);
+}
+
+export function rounds({ answers }) {
+  return [...new Set(answers.map(({ round }) => round))];
+}
+
+export function shownRound(turn) {
+  return turn.round ?? rounds(turn).at(-1);
+}
+
+// Returns the answers of a turn that are shown.
+export function shownAnswers(turn) {
+  return turn.answers.filter(({ round }) => round === shownRound(turn));
+}
+
+// Returns the messages up to `answer`, of the last turn, with its own steps so far. Of earlier turns it has what is
+// shown of its model, or else of another one. Calls that nobody has answered are left out.
 export function messages({ settings, turns }, answer) {
   const found = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
   for (const turn of turns) {
     const { model } = answer;
-    const before = turn.answers.findLast((other) => other.model === model) ?? turn.answers.at(-1);
+    const shown = shownAnswers(turn);
+    const before = shown.findLast((other) => other.model === model) ?? shown.at(-1);
     found.push({ role: "user", content: content(turn) });
     for (const step of (turn.answers.includes(answer) ? answer : before)?.steps ?? []) found.push(...said(step));
   }
   return found;
+}
+
+// Returns a conversation as Markdown, with what is shown of it.
+export function asMarkdown({ title, turns }) {
+  const parts = turns.flatMap((turn) => {
+    const text = content(turn);
+    const answers = shownAnswers(turn).map(({ model, steps }) => `## ${shortName(model)}\n\n${steps.map(({ message }) => message.content).join("\n\n")}`);
+    return [`## You\n\n${typeof text === "string" ? text : text.at(-1).text}`, ...answers];
+  });
+  return `${[`# ${title}`, ...parts].join("\n\n")}\n`;
 }
 
 function said({ message: { content, reasoning, calls }, results }) {
@@ -70,7 +121,7 @@ function said({ message: { content, reasoning, calls }, results }) {
 
 // Returns the text of a turn, with its files as blocks of code, behind its pictures.
 function content({ text, files }) {
-  const whole = [text, ...files.filter((file) => file.text !== undefined).map(fenced)].join("\n\n");
+  const whole = [text, ...files.filter((file) => file.text !== undefined).map(fenced)].filter(Boolean).join("\n\n");
   const pictures = files.filter(({ url }) => url).map(({ url }) => ({ type: "image_url", image_url: { url } }));
   return pictures.length ? [...pictures, { type: "text", text: whole }] : whole;
 }

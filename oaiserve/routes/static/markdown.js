@@ -1,6 +1,8 @@
 // Shows Markdown that a model has written. Nobody trusts it: HTML stays text, images become links, and a link has to be
 // one of the web.
 
+import { highlight } from "./code.js";
+import { copyButton } from "./icons.js";
 import { element } from "./show.js";
 
 const markdown = window.markdownit({ html: false, linkify: true });
@@ -22,31 +24,58 @@ for (const cell of ["th_open", "td_open"]) {
     return `<${tokens[index].tag}${isRight ? ' class="number"' : ""}>`;
   };
 }
+// The page has headings of its own above these.
+const lowered = (tag) => `h${Math.min(6, Number(tag[1]) + 2)}`;
+rules.heading_open = (tokens, index) => `<${lowered(tokens[index].tag)}>`;
+rules.heading_close = (tokens, index) => `</${lowered(tokens[index].tag)}>`;
 
+// Shows the text in `box`, with an element for each of its blocks. Blocks that are as before keep their elements, so a
+// text that grows costs little, and a selection in it stays. Returns the blocks, each with its `element` and the `lines`
+// of its source, [from, to].
 export function showMarkdown(box, text) {
-  box.innerHTML = markdown.render(text);
-  for (const code of box.querySelectorAll("pre")) {
-    code.tabIndex = 0; // wide code is scrolled, by keys as well
-    const block = element("div", { class: "block" });
-    code.replaceWith(block);
-    block.append(code, copyButton("Copy code", () => code.textContent));
-  }
+  const found = blocks(text);
+  found.forEach((block, place) => {
+    const shown = box.children[place];
+    const isSame = shown?.source === block.html;
+    block.element = isSame ? shown : newBlock(block.html);
+    block.element.source = block.html;
+    if (!shown) box.append(block.element);
+    else if (!isSame) shown.replaceWith(block.element);
+  });
+  while (box.children.length > found.length) box.lastChild.remove();
+  return found;
 }
 
-// Returns a button that copies a text. Without HTTPS, pages of other machines have no clipboard but the selection's.
-export function copyButton(label, text) {
-  const copy = async () => {
-    if (navigator.clipboard) await navigator.clipboard.writeText(text());
-    else {
-      const box = document.body.appendChild(element("textarea", { class: "unseen" }, text()));
-      box.select();
-      document.execCommand("copy");
-      box.remove();
-      button.focus();
-    }
-    button.textContent = "Copied";
-    setTimeout(() => (button.textContent = label), 2000);
-  };
-  const button = element("button", { type: "button", class: "copy", onclick: copy }, label);
-  return button;
+function blocks(text) {
+  const environment = {};
+  const tokens = markdown.parse(text, environment);
+  const found = [];
+  let from = 0;
+  let depth = 0;
+  tokens.forEach(({ nesting }, place) => {
+    depth += nesting;
+    if (depth) return;
+    const own = tokens.slice(from, place + 1);
+    const [first, end] = own[0].map;
+    const isFence = own[0].type === "fence"; // whose first line is no text
+    found.push({ html: markdown.renderer.render(own, markdown.options, environment), lines: [isFence ? first + 1 : first, end] });
+    from = place + 1;
+  });
+  return found;
+}
+
+function newBlock(html) {
+  const made = element("div", { class: "block" });
+  made.innerHTML = html;
+  for (const pre of made.querySelectorAll("pre")) {
+    const code = pre.firstElementChild;
+    const language = code.className.replace("language-", "");
+    code.removeAttribute("class");
+    pre.tabIndex = 0; // wide code is scrolled, by keys as well
+    const box = element("div", { class: "code-box" });
+    pre.replaceWith(box);
+    box.append(pre, copyButton("Copy code", () => code.textContent));
+    highlight(code, language);
+  }
+  return made;
 }

@@ -1,93 +1,78 @@
-// The settings of a conversation: models, parameters, and the form of its answers. What is not JSON is told at its box.
+// The settings of a conversation: the system prompt, parameters, and the form of its answers. A box that has no valid
+// JSON says so.
 
-import { byId, element, showProblem } from "./show.js";
+import { byId, element } from "./show.js";
 
-const NUMBERS = ["temperature", "top_p", "max_completion_tokens", "seed"];
+const STORED = "oaiserve-settings"; // what was set last, for the next visit
+const NUMBERS = [
+  ...["temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"],
+  ...["seed", "max_completion_tokens"],
+];
+const NEUTRAL = { temperature: 1, top_p: 1, top_k: "off", min_p: 0, presence_penalty: 0, frequency_penalty: 0, repetition_penalty: 1 };
 
 export class Settings {
-  #readers = []; // the models that read pictures
   #fields = [...byId("settings").querySelectorAll("[name]")];
   #schema = new JsonBox("schema", isObject, "A schema is an object: {...}.");
   #tools = new JsonBox("tools", isListOfObjects, "Tools are a list of objects: [{...}, ...].");
 
   constructor() {
-    byId("settings").addEventListener("change", () => this.#show());
-    this.#show();
-  }
-
-  // Offers the models that write text. One is chosen at least.
-  offer(models) {
-    const chosen = this.models();
-    this.#readers = models.filter((model) => model.input_modalities?.includes("image")).map(({ id }) => id);
-    const writing = models.filter(({ task }) => task === undefined || task === "generate");
-    const shown = [...byId("models").querySelectorAll("input")].map(({ value }) => value);
-    byId("no-model").hidden = writing.length > 0;
-    this.#offerCamera();
-    if (writing.map(({ id }) => id).join("\n") === shown.join("\n")) return; // what has the focus keeps it
-    const boxes = writing.map(({ id }, place) => {
-      const box = element("input", { type: "checkbox", name: "model", value: id });
-      box.checked = chosen.length ? chosen.includes(id) : place === 0;
-      return element("label", {}, box, ` ${id}`);
+    byId("settings").addEventListener("change", () => {
+      localStorage.setItem(STORED, JSON.stringify(this.value()));
+      this.#show();
     });
-    byId("models").replaceChildren(element("legend", {}, "Models, side by side"), ...boxes);
-    byId("models").hidden = boxes.length < 2;
-    this.#show();
+    byId("reset-settings").addEventListener("click", () => {
+      this.set({});
+      localStorage.removeItem(STORED);
+    });
+    this.set(JSON.parse(localStorage.getItem(STORED) ?? "{}"));
   }
 
-  models() {
-    return [...byId("models").querySelectorAll(":checked")].map(({ value }) => value);
+  // Shows what holds where a field is empty.
+  offerDefaults(models) {
+    const own = models.length === 1 ? (models[0].default_sampling ?? {}) : {};
+    for (const field of this.#fields) {
+      if (field.name in NEUTRAL) field.placeholder = models.length > 1 ? "default" : String(own[field.name] ?? NEUTRAL[field.name]);
+    }
   }
 
-  // Returns whether each chosen model reads pictures.
-  readsPictures() {
-    return this.models().length > 0 && this.models().every((id) => this.#readers.includes(id));
-  }
-
-  #offerCamera() {
-    byId("camera-label").hidden = !this.readsPictures();
-    byId("attach").parentElement.firstChild.data = this.readsPictures() ? "Attach texts or pictures " : "Attach text files ";
-  }
-
-  // Returns the settings as they are kept with a conversation.
+  // Returns the settings as they are stored with a conversation.
   value() {
     const fields = this.#fields.filter((field) => field.type !== "radio" || field.checked);
-    return { ...Object.fromEntries(fields.map(({ name, value }) => [name, value])), models: this.models() };
+    return Object.fromEntries(fields.map(({ name, value }) => [name, value]));
   }
 
-  set({ models, ...values }) {
+  set(values) {
     for (const field of this.#fields) {
       const value = values[field.name] ?? field.defaultValue ?? "";
-      if (field.type === "radio") field.checked = value === field.value;
+      if (field.type === "radio") field.checked = (values.kind ?? "text") === field.value;
       else field.value = value;
     }
-    const boxes = [...byId("models").querySelectorAll("input")];
-    const kept = boxes.filter(({ value }) => models.includes(value));
-    boxes.forEach((box, place) => (box.checked = kept.length ? kept.includes(box) : place === 0));
     this.#show();
     byId("tool_choice").value = values.tool_choice ?? byId("tool_choice").value; // a name that is offered only now
   }
 
   // Returns the fields of a request, but for model and messages. If a box has something wrong, it returns null, and the
-  // box gets the focus. It does so, too, if no model is chosen.
+  // box gets the focus.
   body() {
     const value = this.value();
-    showProblem(value.models.length ? "" : "No model is chosen. The settings list those that write text.");
-    if (!value.models.length) return null;
-    const numbers = NUMBERS.filter((name) => value[name] !== "").map((name) => [name, Number(value[name])]);
-    const effort = value.reasoning_effort ? { reasoning_effort: value.reasoning_effort } : {};
+    const wrong = this.#fields.find((field) => !field.validity.valid);
     const form = this.#formOfAnswer(value);
-    if (form === null) {
-      byId("settings").open = true;
-      byId(value.kind).focus();
+    if (wrong || form === null) {
+      byId("settings").hidden = false;
+      if (wrong) wrong.reportValidity();
+      else byId(value.kind).focus();
       return null;
     }
+    const stop = value.stop.split("\n").filter(Boolean).map((text) => text.replaceAll("\\n", "\n"));
     return {
-      ...Object.fromEntries(numbers),
-      ...effort,
+      ...Object.fromEntries(NUMBERS.filter((name) => value[name] !== "").map((name) => [name, Number(value[name])])),
+      ...(stop.length ? { stop } : {}),
+      ...(value.reasoning_effort ? { reasoning_effort: value.reasoning_effort } : {}),
       ...form,
       logprobs: true,
       stream: true,
       stream_options: { include_usage: true, include_timings: true },
+      return_progress: true,
     };
   }
 
@@ -104,13 +89,11 @@ export class Settings {
   }
 
   #show() {
-    const { kind } = this.value();
-    byId("schema-fields").hidden = kind !== "schema";
-    byId("tools-fields").hidden = kind !== "tools";
-    byId("prompt").placeholder = byId("settings").querySelector(`[value=${kind}]`).dataset.example;
+    const value = this.value();
+    byId("schema-fields").hidden = value.kind !== "schema";
+    byId("tools-fields").hidden = value.kind !== "tools";
     this.#offerTools();
-    this.#offerCamera();
-    byId("settings-summary").textContent = shortly(this.value());
+    byId("settings-summary").textContent = [value.system.trim() ? "system prompt" : "", shortly(value)].filter(Boolean).join(", ") || "Default settings";
   }
 
   // Offers each tool by its name, so that a call of it can be forced.
@@ -125,11 +108,11 @@ export class Settings {
   }
 }
 
-// Returns the settings that are not the usual ones, in a few words.
-export function shortly({ temperature, top_p, seed, reasoning_effort, kind }) {
-  const named = { temperature, "top p": top_p, seed, effort: reasoning_effort };
-  const given = Object.entries(named).filter(([, value]) => value).map(([name, value]) => `${name} ${value}`);
-  return [...given, ...(kind === "text" ? [] : [{ schema: "JSON Schema", tools: "tools" }[kind]])].join(", ");
+// Returns the settings that differ from the defaults, in a few words.
+export function shortly({ kind, max_completion_tokens: most, reasoning_effort: effort, stop, ...values }) {
+  const numbers = NUMBERS.filter((name) => values[name]).map((name) => `${name.replaceAll("_", " ")} ${values[name]}`);
+  const others = [most ? `at most ${most} tokens` : "", effort ? `effort ${effort}` : "", stop ? "stop" : ""];
+  return [...numbers, ...others, { schema: "JSON Schema", tools: "tools" }[kind] ?? ""].filter(Boolean).join(", ");
 }
 
 // A text box for JSON, with a place below it for what is wrong.

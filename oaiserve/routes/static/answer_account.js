@@ -1,0 +1,92 @@
+// The account of a step: one quiet line with its speed, which opens into its phases and what they were spent on.
+
+import { phasesOf } from "./ask.js";
+import { Axis } from "./axis.js";
+import { duration, element, phaseSpans, placeBar, words } from "./show.js";
+import { ROOT } from "./sse.js";
+import { legend } from "./tokens.js";
+
+const SHOWN_SHARE = 0.01; // of a phase that has a row of its own
+const VIEWS = [["text", "Off"], ["cost", "Cost"], ["certainty", "Certainty"]];
+const count = (number) => number.toLocaleString("en");
+
+export class Account {
+  view = "text"; // or one of tokens
+
+  // `redraw()` is called when another view is chosen.
+  constructor(step, redraw) {
+    this.step = step;
+    this.bar = element("span", { class: "track bar", "aria-hidden": "true" });
+    this.line = element("span", { class: "line" });
+    this.rows = element("div", { class: "rows" });
+    this.why = element("div", { class: "why" });
+    this.shades = element("ul", { class: "legend", "aria-label": "Shades of tokens" });
+    const buttons = VIEWS.map(([view, name]) => element("button", { type: "button", value: view, "aria-pressed": String(view === "text") }, name));
+    for (const button of buttons) {
+      button.addEventListener("click", () => {
+        this.view = button.value;
+        for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
+        this.shades.replaceChildren(...(this.view === "text" ? [] : legend(this.view)));
+        redraw();
+      });
+    }
+    this.views = element("div", { class: "views", role: "group", "aria-label": "Shade tokens by" }, element("span", {}, "Shade tokens by"), ...buttons);
+    const panel = element("div", { class: "card" }, this.rows, this.why, this.views, this.shades);
+    this.element = element("details", { class: "account" }, element("summary", {}, this.bar, this.line), panel);
+    this.element.addEventListener("toggle", () => {
+      this.draw();
+      if (this.element.open) panel.scrollIntoView({ block: "nearest" });
+    });
+  }
+
+  // Draws the line, and the rest if it is open. `totalNs` is the length of the bar, and `more` are further sentences.
+  draw(totalNs = this.totalNs, more = this.more) {
+    const { step } = this;
+    this.totalNs = totalNs;
+    this.more = more;
+    const phases = phasesOf(step);
+    const axis = new Axis([[0, Math.max(1, totalNs) * 1e-6]], () => "");
+    const spans = phaseSpans(0, phases);
+    placeBar(this.bar, spans, axis);
+    this.line.textContent = summary(step, phases);
+    if (!this.element.open) return;
+    const whole = sum(phases);
+    const shown = spans.filter((_, place) => phases[place][1] >= SHOWN_SHARE * whole);
+    this.rows.replaceChildren(...shown.map((span) => row(span, axis)));
+    const sentences = [...step.why, counts(step), ...more].filter(Boolean);
+    const to = new URL(`requests/${encodeURIComponent(step.requestId)}`, ROOT);
+    const link = step.hasAccount ? [element("a", { href: to, "data-shows-requests": "" }, "Open this request")] : [];
+    this.why.replaceChildren(...sentences.map((text) => element("p", {}, text)), ...link);
+    this.views.hidden = step.isOpen || !step.tokens.length;
+  }
+}
+
+export function sum(phases) {
+  return phases.reduce((total, [, ns]) => total + ns, 0);
+}
+
+function row(span, axis) {
+  const [name, from, to] = span;
+  const track = element("span", { class: "track" });
+  placeBar(track, [span], axis);
+  return element("div", { class: "row" }, element("span", {}, words(name)), track, element("span", {}, duration((to - from) / 1e3)));
+}
+
+function summary(step, phases) {
+  const { usage, isOpen, eventsMs } = step;
+  const tokens = usage?.completion_tokens ?? step.tokens.length;
+  const decoding = phases.filter(([name]) => name === "decode");
+  const seconds = isOpen ? (eventsMs.at(-1) - eventsMs[0]) / 1e3 : sum(decoding) / 1e9;
+  const rate = tokens > 1 && seconds > 0 ? [`${((tokens - 1) / seconds).toFixed(1)} tok/s`] : [];
+  const took = isOpen ? performance.now() - step.sentMs : sum(phases) / 1e6 || (step.tookMs ?? 0);
+  return [...rate, `${count(tokens)} ${tokens === 1 ? "token" : "tokens"}`, `${(took / 1e3).toFixed(1)} s`].join(" · ");
+}
+
+function counts({ usage, isOpen }) {
+  if (!usage || isOpen) return "";
+  const { cached_tokens: cached = 0, image_tokens: pictures } = usage.prompt_tokens_details ?? {};
+  const thought = usage.completion_tokens_details?.reasoning_tokens;
+  const ofPictures = pictures ? `, ${count(pictures)} of them for pictures` : "";
+  const prompt = `${count(cached)} of ${count(usage.prompt_tokens)} prompt tokens came from the cache${ofPictures}.`;
+  return thought ? `${prompt} ${count(thought)} of ${count(usage.completion_tokens)} generated tokens are reasoning.` : prompt;
+}

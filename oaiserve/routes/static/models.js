@@ -1,0 +1,112 @@
+// The model picker: one model answers, or several next to each other.
+
+import { byId, element } from "./show.js";
+
+export class Models {
+  #models = []; // those that write text
+
+  // `changed()` is called when others are chosen, or are known.
+  constructor(changed) {
+    this.changed = changed;
+    byId("model-list").addEventListener("change", ({ target }) => {
+      if (target.type === "radio") byId("picker").hidePopover();
+      this.#show();
+    });
+    byId("compare").addEventListener("change", ({ target }) => {
+      const chosen = this.chosen();
+      for (const box of this.#boxes) {
+        box.type = target.checked ? "checkbox" : "radio";
+        box.checked = target.checked ? chosen.includes(box.value) : box.value === chosen[0];
+      }
+      this.#show();
+    });
+    byId("picker").addEventListener("toggle", ({ newState }) => {
+      byId("model-button").setAttribute("aria-expanded", String(newState === "open"));
+      if (newState === "open") this.#boxes.find((box) => box.checked)?.focus();
+    });
+  }
+
+  get #boxes() {
+    return [...byId("model-list").querySelectorAll("input")];
+  }
+
+  // Offers the models of the server that write text. At least one is chosen.
+  offer(models) {
+    const chosen = this.chosen();
+    const isFirst = !this.#models.length;
+    this.#models = models.filter(({ task }) => task === undefined || task === "generate");
+    byId("no-model").hidden = this.#models.length > 0;
+    byId("model-button").hidden = !this.#models.length;
+    const type = byId("compare").checked ? "checkbox" : "radio";
+    const focused = document.activeElement?.name === "model" ? document.activeElement.value : null;
+    const rows = this.#models.map((model) => {
+      const box = element("input", { type, name: "model", value: model.id, title: model.id });
+      return element("label", {}, box, element("span", {}, shortName(model.id), element("small", {}, details(model))));
+    });
+    byId("model-list").replaceChildren(...rows);
+    byId("compare").parentElement.hidden = this.#models.length < 2;
+    this.choose(isFirst && this.wanted ? this.wanted : chosen);
+    this.#boxes.find(({ value }) => value === focused)?.focus();
+  }
+
+  // Chooses models by their ids, or the first one if there are none of these. Before any are known, it does so later.
+  choose(ids) {
+    this.wanted = ids;
+    const found = this.#boxes.filter(({ value }) => ids.includes(value));
+    if (found.length > 1 && !byId("compare").checked) {
+      byId("compare").checked = true;
+      for (const box of this.#boxes) box.type = "checkbox";
+    }
+    this.#boxes.forEach((box, place) => (box.checked = found.length ? found.includes(box) : place === 0));
+    this.#show();
+  }
+
+  chosen() {
+    return this.#boxes.filter(({ checked }) => checked).map(({ value }) => value);
+  }
+
+  // Returns what the server says of the chosen models.
+  get all() {
+    const chosen = this.chosen();
+    return this.#models.filter(({ id }) => chosen.includes(id));
+  }
+
+  // Returns whether each chosen model reads pictures.
+  readsPictures() {
+    return this.all.length > 0 && this.all.every((model) => model.input_modalities?.includes("image"));
+  }
+
+  #show() {
+    const { all } = this;
+    const name = all.map(({ id }) => shortName(id)).join(", ") || "Choose a model";
+    byId("model-name").textContent = name;
+    byId("model-details").textContent = all.length === 1 ? short(all[0]) : "";
+    byId("prompt").placeholder = all.length === 1 ? `Message ${name}` : "Message";
+    byId("welcome-title").textContent = all.length ? `Chat with ${name}` : "";
+    byId("welcome-details").textContent = all.length === 1 ? details(all[0]) : "";
+    this.changed();
+  }
+}
+
+const QUANTIZED = /[-._](I?Q\d\w*|BF16|F16|F32)\.gguf$/i; // the end of a GGUF file's name
+
+// Returns how the weights are stored, as the name of their file says.
+function quantization({ root }) {
+  return root?.match(QUANTIZED)?.[1].toUpperCase() ?? "";
+}
+
+// Returns a model's name without its folder, for a model may be called as its file is.
+export function shortName(id) {
+  return id.split("/").at(-1).replace(QUANTIZED, "").replace(/\.gguf$/i, "");
+}
+
+function short(model) {
+  return [quantization(model), model.is_loaded === false ? "not loaded" : ""].filter(Boolean).join(" · ");
+}
+
+function details(model) {
+  const context = model.max_model_len ? `${model.max_model_len.toLocaleString("en")} tokens of context` : "";
+  const adapter = model.parent ? `adapter of ${model.parent}` : "";
+  const reads = (model.input_modalities ?? []).filter((kind) => kind !== "text").map((kind) => `reads ${kind}s`);
+  return [quantization(model), context, adapter, ...reads, model.is_loaded === false ? "not loaded" : ""].filter(Boolean).join(" · ");
+}
