@@ -236,15 +236,7 @@ def server_telemetry(
         vllm_metrics=config.telemetry.vllm_metrics,
         log_limit=log_limit,
         recording=None if config.telemetry.record_requests is None else partial(_recording, config, engine),
-        page_scheme=_page_scheme(config.server),
     )
-
-
-def _page_scheme(server: ServerOptions) -> str | None:
-    """Return how the pages of requests are reached, or None without them."""
-    if not server.shows_dashboard:
-        return None
-    return "http" if server.tls_certificate is None else "https"
 
 
 def _recording(config: Config, engine: Engine, epoch_offset_ns: int) -> Recording:

@@ -22,7 +22,6 @@ from oaiserve.engine.streams import LoopStream
 from oaiserve.errors import APIError, DeadlineMissed, DeadlineRefused, SlowReader, Unavailable
 from oaiserve.facts.continuation import StreamIds
 from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, RequestRecord, ToolCallOutcome
-from oaiserve.facts.request_page import link_header
 from oaiserve.facts.times import WAITED_HEADER, RequestTimes, monotonic_ns, waited
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.key_table import Use
@@ -167,6 +166,13 @@ class Exchange:
         return DeadlineOutcome.MET if self.outcome is Outcome.FINISHED and in_time else DeadlineOutcome.MISSED
 
 
+def _link_to_page(scope: Scope, request_id: str) -> bytes:
+    """Return the value of the header `link`. Its address is relative to that of the request, before which a proxy may
+    have put a path."""
+    up = "../" * (scope["raw_path"].count(b"/") - 1)
+    return f'<{up}requests/{request_id}>; rel="describedby"; type="text/html"'.encode()
+
+
 _SHARED = [each.name for each in fields(RequestRecord) if hasattr(Exchange, each.name)]  # by the same names in both
 
 
@@ -204,8 +210,7 @@ class Accounting:
             if message["type"] == "http.response.start":
                 exchange.http_status = message["status"]
                 if serving.config.server.shows_dashboard:
-                    link = link_header(scope.get("raw_path") or scope["path"].encode(), exchange.request_id)
-                    message["headers"] = [*message["headers"], link]
+                    message["headers"] = [*message["headers"], (b"link", _link_to_page(scope, exchange.request_id))]
                 if use is not None and store is not None:
                     if not use.headers:
                         with suppress(Unavailable):

@@ -57,9 +57,9 @@ class Telemetry:
     """Metrics, spans, log lines and the ring of recent requests, all fed by one thread.
 
     `log_limit` is the limit on the log, whose summaries are written and whose numbers are on /metrics. `recording`
-    makes a recording of the requests, given the wall clock minus the monotonic clock. With `page_scheme`, log lines
-    have the address of the request's page. `environ` is for tests: the OpenTelemetry SDK reads most of its variables
-    from the process itself. Raises StartupError for an invalid or unsupported OTEL_* variable.
+    makes a recording of the requests, given the wall clock minus the monotonic clock. `environ` is for tests: the
+    OpenTelemetry SDK reads most of its variables from the process itself. Raises StartupError for an invalid or
+    unsupported OTEL_* variable.
     """
 
     def __init__(
@@ -70,7 +70,6 @@ class Telemetry:
         vllm_metrics: bool = True,
         log_limit: LogLimit | None = None,
         recording: Callable[[int], Recording] | None = None,
-        page_scheme: str | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         # The offset is taken once per process, and turns every stamp into epoch time.
@@ -89,7 +88,7 @@ class Telemetry:
         consumers: dict[str, Consumer] = {
             "recent": self.recent.add,
             "metrics": self._metrics.observe,
-            "log": partial(logs.log_request, page_scheme=page_scheme),
+            "log": logs.log_request,
         }
         self._recording = None if recording is None else recording(epoch_offset_ns)
         if self._recording is not None:

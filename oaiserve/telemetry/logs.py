@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from oaiserve.config import LogFormat
-from oaiserve.facts import request_page
 from oaiserve.facts.record import Outcome, RequestRecord
 from oaiserve.screen import Screen
 from oaiserve.telemetry.log_limit import REQUESTS, LogLimit
@@ -29,11 +28,15 @@ _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName",
 
 
 class JSONFormatter(logging.Formatter):
-    """Formats one JSON object per line: ts (UTC), level, logger, message, the extra fields, and any `exception`."""
+    """Formats one JSON object per line: ts (UTC), level, logger, message, the extra fields, and any `exception`.
 
-    def __init__(self, model: str | None = None) -> None:
+    The line of a request has the address of its page, which `address_of` returns of its id.
+    """
+
+    def __init__(self, model: str | None = None, address_of: Callable[[str], str] | None = None) -> None:
         super().__init__()
         self._own = {} if model is None else {"process_model": model}
+        self._address_of = address_of
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -44,6 +47,8 @@ class JSONFormatter(logging.Formatter):
             **self._own,
         }
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in line}
+        if record.name == REQUESTS and self._address_of is not None:
+            line["request_url"] = self._address_of(line["request_id"])
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
@@ -80,7 +85,7 @@ def configure(
     handler = _Handler(stream or sys.stderr)
     form = resolved(form, handler.stream)
     if form == "json":
-        handler.setFormatter(JSONFormatter(model))
+        handler.setFormatter(JSONFormatter(model, address_of))
     elif form == "short":
         handler.setFormatter(ShortFormatter(Screen.of(handler.stream), model, address_of))
     else:
@@ -102,11 +107,8 @@ def configure(
     return LogLimit(handler)
 
 
-def log_request(record: RequestRecord, page_scheme: str | None = None) -> None:
-    """Log one line for an ended request by the logger `oaiserve.request`: a warning if it failed, else info.
-
-    With `page_scheme`, the field `request_url` has the address of its page.
-    """
+def log_request(record: RequestRecord) -> None:
+    """Log one line for an ended request by the logger `oaiserve.request`: a warning if it failed, else info."""
     level = logging.WARNING if record.outcome is Outcome.FAILED else logging.INFO
     if not logger.isEnabledFor(level):
         return
@@ -124,8 +126,6 @@ def log_request(record: RequestRecord, page_scheme: str | None = None) -> None:
         **{f"{name}_ms": phase_ms for name, phase_ms in phases_ms.items()},
         **{f"queue_{reason}_ms": wait_ms for reason, wait_ms in waits_ms.items()},
     }
-    if page_scheme is not None and (url := request_page.url(record, page_scheme)) is not None:
-        fields["request_url"] = url
     calls = {outcome.value: number for outcome, number in record.tool_calls.items()}
     fields |= {f"tool_calls_{outcome}": number for outcome, number in calls.items()}
     error = f" {record.error_type}" if record.error_type else ""

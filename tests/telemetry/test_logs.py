@@ -175,23 +175,13 @@ def test_the_console_line_of_a_request_reads_as_a_sentence(
     assert text in line
 
 
-@pytest.mark.parametrize(
-    ("address", "url"),
-    [
-        (("127.0.0.1", 8000), "http://127.0.0.1:8000/requests/req-1"),
-        (("::1", 8000), "http://[::1]:8000/requests/req-1"),
-        (("/run/socket", None), None),
-    ],
-)
-def test_a_line_has_the_address_of_the_page_of_its_request(
-    address: tuple[str, int | None], url: str | None, stream: io.StringIO, make_record
-) -> None:
-    logs.configure(form="json", stream=stream)
-    record = make_record(server_address=address[0], server_port=address[1])
-    logs.log_request(record, page_scheme="http")
-    logs.log_request(record)  # of a server without the page
-    with_page, without = map(json.loads, stream.getvalue().splitlines())
-    assert (with_page.get("request_url"), without.get("request_url")) == (url, None)
+def test_a_json_line_has_the_address_of_the_page_of_its_request(stream: io.StringIO, make_record) -> None:
+    logs.configure(form="json", stream=stream, address_of="http://127.0.0.1:8000/requests/{}".format)
+    logs.log_request(make_record())
+    logging.getLogger("oaiserve").info("chatter")
+    line, other = map(json.loads, stream.getvalue().splitlines())
+    assert line["request_url"] == "http://127.0.0.1:8000/requests/req-1"
+    assert "request_url" not in other
 
 
 def short_line(record: RequestRecord, columns: int | None = None, *, url: str | None = None, **shows: bool) -> str:
