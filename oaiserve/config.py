@@ -139,8 +139,8 @@ class ListenerOptions:
     repeated. From all other addresses that header is ignored."""
 
     open_dashboard: bool = False
-    """Show / and /dashboard, and of a server /debug, to everyone who can reach this address without an API key: they
-    may ask the model, and see when who asked how much, but no text."""
+    """Show all pages and /debug to everyone who can reach this address without an API key: they may ask the model, and
+    see who sent how much and when, but no text."""
 
     body_limit: Bytes | None = None
     """Largest request body that is accepted, in bytes or with a unit (KiB, MiB, GiB). Default: 8MiB, or 32MiB for a

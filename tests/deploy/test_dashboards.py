@@ -127,11 +127,13 @@ def test_dashboards_and_rules_use_all_metrics_but_some() -> None:
     }
 
 
-def test_exemplars_link_to_the_trace_store() -> None:
+def test_exemplars_link_to_the_trace_store_and_to_the_page_of_the_request() -> None:
     sources = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "datasources" / "oaiserve.yml").read_text())
     by_uid = {source["uid"]: source for source in sources["datasources"]}
-    (destination,) = by_uid["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
-    assert destination["name"] == "trace_id"
-    assert by_uid[destination["datasourceUid"]]["type"] == "jaeger"
+    trace, account = by_uid["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
+    assert trace["name"] == account["name"] == "trace_id"
+    assert by_uid[trace["datasourceUid"]]["type"] == "jaeger"
+    # Grafana takes a single $ for a variable of the environment.
+    assert account["url"].endswith(":8000/requests/$${__value.raw}")
     scraped_every = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["global"]["scrape_interval"]
     assert by_uid["prometheus"]["jsonData"]["timeInterval"] == scraped_every

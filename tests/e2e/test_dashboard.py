@@ -70,6 +70,10 @@ def test_the_phases_of_a_request_under_load_are_those_of_debug_requests(server: 
     ]
     assert page.url == f"{server.url}/requests/{request_id}"
     assert page.locator("#account").get_by_text(entry["trace_id"]).count() == 1
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("#copy-json")
+    page.wait_for_selector("#said:text-is('Copied')")
+    assert json.loads(page.evaluate("navigator.clipboard.readText()"))["phases"] == entry["phases"]
     sentences = page.locator("#account .why p").all_text_contents()
     # Neighbours may have ended since, so that they have names now.
     assert [sentence.partition(";")[0].rstrip(".") for sentence in sentences] == [
@@ -145,6 +149,66 @@ def test_the_account_of_a_request_tells_of_its_drafts(server: LiveServer, open_p
         line = f"{drafted} tokens: {accepted} accepted, {drafted - accepted} rejected"
         shown.append((accepted > 0, page.locator("dl.facts dd").get_by_text(line, exact=True).count()))
     assert shown == [(True, 1), (False, 0)]
+
+
+# -- the pages of requests --------------------------------------------------------------------------------------------
+
+
+def test_the_address_of_the_list_carries_its_filters(server: LiveServer, open_page: OpenPage) -> None:
+    served = complete(server).headers["x-request-id"]
+    refused = complete(server, max_tokens=-1).headers["x-request-id"]
+    page = open_page(f"{server.url}/requests?failed")
+    page.wait_for_selector(f"#requests a[data-request='{refused}']")
+    assert page.input_value("[name=outcome]") == "not-served"
+    assert page.locator(f"#requests a[data-request='{served}']").count() == 0
+    page.select_option("[name=outcome]", "finished")
+    page.wait_for_selector(f"#requests a[data-request='{served}']")
+    assert page.locator(f"#requests a[data-request='{refused}']").count() == 0
+    page.fill("[name=id]", served)
+    page.wait_for_selector("#number:text-is('0 open, 1 ended')")
+    row = page.inner_text("#requests a")
+    assert all(text in row for text in ("completions", "small", "finished", "2 → 3")), row
+    page.select_option("[name=route]", "/v1/completions")
+    assert page.url == f"{server.url}/requests?id={served}&outcome=finished&route=%2Fv1%2Fcompletions"
+    page.reload()
+    page.wait_for_selector("#number:text-is('0 open, 1 ended')")
+    page.fill("[name=id]", "nobody")
+    page.wait_for_selector("#no-requests:text-is('No request matches these filters.')")
+    page.click("#clear")
+    page.wait_for_selector(f"#requests a[data-request='{refused}']")
+    assert page.url == f"{server.url}/requests"
+
+
+def test_a_paused_list_stays_and_goes_on_later(server: LiveServer, open_page: OpenPage) -> None:
+    first = complete(server).headers["x-request-id"]
+    page = open_page(f"{server.url}/requests")
+    page.wait_for_selector(f"#requests a[data-request='{first}']")
+    page.click("#pause")
+    second = complete(server).headers["x-request-id"]
+    with page.expect_response(lambda answer: second in answer.text()):
+        pass
+    assert page.locator(f"#requests a[data-request='{second}']").count() == 0
+    page.click("#pause")
+    page.wait_for_selector(f"#requests a[data-request='{second}']")
+
+
+def test_the_page_of_an_open_request_follows_it_to_its_account(server: LiveServer, open_page: OpenPage) -> None:
+    body = {"prompt": "Hi", "max_tokens": 10_000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
+        request_id = stream.headers["x-request-id"]
+        page = open_page(f"{server.url}/requests")
+        page.wait_for_selector(f"#open-requests a[data-request='{request_id}'] .tokens:has-text('so far')")
+        page.click(f"#open-requests a[data-request='{request_id}']")
+        page.wait_for_selector(".open:has-text('Running')")
+        check_texts_and_controls(page)
+    page.wait_for_selector("#account .tiles:has-text('cancelled')")
+
+
+def test_an_unknown_request_has_a_page_that_says_how_many_are_kept(server: LiveServer, open_page: OpenPage) -> None:
+    page = open_page(f"{server.url}/docs", may_log=True)
+    page.goto(f"{server.url}/requests/nobody")
+    page.wait_for_selector("#account:has-text('This server keeps the last 2,000')")
+    assert page.is_visible("#account:has-text(\"There is no request 'nobody' here.\")")
 
 
 # -- the whole page ----------------------------------------------------------------------------------------------------
