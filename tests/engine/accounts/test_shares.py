@@ -45,11 +45,12 @@ class Meters:
         ns = COST.expected_ns(load_of(step))
         self.clock.now_ns += ns
         self.cores += 2 * ns - self.random.randint(0, ns)
-        cost = self.engine.step_cost or BY_ROWS
+        learnt, load = self.engine.step_cost, load_of(step)
+        cost = learnt if learnt is not None and learnt.expected_ns(load) else BY_ROWS  # the first fits may be 0
         for chunk in step.chunks:
             name = chunk.sequence.request_id
             if name in self.engine._loop.requests._open:
-                share = cost.share_ns(chunk_load(chunk), load_of(step)) / cost.share_ns(load_of(step), load_of(step))
+                share = cost.share_ns(chunk_load(chunk), load) / cost.share_ns(load, load)
                 self.machine_ns[name] = self.machine_ns.get(name, 0.0) + ns * share
             else:
                 self.of_nobody.append(name)
