@@ -126,7 +126,7 @@ class Watch:
             number = self._numbers.pop(name, None) or next(self._next_number)
             self._numbers[name] = number
             self.upstreams[name] = upstream = Upstream(found[name], number)
-            log.log(self._log_level, "Replica %d is %s, and is asked whether it is ready", number, name)
+            log.log(self._log_level, "Replica %d is %s", number, name)
             self._polls[name] = asyncio.create_task(self._poll(upstream))
         for name in [name for name in self._numbers if name not in self.upstreams][:-MOST_NUMBERS]:
             del self._numbers[name]
@@ -160,7 +160,7 @@ class Watch:
         if name not in self.silent:
             self._mute.discard(name)  # it may be another one when it is back
             self.silent.add(name)
-            log.warning("The replica %s gets no requests until it answers again: %s", self.upstreams[name].shown, why)
+            log.warning("Replica %s gets no requests until it answers: %s", self.upstreams[name].shown, why)
 
     def failed(self, upstream: Upstream, why: str) -> None:
         """Note that a request has failed. A replica whose requests keep failing gets none for a while, however well it
@@ -172,7 +172,7 @@ class Watch:
         if not is_enough or name not in self.upstreams or 2 * (num_out + 1) > len(self.joined):
             return
         seconds = min(MOST_PAUSE_SECONDS, self._pace.pause_seconds * (1 << min(upstream.num_pauses, 10)))
-        log.warning("The replica %s gets no requests for %g s, as these keep failing: %s", upstream.shown, seconds, why)
+        log.warning("Replica %s gets no requests for %g s, because they keep failing: %s", upstream.shown, seconds, why)
         upstream.num_pauses += 1
         upstream.num_ejections += 1
         upstream.out_until_ns = now_ns + int(seconds * 1e9)
@@ -243,7 +243,9 @@ class Watch:
                 if not upstream.is_told_mute:
                     upstream.is_told_mute = True
                     log.warning(
-                        "The replica %s gives no reports (%s). Load and cache are guessed", upstream.shown, why_mute
+                        "Replica %s gives no reports (%s), so its load and cache are estimated",
+                        upstream.shown,
+                        why_mute,
                     )
         status, _ = await upstream.get(b"/ready", self.headers)
         if status != 200:

@@ -180,7 +180,7 @@ def test_a_replica_whose_requests_fail_is_left_out_for_longer_each_time(
             # The other one is silent, too, behind the leap in time: until its next report, any is as good as it.
             wait_until(lambda: out.name not in made._watch.silent and good.num_reports > 2)
             assert ask_some(http) == {200}, "the other one answers in its place"
-            lines = [line for line in caplog.messages if "as these keep failing" in line]
+            lines = [line for line in caplog.messages if "because they keep failing" in line]
             assert (len(lines), f"gets no requests for {seconds} s" in lines[-1]) == (times, True)
             labels = {"replica": str(out.number)}
             assert made._metrics._registry.get_sample_value("oaiserve_gateway_ejected_total", labels) == times
