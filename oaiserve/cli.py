@@ -496,7 +496,9 @@ def _warn_of_keys(config: Config) -> None:
             logger.warning("%s", warning)
     file = config.server.response_store
     if config.server.stored_keys and file is not None and not KeyTable(file).valid():
-        logger.warning("There is no stored key yet. This makes one: oaiserve keys add NAME --response-store '%s'", file)
+        logger.warning(
+            "There are no stored keys yet. To create one: oaiserve keys add NAME --response-store '%s'", file
+        )
 
 
 def _serve_models(
@@ -574,7 +576,7 @@ def _listen(options: ServerOptions, sock: socket.socket, banner: Banner | Callab
 
     if options.open_dashboard and not options.is_private:
         logger.warning(
-            "--open-dashboard: whoever reaches %s sees the requests of all, without their text", options.host
+            "--open-dashboard lets everyone who can reach %s see all requests, but not their text", options.host
         )
     try:
         sock.listen(BACKLOG)

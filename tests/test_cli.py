@@ -394,7 +394,7 @@ def test_the_banner_has_the_address_of_the_page_and_the_log_warns_where_it_is_op
     assert banner.facts["Chat"].startswith(page)
     with socket.create_server(("127.0.0.1", 0)) as sock:
         cli._listen(server, sock, banner)
-    assert ("sees the requests of all" in caplog.text) == warns
+    assert ("see all requests, but not their text" in caplog.text) == warns
 
 
 LOAD_FOR_EVER = """

@@ -1,9 +1,13 @@
 """Log lines as text and as JSON."""
 
+import fcntl
 import io
 import json
 import logging
+import os
 import re
+import struct
+import termios
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -246,6 +250,22 @@ def test_the_id_links_to_the_request_and_a_failure_stands_out(make_record) -> No
     line = short_line(record, 80, url="http://h/requests", has_colours=True, has_links=True)
     assert "\x1b[31;1m500\x1b[0m" in line
     assert "\x1b]8;;http://h/requests/req-1\x1b\\" in line
+
+
+def test_the_width_is_that_of_the_terminal_now(make_record, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    master, slave = os.openpty()
+    with open(slave, "w") as terminal:
+        logs.configure(form="short", stream=terminal, address_of=lambda request_id: f"http://h/requests/{request_id}")
+        lines = []
+        for columns in (60, 160):
+            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+            logs.log_request(make_record(request_id=LONG_ID))
+            lines.append(re.sub(r"\x1b(\[[0-9;]*m|\]8;[^\x1b]*\x1b\\)|\r\n", "", os.read(master, 4096).decode()))
+    os.close(master)
+    assert [len(line) <= columns for line, columns in zip(lines, (60, 160), strict=True)] == [True, True]
+    assert lines[0].endswith("  req-01234567…")
+    assert lines[1].endswith(f"  http://h/requests/{LONG_ID}")
 
 
 def test_short_lines_name_the_level_only_from_warning_on(stream: io.StringIO) -> None:
