@@ -160,19 +160,21 @@ AGENTS = {
             "ANTHROPIC_MODEL": "$model",
             "ANTHROPIC_DEFAULT_HAIKU_MODEL": "$model",  # for titles and the like
             "CLAUDE_CODE_SUBAGENT_MODEL": "$model",
-            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "$context",
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "$context",
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "$output",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it changes with each request, at the beginning of the prompt
             "API_TIMEOUT_MS": f"{_PATIENCE_MS}",
             "API_FORCE_IDLE_TIMEOUT": "0",
+            "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS": f"{_PATIENCE_MS}",
             "CLAUDE_STREAM_IDLE_TIMEOUT_MS": f"{_PATIENCE_MS}",
         },
         lean=Lean(
+            {f"CLAUDE_CODE_DISABLE_{name}": "1" for name in ("ATTACHMENTS", "BACKGROUND_TASKS", "GIT_INSTRUCTIONS")},
             arguments=(
                 *("--system-prompt", _instructions("Bash", "command")),
                 *("--tools", "Bash,Edit,Read,Write", "--disable-slash-commands"),
-            )
+            ),
         ),
     ),
     "opencode": Agent(
@@ -186,9 +188,19 @@ AGENTS = {
         "qwen-code",
         "qwen",
         "@qwen-code/qwen-code",
-        _OPENAI | {"OPENAI_MODEL": "$model", "QWEN_CODE_API_TIMEOUT_MS": f"{_PATIENCE_MS}"},
+        _OPENAI
+        | {
+            "OPENAI_MODEL": "$model",
+            "QWEN_CODE_API_TIMEOUT_MS": f"{_PATIENCE_MS}",
+            "QWEN_CODE_MAX_OUTPUT_TOKENS": "$output",
+        },
         ("--auth-type", "openai"),
-        lean=Lean(arguments=("--bare", "--system-prompt", _instructions("run_shell_command", "command"))),
+        lean=Lean(
+            arguments=(
+                *("--bare", "--exclude-tools", "get_goal,notebook_edit,update_goal"),
+                *("--system-prompt", _instructions("run_shell_command", "command")),
+            )
+        ),
     ),
     "cline": Agent(
         "cline",
