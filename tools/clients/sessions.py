@@ -198,7 +198,7 @@ AGENTS = {
             Turn("I edit once more." + block(MISSING, RIGHT)),
         ),
         "Every *SEARCH/REPLACE block* must use this format",
-        note="It has no tools: edits are a part of the text, and after three that fail it ends.",
+        note="It has no tools: edits are part of the text, and it ends after three failed ones.",
     ),
     "openai-agents": of_framework(
         "openai-agents",
