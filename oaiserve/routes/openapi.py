@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from oaiserve.routes.access import is_open
+from oaiserve.routes.dashboard import prefers_html
 from oaiserve.routes.objects import REF, InputItem, Message
 from oaiserve.routes.operation import ErrorAnswer, Operation, operation_of
 
@@ -44,7 +45,11 @@ def published(
 
     @Operation(summary="This document.", group="Server", answer="application/json")
     async def answer(request: Request) -> Response:
-        return Response(await run_in_threadpool(content), media_type="application/json")
+        """Answer with the document, which is indented for browsers."""
+        made = await run_in_threadpool(content)
+        if prefers_html(request.headers.get("accept", "")):
+            made = msgspec.json.format(made, indent=2)
+        return Response(made, media_type="application/json", headers={"vary": "accept"})
 
     return answer
 
@@ -67,6 +72,7 @@ def document(
         method = next(iter((route.methods or set()) - {"HEAD"})).lower()
         path = re.sub(r":\w+\}", "}", route.path)
         paths.setdefault(path, {})[method] = _operation(path, method, operation) | {"security": requires}
+    used = {operation["tags"][0] for methods in paths.values() for operation in methods.values()}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -74,6 +80,7 @@ def document(
             "version": version,
             "description": "OpenAI's API for a language model, with an account of where the time of each request went.",
         },
+        "tags": [{"name": name} for name in _GROUPS if name in used],
         "paths": paths,
         "components": {
             "schemas": _schemas([*bodies, Message, InputItem], is_answer=False) | _schemas(answers, is_answer=True),
@@ -83,6 +90,28 @@ def document(
             },
         },
     }
+
+
+# The groups of routes in their order, and how the paths of those begin that share a group in the code.
+_GROUPS = {
+    "Chat": "/v1/chat/",
+    "Completions": "/v1/completions",
+    "Responses": "/v1/responses",
+    "Messages": "/v1/messages",
+    "Conversations": "/v1/conversations",
+    "Embeddings and scores": None,
+    "Batches": None,
+    "Files": "/v1/files",
+    "Models": None,
+    "Tokenizer": None,
+    "Server": None,
+    "Debugging": None,
+    "Pages": None,
+}
+
+
+def _group(path: str, operation: Operation) -> str:
+    return next((name for name, start in _GROUPS.items() if start and path.startswith(start)), operation.group)
 
 
 def _operation(path: str, method: str, operation: Operation) -> dict[str, Any]:
@@ -97,12 +126,16 @@ def _operation(path: str, method: str, operation: Operation) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{method}{path}").strip("_"),
         "summary": operation.summary,
-        "tags": [operation.group],
+        "tags": [_group(path, operation)],
         "responses": {"200": _answer(operation)}
         | {str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
     }
     if parameters:
         described["parameters"] = parameters
+    if operation.form:
+        fields = {part.name: {"description": part.meaning, **part.schema()} for part in operation.form}
+        form = {"type": "object", "properties": fields, "required": [*fields]}
+        described["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
     if operation.body is not None:
         content: dict[str, Any] = {"schema": _reference(operation.body)}
         if operation.example is not None:

@@ -32,18 +32,21 @@ ERRORS_OF_BODIES = (NotFound, errors.BodyTooLarge, errors.UnsupportedMedia, erro
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter: a text, one of the texts in `allowed`, or an integer from `least` to `most`."""
+    """A parameter: a text, one of the texts in `allowed`, an integer from `least` to `most`, or a file of a form."""
 
     name: str
     meaning: str
     allowed: tuple[str, ...] | None = None
     is_integer: bool = False
+    is_file: bool = False
     least: int = 1
     most: int | None = None
 
     def schema(self) -> dict[str, Any]:
         if self.is_integer:
             return {"type": "integer", "minimum": self.least} | ({} if self.most is None else {"maximum": self.most})
+        if self.is_file:
+            return {"type": "string", "format": "binary"}
         return {"type": "string"} | ({} if self.allowed is None else {"enum": list(self.allowed)})
 
     def value(self, given: str) -> Any:
@@ -80,6 +83,7 @@ class Operation:
     alternative: str | None = None  # another media type, which the client may prefer
     event: type[msgspec.Struct] | None = None  # the data of each event, where a body may ask for a stream
     query: tuple[Parameter, ...] = ()
+    form: tuple[Parameter, ...] = ()  # of a body that is multipart/form-data
     errors: tuple[type[APIError], ...] = ()  # others
     example: Mapping[str, Any] | None = None  # of a body
 

@@ -60,8 +60,24 @@ def test_the_document_is_made_once_and_only_when_it_is_asked_for(monkeypatch: py
     (route,) = [route for route in routes(EVERYTHING) if route.path == "/openapi.json"]
     assert made == []
     for _ in range(2):
-        assert asyncio.run(route.endpoint(Request({"type": "http"}))).body == b"{}"
+        assert asyncio.run(route.endpoint(Request({"type": "http", "headers": []}))).body == b"{}"
     assert len(made) == 1
+
+
+def test_browsers_get_the_document_indented(served: Served) -> None:
+    compact = served.http.get("/openapi.json")
+    indented = served.http.get("/openapi.json", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert (compact.text.count("\n"), indented.text.count("\n") > 1000) == (0, True)
+    assert indented.headers["content-type"] == "application/json"
+    assert compact.headers["vary"] == indented.headers["vary"] == "accept"
+    assert indented.json() == compact.json()
+
+
+def test_groups_of_routes_are_listed_in_their_order() -> None:
+    named = [group["name"] for group in published()["tags"]]
+    used = {found["tags"][0] for methods in published()["paths"].values() for found in methods.values()}
+    assert named[:3] == ["Chat", "Completions", "Responses"]
+    assert sorted(named) == sorted(used)  # each route is in a group that the list has
 
 
 def test_all_references_and_schemas_are_valid() -> None:
@@ -173,8 +189,9 @@ def test_the_example_of_each_route_is_answered(served: Served) -> None:
     for pattern, methods in published()["paths"].items():
         path = pattern.replace("{conversation_id}", begun)
         for method, found in methods.items():
-            if "requestBody" in found and "lora" not in path:  # which only some servers have
-                example = found["requestBody"]["content"]["application/json"]["example"]
+            content = found.get("requestBody", {}).get("content", {})
+            if "application/json" in content and "lora" not in path:  # which only some servers have
+                example = content["application/json"]["example"]
                 example |= {"tokens": [97]} if "tokens" in example else {}  # the vocabulary of the tests is small
                 example |= {"model": "org/demo"} if "model" in example else {}
                 example |= {"input_file_id": file_id} if "input_file_id" in example else {}

@@ -54,9 +54,12 @@ PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES,
 
 
 @Operation(
-    summary="Upload a file, as multipart/form-data with `file`, and `purpose`: `batch` for requests, or `vision` or "
-    "`user_data` for images.",
+    summary="Upload a file, as multipart/form-data.",
     group="Batches",
+    form=(
+        Parameter("file", "Its content.", is_file=True),
+        Parameter("purpose", "`batch` for requests, `vision` or `user_data` for images.", allowed=GIVEN_PURPOSES),
+    ),
     answer=FileObject,
     errors=(NotFound, BodyTooLarge, UnsupportedMedia, Overloaded),
 )

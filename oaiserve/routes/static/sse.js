@@ -16,8 +16,12 @@ export class Refused extends Error {
   }
 }
 
+export function key() {
+  return sessionStorage.getItem(KEY);
+}
+
 export function hasKey() {
-  return sessionStorage.getItem(KEY) !== null;
+  return key() !== null;
 }
 
 export function keepKey(key) {
