@@ -68,6 +68,7 @@ from oaiserve.routes.responses import routes as responses
 from oaiserve.routes.responses import stored as stored_responses
 from oaiserve.routes.responses.runs import Runs
 from oaiserve.routes.responses.store import ResponseDatabase, StoreLimits
+from oaiserve.routes.sampling_defaults import SamplingDefaults
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, Serving
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
@@ -121,6 +122,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         feed = Feed(lambda: dashboard.update(app.state.serving))
+        sampling = SamplingDefaults.of(config, engine.default_params)
         app.state.serving = Serving(
             config=config,
             engine=engine,
@@ -129,7 +131,7 @@ def create_app(
             feed=feed,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
-            kind=_kind(config),
+            kind=_kind(config, sampling),
             created=int(time.time() if created is None else created),
             received_bytes=SharedLimit(MOST_RECEIVED_BYTES // num_sharing),
             responses=stored,
@@ -142,6 +144,7 @@ def create_app(
                 engine.tokenizer.chat_template,
                 engine.tokenizer.special_token_ids,
             ),
+            sampling=sampling,
         )
         engine.start()
         tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))]
@@ -182,7 +185,7 @@ def _fetcher(allowed: tuple[str, ...]) -> Fetcher | None:
     return Fetcher(allowed)
 
 
-def _kind(config: Config) -> str:
+def _kind(config: Config, sampling: SamplingDefaults) -> str:
     """Return the kind of this server, for gateways; "" if the same request may get other bytes."""
     engine = config.engine
     if engine.device == "cuda" or (engine.device == "auto" and Path("/dev/nvidiactl").exists()):
@@ -192,7 +195,8 @@ def _kind(config: Config) -> str:
     else:
         device = sorted(usable_features())
     settings = (engine.dtype, engine.quantize, engine.kv_cache_dtype, engine.compile, engine.max_model_len)
-    return kind_of(config.model, (__version__, config.model_name, *settings, device))
+    defaults = sorted(sampling.of_request().items())
+    return kind_of(config.model, (__version__, config.model_name, *settings, device, defaults))
 
 
 def server_telemetry(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import gc
+import json
 import logging
 import os
 import runpy
@@ -62,6 +63,7 @@ from oaiserve.http.connections import Connections, allowed_connections
 from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Keyring, exposure
 from oaiserve.routes.responses import store
+from oaiserve.routes.sampling_defaults import SamplingDefaults, given_defaults
 from oaiserve.scale.several.settings import holds_models, models_of
 from oaiserve.screen import Screen
 
@@ -119,7 +121,21 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
     if argv[:1] == ["--install-completion"]:
         return commands.run(_completed(), argv)
     app = command_line(serve_app or _serve_app, all_flags="--help-all" in argv)
-    return commands.run(app, _with_each_name(argv), _message_for)
+    return commands.run(app, _with_each_name(_with_flag_for_vllm(argv)), _message_for)
+
+
+def _with_flag_for_vllm(argv: Sequence[str]) -> list[str]:
+    """Return a command line in which `--generation-config auto` and `vllm`, as vLLM has them, are flags of ours."""
+    flag = flag_of("generation_config")
+    meanings = {"auto": flag, "vllm": flag_of("no_generation_config")}
+    result: list[str] = []
+    for word in argv:
+        name, _, value = word.partition("=")
+        if word in meanings and result[-1:] == [flag]:
+            result[-1] = meanings[word]
+        else:
+            result.append(meanings.get(value, word) if name == flag else word)
+    return result
 
 
 def _with_each_name(argv: Sequence[str]) -> list[str]:
@@ -241,6 +257,8 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
         if len(model) > 1 or tables or models.are_set or holds_models(first):
             configs = models_of(model, tables, Config("models", server, engine, telemetry, file=config))
             _check_files(server, engine, telemetry)
+            for each in configs.values():
+                given_defaults(each.server.default_params)
             with _bind(server.host, server.port) as sock:
                 return _serve_models(server, configs, models, sock)
         settings = Config(first, server, engine, telemetry, file=config)
@@ -316,10 +334,14 @@ def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCo
     source = FILE_FORMATS[path.suffix](path, use_commands_as_keys=False)
     if tuple(commands) == ("serve",):
         source.config.pop("models", None)  # which `serve` reads itself
+    for key, value in source.config.items():
+        if key.replace("_", "-") == "default-params" and isinstance(value, dict):
+            source.config[key] = json.dumps(value)
     source(app, commands, arguments)
 
 
 def _check_files(server: ServerOptions, engine: EngineOptions, telemetry: TelemetryOptions) -> None:
+    given_defaults(server.default_params)
     _check_tls(server.tls_certificate, server.tls_key)
     _check_readable("--chat-template", engine.chat_template)
     for name, folder in engine.adapters.items():
@@ -467,10 +489,13 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
     keep_freed()
     logger.debug("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
+    if task == "generate":
+        for problem in SamplingDefaults.of(config, engine.default_params).ignored:
+            logger.warning("A default in the model's files is not used. %s", problem)
     facts = banners.engine_facts(config, engine)
     on_ready: Banner | Callable[[], None] = banners.of_server(config, sock.getsockname()[1], task, facts)
     if ready is not None:
-        logger.info("%s; %s", facts["Model"], facts["Runs on"])
+        logger.info("%s", "; ".join(facts.values()))
         on_ready = ready
     with nullcontext() if ready is not None else announced(url, config.model_name):
         if config.server.front_ends:

@@ -214,6 +214,10 @@ class ServerOptions(ListenerOptions):
     """Tokens of a choice in one event of a stream, unless the request sets it. More tokens mean less work. The first
     token is always sent at once."""
 
+    default_params: str | None = field(default=None, metadata=FREQUENT)
+    """Sampling parameters of requests that set none, such as temperature=0.7,top_p=0.8, or the same as JSON. They beat
+    the model's own (docs/models.md)."""
+
     progress_after_seconds: float = 1.0
     """Seconds of a prompt's computation after which a stream begins without a token, and tells how far the prompt is.
     0: streams begin with their first token."""
@@ -479,8 +483,9 @@ class EngineOptions:
     """Jinja file to use instead of the model's own chat template."""
 
     generation_config: bool = True
-    """Take the defaults of temperature, top_p and other parameters from the model's generation_config.json, and the
-    limit of answers whose requests set none."""
+    """Take the defaults of temperature, top_p and other parameters from the model's generation_config.json or GGUF
+    metadata, and the limit of answers whose requests set none. Without it, they are OpenAI's: temperature 1, and no
+    token is excluded."""
 
     block_size: int = 16
     """Tokens in one block of the KV cache."""

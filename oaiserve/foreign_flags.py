@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _MODEL = "MODEL, which comes first and has no flag, as in: oaiserve serve demo"
+_SAMPLING = "--default-params"
 _PARALLEL = "oaiserve route or Ray, which serve several copies: a model is on one device"
 
 # Without those that cannot be misread, and those that have the same name.
@@ -28,17 +29,27 @@ OUR_FLAGS = {
     "--mem-fraction-static": "--gpu-memory-utilization",
     "--model": _MODEL,
     "--model-path": _MODEL,
+    "--frequency-penalty": f"{_SAMPLING} frequency_penalty=0.5",
+    "--min-p": f"{_SAMPLING} min_p=0.05",
     "--n-predict": "--default-max-tokens",
     "--no-enable-prefix-caching": "--no-prefix-cache",
     "--num-gpu-blocks-override": "--kv-blocks",
+    "--override-generation-config": _SAMPLING,
     "--parallel": "--max-running",
+    "--preferred-sampling-params": _SAMPLING,
+    "--presence-penalty": f"{_SAMPLING} presence_penalty=0.5",
     "--quantization": "--quantize; weights that are quantized already need no flag",
+    "--repeat-penalty": f"{_SAMPLING} repetition_penalty=1.1",
+    "--sampling-defaults": "--no-generation-config for OpenAI's defaults",
     "--schedule-policy": "--policy",
     "--scheduling-policy": "--policy",
     "--ssl-certfile": "--tls-certificate",
     "--ssl-keyfile": "--tls-key",
+    "--temp": f"{_SAMPLING} temperature=0.7",
     "--tensor-parallel-size": _PARALLEL,
     "--threads": "--cpu-threads",
+    "--top-k": f"{_SAMPLING} top_k=40",
+    "--top-p": f"{_SAMPLING} top_p=0.95",
     "--tp": _PARALLEL,
     "--tp-size": _PARALLEL,
     "--uvicorn-log-level": "--log-level",

@@ -262,7 +262,7 @@ def test_a_wrong_command_line_is_one_sentence(
 
 
 def test_flags_of_other_servers_are_answered_with_flags_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = {"--no-compile", "--no-prefix-cache"} | {
+    flags = {"--no-compile", "--no-generation-config", "--no-prefix-cache"} | {
         "--" + field.name.replace("_", "-") for options in (ServerOptions, EngineOptions) for field in fields(options)
     }
     named = {flag for ours in OUR_FLAGS.values() for flag in re.findall(r"--[a-z-]+", ours)}

@@ -14,6 +14,7 @@ from oaiserve.commands.table import size
 from oaiserve.config import Config, RouteOptions, ServerOptions
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.pooling import Task
+from oaiserve.routes.sampling_defaults import SamplingDefaults
 from oaiserve.screen import Screen
 
 if TYPE_CHECKING:
@@ -108,10 +109,7 @@ def engine_facts(config: Config, engine: Engine) -> dict[str, str]:
     """Return what an engine serves, and how."""
     facts = {"Model": _model(config, engine), "Runs on": _executor(config, engine)}
     if engine.pooling is None:
-        given = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in engine.default_params.items())
-        facts["Sampling"] = (
-            f"{given}, unless a request sets them" if given else "OpenAI's defaults, unless a request sets others"
-        )
+        facts["Sampling"] = f"{SamplingDefaults.of(config, engine.default_params)}, unless a request sets others"
     if engine.adapters.served:
         facts["Adapters"] = ", ".join(adapter.name for adapter in engine.adapters.served)
     return facts

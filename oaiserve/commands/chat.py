@@ -9,7 +9,9 @@ from oaiserve.commands.conversation import Chat
 from oaiserve.commands.own_server import server_with
 
 
-def command(model: str | None = None, /, *, url: str | None = None, system: str = "", temperature: float = 0.7) -> int:
+def command(
+    model: str | None = None, /, *, url: str | None = None, system: str = "", temperature: float | None = None
+) -> int:
     """Chat with a model in the terminal. Text from a pipe is one question, and its answer is plain text.
 
     If one of your servers has the model, it answers. Otherwise a server is started, and stopped when you leave.
@@ -23,7 +25,7 @@ def command(model: str | None = None, /, *, url: str | None = None, system: str 
     system
         What the model is told before all else.
     temperature
-        How freely the model chooses its words: 0 takes the likeliest always.
+        How freely the model chooses its words: 0 always takes the likeliest. Default: the server's.
     """
     with ExitStack() as stack:
         client, name = server_with(stack, model, url)

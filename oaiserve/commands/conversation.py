@@ -18,7 +18,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a model must not move
 class Chat:
     """A conversation, and the server that has the model."""
 
-    def __init__(self, client: Client, model: str, system: str, temperature: float) -> None:
+    def __init__(self, client: Client, model: str, system: str, temperature: float | None) -> None:
         self.model, self.url, self.system = model, client.url, system
         self._temperature = temperature
         self._client = client
@@ -35,7 +35,9 @@ class Chat:
         """
         asked = [*self._messages, {"role": "user", "content": question}]
         told = [{"role": "system", "content": self.system}] if self.system else []
-        body = {"model": self.model, "messages": [*told, *asked], "temperature": self._temperature, "stream": True}
+        body: dict[str, Any] = {"model": self.model, "messages": [*told, *asked], "stream": True}
+        if self._temperature is not None:  # else the server's default
+            body["temperature"] = self._temperature
         said = ""
         with self._client.open("/v1/chat/completions", body, accept="text/event-stream") as stream:
             self._last_id = stream.headers.get("x-request-id")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.disk_tier import KeptBlocks
@@ -28,7 +29,7 @@ class ServedModel:
     max_step_tokens_default: int = 512
     eos_token_ids: frozenset[int] = frozenset()
     grammars: Grammars | None = None  # None: those of the tokenizer
-    default_params: Mapping[str, float | int] = field(default_factory=dict)  # the model's own sampling parameters
+    default_params: Mapping[str, Any] = field(default_factory=dict)  # of requests, as the model's files state them
     pooling: Pooling | None = None  # None: the model generates text
     adapters: AdapterTable = field(default_factory=AdapterTable)
     media: Media | None = None  # None: the model reads text alone

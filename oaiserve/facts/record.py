@@ -397,6 +397,9 @@ class RequestRecord:
         when="adapted",
     )
     params: Mapping[str, str | int | float | bool] = fact("The client's parameters, without text.", new=dict, json=True)
+    sampling: Mapping[str, int | float] = fact(
+        "The sampling parameters that applied, with the server's defaults.", new=dict, json=True
+    )
     routing: Mapping[str, str | int | float] = fact(
         "The decision of the router that chose this replica, if there is one.", new=dict, json=True
     )

@@ -25,6 +25,11 @@ class ModelSource:
         return Path(self.location) / (self.gguf_file or "")
 
     @property
+    def folder(self) -> Path:
+        """Return the folder of a local model, or of its file."""
+        return Path(self.location)
+
+    @property
     def shown(self) -> str:
         """Return the name for an error, which may be a hub id or a misspelt folder."""
         if self.is_local:

@@ -91,7 +91,12 @@ class SamplingBody(msgspec.Struct, kw_only=True):
         Integer | None, described("Tokens before which a choice cannot end by itself.", 0, MAX_INT32)
     ] = None
     temperature: Annotated[
-        float | None, described("0 takes the likeliest token each time. Default: the model's own, or 1.", 0, 2)
+        float | None,
+        described(
+            "0 takes the likeliest token each time. Default: default_sampling of the model, as for the next three.",
+            0,
+            2,
+        ),
     ] = None
     top_p: Annotated[
         float | None, described("Draw among the likeliest tokens that have this probability together.", 0, 1)

@@ -77,6 +77,7 @@ class Exchange:
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by index of the choice
     tool_calls: dict[ToolCallOutcome, int] = field(default_factory=dict)  # by outcome, as in the record
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    sampling: Mapping[str, int | float] = field(default_factory=dict)
     adaptations: Adaptations = field(default_factory=Adaptations)
     response_id: str | None = None  # as in the answer's `id`
     engine_id: str | None = None  # by which the engine knows it

@@ -33,8 +33,9 @@ AnyModel = Mapping[str, Any]
 
 class Model(msgspec.Struct):
     """A model that is served, or the model with an adapter. `root` is its folder or hub id, `parent` the model of an
-    adapter, and `input_modalities` are text and what else it reads: image or audio. `device` is where it runs. Clients
-    of Anthropic's API, who send `anthropic-version`, get the last six fields, too."""
+    adapter, and `input_modalities` are text and what else it reads: image or audio. `default_sampling` has the
+    parameters of requests that set none, where the model generates text. `device` is where it runs. Clients of
+    Anthropic's API, who send `anthropic-version`, get the last six fields, too."""
 
     id: str
     object: Literal["model"]
@@ -46,6 +47,7 @@ class Model(msgspec.Struct):
     task: Task
     input_modalities: list[str]
     device: Literal["cpu", "cuda"]
+    default_sampling: dict[str, float] | UnsetType = UNSET
     type: Literal["model"] | UnsetType = UNSET
     display_name: str | UnsetType = UNSET
     created_at: str | UnsetType = UNSET
@@ -131,6 +133,7 @@ def model_of(serving: Serving, adapter: ServedAdapter | None, name: str) -> Mode
         task=serving.task,
         input_modalities=["text", *sorted(serving.engine.media)],
         device="cpu" if serving.engine.is_on_cpu else "cuda",
+        default_sampling=serving.sampling.of_request() if serving.task == "generate" else UNSET,
     )
 
 

@@ -31,6 +31,7 @@ from oaiserve.routes.invalid import invalid
 from oaiserve.routes.media import MediaReader, read_media
 from oaiserve.routes.parameters import Wanted, integer
 from oaiserve.routes.respond import Answer, RenderWhole, Shape
+from oaiserve.routes.sampling_defaults import NEUTRAL
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shapes import Head
 
@@ -78,7 +79,7 @@ class Intake(Generic[OwnBody]):
 
         Return those for the engine, and the optional parts of the answer. With `own.n`, the engine makes so many
         candidates for each prompt, of which the client gets the best."""
-        params = parameters.sampling_params(self.body, own, self.serving.engine.default_params)
+        params = parameters.sampling_params(self.body, own, self.serving.sampling.of_request(self.body))
         cuts = own.ends_with_context or not self.serving.config.server.strict_max_tokens
         params = replace(params, ends_with_context=cuts)
         recorded = parameters.recorded_params(self.body, params)
@@ -88,6 +89,7 @@ class Intake(Generic[OwnBody]):
             # The candidates are ranked by their log-probabilities, so the engine must return these.
             params = replace(params, n=own.n, logprobs=own.logprobs or 0)
         self.exchange.params = recorded
+        self.exchange.sampling = {name: getattr(params, name) for name in NEUTRAL}
         return params, wanted
 
     def answer(

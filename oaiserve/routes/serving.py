@@ -21,6 +21,7 @@ from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.responses.runs import Runs
 from oaiserve.routes.responses.store import ResponseDatabase
+from oaiserve.routes.sampling_defaults import SamplingDefaults
 
 if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine
@@ -69,6 +70,7 @@ class Serving:
     key_store: KeyStore | None  # of keys that are counted
     fetcher: Fetcher | None  # of images and sounds that requests name by URL
     dialect: Dialect  # of calls and reasoning in the model's answers
+    sampling: SamplingDefaults
     exchanges: dict[str, Exchange] = field(default_factory=dict)  # the open ones of this process, by unique id
 
     @property

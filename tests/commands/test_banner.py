@@ -32,7 +32,7 @@ def test_an_engine_says_what_it_serves_and_how(tmp_path: Path) -> None:
     assert facts == {
         "Model": "small-Q4_K_M.gguf (-), damaged, 2 MB, up to 256 tokens a request",
         "Runs on": "CPU, 3 threads, native code, bfloat16, KV cache of 256 tokens (1.00 GiB)",
-        "Sampling": "temperature 0.2, top p 0.9, unless a request sets them",
+        "Sampling": "temperature 0.2, top_p 0.9 (the model), unless a request sets others",
     }
 
 

@@ -130,7 +130,7 @@ class FakeEngine:
         self.reset()
 
     def reset(self) -> None:
-        self.default_params: dict[str, float] = {}
+        self.default_params = {"temperature": 1.0}  # stated, so that no fallback applies
         self.failure: Exception | None = None
         self.hang = ""
         self.tokenizer.fill = None

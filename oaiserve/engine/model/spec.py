@@ -77,7 +77,6 @@ class ModelSpec:
     vocab_size: int  # rows of the output embedding; may exceed the tokenizer's
     max_model_len: int  # the most tokens of a sequence, prompt and answer together
     eos_token_ids: frozenset[int]
-    default_params: dict[str, float | int]  # of requests, from the model's generation_config.json
     kv_shapes: dict[int, KVShape]  # by layer index
     state_shapes: dict[int, LayerStateShapes] = field(default_factory=dict)  # of layers that keep a state
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import gc
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.encoder import Media
@@ -25,22 +27,29 @@ from oaiserve.files import demo, gguf
 from oaiserve.files.checkpoint import refuse_unless_sound, refuse_without_tokenizer
 from oaiserve.files.hub import fetched
 from oaiserve.files.load_errors import reported
+from oaiserve.files.model_defaults import stated_defaults
 from oaiserve.files.source import find_mmproj, find_model
 
 log = logging.getLogger(__name__)
 
 
 def start_model(
-    model: str | Path, options: EngineOptions, times: StartTimes, meanwhile: Callable[[], object]
+    model: str | Path,
+    options: EngineOptions,
+    times: StartTimes,
+    meanwhile: Callable[[], object],
+    default_params: Mapping[str, float] = MappingProxyType({}),
 ) -> ServedModel:
-    """Load a model and get it ready for an engine. `Engine.from_pretrained` says what the arguments are."""
+    """Load a model and get it ready for an engine. `Engine.from_pretrained` says what the arguments are.
+
+    `default_params` are the sampling parameters of requests that set none, where the model's files state none."""
     if model == "demo":
         folder = demo.fetched()
         # Its digests are computed beside the imports, which leave a core idle.
         with ThreadPoolExecutor(1, thread_name_prefix="digests") as beside:
             unchanged = beside.submit(times.run, "digests", demo.refuse_unless_unchanged, folder)
             try:
-                return start_model(folder, options, times, meanwhile)
+                return start_model(folder, options, times, meanwhile, demo.SAMPLING)
             finally:
                 unchanged.result()  # its error says why another one was raised
     if options.device != "cuda" and (options.cpu_threads or 0) > usable_cpus():
@@ -56,7 +65,7 @@ def start_model(
     with reported(f"No model could be loaded from {source.shown}"):
         refuse_unless_sound(source)
         refuse_without_tokenizer(source)
-        return _started(StartRequest(source, options, times, meanwhile))
+        return _started(StartRequest(source, options, times, meanwhile, default_params))
 
 
 def _started(request: StartRequest) -> ServedModel:
@@ -69,7 +78,9 @@ def _started(request: StartRequest) -> ServedModel:
         reason = way.accepts(request)
         if reason is None:
             try:
-                served = replace(way.start(request), media=media, path=source.path)
+                served = replace(
+                    way.start(request), media=media, path=source.path, default_params=_default_params(request)
+                )
             except Declined as error:
                 reason = str(error)
                 log.debug("The model does not start %s: %s", way.name, reason)
@@ -82,6 +93,10 @@ def _started(request: StartRequest) -> ServedModel:
                 return keep_blocks(served, source.path, kept, options)
         declined.append(f"{way.name}: {reason}")
     raise AssertionError(declined)  # the last way starts any model, or says what the user can do
+
+
+def _default_params(request: StartRequest) -> dict[str, Any]:
+    return {**request.default_params, **stated_defaults(request.source)} if request.options.generation_config else {}
 
 
 def _media(request: StartRequest) -> Media | None:

@@ -29,9 +29,6 @@ from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import Difference, ModuleOutputs, difference, tolerance
 from oaiserve.errors import StartupError
 
-# The parameters whose defaults come from a model's generation_config.json, if it has them.
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-LENGTH_DEFAULTS = ("max_new_tokens", "max_length")
 SHORT_WINDOW = 4  # tokens
 _PROBE_TOKENS = 8
 _PROBE_PARTS = (3, 4, 8)  # the end of a chunk that begins, of a decode, and of a chunk that goes on from a state
@@ -46,8 +43,6 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
     outputs = ModuleOutputs(model, family_of(config.model_type).mixer)
     with short_windows(model):
         kv_shapes, states = _probe_attention(model, name, _rows(model.get_input_embeddings()), outputs)
-    given = model.generation_config.to_diff_dict() if model.generation_config else {}
-    lengths = {key: given[key] for key in LENGTH_DEFAULTS if isinstance(given.get(key), int) and given[key] > 0}
     loaded = LoadedModel(
         name=type(model).__name__,
         model=model,
@@ -56,7 +51,6 @@ def prepare(model: PreTrainedModel, name: str = "the model") -> LoadedModel:
         vocab_size=_rows(model.get_output_embeddings()),
         max_model_len=context_length(config),
         eos_token_ids=_ids(config.eos_token_id) | _ids(getattr(model.generation_config, "eos_token_id", None)),
-        default_params={key: given[key] for key in SAMPLING_DEFAULTS if given.get(key) is not None} | lengths,
         kv_shapes=kv_shapes,
         state_shapes=states,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -47,6 +47,7 @@ class StartRequest:
     options: EngineOptions
     times: StartTimes = field(default_factory=StartTimes)
     meanwhile: Callable[[], object] = lambda: None  # called beside the weights
+    default_params: Mapping[str, float] = field(default_factory=dict)  # of requests, where the files state none
     task: Task = "generate"
     key: Subject | None = None  # in the start cache; None: this start cannot be remembered
     reserved: ReservedMemory | None = None  # for weights in quantization blocks

@@ -92,7 +92,6 @@ def started_on_cpu(
 def assemble(started: Started, tokenizer: Tokenizer, options: EngineOptions) -> ServedModel:
     """Make the value that the engine takes. Raises StartupError if an adapter cannot be used."""
     spec = started.spec
-    default_params = spec.default_params if options.generation_config else {}
     form = " of latent vectors" if spec.has_latent_cache else ""
     if options.kv_cache_dtype != "auto":
         form = f" in {options.kv_cache_dtype}"
@@ -108,8 +107,6 @@ def assemble(started: Started, tokenizer: Tokenizer, options: EngineOptions) -> 
         form,
         started.max_model_len,
     )
-    if default_params:
-        log.debug("Defaults from the model's generation_config.json: %s", default_params)
     eos_token_ids = end_token_ids(tokenizer, spec.eos_token_ids | tokenizer.eos_token_ids)
     grammars = Grammars(tokenizer.backend, vocab_size=spec.vocab_size, eos_token_ids=eos_token_ids)
     grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
@@ -123,7 +120,6 @@ def assemble(started: Started, tokenizer: Tokenizer, options: EngineOptions) -> 
         dtype=dtype,
         eos_token_ids=eos_token_ids,
         grammars=grammars,
-        default_params=default_params,
         adapters=_adapters(started, options),
         **of_engine,
     )

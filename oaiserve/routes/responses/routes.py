@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oaiserve.engine.request import Usage
+from oaiserve.engine.request import SamplingParams, Usage
 from oaiserve.engine.turn_workers import Work
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes import constraints, parameters
@@ -163,7 +163,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
         wanted,
         conversation,
         exchange.tool_calls,
-        _reported(intake, offered, stores=stores) | {"truncated_items": num_dropped or UNSET},
+        _reported(intake, offered, params, stores=stores) | {"truncated_items": num_dropped or UNSET},
         offered,
         stream=exchange.is_streaming and not compacts,
         encrypts=ENCRYPTED in (body.include or []),
@@ -192,18 +192,15 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
     return BackgroundAnswer(made, shape, Run(earlier.owner, turn(b"")), serving.runs, streams=bool(body.stream))
 
 
-def _reported(intake: Intake[ResponsesBody], offered: OfferedTools, *, stores: bool) -> dict[str, Any]:
+def _reported(
+    intake: Intake[ResponsesBody], offered: OfferedTools, params: SamplingParams, *, stores: bool
+) -> dict[str, Any]:
     """Return the parameters as they took effect, for the answer."""
     body = intake.body
-    defaults = intake.serving.engine.default_params
     text = body.text or TextOptions()
     form = msgspec.to_builtins(text.format or PlainText())
     if form["type"] == "json_schema":
         form["strict"] = bool(form["strict"])
-
-    def number(name: str, default: float) -> float:
-        value: float | None = getattr(body, name)
-        return defaults.get(name, default) if value is None else value
 
     return {
         "background": bool(body.background),
@@ -215,15 +212,15 @@ def _reported(intake: Intake[ResponsesBody], offered: OfferedTools, *, stores: b
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
         "store": stores,
-        "temperature": number("temperature", 1.0),
-        "presence_penalty": number("presence_penalty", 0.0),
-        "frequency_penalty": number("frequency_penalty", 0.0),
+        "temperature": params.temperature,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
         "text": {"format": form} | ({} if text.verbosity is None else {"verbosity": text.verbosity}),
         "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
         "tools": [_shown(tool) for tool in body.tools or [] if tool.type not in offered.left_out],
         "ignored_tools": list(offered.left_out) or UNSET,
         "top_logprobs": integer(body, "top_logprobs") or 0,
-        "top_p": number("top_p", 1.0),
+        "top_p": params.top_p,
         "truncation": body.truncation or "disabled",
         "metadata": body.metadata or {},
         "user": body.user,

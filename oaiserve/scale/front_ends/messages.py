@@ -59,7 +59,7 @@ class Model:
     max_model_len: int
     vocab_size: int
     capacity: dict[str, int]
-    default_params: dict[str, float | int]
+    default_params: dict[str, Any]
     pooling: Pooling | None
     is_on_cpu: bool
     started_unix_seconds: float

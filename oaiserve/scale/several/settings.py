@@ -5,6 +5,7 @@ A model is named by its path or hub id, or as NAME=MODEL. A folder that holds mo
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
@@ -114,7 +115,8 @@ def _parsed(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         if isinstance(value, bool):
             arguments.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            arguments += [f"--{flag}={each}" for each in (value if isinstance(value, list) else [value])]
+            texts = [json.dumps(value)] if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            arguments += [f"--{flag}={each}" for each in texts]
     app = App(default_parameter=Parameter(negative_iterable=()))
 
     @app.default

@@ -74,21 +74,6 @@ def test_the_models_own_code_does_not_run_where_transformers_has_code_for_it(fol
 
 
 @pytest.mark.parametrize(
-    ("given", "taken"),
-    [
-        ({"max_new_tokens": 40, "max_length": 2048}, {"max_new_tokens": 40, "max_length": 2048}),
-        ({"max_length": 0, "top_k": 5}, {"top_k": 5}),
-        ({}, {}),
-    ],
-)
-def test_the_limits_of_the_generation_config_are_taken_where_they_are_numbers(
-    folder: Path, given: dict[str, object], taken: dict[str, int]
-) -> None:
-    written("generation_config.json", json.dumps(given))(folder)
-    assert load_model(folder, device="cpu").default_params == taken
-
-
-@pytest.mark.parametrize(
     "spoil",
     [
         written("tokenizer.json", "{"),

@@ -223,8 +223,8 @@ def test_a_call_of_no_tool_stays_text(serve: Serve) -> None:
     assert item["content"][0]["text"] == other
 
 
-def test_parameters_are_told_back_as_they_took_effect(served: Served) -> None:
-    served.engine.default_params = {"temperature": 0.25, "top_p": 0.5}
+def test_parameters_are_told_back_as_they_took_effect(serve: Serve) -> None:
+    served = serve(default_params="temperature=0.25,top_p=0.5")
     told = {
         "frequency_penalty": 0.5,
         "instructions": "Be brief.",

@@ -1,6 +1,5 @@
 """Checkpoints in packed integers are read as their formats say, kept exactly, and served as transformers would."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -187,13 +186,11 @@ def test_what_the_model_has_not_and_does_not_need_is_left_out(tmp_path: Path) ->
 
 def test_without_the_native_step_weights_are_expanded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = written(tmp_path, Packing("awq"))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.25}))
     assert reason_to_expand(find_model(tmp_path), EngineOptions(compile=False)) is not None
     assert reason_to_expand(find_model(tmp_path), OPTIONS) is None
     with caplog.at_level("DEBUG"):
         loaded = load_model(tmp_path, dtype="float32")
     assert "in AWQ, are expanded to float32" in caplog.text
-    assert loaded.default_params["temperature"] == 0.25
     for name, parameter in model.named_parameters():
         assert torch.equal(loaded.model.get_parameter(name), parameter), name
 

@@ -11,6 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from oaiserve.engine.draws import draw_key, noise, noise_seed
 from oaiserve.engine.model.sampling import numpy_sampling
@@ -163,6 +171,7 @@ WAYS: list[dict[str, float]] = [
     {"top_k": 5},
     {"top_p": 0.8},
     {"min_p": 0.1},
+    {"temperature": 0.7, "min_p": 0.05},
     {"temperature": 1.5, "min_p": 0.02, "top_k": 12, "top_p": 0.9},
 ]
 
@@ -189,6 +198,28 @@ def test_draws_follow_the_distribution(way: dict[str, float], along: str) -> Non
     counts, probabilities = Counter(drawn.tolist()), plain_distribution(logits[0].tolist(), rows[0])
     expected = [count * probabilities.get(i, 0.0) for i in range(VOCAB)]
     assert is_plausible([counts[i] for i in range(VOCAB)], expected)
+
+
+@pytest.mark.parametrize(
+    ("way", "warpers"),
+    [
+        ({"temperature": 0.2, "top_p": 0.9}, [TemperatureLogitsWarper(0.2), TopPLogitsWarper(0.9)]),
+        ({"temperature": 0.7, "min_p": 0.05}, [TemperatureLogitsWarper(0.7), MinPLogitsWarper(0.05)]),
+        (
+            {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+            [TemperatureLogitsWarper(0.7), TopKLogitsWarper(20), TopPLogitsWarper(0.8)],
+        ),
+    ],
+    ids=["demo", "fallback", "qwen"],
+)
+def test_defaults_that_models_state_mean_what_they_mean_in_transformers(
+    way: dict[str, float], warpers: list[LogitsProcessor]
+) -> None:
+    for seed in range(50):
+        logits = random_logits(1, 997, seed=seed) * 3
+        scores = LogitsProcessorList(warpers)(torch.zeros(1, 1, dtype=torch.long), logits.clone())
+        expected = {i: p for i, p in enumerate(scores.softmax(-1)[0].tolist()) if p}
+        assert plain_distribution(logits[0].tolist(), draw_row(**way)) == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_tail_of_a_large_vocabulary_is_drawn_as_often_as_it_should() -> None:

@@ -19,6 +19,8 @@ def write(path: Path, values: dict[str, Any]) -> Path:
             writer.add_bool(name, value)
         elif isinstance(value, int):
             writer.add_uint32(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
         elif name != "general.architecture":
             writer.add_string(name, value)
     writer.add_tensor("output_norm.weight", np.ones(32, np.float32))

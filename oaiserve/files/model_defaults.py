@@ -1,0 +1,49 @@
+"""Reads the defaults of requests that a model's own files state. Stdlib only; whoever uses them checks the values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from oaiserve.files import gguf
+from oaiserve.files.source import ModelSource
+
+LENGTHS = ("max_new_tokens", "max_length")
+# Each sampling parameter by its name in GGUF files, as llama.cpp's converter writes them from generation_config.json.
+SAMPLING = {
+    "temperature": "temp",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+_GGUF = "general.sampling."
+
+
+def stated_defaults(source: ModelSource) -> dict[str, Any]:
+    """Return the sampling parameters and the limits of answers that the files of a local model state.
+
+    Those in the metadata of a GGUF file give way to a generation_config.json in its folder. As in vLLM, `do_sample` is
+    not read: it says how transformers' `generate` is called, and clients of a server expect to sample.
+    """
+    names = ["generation_config.json"] if source.gguf_file is not None else ["generation_config.json", "config.json"]
+    paths = [path for name in names if (path := source.folder / name).is_file()]
+    try:
+        settings = json.loads(paths[0].read_text(encoding="utf-8")) if paths else {}
+    except (OSError, ValueError):  # the load says what is wrong
+        settings = {}
+    settings = settings if isinstance(settings, dict) else {}
+    stated = {name: settings[name] for name in SAMPLING if settings.get(name) is not None}
+    limits = {name: settings[name] for name in LENGTHS if type(settings.get(name)) is int and settings[name] > 0}
+    return _in_metadata(source) | stated | limits
+
+
+def _in_metadata(source: ModelSource) -> dict[str, Any]:
+    """Return the sampling parameters in a GGUF file's metadata, whose floats of 32 bits become the decimals meant."""
+    if source.gguf_file is None:
+        return {}
+    values = gguf.read_values(source.path)
+    found = {name: values[_GGUF + key] for name, key in SAMPLING.items() if values.get(_GGUF + key) is not None}
+    if values.get(f"{_GGUF}penalty_last_n") == 0:  # llama.cpp looks back at no token, so nothing is penalized
+        found.pop("repetition_penalty", None)
+    return {name: float(f"{value:.7g}") if isinstance(value, float) else value for name, value in found.items()}

@@ -1,0 +1,110 @@
+"""The sampling parameters of requests that leave them out: the operator's, or the model's, or else a mild fallback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+
+from oaiserve.config import Config, OptionError
+from oaiserve.engine.request import SamplingParams
+from oaiserve.errors import InvalidRequest
+from oaiserve.files.model_defaults import LENGTHS, SAMPLING
+from oaiserve.routes import parameters
+from oaiserve.routes.bodies import SamplingBody
+from oaiserve.routes.invalid import invalid, invalid_type
+
+Values = dict[str, float | int]
+
+# What OpenAI documents: the model's distribution as it is.
+NEUTRAL: Values = {
+    each.name: getattr(SamplingParams(), each.name)
+    for each in fields(SamplingParams)
+    if each.type == "float" or each.name == "top_k"
+}
+# Where neither the operator nor the model's files set one of these, and the client sets none either, the fallback
+# applies. So a client that sends one of them gets OpenAI's defaults for the others.
+SHAPING = ("temperature", "top_p", "top_k", "min_p")
+FALLBACK: Values = {"temperature": 0.7, "min_p": 0.05}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """The defaults of one server."""
+
+    stated: Values  # by the operator or the model
+    origin: str  # of the values, for the log
+    ignored: tuple[str, ...] = ()  # what is wrong with values in the model's files
+
+    @classmethod
+    def of(cls, config: Config, of_model: Mapping[str, Any]) -> SamplingDefaults:
+        """Join the operator's values and the model's. Raises OptionError for wrong ones of the operator."""
+        given = given_defaults(config.server.default_params)
+        if not config.engine.generation_config:
+            return cls(NEUTRAL | given, "--no-generation-config" + (" and --default-params" if given else ""))
+        known: Values = {}
+        ignored = []
+        for name in of_model.keys() & SAMPLING:
+            try:
+                known |= _checked({name: of_model[name]})
+            except InvalidRequest as error:
+                ignored.append(error.message)
+        stated = known | given
+        is_shaped = any(name in stated for name in SHAPING)
+        origins = {"--default-params": given, "the model": known, "built in": not is_shaped}
+        origin = " and ".join(name for name, applies in origins.items() if applies)
+        return cls(stated, origin, tuple(sorted(ignored)))
+
+    def of_request(self, body: SamplingBody | None = None) -> Values:
+        """Return the values for what this body leaves out; without a body, for all."""
+        is_shaped = any(name in self.stated or getattr(body, name, None) is not None for name in SHAPING)
+        return NEUTRAL | ({} if is_shaped else FALLBACK) | self.stated
+
+    def __str__(self) -> str:
+        values = self.of_request()
+        shown = [name for name in values if values[name] != NEUTRAL[name] or name == "temperature"]
+        return f"{', '.join(f'{name} {values[name]:g}' for name in shown)} ({self.origin})"
+
+
+def given_defaults(text: str | None) -> Values:
+    """Return the parameters that --default-params sets, in JSON or as NAME=VALUE. Raises OptionError."""
+    if text is None:
+        return {}
+    values: Any = {}
+    try:
+        if text.lstrip().startswith("{"):
+            values = json.loads(text)
+        else:
+            for pair in text.split(","):
+                name, _, value = pair.partition("=")
+                values[name.strip()] = _number(value.strip())
+        return _checked(values)
+    except ValueError as error:
+        raise OptionError(f"--default-params is '{text}', which is not JSON: {error}.") from error
+    except InvalidRequest as error:
+        raise OptionError(f"--default-params is wrong. {error.message}") from error
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # which the check refuses as a request's
+
+
+def _checked(values: Mapping[str, Any]) -> Values:
+    """Check values as those of a request. Raises InvalidRequest."""
+    for name in values:
+        if name in (*LENGTHS, "max_tokens", "max_completion_tokens"):
+            raise invalid(name, "is not a sampling parameter. --default-max-tokens sets the limit of answers")
+        if name not in NEUTRAL:
+            raise invalid(name, f"is not a sampling parameter. There are {', '.join(NEUTRAL)}")
+    try:
+        body = msgspec.convert(values, SamplingBody)
+    except msgspec.ValidationError as error:
+        raise invalid_type(SamplingBody, str(error)) from None
+    params = parameters.sampling_params(body, SamplingParams(), {})
+    return {name: getattr(params, name) for name, value in values.items() if value is not None}
