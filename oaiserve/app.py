@@ -234,7 +234,7 @@ def server_telemetry(
             read_meters=engine.energy.read,
             model_info=engine.model_info,
             elsewhere=elsewhere,
-            targets=Targets.parse(config.telemetry.slo),
+            targets=Targets.parse(config.telemetry.slo or ""),
         ),
         recent_requests=config.telemetry.recent_requests,
         vllm_metrics=config.telemetry.vllm_metrics,

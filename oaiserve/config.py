@@ -689,7 +689,7 @@ class TelemetryOptions:
     hashes, without any text. `oaiserve plan` and the load test read it. It is begun anew at 64 MiB, and the file before
     is kept beside it with .1 at the end of its name."""
 
-    slo: str = ""
+    slo: str | None = None
     """Targets for the time to first token and the time per output token, as in ttft:2s,tpot:100ms. The metric
     oaiserve_slo_requests_total counts the requests that meet or miss them, and the alert rules use it. Without one, the
     target is six times what the request would have taken alone on this machine, but at least 1 s or 200 ms."""
@@ -699,7 +699,7 @@ class TelemetryOptions:
 
     def __post_init__(self) -> None:
         _check_least(self, recent_requests=0)
-        is_slo = not self.slo or all(map(_SLO.fullmatch, self.slo.split(",")))
+        is_slo = self.slo is None or all(map(_SLO.fullmatch, self.slo.split(",")))
         _check(is_slo, "--slo", f"'{self.slo}'", "times for ttft or tpot, as in ttft:2s,tpot:100ms")
 
 
