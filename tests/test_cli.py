@@ -17,6 +17,8 @@ from oaiserve import __version__, cli
 from oaiserve.config import Bytes, Config, EngineOptions, ServerOptions, TelemetryOptions
 from oaiserve.errors import StartupError
 from oaiserve.foreign_flags import OUR_FLAGS
+from oaiserve.routes.sampling_defaults import given_defaults
+from oaiserve.scale.several.settings import models_of
 
 FREE_PORT = ("--port", "0")
 
@@ -445,3 +447,29 @@ def test_a_third_signal_ends_a_shutdown_that_hangs() -> None:
         process.terminate()
         rest = process.stderr.read()
     assert (process.returncode, rest) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "reads_config"),
+    [
+        (["--generation-config", "auto"], True),
+        (["--generation-config=auto"], True),
+        (["--generation-config", "vllm"], False),
+        (["--generation-config=vllm"], False),
+        (["--no-generation-config"], False),
+    ],
+)
+def test_generation_config_takes_the_words_of_vllm(flags: list[str], reads_config: bool) -> None:
+    served = Served()
+    assert cli.main(["serve", "demo", "--port", "0", *flags], served) == 0
+    assert (served.config.model, served.config.engine.generation_config) == ("demo", reads_config)
+
+
+@pytest.mark.parametrize("value", ["{temperature = 0.2, top_k = 5}", "'temperature=0.2,top_k=5'"])
+def test_default_params_may_be_a_table_of_the_config_file(value: str, tmp_path: Path) -> None:
+    served, path = Served(), tmp_path / "config.toml"
+    path.write_text(f"port = 0\ndefault-params = {value}\n")
+    assert cli.main(["serve", "demo", "--config", str(path)], served) == 0
+    assert given_defaults(served.config.server.default_params) == {"temperature": 0.2, "top_k": 5}
+    own = models_of([], {"a": {"model": "demo", "default-params": {"top_k": 5}}}, Config("models"))["a"]
+    assert given_defaults(own.server.default_params) == {"top_k": 5}
