@@ -23,6 +23,7 @@ COMMANDS = {
     "model_types": "transformers' model types, served or refused: docs/models.md",
     "clients": "the first examples of other people's clients: `make clients`",
     "clients.sessions": "sessions of agents with a scripted model: `make clients`",
+    "clients.small_model": "whether coding tools write a file with a real small model: docs/clients.md",
     "attack": "attacks beside a neighbour; fails where one harms it: docs/security.md",
     "attack.broken_files": "starts on 10,000 broken model files; fails where one is no sentence",
     "attack.broken_caches": "starts on spoiled records of the start cache, which may only count as missing",

@@ -52,15 +52,17 @@ def installed(name: str, client: Client | Agent) -> Path:
     return folder
 
 
-def call(words: Sequence[str | Path], env: Mapping[str, str], cwd: str) -> subprocess.CompletedProcess[str]:
+def call(
+    words: Sequence[str | Path], env: Mapping[str, str], cwd: str, limit_seconds: float = LIMIT_SECONDS
+) -> subprocess.CompletedProcess[str]:
     """Run a client's program. One that takes too long has the exit code that `timeout` has."""
     try:
         return subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, cwd=cwd, timeout=LIMIT_SECONDS
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, cwd=cwd, timeout=limit_seconds
         )
     except subprocess.TimeoutExpired as error:
         report = error.stdout if isinstance(error.stdout, bytes) else b""
-        return subprocess.CompletedProcess(words, 124, report.decode(), f"it took over {LIMIT_SECONDS} s")
+        return subprocess.CompletedProcess(words, 124, report.decode(), f"it took over {limit_seconds:g} s")
 
 
 def renew(name: str, client: Client | Agent) -> None:
@@ -107,7 +109,8 @@ def pins_file(name: str, client: Client | Agent) -> Path:
 
 def _install_javascript(folder: Path, lock: Path) -> None:
     shutil.copytree(lock.parent, folder)
-    run("npm", "ci", "--silent", "--prefix", folder)
+    # `npm ci` refuses locks that npm 11 has written itself without the packages for other platforms.
+    run("npm", "install", "--silent", "--prefix", folder)
 
 
 def _install_python(folder: Path, client: Client | Agent, *requirements: str) -> None:

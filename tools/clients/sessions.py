@@ -258,7 +258,7 @@ def session(agent: Agent, folder: Path, file: Path | None = None) -> dict[str, A
         with scripted_server(lambda prompt: next_turn(prompt, turns, agent.marker)) as server:
             command = agent.command.replace(ADDRESS, server.url)
             lines = "\n".join(["set -e", "git init -q", "git add -A", command])
-            problem, said = _run(lines, folder, home, project, agent.env)
+            problem, said = run_script(lines, folder, home, project, agent.env)
             records = server.records()
             if file is not None:
                 content = recorded.record(server.bodies, {project: "/project", home: "/home"})
@@ -290,12 +290,19 @@ def _filled(arguments: Mapping[str, Any], project: str) -> dict[str, Any]:
     }
 
 
-def _run(lines: str, folder: Path, home: str, project: str, more: Mapping[str, str]) -> tuple[str, str]:
+def run_script(
+    lines: str,
+    folder: Path,
+    home: str,
+    project: str,
+    more: Mapping[str, str],
+    limit_seconds: float = environments.LIMIT_SECONDS,
+) -> tuple[str, str]:
     """Run a script in the project. Return what was wrong, or "", and what the script said."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_"))}
     programs = folder / ("node_modules/.bin" if (folder / "node_modules").exists() else "bin")
     env |= {"HOME": home, "PWD": project, "PATH": f"{programs}:{env['PATH']}", "NO_COLOR": "1", **more}
-    done = environments.call(["sh", "-c", lines], env, project)
+    done = environments.call(["sh", "-c", lines], env, project, limit_seconds)
     return "" if done.returncode == 0 else f"exit code {done.returncode}: {done.stderr[-500:]}", done.stdout
 
 
