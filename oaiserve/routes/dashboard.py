@@ -119,6 +119,12 @@ def prefers_html(accept: str) -> bool:
     return html > json
 
 
+def document_response(document: bytes, accept: str) -> Response:
+    """Answer with a JSON document, which is indented for browsers."""
+    shown = msgspec.json.format(document, indent=2) if prefers_html(accept) else document
+    return Response(shown, media_type="application/json", headers={"vary": "accept"})
+
+
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 

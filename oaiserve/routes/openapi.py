@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from oaiserve.routes.access import is_open
-from oaiserve.routes.dashboard import prefers_html
+from oaiserve.routes.dashboard import document_response
 from oaiserve.routes.objects import REF, InputItem, Message
 from oaiserve.routes.operation import ErrorAnswer, Operation, operation_of
 
@@ -46,10 +46,7 @@ def published(
     @Operation(summary="This document.", group="Server", answer="application/json")
     async def answer(request: Request) -> Response:
         """Answer with the document, which is indented for browsers."""
-        made = await run_in_threadpool(content)
-        if prefers_html(request.headers.get("accept", "")):
-            made = msgspec.json.format(made, indent=2)
-        return Response(made, media_type="application/json", headers={"vary": "accept"})
+        return document_response(await run_in_threadpool(content), request.headers.get("accept", ""))
 
     return answer
 

@@ -28,7 +28,7 @@ async function load() {
     );
     const groups = document.tags.map(({ name }) => all.filter(({ operation }) => operation.tags[0] === name));
     routes = groups.flat();
-    showRoutes(groups);
+    showRoutes(groups.filter((group) => group.length));
     search();
     openLinked();
   } catch (error) {

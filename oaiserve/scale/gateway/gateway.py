@@ -51,7 +51,7 @@ from oaiserve.routes import sse
 from oaiserve.routes.batches.routes import MOST_FILE_BYTES
 from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, client_left, keep, receive
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
-from oaiserve.scale.gateway.lists import all_kept, all_requests, models_answer
+from oaiserve.scale.gateway.lists import all_kept, all_requests, models_answer, schema_answer
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
 from oaiserve.scale.gateway.sent_pieces import MOST_KEPT_BYTES, SentPieces
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream, UpstreamAnswer
@@ -94,6 +94,7 @@ _OF_ONE_REPLICA = ("/admin", "/debug", "/dashboard", "/v1/load_lora_adapter", "/
 # What one replica keeps, unless all have one store: it is asked for until one has it.
 _KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations", b"/v1/files/", b"/v1/batches", b"/debug/requests/")
 REQUESTS_PATH = "/debug/requests"
+SCHEMA_PATH = "/openapi.json"
 _LISTS = ("/v1/files", "/v1/batches")
 # A replica may have stored something before it failed.
 _NOT_REPEATED = (b"/v1/conversations", b"/v1/files", b"/v1/batches")
@@ -247,10 +248,7 @@ class Gateway:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Ending:
         path, client = scope["path"], scope["state"]["client"]
-        is_of_one = path.startswith(_OF_ONE_REPLICA) and not (
-            self._shows_requests and (path == REQUESTS_PATH or path.startswith(f"{REQUESTS_PATH}/"))
-        )
-        if (is_of_one and self._residents is None) or not {".", ".."}.isdisjoint(path.split("/")):
+        if (self._is_of_one(path) and self._residents is None) or not {".", ".."}.isdisjoint(path.split("/")):
             raise NotFound(f"{path[:100]} is about one replica. Ask that one itself.")
         if self._residents is not None and path == "/v1/batches" and scope["method"] == "POST":
             raise InvalidRequest("A server of several models has no batches. Serve the model by itself for them.")
@@ -314,6 +312,11 @@ class Gateway:
         self._received.give_back(client, len(body))
         body[:] = whole
 
+    def _is_of_one(self, path: str) -> bool:
+        """Return whether a path is about one replica, so that a gateway refuses it."""
+        is_shown = self._shows_requests and (path == REQUESTS_PATH or path.startswith(f"{REQUESTS_PATH}/"))
+        return path.startswith(_OF_ONE_REPLICA) and not is_shown
+
     def _listing_for(self, scope: Scope, asked: _Asked) -> Callable[[], Awaitable[Response]] | None:
         """Return what answers with a list of all replicas, if the request is for one."""
         # A model of this machine is asked for its requests alone.
@@ -326,6 +329,8 @@ class Gateway:
             return partial(all_requests, self._watch, query, asked.headers)
         if scope["path"] == MODELS_PATH and self._router.differ:
             return partial(models_answer, self._watch, self._router, scope, asked.headers)
+        if scope["path"] == SCHEMA_PATH and self._residents is None:
+            return partial(schema_answer, self._watch, self._is_of_one, asked.headers)
         if scope["path"] in _LISTS and asked.method == "GET" and self._residents is None:
             return partial(all_kept, self._watch, asked.target, asked.headers)
         return None

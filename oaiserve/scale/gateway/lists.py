@@ -1,4 +1,5 @@
-"""The lists of all replicas: of models, where these have different ones, of files and batches, and of requests.
+"""The lists of all replicas: of models, where these have different ones, of files and batches, and of requests; and the
+schema of the routes that a gateway has.
 
 What replicas send is bounded in time, bytes and items, and items of another form are left out.
 """
@@ -6,7 +7,7 @@ What replicas send is bounded in time, bytes and items, and items of another for
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from operator import itemgetter
 from typing import Annotated, Any, TypeVar
@@ -16,6 +17,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Scope
 
+from oaiserve.errors import Unavailable
+from oaiserve.routes.dashboard import document_response
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.models import list_answer
 from oaiserve.routes.pages import Page, page_of
@@ -30,6 +33,7 @@ MOST_MODELS = 2048  # items of a list of models, which has no pages
 MOST_MODEL_BYTES = 2**20  # of a replica's list of models
 MOST_LIST_BYTES = 8 * 2**20  # of all pages of a replica's list of files or batches
 MOST_PAGE_BYTES = 2 * 2**20  # of one of them, which takes some milliseconds of the event loop
+MOST_SCHEMA_BYTES = 2 * 2**20
 LIST_SECONDS = 5.0  # in which a replica sends them
 
 Item = dict[str, Any]
@@ -120,6 +124,28 @@ async def all_kept(watch: Watch, target: bytes, headers: Headers) -> Response:
     page = page_of(Page[Any], newest, lambda both: both[0].id, limit, after)
     page.data = [text for _, text in page.data]
     return json_response(page)
+
+
+async def schema_answer(watch: Watch, lacks: Callable[[str], bool], headers: Headers) -> Response:
+    """Answer with the schema of the first replica that sends one, without the paths that a gateway lacks, or with a
+    refusal."""
+    refusal: Response | None = None
+    given = dict(headers).get(b"accept", b"").decode("latin-1")
+    for name in sorted(watch.joined - watch.silent):
+        with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, KeyError, *UNREADABLE):
+            async with asyncio.timeout(LIST_SECONDS):
+                status, content = await watch.upstreams[name].get(b"/openapi.json", headers, MOST_SCHEMA_BYTES)
+            if status >= 400:
+                refusal = Response(content, status, media_type="application/json")
+                continue
+            schema = _decode_fields(content)
+            paths = _decode_fields(schema["paths"])
+            # The pages are the gateway's own.
+            kept = {path: text for path, text in paths.items() if path.startswith("/dashboard") or not lacks(path)}
+            return document_response(msgspec.json.encode(schema | {"paths": kept}), given)
+    if refusal is None:
+        raise Unavailable("No replica sends its schema; try again later.", retry_after_seconds=5)
+    return refusal
 
 
 async def all_requests(watch: Watch, query: str, headers: Headers) -> Response:

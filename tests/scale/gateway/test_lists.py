@@ -7,6 +7,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from tests.published import published
 from tests.scale.gateway.doubles import SIGNATURE, Fleet, fleet
 from tests.waiting import wait_until
 
@@ -44,6 +45,17 @@ def test_the_list_has_all_models_once(two_models: Fleet) -> None:
         assert two_models.http.get(f"/v1/models/{name}").json()["id"] == name
     page = two_models.http.get("/v1/models?limit=1", headers={"anthropic-version": "2023-06-01"}).json()
     assert (page["data"][0]["type"], page["last_id"], page["has_more"]) == ("model", page["data"][0]["id"], True)
+
+
+def test_schema_has_the_routes_of_the_gateway(two_models: Fleet) -> None:
+    answer = two_models.http.get("/openapi.json", headers={"accept": "text/html"})
+    paths = answer.json()["paths"].keys()
+    assert "\n  " in answer.text
+    assert paths >= {"/v1/chat/completions", "/v1/models", "/dashboard", "/docs"}
+    for path in paths:
+        if "{" not in path and path != "/dashboard/feed":
+            assert "is about one replica" not in two_models.http.get(path).text, path
+    assert "/debug/report" in published()["paths"].keys() - paths
 
 
 def test_a_stored_response_is_found_at_the_server_that_has_it(two_models: Fleet) -> None:
