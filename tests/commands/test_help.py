@@ -59,13 +59,12 @@ def arguments(app: App, command: App) -> list[Any]:
     return list(command.assemble_argument_collection(default_parameter=app.default_parameter, parse_docstring=True))
 
 
-def test_the_help_of_serve_has_thirteen_flags_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_serve_has_twelve_flags_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--help"]) == 0
     text = capsys.readouterr().out
     assert set(re.findall(r"^│ (--[a-z-]+)", text, re.MULTILINE)) == {
         *("--config", "--host", "--port", "--api-key", "--served-model-name", "--device", "--quantize", "--lora"),
         *("--cpu-threads", "--max-model-len", "--kv-cache-memory", "--max-running"),
-        "--default-params",
     }
     assert re.findall(r"─ (\w+) ─", text) == ["Arguments", "Parameters", "Server", "Engine"]
     assert text.count("\n") < 50
