@@ -214,7 +214,7 @@ class ServerOptions(ListenerOptions):
     """Tokens of a choice in one event of a stream, unless the request sets it. More tokens mean less work. The first
     token is always sent at once."""
 
-    default_params: str | None = field(default=None, metadata=FREQUENT)
+    default_params: str | None = None
     """Sampling parameters of requests that set none, such as temperature=0.7,top_p=0.8, or the same as JSON. They beat
     the model's own (docs/models.md)."""
 
