@@ -30,7 +30,7 @@ export class Account {
         redraw();
       });
     }
-    this.views = element("div", { class: "views", role: "group", "aria-label": "Shade tokens by" }, element("span", {}, "Shade tokens by"), ...buttons);
+    this.views = element("div", { class: "views", role: "group", "aria-label": "Shade tokens" }, element("span", {}, "Shade tokens"), ...buttons);
     const panel = element("div", { class: "card" }, this.rows, this.why, this.views, this.shades);
     this.element = element("details", { class: "account" }, element("summary", {}, this.bar, this.line), panel);
     this.element.addEventListener("toggle", () => {

@@ -2,6 +2,8 @@
 
 import { byId, element } from "./show.js";
 
+const PICKER_PX = 290; // room that the list needs at the right
+
 export class Models {
   #models = []; // those that write text
 
@@ -19,6 +21,9 @@ export class Models {
         box.checked = target.checked ? chosen.includes(box.value) : box.value === chosen[0];
       }
       this.#show();
+    });
+    byId("picker").addEventListener("beforetoggle", () => {
+      byId("picker").style.setProperty("--picker-left", `${Math.min(byId("model-button").offsetLeft + byId("chat").offsetLeft, innerWidth - PICKER_PX)}px`);
     });
     byId("picker").addEventListener("toggle", ({ newState }) => {
       byId("model-button").setAttribute("aria-expanded", String(newState === "open"));
