@@ -5,7 +5,9 @@ import { costFacts } from "./costs.js";
 import { count, duration, element, partsOf, percent, phaseSpans, placeBar, words } from "./show.js";
 
 const MS = 1e-6; // from nanoseconds
-const PIXELS = 700; // of the time axis, about: by these it gets its ticks
+const AXIS_SHARE = 0.5; // of the width of the page, about: by it the axis gets its ticks
+const LONG_ID = 16; // characters: a longer id is cut where it stands in a table
+const MOST_EVENTS = 12; // that are shown unfolded
 
 export function account(entry) {
   const { num_draft_tokens: drafted, num_accepted_tokens: accepted } = entry;
@@ -25,6 +27,7 @@ export function account(entry) {
       ...(entry.token_gaps ? [["Between events", gaps(entry.token_gaps)]] : []),
       ...(entry.mean_event_tokens ? [["Tokens per event", entry.mean_event_tokens.toFixed(1)]] : []),
       ["Steps", steps(entry.steps)],
+      ...targets(entry.slo),
       ...costFacts(entry.cost),
       ...(Object.keys(entry.params).length ? [["Parameters", pairs(entry.params)]] : []),
       ...(entry.adapted?.length ? [["Adapted", entry.adapted.join("; ")]] : []),
@@ -65,7 +68,7 @@ const pairs = (values) => Object.entries(values).map(([name, value]) => `${words
 // Returns a row for each phase on one time axis, with the tokens from the cache in that of the prefill.
 function waterfall(entry) {
   const axis = new Axis([[0, entry.duration_ns * MS]], () => "0");
-  const ticks = axis.ticks(PIXELS).filter(({ text }) => text);
+  const ticks = axis.ticks(AXIS_SHARE * innerWidth).filter(({ text }) => text);
   const labels = ticks.map(({ at, text }) => {
     const label = element("span", {}, text);
     label.style.left = `${100 * at}%`;
@@ -107,6 +110,13 @@ const number = (text) => element("td", { class: "number" }, text);
 
 function facts(pairs) {
   return element("dl", { class: "facts" }, ...pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
+}
+
+// Returns which of its objectives a finished request has met.
+function targets(slo) {
+  const names = { ttft: "first token within", tpot: "each token within" };
+  const texts = Object.entries(slo ?? {}).filter(([, found]) => found).map(([name, { target_ns: ns, is_met: isMet }]) => `${names[name]} ${duration(ns / 1e9)}: ${isMet ? "met" : "missed"}`);
+  return texts.length ? [["Objectives", texts.join("; ")]] : [];
 }
 
 function mediaFacts(media) {
@@ -164,13 +174,16 @@ function eventTable(entry) {
     return element("tr", {}, element("td", { class: "number" }, duration(event.at_ns / 1e9)), element("td", {}, words(event.name)), element("td", {}, details));
   });
   const dropped = entry.num_events_dropped ? [element("p", { class: "note" }, `${entry.num_events_dropped} more events were dropped.`)] : [];
-  return [element("h2", {}, "Events"), table([["After", "number"], ["Event"], ["Details"]], rows), ...dropped];
+  const shown = [table([["After", "number"], ["Event"], ["Details"]], rows), ...dropped];
+  const isLong = rows.length > MOST_EVENTS;
+  return [element("h2", {}, "Events"), ...(isLong ? [element("details", {}, element("summary", {}, `All ${rows.length}`), ...shown)] : shown)];
 }
 
 function neighbours(entry) {
   if (!entry.num_neighbours) return [];
   const rows = entry.neighbours.map((other) => {
-    const link = element("a", { href: encodeURIComponent(other.request_id) }, other.request_id);
+    const id = other.request_id;
+    const link = element("a", { href: encodeURIComponent(id), title: id }, id.length > LONG_ID ? `${id.slice(0, LONG_ID)}…` : id);
     return element(
       "tr",
       {},
