@@ -7,7 +7,7 @@ What replicas send is bounded in time, bytes and items, and items of another for
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from operator import itemgetter
 from typing import Annotated, Any, TypeVar
@@ -151,21 +151,25 @@ async def schema_answer(watch: Watch, lacks: Callable[[str], bool], headers: Hea
 async def all_requests(watch: Watch, query: str, headers: Headers) -> Response:
     """Ask each replica for its last requests, with a client's `headers`, and answer with those of all, each with the
     `replica` that it was at. Replicas that refuse count only if all do."""
-    fields = dict(parse_qsl(query))
     upstreams = [watch.upstreams[name] for name in sorted(watch.joined - watch.silent)]
     answers = await asyncio.gather(*(_requests(upstream, query.encode(), headers) for upstream in upstreams))
     refusals = [answer for answer in answers if isinstance(answer, Response)]
     if refusals and len(refusals) == len(answers):
         return refusals[0]
+    found = {up.number: each for up, each in zip(upstreams, answers, strict=True) if isinstance(each, _Requests)}
+    return await asyncio.to_thread(_merged, found, dict(parse_qsl(query)))
+
+
+def _merged(found: Mapping[int, _Requests], fields: Mapping[str, str]) -> Response:
+    """Return the answer with the requests of all replicas, given by their numbers."""
     merged: dict[str, list[tuple[float, Item]]] = {"requests": [], "open": []}
-    for upstream, answer in zip(upstreams, answers, strict=True):
-        if isinstance(answer, _Requests):
-            for name, rows in merged.items():
-                for text in getattr(answer, name):
-                    with suppress(*UNREADABLE):
-                        rank = _rank(msgspec.json.decode(text, type=_Request), fields.get("slowest"))
-                        rows.append((rank, _decode_fields(text) | {"replica": upstream.number}))
-    limit = int(fields["limit"]) if fields.get("limit", "").isdecimal() else None
+    for number, answer in found.items():
+        for name, rows in merged.items():
+            for text in getattr(answer, name):
+                with suppress(*UNREADABLE):
+                    rank = _rank(msgspec.json.decode(text, type=_Request), fields.get("slowest"))
+                    rows.append((rank, _decode_fields(text) | {"replica": number}))
+    limit = int(text) if (text := fields.get("limit", "")).isdecimal() and len(text) <= 9 else None
     shown = {name: [row for _, row in sorted(rows, key=itemgetter(0))] for name, rows in merged.items()}
     return json_response({"requests": shown["requests"][:limit], "open": shown["open"]})
 
