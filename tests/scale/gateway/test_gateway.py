@@ -148,7 +148,7 @@ def test_what_the_gateway_refuses_itself_is_an_error_in_openais_form(four: Fleet
         assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
 
 
-PARTS = ("", "", ".", "..", "%2e%2e", "debug", "%64ebug", "requests", "dashboard", "feed", "v1", "models", "metrics",
+PARTS = ("", "", ".", "..", "%2e%2e", "debug", "%64ebug", "requests", "dashboard", "report", "v1", "models", "metrics",
          "unload_lora_adapter", "%2f", "%252f", "%5c", ";a", "%00", "?a", "%c0%ae")  # fmt: skip
 
 
