@@ -35,8 +35,8 @@ _decode_name = msgspec.json.Decoder(str).decode
 class UntaggedCalls(JsonCallParser):
     """Reads fenced blocks of objects, and at the beginning of a line an object or a list of objects.
 
-    They are calls if each object has the name of a tool, its arguments, and nothing else, and they come when the block
-    or the object ends. All other text stays as it is.
+    They are calls if each object has the name of a tool, its arguments, and nothing else; after other text, only with
+    all arguments that the tool requires. They come when the block or the object ends. All other text stays as it is.
     """
 
     bare: ClassVar[tuple[str, ...]] = ("{", "[")
@@ -180,7 +180,10 @@ class UntaggedCalls(JsonCallParser):
         arguments = object_text(bytes(given[key]))
         if name is None or arguments is None:
             raise NotACall
-        if key == "parameters" and {"type", "properties"} <= _decode_object(arguments).keys():  # it's the tool's schema
+        names = _decode_object(arguments).keys()
+        if key == "parameters" and {"type", "properties"} <= names:  # it's the tool's schema
+            raise NotACall
+        if not self._is_blank and not names >= set(self._tools[name].get("required", ())):  # the text only talks of it
             raise NotACall
         return name, arguments
 

@@ -1,6 +1,8 @@
 """Tests the parsers of calls: each family's form, what is no call, and that pieces do not matter."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -187,11 +189,45 @@ def test_plain_json_that_is_no_call_stays_text(text: str) -> None:
     assert reader.calls.num_unparsed == 0
 
 
-def check(text: str, expected: Read) -> None:
-    assert whole(HermesCalls, text) == expected
-    for at in range(1, len(text)):
-        assert read(segments_of(parser(HermesCalls), [text[:at], text[at:]])) == expected
-    assert read(segments_of(parser(HermesCalls), text)) == expected
+def check(text: str, expected: Read, tools: Mapping[str, Any] = TOOLS) -> None:
+    for pieces in ([text], text, *([text[:at], text[at:]] for at in range(1, len(text)))):
+        assert read(segments_of(AnswerReader(None, HermesCalls(tools)), pieces)) == expected
+
+
+CMD = {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}
+HELLO = r"""{"cmd": "cat > hello.py <<'END'\nprint('hello')\nEND"}"""
+WRITTEN = f'{{"name": "exec_command", "arguments": {HELLO}}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"<tool_call>\n{WRITTEN}\n</tool_call>\nI wrote it.", Read("\nI wrote it.", "", [("exec_command", HELLO)])),
+        (
+            f"Sure, I'll create it:\n\n```json\n{WRITTEN}\n```",
+            Read("Sure, I'll create it:\n\n", "", [("exec_command", HELLO)]),
+        ),
+        (
+            r"""<tool_call>
+{"name": "exec_command", "arguments": {"cmd": "printf 'print(\'hello\')\\n\' > hello.py"}}
+</tool_call>""",
+            Read("", "", [("exec_command", r"""{"cmd": "printf 'print('hello')\\n' > hello.py"}""")]),
+        ),
+        *(
+            (text, Read(text))
+            for text in (
+                'It takes:\n```json\n{"name": "exec_command", "arguments": {"command": "ls"}}\n```',
+                '<tools>\n{"command":{"name":"exec_command","arguments":{"objective":"Write hello.py."}}}\n</tools>',
+                '<return-provider type="text/plain">{"name": "hello.py", "arguments": {}}</return-provider>',
+                """```python\n{{"name": "hello", "arguments": {"script": "print('hello')"}}}\n```""",
+                '<tools>\n  <type>function", "function": {"name": "exec_command", "parameters": {}}}\n</tools>',
+                '<tools>\n  <function>\n    <name>exec_command</name>\n    <arguments>\n      {"cmd": "ls"}\n</tools>',
+            )
+        ),
+    ],
+)
+def test_answers_of_a_small_model_in_coding_tools(text: str, expected: Read) -> None:
+    check(text, expected, {"exec_command": CMD})
 
 
 def test_plain_json_is_passed_on_as_soon_as_it_can_be_no_call() -> None:
