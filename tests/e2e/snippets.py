@@ -119,7 +119,7 @@ def documents(text: str) -> list[str]:
 def check_commands(commands: str, folder: Path) -> None:
     """Check the syntax of commands for a shell, and the flags of those that are of this repository."""
     for words, settings in recorded(commands, folder):
-        with mock.patch.dict(os.environ, settings):
+        with mock.patch.dict(os.environ, settings), chdir(folder):
             check_command(words)
 
 
