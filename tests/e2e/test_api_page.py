@@ -126,20 +126,23 @@ def test_form_reports_body_that_is_not_json(page: Page) -> None:
     page.locator(f"{CHAT} form .error").get_by_text("The body is not JSON").wait_for()
 
 
+LINKED = ".linked[id='post_v1_chat_completions.response_format.type']"
+
+
 def test_search_finds_routes_and_fields_and_links_lead_to_them(page: Page) -> None:
     page.keyboard.press("/")
     page.keyboard.type("response_format.type")
     assert page.locator(f"{CHAT}:visible").count() == 1
     assert page.locator("#get_health:visible").count() == 0
     page.locator(f"{CHAT} + .matches a").click()
-    page.wait_for_function("document.querySelector('.linked')?.id === 'post_v1_chat_completions.response_format.type'")
+    page.locator(LINKED).wait_for()
     page.locator("#search").focus()
     page.keyboard.press("Escape")
     assert page.locator(".route:visible").count() > 40
     link = page.url
     page.goto("about:blank")
     page.goto(link)
-    page.wait_for_function("document.querySelector('.linked')?.id === 'post_v1_chat_completions.response_format.type'")
+    page.locator(LINKED).wait_for()
 
 
 def test_page_works_under_a_prefix_and_on_a_phone(live: LiveServer, open_page: OpenPage) -> None:
