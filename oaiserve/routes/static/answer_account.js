@@ -21,6 +21,7 @@ export class Account {
     this.rows = element("div", { class: "rows" });
     this.why = element("div", { class: "why" });
     this.shades = element("ul", { class: "legend", "aria-label": "Shades of tokens" });
+    const panel = element("div", { class: "card" }, this.rows, this.why);
     const buttons = VIEWS.map(([view, name]) => element("button", { type: "button", value: view, "aria-pressed": String(view === "text") }, name));
     for (const button of buttons) {
       button.addEventListener("click", () => {
@@ -28,10 +29,11 @@ export class Account {
         for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
         this.shades.replaceChildren(...(this.view === "text" ? [] : legend(this.view)));
         redraw();
+        panel.scrollIntoView({ block: "nearest" });
       });
     }
     this.views = element("div", { class: "views", role: "group", "aria-label": "Shade tokens" }, element("span", {}, "Shade tokens"), ...buttons);
-    const panel = element("div", { class: "card" }, this.rows, this.why, this.views, this.shades);
+    panel.append(this.views, this.shades);
     this.element = element("details", { class: "account" }, element("summary", {}, this.bar, this.line), panel);
     this.element.addEventListener("toggle", () => {
       this.draw();
@@ -55,7 +57,7 @@ export class Account {
     this.rows.replaceChildren(...shown.map((span) => row(span, axis)));
     const sentences = [...step.why, counts(step), ...more].filter(Boolean);
     const to = new URL(`requests/${encodeURIComponent(step.requestId)}`, ROOT);
-    const link = step.hasAccount ? [element("a", { href: to, "data-shows-requests": "" }, "Open this request")] : [];
+    const link = step.hasAccount ? [element("a", { href: to }, "Open this request")] : [];
     this.why.replaceChildren(...sentences.map((text) => element("p", {}, text)), ...link);
     this.views.hidden = step.isOpen || !step.tokens.length;
   }
