@@ -44,12 +44,13 @@ async function isMissingKey() {
 }
 
 function keyForm() {
-  const where = "It is the one that the server was started with (--api-key), or one made with “oaiserve keys add NAME”. Ask whoever runs the server.";
+  const [flag, command] = ["--api-key", "oaiserve keys add NAME"].map((text) => element("code", {}, text));
+  const where = ["It is the key that the server was started with (", flag, "), or one that ", command, " has made. If you don't run the server, ask the person who does."];
   const form = element(
     "form",
     { id: "key-form", class: "card key-card", hidden: "" },
     element("label", { for: "key" }, "This server requires an API key."),
-    element("p", { class: "note", id: "key-where" }, where),
+    element("p", { class: "note", id: "key-where" }, ...where),
     element("input", { id: "key", type: "password", autocomplete: "off", required: "", "aria-describedby": "key-where problem" }),
     element("button", { type: "submit", class: "primary" }, "Continue"),
     element("p", { class: "note" }, "This browser tab keeps the key until you close it."),
