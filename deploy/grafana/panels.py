@@ -20,6 +20,17 @@ ENGINE = 'instance=~"$instance"'
 RATE = "$__rate_interval"
 QUANTILES = (0.5, 0.95, 0.99)
 
+# The colours of the phases on the server's own pages, in their dark theme.
+PHASE_COLORS = {
+    "receive": "#8f959d",
+    "tokenize_wait": "#b5d04a",
+    "tokenize": "#f0a13c",
+    "encode_media": "#f28bb9",
+    "queue": "#d9b648",
+    "prefill": "#a78bfa",
+    "decode": "#63b39c",
+    "respond": "#5cb8e6",
+}
 _ALONE = [
     models.DynamicConfigValue("custom.stacking", {"mode": "none", "group": "A"}),
     models.DynamicConfigValue("custom.fillOpacity", 0),
@@ -117,6 +128,10 @@ def lines(
         panel.thresholds_style(
             common_builders.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
         )
+    if any(query.legend == "{{phase}}" for query in queries):
+        for phase, color in PHASE_COLORS.items():
+            fixed = models.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": color})
+            panel.override_by_name(phase, [fixed])
     for number, query in enumerate((*queries, *overlay)):
         ref_id = chr(ord("A") + number)
         panel.with_target(_target(query, ref_id))
