@@ -21,7 +21,15 @@ from tests.waiting import wait_until
 
 Answer = tuple[int, dict[str, str], Any]
 # These differ with each request, or say how it was passed on, or whether its body was read.
-OF_EACH = {"date", "x-request-id", "traceresponse", "openai-processing-ms", "x-oaiserve-route", "content-length"}
+OF_EACH = {
+    "date",
+    "x-request-id",
+    "link",
+    "traceresponse",
+    "openai-processing-ms",
+    "x-oaiserve-route",
+    "content-length",
+}
 OF_EACH.add("connection")
 
 
