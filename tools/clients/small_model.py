@@ -76,9 +76,9 @@ def tried(name: str, url: str, task: str) -> dict[str, Any]:
         file = Path(project) / "hello.py"
         if file.exists():
             ran = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=60)
-            result = ran.stdout.strip() or ran.stderr[-200:]
+            result = ran.stdout.strip() or ran.stderr.strip().rpartition("\n")[2]
         else:
-            result = f"{NO_FILE}: {problem or said[-200:]}"
+            result = f"{NO_FILE}: {' '.join((problem or said[-200:]).split())}"
     new = [record for record in _records(url) if record["request_id"] not in known]
     tokens = {key: sum(record[key] or 0 for record in new) for key in ("prompt_tokens", "cached_tokens")}
     return {"version": environments.version(name, agent), "seconds": seconds, "result": result, **tokens}
