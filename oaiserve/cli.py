@@ -242,11 +242,10 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
         ----------
         model
             demo (a small model, fetched on first use), a folder in the Hugging Face format, a .gguf file, or a hub id
-            such as Qwen/Qwen3-0.6B; one of its GGUF files is named by its format, as in unsloth/Qwen3-0.6B-GGUF:Q4_K_M.
-            Of several, each may be named (NAME=MODEL), and a folder stands for the models in it.
+            such as Qwen/Qwen3-0.6B. The format selects one of its GGUF files, as in unsloth/Qwen3-0.6B-GGUF:Q4_K_M.
+            With several models, write NAME=MODEL, or a folder that contains them.
         config
-            Read settings from this file (.toml, .yaml or .json). A table [models.NAME] has a model of that name, and
-            its own settings.
+            Read settings from this file (.toml, .yaml or .json). A table [models.NAME] adds a model with its settings.
         """
         tables = {} if config is None else settings_in(config).get("models", {})
         if not model and not tables:

@@ -118,43 +118,40 @@ class ListenerOptions:
     """Settings of what listens: its address, TLS, whom it answers, its end, and its log."""
 
     host: str = field(default="127.0.0.1", metadata=FREQUENT)
-    """Address to listen on. 0.0.0.0 means all IPv4 addresses of this machine, :: all addresses."""
+    """Address to listen on. 0.0.0.0 means every IPv4 address of this machine, :: every address."""
 
     port: int = field(default=8000, metadata=FREQUENT)
-    """TCP port, 0 to 65535. 0 takes any free port."""
+    """TCP port. 0 picks a free one."""
 
     tls_certificate: Path | None = None
-    """PEM file with the certificate chain. Serves HTTPS; needs --tls-key."""
+    """PEM file with the TLS certificate chain. Turns on HTTPS; needs --tls-key."""
 
     tls_key: Path | None = None
     """PEM file with the certificate's private key, without a passphrase."""
 
     allowed_host: tuple[str, ...] = ()
-    """Name by which clients may call this server, such as llm.example.com. May be repeated. Without it, a server on a
-    loopback --host answers to loopback names only, and any other to all names; with it, the latter answers to these, to
-    loopback names and to IP addresses."""
+    """Host name that clients may use for this server, such as llm.example.com. Repeatable. Default: loopback names on a
+    loopback --host, else any name."""
 
     trusted_proxy: tuple[str, ...] = ()
-    """Address, or network (10.0.0.0/8), of a proxy or gateway in front, whose x-forwarded-for names the client. May be
-    repeated. From all other addresses that header is ignored."""
+    """Address or network (10.0.0.0/8) of a proxy whose x-forwarded-for header is trusted. Repeatable."""
 
     open_dashboard: bool = False
-    """Show all pages and /debug to everyone who can reach this address without an API key: they may ask the model, and
-    see who sent how much and when, but no text."""
+    """Show the pages and /debug even on a public address without API keys. They contain no text of requests."""
 
     body_limit: Bytes | None = None
-    """Largest request body that is accepted, in bytes or with a unit (KiB, MiB, GiB). Default: 8MiB, or 32MiB for a
-    model that reads images or sounds, and of a gateway."""
+    """Largest request body, such as 16MiB. Default: 8MiB, or 32MiB for a gateway and for models that read images or
+    sounds."""
 
     drain_timeout_seconds: int = 30
-    """Seconds that running requests have to finish after SIGTERM or Ctrl-C. A second signal skips the wait."""
+    """Seconds that running requests get to finish after SIGTERM or Ctrl-C."""
 
     log_level: LogLevel = "info"
-    """Lowest severity of messages to log."""
+    """Lowest severity to log."""
 
     log_format: LogFormat = "auto"
-    """Form of log lines. short: for people at a terminal. console: complete lines of text. json: one object a line.
-    auto: short at a terminal, otherwise json."""
+    """Format of the log. short: for a terminal. console: complete lines. json: one object per line. auto: short in a
+    terminal, else json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,103 +159,96 @@ class ServerOptions(ListenerOptions):
     """Settings of the HTTP server: address, access, timeouts and log."""
 
     front_ends: int = 0
-    """Processes that serve HTTP and tokenize, beside the one that runs the engine; each needs a core of its own. 0:
-    that one does it itself, and streams at most some 40,000 tokens a second."""
+    """Extra processes that serve HTTP and tokenize, one core each. 0: one process does all, up to about 40,000 streamed
+    tokens per second."""
 
     # A log line or traceback must not show it.
     api_key: tuple[str, ...] = field(default=(), repr=False, metadata=FREQUENT)
-    """Key that clients must send as "Authorization: Bearer KEY". May be repeated; without one, all clients are
-    accepted. Set it in the environment or in a file, because other users of the machine can see flags."""
+    """Key that clients must send as "Authorization: Bearer KEY". Repeatable; without one, everyone has access. Set it
+    in the environment or in a file, because other users of the machine see flags."""
 
     api_key_file: tuple[Path, ...] = ()
-    """File with keys, one on each line: NAME KEY, or only KEY. Logs and traces have the names. The server reads the
-    file again when it changes. May be repeated."""
+    """File with one key per line: NAME KEY, or only KEY. Repeatable. Names appear in logs and traces; changes take
+    effect without a restart."""
 
     share_prefix_cache: bool = False
-    """Let the prompts of several keys share the prefix cache. By default, each key finds what it has sent itself."""
+    """Share the prefix cache between API keys. By default, each key reuses only its own prompts."""
 
     stored_keys: bool = False
-    """Require the keys that `oaiserve keys` makes in the file of --response-store, with their roles and limits. Those
-    of --api-key and --api-key-file are valid, too."""
+    """Accept the keys that `oaiserve keys` made in the file of --response-store, next to those of --api-key and
+    --api-key-file."""
 
     guard_all: bool = False
     """Require a key on /health, /ready, /version, /metrics and /openapi.json, too."""
 
     cors_origin: tuple[str, ...] = ()
-    """Origin whose web pages may call this server, such as https://app.example.com, or * for any. May be repeated.
-    Pages of other origins get a 403."""
+    """Origin whose web pages may call this server, such as https://app.example.com, or * for any. Repeatable."""
 
     served_model_name: tuple[str, ...] = field(default=(), metadata=FREQUENT)
-    """Name of the model in the API. Default: MODEL as given on the command line. After MODEL, the flag takes several
-    names (--served-model-name a b): requests may use any of them, and answers and metrics show the first."""
+    """Name of the model in the API. Default: MODEL as typed. After MODEL, the flag takes several names, of which
+    answers show the first."""
 
     write_timeout_seconds: float = 60
-    """Seconds after which the server cuts a connection whose client reads nothing of the waiting data. 0: never."""
+    """Seconds until a client that stops reading is disconnected. 0: never."""
 
     header_timeout_seconds: float = 20
-    """Seconds in which the headers of a request must arrive, from the connection or from their first byte. A handshake
-    of TLS has as long before."""
+    """Seconds for the headers of a request to arrive, and for the TLS handshake before."""
 
     idle_timeout_seconds: float = 75
-    """Seconds after an answer for which the connection stays open for a further request."""
+    """Seconds that a connection stays open after an answer."""
 
     max_connections: int | None = None
-    """Most open connections. Further ones are answered with 503 and closed. Default: 8192, or as many as the limit of
-    open files permits, which the server raises if it may."""
+    """Maximum number of open connections. Default: 8192, or what the limit of open files permits."""
 
     max_connections_per_address: int | None = None
-    """Most open connections from one address, or from one IPv6 network of 64 bits. 0: no limit. Default: half of
-    --max-connections. Behind a proxy, all connections have its address."""
+    """Maximum number of open connections from one address or IPv6 /64 network. 0: no limit. Default: half of
+    --max-connections."""
 
     stream_interval: int = 1
-    """Tokens of a choice in one event of a stream, unless the request sets it. More tokens mean less work. The first
-    token is always sent at once."""
+    """Tokens per event of a stream, unless the request sets it. The first token is always sent at once."""
 
     default_params: str | None = None
-    """Sampling parameters of requests that set none, such as temperature=0.7,top_p=0.8, or the same as JSON. They beat
-    the model's own (docs/models.md)."""
+    """Sampling parameters for requests that set none, such as temperature=0.7,top_p=0.8, or JSON. They override the
+    model's own."""
 
     progress_after_seconds: float = 1.0
-    """Seconds of a prompt's computation after which a stream begins without a token, and tells how far the prompt is.
-    0: streams begin with their first token."""
+    """If prefill takes longer than this many seconds, start the stream early and send progress events. 0: never."""
 
     tool_call_parser: ToolCallParser = "auto"
-    """Form in which the model writes calls of tools. auto: the one that its tokenizer or its chat template shows, or
-    hermes. none: calls stay in the text. openai: the channels of gpt-oss."""
+    """How the model writes tool calls. auto: detected from the tokenizer or chat template, else hermes. none: calls
+    stay in the text. docs/tools-and-reasoning.md lists all."""
 
     reasoning_parser: ReasoningParser = "auto"
-    """How the model's reasoning is told from its answer: `<think> ... </think>`. deepseek_r1: each answer begins with
-    it, without the first mark. qwen3: the same, unless a request turns it off. auto: as the chat template shows. none:
-    it stays in the text."""
+    """How to separate the model's reasoning from its answer. auto: detected from the chat template. none: it stays in
+    the text. deepseek_r1: every answer begins with reasoning. qwen3: the same, unless a request turns it off."""
 
     strict_max_tokens: bool = False
-    """Refuse a request whose max_tokens is more than its prompt leaves of the context, which is cut to that otherwise,
-    as it always is of /v1/messages."""
+    """Reject a request whose max_tokens doesn't fit into the context, instead of cutting it. /v1/messages always
+    cuts."""
 
     hosted_tools: HostedTools = "ignore"
-    """Tools of /v1/responses that run on OpenAI's servers, such as web_search. ignore: the model is not told of them,
-    and the response names them in ignored_tools. refuse: the request gets a 400."""
+    """What to do with tools of /v1/responses that only OpenAI runs, such as web_search. ignore: hide them from the
+    model. refuse: return 400."""
 
     allow_media_from: tuple[str, ...] = ()
-    """Host from which images and sounds are fetched that requests name by URL: images.example.com, *.example.com for
-    all names below, or localhost:9000 for another port than those of HTTP and HTTPS. May be repeated. A private address
-    is reached only if it is named itself, and a loopback address if localhost is. Default: none."""
+    """Host from which the server may fetch images and sounds: images.example.com, *.example.com or localhost:9000.
+    Repeatable."""
 
     max_images: int = 16
-    """Most images of a request, those of earlier turns of its conversation included, and most sounds."""
+    """Maximum number of images in a request, including earlier turns, and of sounds."""
 
     response_store: Path | None = None
-    """File that keeps the answers of /v1/responses with their input over a restart. Several servers on one machine may
-    share it. Default: they are kept in memory."""
+    """File that keeps the answers of /v1/responses across restarts. Servers on one machine may share it. Default:
+    memory."""
 
     response_store_number: int = 10_000
-    """Most responses that are kept. Further ones push out the oldest of the API key that has most. 0: none is kept."""
+    """Maximum number of stored responses. Beyond it, the API key with the most loses its oldest."""
 
     response_store_bytes: Bytes = Bytes("256MiB")  # noqa: RUF009 - immutable
-    """Most bytes of the responses that are kept, with their input, of all API keys."""
+    """Maximum size of all stored responses with their input."""
 
     response_store_seconds: float = 30 * 24 * 3600
-    """Seconds for which a response is kept after its conversation last went on. Default: 30 days."""
+    """Seconds to store a response after its conversation last continued. Default: 30 days."""
 
     def __post_init__(self) -> None:
         _check(bool(self.host), "--host", "empty", "an address or a name")
@@ -334,16 +324,15 @@ class ModelsOptions:
     """Settings of a server with several models, each of which runs in a process of its own."""
 
     load_on_demand: bool = False
-    """Load a model when it is first asked for. Without it, all are loaded at the start, as far as --memory-budget has
-    room for them."""
+    """Load each model at its first request. Otherwise all are loaded at the start, as far as --memory-budget
+    permits."""
 
     idle_unload_seconds: float = 0
-    """Seconds without a request after which a model is unloaded: its process ends. The next request for it loads it
-    again, and waits for that. 0: never."""
+    """Seconds without a request until a model is unloaded. Its next request loads it again. 0: never."""
 
     memory_budget: Bytes | None = None
-    """Most memory of the models that are loaded at the same time, with their KV caches. To make room for another, the
-    least recently used one is unloaded as soon as its requests have ended. Default: no limit."""
+    """Maximum memory of all loaded models with their KV caches. The least recently used one is unloaded to make
+    room."""
 
     def __post_init__(self) -> None:
         seconds = self.idle_unload_seconds
@@ -360,17 +349,16 @@ class RouteOptions(ListenerOptions):
     """Settings of `oaiserve route`, which passes requests on to servers."""
 
     replica: tuple[str, ...] = ()
-    """URL of a server, such as http://10.0.0.5:8000. May be repeated. A name with several addresses stands for as many
-    servers. A URL with a path is that of a list of servers as for Prometheus' http_sd, such as
-    http://ray-head:8000/cluster/targets. Both are looked up again every five seconds."""
+    """URL of a server, such as http://10.0.0.5:8000. Repeatable. A name with several addresses adds a server for each.
+    A URL with a path is a list of servers in the format of Prometheus' http_sd."""
 
     replica_key: str | None = field(default=None, repr=False)
-    """API key by which the servers are asked for their reports, where they need one. Requests have the keys of their
-    clients. Set it in the environment, because other users of the machine can see flags."""
+    """API key for the servers' reports; requests carry their clients' keys. Set it in the environment, as for
+    --api-key."""
 
     continue_streams: ContinueStreams = "any"
-    """What becomes of a stream whose server ends or hangs. any: another server goes on with it. alike: only one of the
-    same kind (model, settings, CPU, versions), which writes the same bytes. never: it ends with an error."""
+    """Which server continues a stream whose server ends or hangs. any: any other. alike: one with the same model,
+    settings, CPU and versions, byte for byte. never: none."""
 
     def __post_init__(self) -> None:
         for url in self.replica:
@@ -392,186 +380,170 @@ class EngineOptions:
     """Settings of the engine: how the model is loaded, the size of the KV cache, and the limits of batches."""
 
     task: TaskOption = "auto"
-    """What the model is for. generate: text, by /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages.
-    embed: vectors of texts, by /v1/embeddings. score: how well two texts go together, by /v1/score and /v1/rerank.
-    auto: what the model's files say; docs/embeddings.md has the rules."""
+    """What the model is for. generate: text. embed: vectors of texts. score: how well two texts match. auto: detected
+    from the model's files (docs/embeddings.md)."""
 
     device: Device = field(default="auto", metadata=FREQUENT)
     """Device that runs the model. auto: the GPU if there is one, else the CPU."""
 
     dtype: Dtype = "auto"
-    """Number format of the weights and the KV cache. auto: the format in which the model was saved, if the device is
-    fast with it."""
+    """Number format of the weights and the KV cache. auto: the model's, if the device is fast with it."""
 
     compile: bool = True
-    """On a CPU, run the model's step in native code: the wheel's, or else what the system's C++ compiler makes at the
-    first start. On a GPU, run its layers fused. Otherwise the slower code of transformers runs."""
+    """Run the model in native code on a CPU, and with fused layers on a GPU. Otherwise transformers' slower code
+    runs."""
 
     cpu_features: CpuFeatures = "native"
-    """Instructions of the CPU that may be used. native: all. avx2: neither AVX-512 nor AMX, so answers are those of a
-    machine that has none of these."""
+    """CPU instructions to use. native: all. avx2: neither AVX-512 nor AMX, for the same answers as without them."""
 
     recheck: bool = False
-    """On a CPU, compare the native step with transformers' code again, which more than doubles the time of a start. On
-    a GPU, try again what has ended an earlier start."""
+    """Repeat the checks of an earlier start, which more than doubles the start time on a CPU, and on a GPU retries what
+    ended that start."""
 
     overlap: bool = True
-    """On a GPU, launch each step before the results of the previous step are on the host. A step with penalties, or
-    with bad_words of several tokens, is always waited for."""
+    """On a GPU, launch each step before the previous step's results arrive."""
 
     cuda_graph: bool = True
-    """On a GPU, capture decodes, for several batch sizes up to --max-running, and prompts of up to 2,048 tokens as CUDA
-    graphs, which takes some seconds of the start and some memory."""
+    """On a GPU, run decodes and prompts of up to 2,048 tokens as CUDA graphs, which take some seconds at the start, and
+    memory."""
 
     exact: bool = False
-    """Serve only if the same request gets the same bytes, whatever else runs. On a CPU, the native step gives them. On
-    a GPU, products and attention of their own keep one order of sums, which takes time: for weights that are not
-    quantized, without adapters. Streams then go on at other servers, and drafts change no answer."""
+    """Serve only if the same request always gets the same bytes. Slower on a GPU, where it excludes quantized weights
+    and adapters."""
 
     attention: Attention = "auto"
-    """Attention backend on a GPU. triton: oaiserve's own kernels. reference: plain torch, slow. auto: triton if
-    it is installed, else reference."""
+    """Attention backend on a GPU. triton: oaiserve's kernels. reference: plain torch, slow. auto: triton if installed,
+    else reference."""
 
     quantize: Quantize = field(default="none", metadata=FREQUENT)
-    """On a CPU with the native step, keep the weights of a checkpoint that is not quantized yet in 8 bits: half the
-    memory, and faster. int4 keeps most of them in 4 bits: a third of the memory. Answers change slightly with int8, and
-    much more with int4 if the model is small (docs/benchmarks.md)."""
+    """On a CPU, store unquantized weights in 8 or 4 bits, which saves memory and time. With int8, answers change
+    slightly; with int4, those of small models change a lot."""
 
     quantized_cache: Bytes = Bytes("32GiB")  # noqa: RUF009 - immutable
-    """Most disk space for weights that --quantize has made, so that later starts need not make them again. They are in
-    the folder quantized of the cache ($OAISERVE_CACHE, or else ~/.cache/oaiserve). 0 keeps none."""
+    """Maximum disk space for weights made by --quantize, which later starts reuse from $OAISERVE_CACHE/quantized. 0
+    stores none."""
 
     lora: tuple[str, ...] = field(default=(), metadata=FREQUENT)
-    """LoRA adapter that requests can name as their model: NAME=FOLDER, in PEFT's format. May be repeated.
-    docs/adapters.md has what is supported."""
+    """LoRA adapter in PEFT's format, as NAME=FOLDER; requests use NAME as their model. Repeatable."""
 
     lora_dir: Path | None = None
-    """Folder whose adapters can be loaded and unloaded while the server runs, by POST /v1/load_lora_adapter and
-    /v1/unload_lora_adapter, which need an API key, or a server for this machine alone."""
+    """Folder whose adapters can be loaded while the server runs (docs/adapters.md). Needs an API key or a loopback
+    --host."""
 
     lora_memory: Bytes = Bytes("4GiB")  # noqa: RUF009 - immutable
-    """Most memory for adapters from --lora-dir, with those that are unloaded but still have open requests."""
+    """Maximum memory for adapters from --lora-dir, including unloaded ones that still have requests."""
 
     drafts: DraftSource = "auto"
-    """Whether steps verify guesses at the next tokens of a sequence. lookup: what followed the last tokens when they
-    came before. auto: lookup with the native step of a CPU, where no answer changes; else off. On a GPU, drafts turn
-    --overlap off."""
+    """Guess the next tokens of a sequence from what followed the same tokens before (lookup), and verify them in one
+    step. auto: only on a CPU with native code, where no answer changes. On a GPU, drafts turn --overlap off."""
 
     cpu_threads: int | None = field(default=None, metadata=FREQUENT)
-    """Threads that run the model on a CPU. Default: one for each core that this process may use; with 4 cores or more,
-    one core is left to connections and tokenizing."""
+    """Threads that run the model on a CPU. Default: one per available core, minus one from 4 cores on."""
 
     max_model_len: int | None = field(default=None, metadata=FREQUENT)
-    """Most tokens of prompt and answer together. Default: the context length of the model."""
+    """Maximum number of tokens of prompt and answer together. Default: the model's context length."""
 
     default_max_tokens: int | None = None
-    """Most tokens of an answer whose request sets no limit. Default: what the model's generation_config.json says
-    (max_new_tokens or max_length), or else what the context leaves; for /v1/completions OpenAI's 16."""
+    """Maximum number of tokens of an answer whose request sets no limit. Default: the model's generation_config.json,
+    or else the rest of the context; 16 for /v1/completions."""
 
     max_media_bytes: Bytes = Bytes("20MiB")  # noqa: RUF009 - immutable
-    """Largest file of an image or a sound."""
+    """Largest image or sound file."""
 
     max_image_pixels: int = 16_000_000
-    """Most pixels of an image, which takes up to 24 bytes for each while it is decoded; at most 178,956,970. A JPEG of
-    up to 4 times as many is decoded at a half or a quarter of its size. All images of a prompt may have 16 times as
-    many."""
+    """Maximum number of pixels of an image, each of which takes up to 24 bytes. JPEGs may have 4 times as many, and all
+    images of a prompt 16 times."""
 
     max_audio_seconds: float = 600
-    """Longest sound."""
+    """Longest sound, up to 3600."""
 
     chat_template: Path | None = None
-    """Jinja file to use instead of the model's own chat template."""
+    """Jinja file to use instead of the model's chat template."""
 
     generation_config: bool = True
-    """Take the defaults of temperature, top_p and other parameters from the model's generation_config.json or GGUF
-    metadata, and the limit of answers whose requests set none. Without it, they are OpenAI's: temperature 1, and no
-    token is excluded."""
+    """Take the defaults of sampling and of max_tokens from the model's generation_config.json or GGUF metadata."""
 
     block_size: int = 16
-    """Tokens in one block of the KV cache."""
+    """Tokens per block of the KV cache."""
 
     gpu_memory_utilization: float = 0.9
-    """Share of a GPU's memory that may be in use, by this server and other processes, above 0 and up to 1. The KV cache
-    gets what the weights and the largest step leave of it, as measured at the start."""
+    """Share of a GPU's memory that may be in use, including by other processes. The KV cache gets what the weights and
+    the largest step leave."""
 
     kv_cache_dtype: KVCacheDtype = "auto"
-    """Number format of the KV cache. auto: the model's. int8: on a CPU with the native step, without latent attention:
-    nearly twice as many tokens fit, and long contexts are read faster (docs/performance.md). fp8: on a GPU, floats of 8
-    bits (E4M3): twice as many tokens fit (docs/models.md). Answers change slightly."""
+    """Number format of the KV cache. auto: the model's. int8: nearly twice as many tokens fit, on a CPU with native
+    code. fp8: twice as many fit, on a GPU. Both change answers slightly."""
 
     kv_blocks: int | None = None
-    """Blocks in the KV cache. Default: as many as fit into --kv-cache-memory. Set only one of the two."""
+    """Blocks in the KV cache, as another way to set --kv-cache-memory."""
 
     kv_cache_memory: Bytes | None = field(default=None, metadata=FREQUENT)
-    """Memory for the KV cache, in bytes or with a unit, as in 4GiB. Default: on a GPU what --gpu-memory-utilization
-    leaves; on a CPU enough for 65536 tokens or 8 requests of full length, but at most a quarter of the free memory."""
+    """Memory for the KV cache, such as 4GiB. Default: on a GPU, what --gpu-memory-utilization leaves; on a CPU, enough
+    for 65536 tokens or 8 full requests, but at most a quarter of the free memory."""
 
     max_running: int = field(default=256, metadata=FREQUENT)
-    """Most sequences in one batch."""
+    """Maximum number of sequences in one batch."""
 
     max_step_tokens: int | None = None
-    """Most tokens in one step of the model, over all sequences; at least --max-running. Fewer tokens mean steadier
-    streams, more tokens faster prefills. Default: 512 on a CPU, 2048 on a GPU, or --max-running if that is more."""
+    """Maximum number of tokens in one step, at least --max-running. Fewer mean steadier streams, more mean faster
+    prefills. Default: 512 on a CPU, 2048 on a GPU, or --max-running if higher."""
 
     policy: SchedulingPolicy = "fair"
-    """Order in which waiting requests are scheduled. fair: clients (API keys, or else addresses) take turns, the one
-    that got the fewest tokens first, and so do the requests of a client, where short prompts pass long ones. fcfs:
-    first come, first served. priority: the lowest number in the request field "priority" first. shortest: the shortest
-    prompt first, with ageing. deadline: first what has to begin first to keep its deadline, or else within 30 s."""
+    """Order in which waiting requests are scheduled. fair: clients take turns, and short prompts pass long ones. fcfs:
+    first come, first served. priority: the lowest "priority" in the request. shortest: the shortest prompt, with
+    ageing. deadline: the most urgent one; without a deadline, in 30 s."""
 
     prefill_max_requests: int | None = None
-    """Most sequences that prefill in one step. Default: no separate limit."""
+    """Maximum number of sequences that prefill in one step."""
 
     prefill_max_tokens: int | None = None
-    """Most prompt tokens in one step. Fewer tokens mean steadier streams. Default: what --max-step-tokens leaves."""
+    """Maximum number of prompt tokens in one step. Fewer mean steadier streams. Default: what --max-step-tokens
+    leaves."""
 
     step_target_seconds: float | None = None
-    """Target for the time of a step, by which prompts are cut; needs --explain. Shorter steps let a short request begin
-    sooner. Default: the time of 128 tokens, or three times that of one, and at least 0.05."""
+    """Target time of a step, for which long prompts are split. Shorter steps let short requests begin sooner. Needs
+    --explain. Default: derived from measured costs, at least 0.05."""
 
     itl_target_seconds: float | None = None
-    """Target for the time between two tokens of a stream (ITL): beside decodes, a step gets only as many prompt tokens
-    as fit into it; needs --explain. Default: no target."""
+    """Target time between two tokens of a stream, for which steps take fewer prompt tokens. Needs --explain."""
 
     hang_seconds: float = 60
-    """Seconds that one part of the engine's work may take, or 20 times the learnt cost of its step if that is more.
-    Then /health and /ready are 503 until it goes on, and the log has the stacks of all threads."""
+    """Seconds without progress (or 20 times the expected time, if that is more) after which /health and /ready return
+    503 and the log shows all stacks."""
 
     exit_on_hang: bool = False
-    """End the process, with exit code 70, when the engine hangs by --hang-seconds, for a supervisor to start it
-    again."""
+    """Exit with code 70 when the engine hangs (--hang-seconds), so that a supervisor restarts it."""
 
     cost_per_hour: float | None = None
-    """Price of an hour of this machine, in any currency: each request is shown its part of it (docs/costs.md)."""
+    """Price of an hour of this machine, in any currency. Each request then shows its share (docs/costs.md)."""
 
     lookahead: int = 8
-    """Number of waiting sequences to try after one that does not fit into the KV cache yet. 0: none may overtake it."""
+    """Number of waiting sequences that may overtake one that doesn't fit into the KV cache yet."""
 
     prefix_cache: bool = True
-    """Keep computed KV blocks for later requests that begin with the same tokens."""
+    """Reuse computed KV blocks for requests that begin with the same tokens."""
 
     prefix_cache_dir: Path | None = None
-    """Folder for the blocks of the prefix cache, on a CPU with the native step, for later starts with the same model,
-    settings and versions, and as a second cache beneath that in memory. It has to be this user's alone."""
+    """Folder that keeps the prefix cache across restarts, on a CPU with native code. It must be private to this
+    user."""
 
     prefix_cache_disk: Bytes = Bytes("8GiB")  # noqa: RUF009 - immutable
-    """Most disk space for --prefix-cache-dir. What has not been used for longest is removed."""
+    """Maximum disk space for --prefix-cache-dir. The least recently used blocks are removed."""
 
     media: bool = True
-    """Read images, where the model does. Without it, the model's tower takes no memory, and images get a 400."""
+    """Read images, if the model can. --no-media saves the memory of its vision tower."""
 
     mmproj: Path | None = None
-    """File that reads images for a GGUF file, llama.cpp's mmproj. Default: one beside it whose name has mmproj."""
+    """llama.cpp's mmproj file, which reads images for a GGUF file. Default: one in the same folder."""
 
     media_cache: Bytes = Bytes("512MiB")  # noqa: RUF009 - immutable
-    """Most memory for the vectors of images that have been encoded, for later requests with the same images."""
+    """Maximum memory for encoded images, which later requests with the same images reuse."""
 
     max_waiting: int = 1024
-    """Most waiting sequences: a request has n for each of its prompts. Further requests get a 429 with Retry-After. If
-    one client has filled the queue, the others still get their share."""
+    """Maximum number of waiting sequences (n for each prompt of a request). Further requests get a 429."""
 
     max_waiting_tokens: int | None = None
-    """Most prompt tokens of all waiting requests together. Further requests get a 429. Default: no limit."""
+    """Maximum number of prompt tokens of all waiting requests. Further requests get a 429."""
 
     queue_timeout_seconds: float = 0
     """Seconds that a request may wait to be scheduled; then it gets a 503. 0: no limit."""
@@ -580,15 +552,13 @@ class EngineOptions:
     """Seconds that a request may take in total; then it gets a 408, or an error in its stream. 0: no limit."""
 
     tokenize_workers: int = 2
-    """Threads that tokenize prompts, besides half as many that prepare images and sounds where the model reads these.
-    0: the thread that submits a request tokenizes it."""
+    """Threads that tokenize prompts, plus half as many that prepare images and sounds. 0: no separate threads."""
 
     explain: bool = True
-    """Learn what steps cost while serving, and divide the phases prefill and decode of each request into their
-    causes."""
+    """Learn what steps cost, and divide each request's prefill and decode into causes."""
 
     forecast: bool = True
-    """Forecast when each request will have its first token and its end (docs/forecasts.md). Needs --explain."""
+    """Forecast each request's first token and end (docs/forecasts.md). Needs --explain."""
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -682,20 +652,18 @@ class TelemetryOptions:
     """Settings of telemetry. OpenTelemetry's own OTEL_* variables set where traces and metrics are exported to."""
 
     recent_requests: int = 256
-    """Number of ended requests that /debug/requests shows (with an API key, or on a loopback --host)."""
+    """Number of ended requests that /debug/requests shows."""
 
     record_requests: Path | None = None
-    """File for a recording of the load: when requests arrived, how long they were and what they had in common, as
-    hashes, without any text. `oaiserve plan` and the load test read it. It is begun anew at 64 MiB, and the file before
-    is kept beside it with .1 at the end of its name."""
+    """File that records the load, without any text, for `oaiserve plan` and the load test. At 64 MiB it is renamed to
+    end in .1, and a new one begins."""
 
     slo: str | None = None
-    """Targets for the time to first token and the time per output token, as in ttft:2s,tpot:100ms. The metric
-    oaiserve_slo_requests_total counts the requests that meet or miss them, and the alert rules use it. Without one, the
-    target is six times what the request would have taken alone on this machine, but at least 1 s or 200 ms."""
+    """Targets for the time to first token and per output token, as in ttft:2s,tpot:100ms, for metrics and alerts.
+    Default: six times what the request takes alone, at least 1 s and 200 ms."""
 
     vllm_metrics: bool = True
-    """Show the metrics on /metrics under vLLM's names, too, for dashboards, autoscalers and routers made for vLLM."""
+    """Show the metrics under vLLM's names, too, for dashboards, autoscalers and routers made for vLLM."""
 
     def __post_init__(self) -> None:
         _check_least(self, recent_requests=0)

@@ -79,7 +79,8 @@ def _flag(argument: Any) -> list[str]:
     text = " ".join(argument.parameter.help.split())
     text = text.replace("|", "\\|")  # which means something in a table
     choices = argument.get_choices() or ()
-    if not all(f"{choice}:" in text for choice in choices):  # the text does not explain each
+    # The text explains each choice, or names the page that lists them.
+    if len(choices) <= 10 and not all(f"{choice}:" in text for choice in choices):
         text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
     if isinstance(default, bool):
         default = "on" if default else "off"
