@@ -32,8 +32,9 @@ def bodies(document: Schema) -> dict[str, str]:
     """Return the names of the schemas of bodies in JSON, by the path that they are sent to."""
     found = {}
     for path, methods in document["paths"].items():
-        if body := methods.get("post", {}).get("requestBody"):
-            found[path] = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        content = methods.get("post", {}).get("requestBody", {}).get("content", {})
+        if body := content.get("application/json"):
+            found[path] = body["schema"]["$ref"].rpartition("/")[2]
     return found
 
 
