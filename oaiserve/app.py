@@ -54,11 +54,11 @@ from oaiserve.routes import (
     tokens,
 )
 from oaiserve.routes.access import APIKeys, CountRefusal, Hosts
+from oaiserve.routes.accounting import Accounting
 from oaiserve.routes.batches import routes as batch_routes
 from oaiserve.routes.batches.runner import BatchRunner
 from oaiserve.routes.batches.store import BatchStore
 from oaiserve.routes.dialects.dialect import dialect_of
-from oaiserve.routes.exchange import Accounting
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.messages import routes as messages
 from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception

@@ -18,6 +18,7 @@ from oaiserve.engine.streams import LoopStreams
 from oaiserve.errors import InvalidRequest, ModelNotFound, invalid
 from oaiserve.http.key_store import KeyStore
 from oaiserve.routes.dialects.dialect import Dialect
+from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.responses.runs import Runs
 from oaiserve.routes.responses.store import ResponseDatabase
@@ -26,7 +27,6 @@ from oaiserve.routes.sampling_defaults import SamplingDefaults
 if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine
     from oaiserve.http.fetch import Fetcher
-    from oaiserve.routes.exchange import Exchange
     from oaiserve.telemetry import Telemetry
 
 MOST_RECEIVED_BYTES = 256 * 2**20
