@@ -120,7 +120,7 @@ _OPENCODE = """\
 _OPENCODE_AGENTS = {
     "title": {"disable": True},
     "build": {
-        "prompt": _instructions("bash", "command"),
+        "prompt": _instructions("bash", "command", " Write files to this folder, not to /tmp."),
         "temperature": 0.2,
         "tools": dict.fromkeys(("glob", "grep", "skill", "task", "todowrite", "webfetch"), False),
     },
