@@ -80,7 +80,7 @@ def test_flags_exist(page: str) -> None:
     of_others |= {"--build", "--wait", "--data-urlencode", "--enable-feature"}  # docker's, curl's, Prometheus's
     of_others |= {"--find-links", "--torch-backend", "--extra-index-url", "--quiet", "--constraint"}  # of pip and uv
     of_others |= {"--json", "--markdown", "--only", "--quick", "--seed", "--gguf", "--trace", "--server"}  # of tools
-    of_others |= {"--bombs", "--every-key", "--minutes", "--short"}  # likewise
+    of_others |= {"--list", "--minutes", "--short"}  # likewise
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / page).read_text()))
     assert named - of_others <= {*FLAGS, *LOADTEST_FLAGS, "--config", "--help", "--help-all"}
 

@@ -54,7 +54,7 @@ from tests.models.adapters import write_adapter
 from tests.models.decoders import byte_tokenizer, random_model
 from tests.models.gguf_files import random_blocks, write_gguf
 from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint, write_fp8
-from tools.markdown import as_markdown, write_between
+from tools.markdown import as_markdown
 
 CPU_SECONDS, WALL_SECONDS = 60, 300
 MEMORY_BYTES = 4 << 30  # of address space, beyond what a process has before it opens a file
@@ -504,7 +504,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--every-key", action="store_true", help="replace each value of each configuration by all kinds"
     )
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--markdown", type=Path, help="the page whose table is replaced")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)  # there are no threads before a fork
     for dtype in (torch.float32, torch.bfloat16):
@@ -524,8 +523,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     seconds = time.monotonic() - began
     print(markdown(starts))
-    if arguments.markdown:
-        write_between(arguments.markdown, "broken files", markdown(starts))
     wrong = [one for one in starts if one.is_wrong]
     print(f"{len(starts):,} starts of seed {arguments.seed} in {seconds:.0f} s, {len(wrong)} wrong")
     for one in wrong[:MOST_SHOWN]:
