@@ -50,24 +50,22 @@ class EngineNumbers:
     """The engine's numbers after a step. A copy that was published is never changed."""
 
     # The numbers of the moment, which are written when they are published.
-    num_running: int = fact("Sequences that take part in steps of the engine.", metric="oaiserve_requests_running")
-    num_waiting: int = fact("Sequences in the engine's queue.", metric="oaiserve_requests_waiting")
+    num_running: int = fact("Sequences in the running batch.", metric="oaiserve_requests_running")
+    num_waiting: int = fact("Sequences in the queue.", metric="oaiserve_requests_waiting")
     num_background_running: int = fact(
-        "Sequences of background work that have a place in the engine.", metric="oaiserve_background_running"
+        "Background sequences in the running batch.", metric="oaiserve_background_running"
     )
-    num_background_waiting: int = fact(
-        "Sequences of background work in the engine's queue.", metric="oaiserve_background_waiting"
-    )
+    num_background_waiting: int = fact("Background sequences in the queue.", metric="oaiserve_background_waiting")
     num_waiting_tokens: int = fact(
-        "Prompt tokens of requests that have not entered a step.", metric="oaiserve_waiting_prompt_tokens"
+        "Prompt tokens of requests that wait for their first step.", metric="oaiserve_waiting_prompt_tokens"
     )
     drain_rate: float = fact(
-        "Requests that leave the queue per second, as last measured while requests were waiting.",
+        "Requests that leave the queue per second, as last measured.",
         0.0,
         metric="oaiserve_drain_rate_requests_per_second",
     )
     num_tokenizing: int = fact(  # written by Engine.snapshot
-        "Requests, also to /tokenize and /detokenize, that no tokenize worker has begun yet.",
+        "Requests that wait for a tokenize worker.",
         metric="oaiserve_tokenize_queue_depth",
     )
     by_adapter: Mapping[int, tuple[int, int]] = field(
@@ -85,29 +83,25 @@ class EngineNumbers:
     load: LoadTotals = LoadTotals()  # noqa: RUF009 - immutable
 
     num_encoding: int = fact(
-        "Requests whose images and sounds are not all encoded yet.", metric="oaiserve_media_requests_waiting"
+        "Requests that wait for their images and sounds to be encoded.", metric="oaiserve_media_requests_waiting"
     )
     num_waiting_media_rows: int = fact(
-        "Tokens of the images and sounds that are not encoded yet.", metric="oaiserve_media_waiting_tokens"
+        "Tokens of images and sounds that are not encoded yet.", metric="oaiserve_media_waiting_tokens"
     )
     media_cache_bytes: int = fact(
         "Bytes of encoded images and sounds in the cache.", metric="oaiserve_media_cache_bytes"
     )
 
     # Sums over all steps so far.
-    num_media_encoded: int = fact("Images and sounds that were encoded.", metric="oaiserve_media_encoded_total")
-    num_media_rows: int = fact(
-        "Tokens of images and sounds that were encoded.", metric="oaiserve_media_encoded_tokens_total"
-    )
+    num_media_encoded: int = fact("Encoded images and sounds.", metric="oaiserve_media_encoded_total")
+    num_media_rows: int = fact("Tokens of encoded images and sounds.", metric="oaiserve_media_encoded_tokens_total")
     media_encode_ns: int = fact(
-        "Time of the engine to encode images and sounds, between steps.", metric="oaiserve_media_encode_seconds_total"
+        "Engine time spent on encoding images and sounds.", metric="oaiserve_media_encode_seconds_total"
     )
     num_media_queries: int = fact(
-        "Images and sounds looked up in the cache of encoded ones.", metric="oaiserve_media_cache_queries_total"
+        "Lookups of images and sounds in the cache.", metric="oaiserve_media_cache_queries_total"
     )
-    num_media_hits: int = fact(
-        "Images and sounds found in the cache of encoded ones.", metric="oaiserve_media_cache_hits_total"
-    )
+    num_media_hits: int = fact("Images and sounds found in the cache.", metric="oaiserve_media_cache_hits_total")
     num_prefix_queries: int = fact(
         "Prompt tokens looked up in the prefix cache.", metric="oaiserve_prefix_cache_query_tokens_total"
     )
@@ -115,66 +109,59 @@ class EngineNumbers:
         "Prompt tokens found in the prefix cache.", metric="oaiserve_prefix_cache_hit_tokens_total"
     )
     num_blocks_read: int = fact(
-        "Blocks read from --prefix-cache-dir into the prefix cache.", metric="oaiserve_prefix_cache_read_blocks_total"
+        "Blocks read from --prefix-cache-dir.", metric="oaiserve_prefix_cache_read_blocks_total"
     )
     num_blocks_written: int = fact(
         "Blocks written to --prefix-cache-dir.", metric="oaiserve_prefix_cache_written_blocks_total"
     )
     num_blocks_skipped: int = fact(
-        "Blocks not written to --prefix-cache-dir, because memory had other content by then, too many waited for the "
-        "disk, or it failed.",
+        "Blocks that --prefix-cache-dir skipped: overwritten in memory, too many waiting, or a disk failure.",
         metric="oaiserve_prefix_cache_skipped_blocks_total",
     )
     num_preemptions: int = fact(
-        "Preemptions: sequences put back into the queue because the KV cache had no free block.",
+        "Sequences put back into the queue because the KV cache was full.",
         metric="oaiserve_preemptions_total",
     )
     num_out_of_memory: int = fact(
-        "Steps for which the GPU ran out of memory, so that they were computed in parts.",
+        "Steps split because the GPU ran out of memory.",
         metric="oaiserve_engine_out_of_memory_total",
     )
     num_hangs: int = fact(  # written by Engine.snapshot
-        "Times that the engine thread stayed in one part of its work for longer than --hang-seconds and than the step "
-        "can take. The log has the stacks of all threads.",
+        "Hangs of the engine (--hang-seconds).",
         metric="oaiserve_engine_hangs_total",
     )
     num_masked_draws: int = fact(
-        "Tokens drawn from those that a grammar lets come next, those behind a draft that did not come true included. "
-        "The time to find which may come is the part masks of oaiserve_engine_host_seconds_total.",
+        "Tokens drawn from those that a grammar allows.",
         metric="oaiserve_grammar_masked_draws_total",
     )
     num_forced_tokens: int = fact(
-        "Tokens that were not drawn, because a grammar left no other.", metric="oaiserve_grammar_forced_tokens_total"
+        "Tokens taken without a draw, because a grammar allowed no other.",
+        metric="oaiserve_grammar_forced_tokens_total",
     )
-    num_drafts: int = fact(
-        "Drafts that steps have verified: guesses at the next tokens of a sequence.", metric="oaiserve_drafts_total"
-    )
+    num_drafts: int = fact("Verified drafts.", metric="oaiserve_drafts_total")
     num_draft_tokens: int = fact("Tokens of drafts that were verified.")
     num_accepted_tokens: int = fact("Tokens of drafts that came true.")
     num_steps: int = fact("Steps of the engine.", metric="oaiserve_engine_steps_total")
     num_step_sequences: int = fact("Sequences in steps, added up.")
     num_step_tokens: int = fact("Tokens computed in steps, added up.")
     model_ns: int = fact(
-        "Time that the model took, over all steps. On a GPU it is the time that the GPU was busy, by its own clock.",
+        "Time of the model, on a GPU by its own clock.",
         metric="oaiserve_engine_model_seconds_total",
     )
     core_ns: int = fact(
-        "Time that the process used of cores, up to the last step: that of ended requests, of open ones and of nobody.",
+        "CPU time of the process up to the last step.",
         metric="oaiserve_meter_core_seconds_total",
     )
     nobody_core_ns: int = fact(
-        "Of that, the time that is no request's: the start, and times without work.",
+        "CPU time that no request accounts for: the start, and times without work.",
         metric="oaiserve_nobody_core_seconds_total",
     )
-    nobody_machine_ns: int = fact(
-        "Time of the engine that is no request's: times without work.", metric="oaiserve_nobody_machine_seconds_total"
-    )
+    nobody_machine_ns: int = fact("Engine time without work.", metric="oaiserve_nobody_machine_seconds_total")
     kv_byte_ns: int = fact(
-        "Bytes of the KV cache that sequences used, times seconds.", metric="oaiserve_meter_kv_byte_seconds_total"
+        "Bytes of the KV cache in use, times seconds.", metric="oaiserve_meter_kv_byte_seconds_total"
     )
     idle_with_work_ns: int = fact(
-        "Time between steps while there was work: the engine thread's own work and its waits for a core. On a GPU it "
-        "is the time that the GPU waited for the next launch, by its own clock.",
+        "Time between steps while there was work. On a GPU, the time it waited for a launch.",
         metric="oaiserve_engine_idle_with_work_seconds_total",
     )
 

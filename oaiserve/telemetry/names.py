@@ -80,7 +80,7 @@ _REQUEST = "outcome operation model"  # labels
 PHASE_SECONDS = _histogram(
     "oaiserve_request_phase_seconds",
     PHASE_BUCKETS,
-    "Time that ended requests spent in each phase. The phases of a request add up to its duration.",
+    "Time that ended requests spent in each phase. A request's phases add up to its duration.",
     f"phase {_REQUEST}",
 )
 DURATION_SECONDS = _histogram(
@@ -98,101 +98,94 @@ TIME_TO_FIRST_TOKEN_SECONDS = _histogram(
 TIME_PER_OUTPUT_TOKEN_SECONDS = _histogram(
     "oaiserve_time_per_output_token_seconds",
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
-    "Mean time between the tokens of a choice, one value per request with at least two tokens per choice.",
+    "Mean time between the tokens of a choice, per ended request.",
     _REQUEST,
 )
 INTER_TOKEN_LATENCY_SECONDS = _histogram(
     "oaiserve_inter_token_latency_seconds",
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
-    "Time between two consecutive events of a choice that brought tokens, for each pair that the clients of ended "
-    "requests saw. Answers that were not streamed have none.",
+    "Time between two consecutive events of a stream that carry tokens.",
     _REQUEST,
 )
 EVENT_TOKENS = _histogram(
     "oaiserve_event_tokens",
     STEP_TOKEN_BUCKETS,
-    "Generated tokens in an event of a stream, for each event that the clients of ended requests saw.",
+    "Generated tokens per event of a stream.",
     _REQUEST,
 )
 PREEMPTION_STALL_SECONDS = _histogram(
     "oaiserve_preemption_stall_seconds",
     PHASE_BUCKETS,
-    "Time from preemption until a sequence is computed again, added up per request, for preempted requests only.",
+    "Time from preemption to resumption, per preempted request.",
     "operation model",
 )
 REQUEST_PROMPT_TOKENS = _histogram(
     "oaiserve_request_prompt_tokens",
     TOKEN_BUCKETS,
-    "Prompt tokens per ended request. Requests that did not get past tokenization are left out.",
+    "Prompt tokens per ended request.",
     _REQUEST,
 )
 REQUEST_GENERATION_TOKENS = _histogram(
     "oaiserve_request_generation_tokens",
     TOKEN_BUCKETS,
-    "Generated tokens per ended request, over all choices. Requests that did not get past tokenization are left out.",
+    "Generated tokens per ended request, over all choices.",
     _REQUEST,
 )
 REQUEST_LONGEST_CHOICE_TOKENS = _histogram(
     "oaiserve_request_longest_choice_tokens",
     TOKEN_BUCKETS,
-    "Generated tokens of the longest choice per ended request. Requests that did not get past tokenization are "
-    "left out.",
+    "Generated tokens of the longest choice per ended request.",
     _REQUEST,
 )
 REQUEST_CHOICES = _histogram(
     "oaiserve_request_choices",
     CHOICE_BUCKETS,
-    "Choices for each prompt that ended requests asked for (n). Requests that did not get past tokenization are "
-    "left out.",
+    "Choices per prompt (n) of ended requests.",
     _REQUEST,
     unit="choices",
 )
 REQUEST_MAX_TOKENS = _histogram(
     "oaiserve_request_max_tokens",
     TOKEN_BUCKETS,
-    "Limit on the tokens of an answer, of ended requests that set one (max_tokens). Requests that did not get "
-    "past tokenization are left out.",
+    "Limit (max_tokens) of ended requests that set one.",
     _REQUEST,
 )
 REQUESTS = _metric(
     "oaiserve_requests_total",
-    "Ended requests. status: the HTTP status, empty if none was sent. error_type: the class of the error, or empty.",
+    "Ended requests, by HTTP status and class of the error. Both may be empty.",
     f"{_REQUEST} status error_type",
 )
-REJECTED = _metric("oaiserve_rejected_total", "Rejected requests, by the class of the error.", "reason")
+REJECTED = _metric("oaiserve_rejected_total", "Rejected requests, by class of the error.", "reason")
 FINISHED_CHOICES = _metric(
     "oaiserve_finished_choices_total",
-    "Choices of ended requests. reason: stop, length, or abort for unfinished ones of a cancelled or failed request.",
+    "Choices of ended requests. reason: stop, length, or abort if cancelled or failed.",
     "operation model reason",
 )
 DEADLINES = _metric(
     "oaiserve_deadlines_total",
-    "Ended requests with a deadline whose clients stayed. outcome: met, missed, or refused because they would most "
-    "probably have missed it. The rate of those met is the goodput.",
+    "Ended requests with a deadline. outcome: met, missed, or refused because it would be missed.",
     "outcome",
 )
 SLO_REQUESTS = _metric(
     "oaiserve_slo_requests_total",
-    "Finished requests with a target (--slo). slo: ttft for the time to first token, or tpot for the time per output "
-    "token. outcome: met or missed.",
+    "Finished requests with a target (--slo). slo: ttft or tpot. outcome: met or missed.",
     "slo model outcome",
 )
 FORECASTS = _metric(
     "oaiserve_forecasts_total",
-    "Promised times of ended requests. time: first_token or end. held: within the interval, which nine in ten are, "
-    "earlier, or later.",
+    "Forecasts for ended requests. time: first_token or end. held: within the interval, earlier or later.",
     "time held",
 )
 TOOL_CALLS = _metric(
     "oaiserve_tool_calls_total",
-    "Calls of tools in ended answers. outcome: called, unparsed if it stayed text because it was no valid call, or "
-    "left_out for a tool that the model was not told of, because only OpenAI hosts it.",
+    "Tool calls in ended answers. outcome: called, unparsed (invalid, so it stayed text) or left_out (only OpenAI "
+    "hosts the tool).",
     "outcome",
 )
 PROMPT_TOKENS = _metric("oaiserve_prompt_tokens_total", "Prompt tokens of ended requests.", "operation model")
 CACHED_PROMPT_TOKENS = _metric(
     "oaiserve_cached_prompt_tokens_total",
-    "Prompt tokens of ended requests that were found in the prefix cache.",
+    "Prompt tokens of ended requests that came from the prefix cache.",
     "operation model",
 )
 GENERATION_TOKENS = _metric(
@@ -205,38 +198,32 @@ QUEUE_WAIT_SECONDS = _metric(
 )
 PHASE_CAUSE_SECONDS = _metric(
     "oaiserve_phase_cause_seconds_total",
-    "Time that ended requests spent in the phases prefill and decode, by its cause: alone, neighbour_decodes, "
-    "neighbour_prompts, preemption, neighbour_media, constraint, host, machine or unexplained. The causes of a phase "
-    "add up to it. So do model_load and host of a phase receive in which the model was loaded.",
+    "Time of ended requests in the phases prefill and decode, by cause. The causes of a phase add up to it. A "
+    "phase receive in which the model was loaded has the causes model_load and host.",
     "phase cause",
 )
 # What ended requests cost. `client` is the name of the API key, empty without one.
-COST_CORE_SECONDS = _metric(
-    "oaiserve_cost_core_seconds_total", "Time of the process's cores that was the share of ended requests.", "client"
-)
+COST_CORE_SECONDS = _metric("oaiserve_cost_core_seconds_total", "CPU time that ended requests account for.", "client")
 COST_MACHINE_SECONDS = _metric(
-    "oaiserve_cost_machine_seconds_total", "Time of the engine that was the share of ended requests.", "client"
+    "oaiserve_cost_machine_seconds_total", "Engine time that ended requests account for.", "client"
 )
 COST_ALONE_SECONDS = _metric(
-    "oaiserve_cost_alone_seconds_total", "Time of the engine that ended requests would have taken alone.", "client"
+    "oaiserve_cost_alone_seconds_total", "Engine time that ended requests would have taken alone.", "client"
 )
 COST_KV_BYTE_SECONDS = _metric(
     "oaiserve_cost_kv_byte_seconds_total",
-    "Bytes of the KV cache that ended requests held, times seconds. Those of a shared prefix are divided.",
+    "Bytes of the KV cache that ended requests held, times seconds. Requests with a shared prefix divide it.",
     "client",
 )
-COST_WEIGHT_BYTES = _metric(
-    "oaiserve_cost_weight_bytes_total", "Bytes of weights that were read for ended requests.", "client"
-)
+COST_WEIGHT_BYTES = _metric("oaiserve_cost_weight_bytes_total", "Bytes of weights read for ended requests.", "client")
 COST_JOULES = _metric(
-    "oaiserve_cost_joules_total", "Energy of ended requests, where a meter can be read: RAPL or NVML.", "client"
+    "oaiserve_cost_joules_total", "Energy of ended requests, where RAPL or NVML can be read.", "client"
 )
-COST_PRICE = _metric("oaiserve_cost_price_total", "The part of ended requests in --cost-per-hour.", "client")
+COST_PRICE = _metric("oaiserve_cost_price_total", "Share of ended requests in --cost-per-hour.", "client")
 GRAMMAR_COMPILE_SECONDS = _histogram(
     "oaiserve_grammar_compile_seconds",
     PHASE_BUCKETS,
-    "Time to compile the grammar of an ended request, within the phase tokenize. cache: hit, if an earlier "
-    "request had the same grammar, or miss.",
+    "Time to compile the grammar of an ended request. cache: hit or miss.",
     "cache",
 )
 
@@ -246,8 +233,7 @@ ENGINE = {
 }  # by the field of EngineNumbers
 ADAPTER_REQUESTS = _metric(
     "oaiserve_adapter_requests",
-    "Sequences of each adapter that is loaded, by its name. state: running, in steps of the engine; waiting, in "
-    "its queue.",
+    "Sequences per loaded adapter. state: running or waiting.",
     "model state",
 )
 KV_CACHE_USAGE = _metric(
@@ -255,100 +241,90 @@ KV_CACHE_USAGE = _metric(
 )
 KV_BLOCKS = _metric(
     "oaiserve_kv_blocks",
-    "Blocks of the KV cache. state: used by sequences; cached, which is unused but kept by the prefix cache; "
-    "free. The three add up to all blocks.",
+    "Blocks of the KV cache. state: used by sequences, cached (unused, with a cached prefix) or free. They add up "
+    "to all blocks.",
     "state",
 )
 DRAFT_TOKENS = _metric(
     "oaiserve_draft_tokens_total",
-    "Tokens of drafts. accepted: they came true, so the answer has them. rejected: they were computed in vain.",
+    "Tokens of drafts. outcome: accepted or rejected.",
     "outcome",
 )
 ENGINE_STEP_SECONDS = _histogram(
     "oaiserve_engine_step_seconds",
     STEP_BUCKETS,
-    "Time that the model took for a step, on a GPU by the GPU's clock. kind: prefill, decode or mixed.",
+    "Time of the model per step, on a GPU by its own clock. kind: prefill, decode or mixed.",
     "kind",
 )
-ENGINE_STEP_SEQUENCES = _histogram("oaiserve_engine_step_sequences", STEP_SEQUENCE_BUCKETS, "Sequences in a step.")
-ENGINE_STEP_TOKENS = _histogram("oaiserve_engine_step_tokens", STEP_TOKEN_BUCKETS, "Tokens computed in a step.")
+ENGINE_STEP_SEQUENCES = _histogram("oaiserve_engine_step_sequences", STEP_SEQUENCE_BUCKETS, "Sequences per step.")
+ENGINE_STEP_TOKENS = _histogram("oaiserve_engine_step_tokens", STEP_TOKEN_BUCKETS, "Tokens computed per step.")
 STEP_COST_ERROR = _histogram(
     "oaiserve_step_cost_error_ratio",
     ERROR_BUCKETS,
-    "How far the time that a step was expected to take is from what it took, as a share of that. kind: prefill, "
-    "decode or mixed.",
+    "Error of the expected time of a step, as a share of the actual one. kind: prefill, decode or mixed.",
     "kind",
 )
 ENGINE_HOST_SECONDS = _metric(
     "oaiserve_engine_host_seconds_total",
-    "Time of the engine thread by what it did: idle, commands, encode, schedule, launch, masks, wait, process or "
-    "hand_over. The parts add up to all of its time.",
+    "Time of the engine thread. part: idle, commands, encode, schedule, launch, masks, wait, process or hand_over.",
     "part",
 )
 ENGINE_FEATURE = _metric(
     "oaiserve_engine_feature",
-    "1 for a faster way to compute that is on, 0 for one that is off, because it was not asked for or failed its "
-    "check at the start. feature: drafts or exact (the same logits in any step); on a CPU native_step or amx; on a "
-    "GPU attention, sampling (by kernels of their own), long_prompts (by FlashAttention), packed_weights, "
-    "packed_experts, fused_layers, adapters, decode_graphs, prompt_graphs or mixed_graphs.",
+    "Whether a faster way to compute is on (1) or off (0). feature: drafts, exact; on a CPU native_step, amx; on "
+    "a GPU attention, sampling, long_prompts, packed_weights, packed_experts, fused_layers, adapters, "
+    "decode_graphs, prompt_graphs, mixed_graphs.",
     "feature",
 )
 
 # Metrics of the process.
-CONNECTIONS = _metric("oaiserve_connections", "Open connections, those in a TLS handshake included.")
+CONNECTIONS = _metric("oaiserve_connections", "Open connections.")
 CONNECTIONS_REFUSED = _metric(
     "oaiserve_connections_refused_total",
-    "Connections that the server closed against the client's will. reason: all (--max-connections), address "
-    "(--max-connections-per-address), header_timeout, handshake (TLS: failed or too late), invalid (broken HTTP, "
-    "or headers that are too large).",
+    "Connections that the server closed. reason: all (--max-connections), address "
+    "(--max-connections-per-address), header_timeout, handshake (TLS) or invalid (HTTP).",
     "reason",
 )
-FRONT_ENDS = _metric("oaiserve_front_ends", "Front ends that serve now (--front-ends).")
-FRONT_ENDS_ENDED = _metric(
-    "oaiserve_front_ends_ended_total", "Front ends that ended while the server went on, and start again."
-)
+FRONT_ENDS = _metric("oaiserve_front_ends", "Running front ends (--front-ends).")
+FRONT_ENDS_ENDED = _metric("oaiserve_front_ends_ended_total", "Front ends that ended and were restarted.")
 FRONT_END_CPU_SECONDS = _metric(
     "oaiserve_front_end_cpu_seconds_total",
-    "CPU time of each front end, by its number, since it was started last. That of the engine's process is "
-    "process_cpu_seconds_total.",
+    "CPU time of each front end since its last start.",
     "front_end",
 )
 FRONT_END_RESIDENT_BYTES = _metric("oaiserve_front_end_resident_memory_bytes", "Memory of each front end.", "front_end")
 FRONT_END_OPEN_FDS = _metric("oaiserve_front_end_open_fds", "Open files and sockets of each front end.", "front_end")
 STORED_RESPONSES = _metric(
     "oaiserve_stored_responses",
-    "Answers of /v1/responses in the store. If processes share a file, those of all, as of this one's last use of it.",
+    "Stored answers of /v1/responses.",
 )
-STORED_RESPONSE_BYTES = _metric(
-    "oaiserve_stored_response_bytes", "Bytes of the answers in the store and of their inputs."
-)
+STORED_RESPONSE_BYTES = _metric("oaiserve_stored_response_bytes", "Bytes of stored answers with their inputs.")
 STORED_RESPONSES_DROPPED = _metric(
     "oaiserve_stored_responses_dropped_total",
-    "Answers of /v1/responses that the store dropped. reason: age (--response-store-seconds), room (others needed "
-    "it: --response-store-number, --response-store-bytes) or size (larger than the whole store).",
+    "Stored answers that were dropped. reason: age (--response-store-seconds), room (--response-store-number, "
+    "--response-store-bytes) or size (larger than the store).",
     "reason",
 )
 METER_JOULES = _metric(
     "oaiserve_meter_joules_total",
-    "Energy of the machine's CPUs and memory, and of the GPU, since the start, where a meter can be read.",
+    "Energy of CPUs, memory and GPU since the start, where a meter can be read.",
 )
 EVENT_LOOP_LAG_SECONDS = _histogram(
-    "oaiserve_event_loop_lag_seconds", PHASE_BUCKETS, "Delay with which the event loop wakes up a sleeping task."
+    "oaiserve_event_loop_lag_seconds", PHASE_BUCKETS, "Delay with which the event loop wakes a sleeping task."
 )
 REFUSED_ACCESS = _metric(
     "oaiserve_refused_access_total",
-    "Requests refused before they reached a route. reason: missing_key, unknown_key, role (that of the key has "
-    "not the right), host (a name that the server does not answer to) or origin (a web page of another site).",
+    "Requests without access. reason: missing_key, unknown_key, role, host (--allowed-host) or origin (--cors-origin).",
     "reason",
 )
 BUILD_INFO = _metric(
     "oaiserve_build_info",
-    "Versions of oaiserve and Python, and the model's name. The value is 1.",
+    "Versions and the model's name. The value is 1.",
     "version python model",
 )
 MODEL_INFO = _metric(
     "oaiserve_model_info",
-    "How the model is served. A label is empty if its value is unknown. The value is 1.",
+    "How the model is served. The value is 1.",
     "model dtype device max_model_len block_size kv_blocks",
 )
 
@@ -356,19 +332,18 @@ MODEL_INFO = _metric(
 SCRAPE_DURATION_SECONDS = Metric("oaiserve_scrape_duration_seconds", "summary", "Time to render /metrics.", "seconds")
 TELEMETRY_ERRORS = _metric(
     "oaiserve_telemetry_errors_total",
-    "Failures of telemetry by consumer. recent, metrics, log, tracing, recording: it failed on a record. queue: a "
-    "record was dropped because the queue was full. tick: the periodic update of the metrics failed.",
+    "Failures of telemetry. consumer: recent, metrics, log, tracing or recording failed on a record; queue was "
+    "full; tick failed to update the metrics.",
     "consumer",
 )
 SPANS = _metric(
     "oaiserve_spans_total",
-    "Spans by result. Each span is counted as ended, and then as exported, failed (the collector did not accept "
-    "it) or dropped (the queue was full, or the time at shutdown too short).",
+    "Spans. result: ended, and then exported, failed (the collector refused it) or dropped.",
     "result",
 )
 LOG_MESSAGES = _metric(
     "oaiserve_log_messages_total",
-    "Messages of the log by level. result: written; left_out, because there were many of the same kind.",
+    "Log messages by level. result: written, or left_out because there were many alike.",
     "level result",
 )
 
@@ -482,7 +457,7 @@ GEN_AI_TIME_TO_FIRST_TOKEN = _gen_ai(
 GEN_AI_TIME_PER_OUTPUT_TOKEN = _gen_ai(
     "gen_ai_server_time_per_output_token_seconds",
     TIME_PER_OUTPUT_TOKEN_SECONDS,
-    "Mean time between the tokens of a choice, one value per finished request with at least two tokens per choice.",
+    "Mean time between the tokens of a choice, per finished request.",
     (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
 GEN_AI_METRICS = (GEN_AI_REQUEST_DURATION, GEN_AI_TIME_TO_FIRST_TOKEN, GEN_AI_TIME_PER_OUTPUT_TOKEN)

@@ -41,11 +41,11 @@ def _metric(
 
 def _finished(name: str, of: Metric, buckets: tuple[float, ...] = names.TOKEN_BUCKETS) -> Metric:
     """Return the metric for another one's values of finished requests."""
-    return _metric(name, of, f"Same as {of.name}, for finished requests only.", buckets=buckets, where=FINISHED)
+    return _metric(name, of, f"As {of.name}, of finished requests.", buckets=buckets, where=FINISHED)
 
 
 def _phases(name: str, of: Metric, phases: str, *where: tuple[str, str]) -> Metric:
-    help = f"Time that finished requests spent in the {phases}."
+    help = f"Time of finished requests in the {phases}."
     return _metric(name, of, help, buckets=_REQUEST_BUCKETS, where=FINISHED + where)
 
 
@@ -54,14 +54,14 @@ REQUESTS_WAITING = _metric("num_requests_waiting", "num_waiting")
 LORA_REQUESTS = _metric(
     "lora_requests_info",
     None,
-    "The adapters of oaiserve_adapter_requests that have sequences, as lists with commas. The value is the Unix time.",
+    "Adapters with sequences, separated by commas. The value is the Unix time.",
     *("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
 )
 KV_CACHE_USAGE = _metric("kv_cache_usage_perc", "kv_usage", f"Same as {names.KV_CACHE_USAGE.name}.")
 CACHE_CONFIG = _metric(
     "cache_config_info",
     None,
-    "Tokens per block and number of blocks of the KV cache. The value is 1.",
+    "Block size and number of blocks of the KV cache. The value is 1.",
     *("block_size", "num_gpu_blocks"),
 )
 PREFIX_CACHE_QUERIES = _metric("prefix_cache_queries_total", "num_prefix_queries")
@@ -74,7 +74,7 @@ DRAFT_TOKENS = _metric(
 ACCEPTED_TOKENS = _metric(
     "spec_decode_num_accepted_tokens_total",
     "num_accepted_tokens",
-    f"Same as {names.DRAFT_TOKENS.name} of the outcome accepted.",
+    f"Same as {names.DRAFT_TOKENS.name} with outcome accepted.",
 )
 PROMPT_TOKENS = _metric("prompt_tokens_total", names.PROMPT_TOKENS)
 GENERATION_TOKENS = _metric("generation_tokens_total", names.GENERATION_TOKENS)
@@ -85,7 +85,7 @@ TIME_TO_FIRST_TOKEN = _metric(
 INTER_TOKEN_LATENCY = _metric(
     "inter_token_latency_seconds",
     names.STEP_GAP_SECONDS,
-    "Time between two steps that brought tokens of a choice, one or several, for each pair of ended requests.",
+    "Time between two steps with tokens of a choice, of ended requests.",
     buckets=_INTER_TOKEN_BUCKETS,
 )
 TIME_PER_OUTPUT_TOKEN = _finished(
@@ -95,7 +95,7 @@ DURATION = _finished("e2e_request_latency_seconds", names.DURATION_SECONDS, _REQ
 QUEUE = _phases("request_queue_time_seconds", names.PHASE_SECONDS, "phase queue", ("phase", "queue"))
 PREFILL = _phases("request_prefill_time_seconds", names.PHASE_SECONDS, "phase prefill", ("phase", "prefill"))
 DECODE = _phases("request_decode_time_seconds", names.PHASE_SECONDS, "phase decode", ("phase", "decode"))
-INFERENCE = _phases("request_inference_time_seconds", names.INFERENCE_SECONDS, "phases prefill and decode together")
+INFERENCE = _phases("request_inference_time_seconds", names.INFERENCE_SECONDS, "phases prefill and decode")
 REQUEST_PROMPT_TOKENS = _finished("request_prompt_tokens", names.REQUEST_PROMPT_TOKENS)
 REQUEST_GENERATION_TOKENS = _finished("request_generation_tokens", names.REQUEST_GENERATION_TOKENS)
 REQUEST_LONGEST_CHOICE_TOKENS = _finished("request_max_num_generation_tokens", names.REQUEST_LONGEST_CHOICE_TOKENS)
