@@ -137,7 +137,8 @@ class ListenerOptions:
     """Address or network (10.0.0.0/8) of a proxy whose x-forwarded-for header is trusted. Repeatable."""
 
     open_dashboard: bool = False
-    """Show the pages and /debug even on a public address without API keys. They contain no text of requests."""
+    """Show the pages and /debug even on a public address without API keys. They show who sent how much and when, but no
+    text."""
 
     body_limit: Bytes | None = None
     """Largest request body, such as 16MiB. Default: 8MiB, or 32MiB for a gateway and for models that read images or
@@ -175,7 +176,7 @@ class ServerOptions(ListenerOptions):
     """Share the prefix cache between API keys. By default, each key reuses only its own prompts."""
 
     stored_keys: bool = False
-    """Accept the keys that `oaiserve keys` made in the file of --response-store, next to those of --api-key and
+    """Require a key that `oaiserve keys` made in the file of --response-store, or one of --api-key and
     --api-key-file."""
 
     guard_all: bool = False
@@ -242,7 +243,7 @@ class ServerOptions(ListenerOptions):
     memory."""
 
     response_store_number: int = 10_000
-    """Maximum number of stored responses. Beyond it, the API key with the most loses its oldest."""
+    """Maximum number of stored responses. Beyond it, the API key with the most loses its oldest. 0: store none."""
 
     response_store_bytes: Bytes = Bytes("256MiB")  # noqa: RUF009 - immutable
     """Maximum size of all stored responses with their input."""
@@ -357,8 +358,8 @@ class RouteOptions(ListenerOptions):
     --api-key."""
 
     continue_streams: ContinueStreams = "any"
-    """Which server continues a stream whose server ends or hangs. any: any other. alike: one with the same model,
-    settings, CPU and versions, byte for byte. never: none."""
+    """Which server continues a stream whose server ends or hangs. any: any of the others. alike: one with the same
+    model, settings, CPU and versions, byte for byte. never: none."""
 
     def __post_init__(self) -> None:
         for url in self.replica:
@@ -438,7 +439,7 @@ class EngineOptions:
     step. auto: only on a CPU with native code, where no answer changes. On a GPU, drafts turn --overlap off."""
 
     cpu_threads: int | None = field(default=None, metadata=FREQUENT)
-    """Threads that run the model on a CPU. Default: one per available core, minus one from 4 cores on."""
+    """Threads that run the model on a CPU. Default: one per available core, or one less from 4 cores on."""
 
     max_model_len: int | None = field(default=None, metadata=FREQUENT)
     """Maximum number of tokens of prompt and answer together. Default: the model's context length."""
@@ -490,8 +491,8 @@ class EngineOptions:
 
     policy: SchedulingPolicy = "fair"
     """Order in which waiting requests are scheduled. fair: clients take turns, and short prompts pass long ones. fcfs:
-    first come, first served. priority: the lowest "priority" in the request. shortest: the shortest prompt, with
-    ageing. deadline: the most urgent one; without a deadline, in 30 s."""
+    first come, first served. priority: the lowest "priority" in the request first. shortest: the shortest prompt first,
+    with ageing. deadline: the most urgent first; a request without a deadline should start within 30 s."""
 
     prefill_max_requests: int | None = None
     """Maximum number of sequences that prefill in one step."""
