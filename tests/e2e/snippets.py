@@ -35,7 +35,6 @@ REASONS = {
     "needs Kubernetes",
     "needs nginx",
     "needs Ray",
-    "needs Prometheus",
     "needs another program",
     "needs a file or an id of yours",
     "needs a release",
