@@ -11,8 +11,6 @@ from tools.bench import prepare
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
-RESPONSES = "It uses `/v1/responses`, its default, in all examples."
-
 
 @dataclass(frozen=True)
 class Client:
@@ -88,7 +86,7 @@ embedder = OpenAIEmbeddings(
     model="embedder", base_url="http://127.0.0.1:8001/v1", api_key="none", check_embedding_ctx_length=False
 )""",
         note="With `use_responses_api=True` it uses `/v1/responses`. Without `check_embedding_ctx_length=False` it "
-        "sends token ids of OpenAI's models, which mean something else to other models.",
+        "sends token ids of OpenAI's models.",
     ),
     "pydantic-ai": Client(
         "pydantic-ai",
@@ -103,7 +101,6 @@ model = OpenAIResponsesModel("demo", provider=OpenAIProvider(base_url="http://12
 embedder = OpenAIEmbeddingModel(
     "embedder", provider=OpenAIProvider(base_url="http://127.0.0.1:8001/v1", api_key="none")
 )""",
-        note=RESPONSES,
     ),
     "openai-agents": Client(
         "openai-agents",
@@ -116,7 +113,6 @@ from openai import AsyncOpenAI
 client = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
 model = OpenAIResponsesModel(model="demo", openai_client=client)
 set_tracing_disabled(True)""",
-        note=RESPONSES,
     ),
     "ai-sdk-openai": Client(
         "Vercel's ai, @ai-sdk/openai",
@@ -129,7 +125,6 @@ const model = openai("demo");
 const embeddings = createOpenAI({ baseURL: "http://127.0.0.1:8001/v1", apiKey: "none" });
 const embedder = embeddings.embeddingModel("embedder");""",
         language="js",
-        note=RESPONSES,
     ),
     "ai-sdk-openai-compatible": Client(
         "Vercel's ai, @ai-sdk/openai-compatible",
@@ -154,8 +149,7 @@ import instructor
 from openai import OpenAI
 
 client = instructor.from_openai(OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none"))""",
-        note="All its answers have the user's types. The modes `TOOLS`, the default, and `JSON_SCHEMA` enforce the "
-        "type; `JSON` only mentions it to the model.",
+        note="The modes `TOOLS`, the default, and `JSON_SCHEMA` enforce a type; `JSON` only mentions it to the model.",
     ),
     "llama-index": Client(
         "LlamaIndex",
@@ -202,8 +196,7 @@ model = OpenAIModel(model_id="demo", api_base="http://127.0.0.1:8000/v1", api_ke
         ("llm",),
         "use_llm.py",
         language="yaml",
-        note="It cannot require a call. Put the lines into its file `extra-openai-models.yaml`. With `responses: "
-        "true` it uses `/v1/responses`. For embeddings it only knows OpenAI's server.",
+        note="Put the lines into its file `extra-openai-models.yaml`. With `responses: true` it uses `/v1/responses`.",
     ),
     "litellm": Client(
         "litellm",
@@ -223,8 +216,7 @@ embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", 
         language="sh",
         flags=("--dtype", "float32"),
         needs_torch=True,
-        note="It takes the tokenizer from the server (`tokenizer_backend=auto`). The tasks here are in files, "
-        "because lm-eval's own tasks download their data.",
+        note="It takes the tokenizer from the server (`tokenizer_backend=auto`). Its own tasks download data.",
     ),
     "vllm-bench": Client(
         "vllm bench serve",

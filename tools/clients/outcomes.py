@@ -14,16 +14,16 @@ from tools.markdown import as_markdown
 
 # In the order of the table.
 FEATURES = {
-    "text": "the answer to a question",
-    "stream": "the same answer, streamed",
-    "tools": "a required call: it arrives, its arguments fit the schema, and its result is sent back",
+    "text": "an answer",
+    "stream": "the same, streamed",
+    "tools": "a required call, whose arguments fit the schema, and its result",
     "tools_streamed": "the same call, streamed",
-    "auto": "the model may call a tool: nothing breaks",
-    "structured": "an answer of a user-defined type: it always validates",
-    "responses": "the same question to `/v1/responses`: whole, streamed, and continued",
-    "embeddings": "vectors of three texts: they equal the server's plain numbers",
-    "load": "a load generator's short run: no error, and all answers and tokens",
-    "loglikelihood": "log-probabilities of texts: they equal transformers' to 0.001 in float32",
+    "auto": "the model may call a tool",
+    "structured": "an answer of a user-defined type, which always validates",
+    "responses": "`/v1/responses`: whole, streamed, and continued",
+    "embeddings": "vectors, which equal the server's plain numbers",
+    "load": "a load generator's run, without errors or missing tokens",
+    "loglikelihood": "log-probabilities, which equal transformers' to 0.001 in float32",
 }
 RUN_HERE = "<!-- not run: run by `make clients` -->"  # above a snippet, for the test that runs those of the docs
 OK = ""  # an outcome is a sentence that says what went wrong
@@ -55,12 +55,13 @@ def parse(report: str, end: str) -> dict[str, str]:
 
 def page(results: Mapping[str, Any]) -> str:
     """Return the table with the notes below it, and a section on each client."""
-    rows, notes = [["client", "version", *map(_spaced, FEATURES)]], []
+    rows, notes = [["client", "version", "examples"]], []
     for name, result in results.items():
         client = CLIENTS[name]
-        rows.append(
-            [client.title, result["version"], *(_cell(result["outcomes"].get(feature)) for feature in FEATURES)]
-        )
+        examples = [
+            _cell(feature, result["outcomes"][feature]) for feature in FEATURES if feature in result["outcomes"]
+        ]
+        rows.append([client.title, result["version"], ", ".join(examples)])
         failed = [f"{_spaced(feature)}: {problem}" for feature, problem in result["problems"].items()]
         notes += [f"- {client.title}: {sentence}" for sentence in filter(None, [client.note, *failed])]
     by_setup: dict[str, Client] = {}
@@ -71,10 +72,8 @@ def page(results: Mapping[str, Any]) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _cell(outcome: str | None) -> str:
-    if outcome is None:
-        return ""
-    return "yes" if outcome == OK else "**no**"
+def _cell(feature: str, outcome: str) -> str:
+    return _spaced(feature) if outcome == OK else f"**not** {_spaced(feature)}"
 
 
 def _spaced(feature: str) -> str:
