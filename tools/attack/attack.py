@@ -144,7 +144,7 @@ class Attack:
 
     name: str
     family: str
-    of_class: str  # of what was found in such servers, as in docs/security.md
+    of_class: str  # of flaws that were found in such servers
     sends: str  # what is sent, for the table
     run: Callable[[Strike], Awaitable[None]]
     outcomes: frozenset[str]  # what may come back: statuses, or ways in which a connection may end
