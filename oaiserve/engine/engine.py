@@ -57,7 +57,7 @@ from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.explain.step_cost_fit import Run
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.open_row import OpenRow
+from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import HostPart, StepRecord
 from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.start_times import StartTimes
@@ -66,7 +66,6 @@ from oaiserve.facts.times import monotonic_ns
 # Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
 MAX_BODY_BYTES = 64 * 2**20
 MAX_MEDIA_BYTES = 256 * 2**20  # the same where these are mostly images, which are not parsed
-MOST_SHOWN = 20  # open requests
 Result = TypeVar("Result")
 
 

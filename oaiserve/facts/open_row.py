@@ -12,9 +12,11 @@ from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.record import Origin
 from oaiserve.facts.times import RequestTimes
 
+MOST_SHOWN = 20  # open requests in a list: the newest of the engine, and the newest of those outside it
+
 
 class OpenForecast(NamedTuple):
-    """The promise to an open request, and its times as they look now, since it was received."""
+    """The forecast that was made for an open request, and the current estimates of its times since its receipt."""
 
     promised: Forecast = NO_FORECAST
     first_token_now_ns: int | None = None  # None: it is there already, or there is no estimate
@@ -22,7 +24,7 @@ class OpenForecast(NamedTuple):
 
 
 class PhaseSoFar(msgspec.Struct):
-    """A phase of an open request. `start_ns` counts from its receipt. The last phase is still going on."""
+    """A phase of an open request. `start_ns` counts from its receipt. The last phase has not ended."""
 
     name: str
     start_ns: int
@@ -32,9 +34,9 @@ class PhaseSoFar(msgspec.Struct):
 class OpenRow(msgspec.Struct, kw_only=True):
     """An open request. Numbers of tokens are 0 until they are known.
 
-    Of a prompt, `computed_prompt_tokens` need no further computation; the `cached_tokens` are among them. `forecast` is
-    the promise made when the prompt was tokenized. The estimates of now take into account what has happened since;
-    `first_token_now_ns` is null once the first token is there."""
+    `computed_prompt_tokens` need no further computation; they include the `cached_tokens`. `forecast` was made when the
+    prompt was tokenized. `first_token_now_ns` and `end_now_ns` are the current estimates; the former is null once the
+    first token is there."""
 
     request_id: str
     received_unix_ns: int
@@ -63,7 +65,7 @@ class OpenRow(msgspec.Struct, kw_only=True):
         forecast: OpenForecast = OpenForecast(),  # noqa: B008 - immutable
         **tokens: int,
     ) -> OpenRow:
-        """Return the row of this moment. Other threads may still write into `times`, which have `received`.
+        """Return the current row. Other threads may still write into `times`, in which `received` is set.
 
         `epoch_offset_ns` is the wall clock minus the monotonic clock."""
         phases = times.so_far(clock_ns)

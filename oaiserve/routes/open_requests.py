@@ -1,11 +1,12 @@
 """Lists the open requests for `/debug/requests` and the live page: those of the engine, and those that only this
-process knows, because their bodies are still being received or the ends of their answers are still being written."""
+process knows, because it still receives their bodies or writes the ends of their answers."""
 
 from __future__ import annotations
 
 import time
+from itertools import islice
 
-from oaiserve.facts.open_row import OpenForecast, OpenRow
+from oaiserve.facts.open_row import MOST_SHOWN, OpenForecast, OpenRow
 from oaiserve.facts.record import Origin
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.routes.exchange import Exchange
@@ -13,17 +14,18 @@ from oaiserve.routes.serving import Serving
 
 
 def open_requests(serving: Serving) -> list[OpenRow]:
-    """Return the open requests, newest first. It may take milliseconds: call it in a worker thread."""
+    """Return the newest open requests, newest first. It may take milliseconds: call it in a worker thread."""
     in_engine = serving.telemetry.recent.open()
     epoch_offset_ns = time.time_ns() - monotonic_ns()
-    own = [
-        _row(serving, exchange, epoch_offset_ns)
-        for exchange in serving.exchanges.copy().values()
+    own = (
+        exchange
+        for exchange in reversed(serving.exchanges.copy().values())
         if exchange.received_ns is not None
         and exchange.engine_id not in in_engine
         and (exchange.stream is None or exchange.stream.ended)
-    ]
-    return sorted([*in_engine.values(), *own], key=lambda row: -row.received_unix_ns)
+    )
+    rows = [_row(serving, exchange, epoch_offset_ns) for exchange in islice(own, MOST_SHOWN)]
+    return sorted([*in_engine.values(), *rows], key=lambda row: -row.received_unix_ns)
 
 
 def _row(serving: Serving, exchange: Exchange, epoch_offset_ns: int) -> OpenRow:

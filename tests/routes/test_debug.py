@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from oaiserve.engine.request import Usage
-from oaiserve.facts.open_row import OpenRow
+from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import Cause, EngineAccount, Origin, Outcome
 from oaiserve.facts.times import PHASES, TEXT_PHASES, RequestTimes
 from oaiserve.facts.trace import TraceContext
@@ -150,23 +150,35 @@ def test_a_request_is_open_from_its_first_byte_until_its_answer_is_written(serve
     assert looks[-1] == []
 
 
+def serving_with(in_engine: dict[str, OpenRow], exchanges: dict[str, Exchange]) -> Any:
+    recent = SimpleNamespace(open=lambda: in_engine)
+    telemetry = SimpleNamespace(recent=recent)
+    return SimpleNamespace(telemetry=telemetry, exchanges=exchanges, name_of=lambda adapter: "demo")
+
+
+def received(name: str, received_ns: int) -> Exchange:
+    return Exchange(name, name, TraceContext.from_headers(None, None), "", received_ns=received_ns)
+
+
+def test_only_the_newest_requests_outside_the_engine_are_listed() -> None:
+    exchanges = {str(number): received(str(number), number) for number in range(1, 3 * MOST_SHOWN)}
+    rows = open_requests(serving_with({}, exchanges))
+    assert [row.request_id for row in rows] == [*reversed(exchanges)][:MOST_SHOWN]
+
+
 def test_an_answer_that_is_being_written_is_open_and_what_the_engine_has_is_listed_once() -> None:
     times = RequestTimes(received=10, submitted=20, tokenize_started=30, tokenized=40, scheduled=50, first_token=60)
     in_engine = OpenRow.of(Origin("running"), times, lambda: 70, 0)
     exchanges = {}
     for name, engine_id, terminal in (("running", "e1", None), ("writing", "e2", True), ("ending", "e3", None)):
-        exchange = Exchange(name, name, TraceContext.from_headers(None, None), "", received_ns=10, engine_id=engine_id)
+        exchange = received(name, 10)
+        exchange.engine_id = engine_id
         ended = finished(engine_id, Usage(7, 4, 2))
         ended.times = replace(times, last_token=65)
         stream = SimpleNamespace(ended=bool(terminal), terminal=terminal and ended, times=ended.times)
         exchange.stream = cast(Any, stream)
         exchanges[name] = exchange
-    serving = SimpleNamespace(
-        telemetry=SimpleNamespace(recent=SimpleNamespace(open=lambda: {"e1": in_engine})),
-        exchanges=exchanges,
-        name_of=lambda adapter: "demo",
-    )
-    rows = {row.request_id: row for row in open_requests(cast(Any, serving))}
+    rows = {row.request_id: row for row in open_requests(serving_with({"e1": in_engine}, exchanges))}
     assert rows.keys() == {"running", "writing"}  # the end of the third one is on its way to this process
     assert (rows["running"].phase, rows["writing"].phase) == ("decode", "respond")
     writing = rows["writing"]
