@@ -1,4 +1,4 @@
-"""Tests the page about the API in a real Chromium: it is made of the server's own schema, and what it shows works."""
+"""Tests the API page in a real Chromium: it shows the server's own schema, and its snippets and forms work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHAT = "#post_v1_chat_completions"
 # Writes the snippets of all routes, each with its language.
 ALL_SNIPPETS = """async ({ paths, components }) => {
   const { readComponents } = await import("./dashboard/static/api_schema.js");
-  const { snippets } = await import("./dashboard/static/api_send.js");
+  const { snippets } = await import("./dashboard/static/api_snippets.js");
   readComponents({ components });
   const routes = Object.entries(paths).flatMap(([path, methods]) =>
     Object.entries(methods).map(([method, operation]) => ({ path, method, operation })));

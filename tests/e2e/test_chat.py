@@ -63,7 +63,7 @@ def settings(page: Page, **values: str) -> None:
             page.check(f"[name=kind][value={value}]")
         else:
             page.fill(f"[name={name}]", value)
-    page.keyboard.press("Tab")  # so that what was filled in last is told
+    page.keyboard.press("Tab")  # so that the last field reports its change
 
 
 def compare(page: Page) -> None:
@@ -269,7 +269,7 @@ def test_a_browser_without_room_for_pictures_keeps_the_rest_of_the_conversation(
     seeing.set_input_files("#attach", {"name": "n.png", "mimeType": "image/png", "buffer": noise})
     seeing.wait_for_selector("#attached img")
     send(seeing)
-    assert "no room for the pictures" in seeing.inner_text("#problem")
+    assert "no room for this chat's pictures" in seeing.inner_text("#problem")
     assert seeing.locator(".asked img").count() == 1
     reopen(seeing)
     assert "n.png · this browser had no room for it" in seeing.inner_text(".asked")

@@ -108,7 +108,7 @@ def test_a_key_is_asked_for_where_the_document_says_so(serve: Serve) -> None:
         headers = {"authorization": "Bearer secret"}
         for path, methods in served.http.get("/openapi.json", headers=headers).json()["paths"].items():
             for method, found in methods.items():
-                with served.http.stream(method.upper(), path.replace("{name}", "app.js")) as response:
+                with served.http.stream(method.upper(), path.replace("{name}", "live.js")) as response:
                     assert (response.status_code == 401) == (found["security"] == [{"api_key": []}]), path
 
 

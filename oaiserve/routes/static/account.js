@@ -1,13 +1,14 @@
-// Makes the account of an ended request: why it took its time in sentences, its phases on a time axis, and all else.
+// Makes the account of an ended request: sentences on its causes, its phases on a time axis, and all other facts.
 
 import { Axis } from "./axis.js";
 import { costFacts } from "./costs.js";
-import { count, duration, element, partsOf, percent, phaseSpans, placeBar, words } from "./show.js";
+import { count, duration, element, facts, partsOf, percent, phaseSpans, placeBar, words } from "./show.js";
+import { pageOf } from "./sse.js";
 
 const MS = 1e-6; // from nanoseconds
-const AXIS_SHARE = 0.5; // of the width of the page, about: by it the axis gets its ticks
-const LONG_ID = 16; // characters: a longer id is cut where it stands in a table
-const MOST_EVENTS = 12; // that are shown unfolded
+const AXIS_SHARE = 0.5; // roughly the axis' share of the page's width, which determines its ticks
+const LONG_ID = 16; // characters, after which ids in tables are cut
+const MOST_EVENTS = 12; // a longer list is folded
 
 export function account(entry) {
   const { num_draft_tokens: drafted, num_accepted_tokens: accepted } = entry;
@@ -43,7 +44,7 @@ export function account(entry) {
 function linked(sentence, others) {
   const ids = new Set(others.map(({ request_id: id }) => id));
   const parts = sentence.split(/([\w.-]*[\w-])/);
-  return parts.map((part) => (ids.has(part) ? element("a", { href: encodeURIComponent(part) }, part) : part));
+  return parts.map((part) => (ids.has(part) ? element("a", { href: pageOf(part) }, part) : part));
 }
 
 function tiles(entry) {
@@ -93,7 +94,7 @@ function waterfall(entry) {
   return element("div", { class: "phases" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)), ...(isShaded ? [element("ul", { class: "legend", "aria-label": "Shades of bars" }, ...legend)] : []));
 }
 
-// Returns how much of the prompt was in the cache, as a bar: the time of the prefill is that of the rest.
+// Returns the cached share of the prompt as a bar, because prefill computes only the rest.
 function cacheShare({ name }, { prompt_tokens: prompt, cached_tokens: cached }) {
   if (name !== "prefill" || !prompt) return [];
   const bar = element("span", { class: "cache-share", "aria-hidden": "true" }, element("i", {}));
@@ -108,11 +109,7 @@ function place(track, axis, phases) {
 
 const number = (text) => element("td", { class: "number" }, text);
 
-function facts(pairs) {
-  return element("dl", { class: "facts" }, ...pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
-}
-
-// Returns which of its objectives a finished request has met.
+// Returns whether a finished request has met its objectives.
 function targets(slo) {
   const names = { ttft: "first token within", tpot: "each token within" };
   const texts = Object.entries(slo ?? {}).filter(([, found]) => found).map(([name, { target_ns: ns, is_met: isMet }]) => `${names[name]} ${duration(ns / 1e9)}: ${isMet ? "met" : "missed"}`);
@@ -183,7 +180,7 @@ function neighbours(entry) {
   if (!entry.num_neighbours) return [];
   const rows = entry.neighbours.map((other) => {
     const id = other.request_id;
-    const link = element("a", { href: encodeURIComponent(id), title: id }, id.length > LONG_ID ? `${id.slice(0, LONG_ID)}…` : id);
+    const link = element("a", { href: pageOf(id), title: id }, id.length > LONG_ID ? `${id.slice(0, LONG_ID)}…` : id);
     return element(
       "tr",
       {},

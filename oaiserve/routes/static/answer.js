@@ -1,22 +1,20 @@
-// Shows one answer of a model: its reasoning, what it said, its calls of tools and their results, and an account of each.
+// Shows one answer of a model: its reasoning, text, tool calls with their results, and the account of each step.
 
 import { Account, sum } from "./answer_account.js";
 import { phasesOf } from "./ask.js";
 import { showMarkdown } from "./markdown.js";
 import { shortName } from "./models.js";
-import { element, indented } from "./show.js";
+import { count, element, indented } from "./show.js";
 import { parting, partingSentence, shadeTokens } from "./tokens.js";
-
-const count = (number) => number.toLocaleString("en");
 
 export class Answer {
   #steps = []; // the elements of each step
 
-  // `beside` are the answers of its turn, with the first of which it is compared, and `together` those that are shown
-  // with it. `page` has `goOn(answer, body)`, which sends results of tools if it `mayGoOn(answer)`. `tools` are buttons.
-  constructor(answer, { beside, together, page, tools }) {
+  // `all` are the answers of its turn, which it is compared with, and `together` those that are shown next to it.
+  // `page` has `goOn(answer, body)`, which sends tool results if `mayGoOn(answer)` allows it. `tools` are buttons.
+  constructor(answer, { all, together, page, tools }) {
     this.answer = answer;
-    this.beside = beside;
+    this.all = all;
     this.together = together;
     this.page = page;
     this.element = element("article", { class: "answered", "aria-label": `Answer of ${shortName(answer.model)}` });
@@ -61,18 +59,18 @@ export class Answer {
   #drawStep(step, parts, isLast) {
     const { content, calls } = step.message;
     const found = isLast ? this.#parting(step) : undefined;
-    const isCompared = found !== undefined && this.beside[0] !== this.answer;
+    const isCompared = found !== undefined && this.all[0] !== this.answer;
     const totals = this.together.flatMap(({ steps }) => steps.map((other) => sum(phasesOf(other))));
     parts.account.draw(Math.max(...totals), isCompared ? [partingSentence(found)] : []);
     parts.account.element.hidden = step.isOpen && !step.tokens.length;
     this.#drawWaiting(step, parts.waiting);
     const { view } = parts.account;
     const drawn = [view, step.tokens.length, step.isOpen, step.why, found?.at, step.results].join();
-    if (parts.drawn === drawn) return; // a text that stays may be selected
+    if (parts.drawn === drawn) return; // so that a selection in the text stays
     parts.drawn = drawn;
     this.#drawReasoning(step, parts);
     parts.text.hidden = !content;
-    if (parts.shaded) parts.text.replaceChildren(); // its elements are not those of the text any more
+    if (parts.shaded) parts.text.replaceChildren(); // shading has replaced its elements
     const shown = this.#showText(step, parts.text);
     if (!parts.form) parts.calls.replaceChildren(...calls.map((call) => this.#call(step, call)));
     if (isLast && this.page.mayGoOn(this.answer) && calls.length && !parts.form) this.#askForResults(step, parts);
@@ -81,7 +79,7 @@ export class Answer {
     parts.end.replaceChildren(...ends(step));
   }
 
-  // Shows what the model said, and returns pairs of an element and the place of its source in the tokens' text.
+  // Shows the text of the answer, and returns pairs of an element and the place of its source in the tokens' text.
   #showText(step, box) {
     const { content, reasoning } = step.message;
     const from = step.tokens.map(([text]) => text).join("").indexOf(content, reasoning.length);
@@ -124,7 +122,7 @@ export class Answer {
   // Returns where the last step differs from that of the first answer, or the first from the second one; undefined if
   // there is none.
   #parting(step) {
-    const other = this.beside.find((answer) => answer !== this.answer)?.steps.at(-1);
+    const other = this.all.find((answer) => answer !== this.answer)?.steps.at(-1);
     return other && !step.isOpen && !other.isOpen && !step.error && !other.error ? parting(other, step) : undefined;
   }
 
@@ -153,15 +151,15 @@ export class Answer {
   }
 }
 
-// Returns what an open step waits for, or null once tokens come.
+// Returns the reason why an open step has no tokens yet, or null.
 function waitingFor(step, answer) {
-  if (step.isMoving) return "The server has gone away. Another one is about to continue this answer…";
+  if (step.isMoving) return "The server is gone. Another one is about to continue this answer…";
   if (!step.isOpen || step.tokens.length) return null;
   if (!step.progress) return answer.isLoading ? "Loading the model…" : "Waiting for the first token…";
   const { processed, total, rest_ms: restMs, atMs } = step.progress;
   const left = restMs === undefined ? null : Math.ceil((restMs - (performance.now() - atMs)) / 1e3);
-  const told = left === null ? "" : left > 1 ? `, about ${left < 100 ? `${left} s` : `${Math.round(left / 60)} min`} left` : ", almost done";
-  return `Reading the prompt: ${count(processed)} of ${count(total)} tokens${told}`;
+  const rest = left === null ? "" : left > 1 ? `, about ${left < 100 ? `${left} s` : `${Math.round(left / 60)} min`} left` : ", almost done";
+  return `Reading the prompt: ${count(processed)} of ${count(total)} tokens${rest}`;
 }
 
 // Returns JSON that is whole with a line for each member, and any other text as it is.

@@ -1,17 +1,16 @@
-// The account of a step: one quiet line with its speed, which opens into its phases and what they were spent on.
+// The account of a step: one quiet line with its speed, which opens into its phases and their causes.
 
 import { phasesOf } from "./ask.js";
 import { Axis } from "./axis.js";
-import { duration, element, phaseSpans, placeBar, words } from "./show.js";
-import { ROOT } from "./sse.js";
+import { count, duration, element, phaseSpans, placeBar, words } from "./show.js";
+import { pageOf } from "./sse.js";
 import { legend } from "./tokens.js";
 
-const SHOWN_SHARE = 0.01; // of a phase that has a row of its own
+const SHOWN_SHARE = 0.01; // the smallest share of a phase with a row of its own
 const VIEWS = [["text", "Off"], ["cost", "Cost"], ["certainty", "Certainty"]];
-const count = (number) => number.toLocaleString("en");
 
 export class Account {
-  view = "text"; // or one of tokens
+  view = "text"; // or one of the VIEWS of tokens.js
 
   // `redraw()` is called when another view is chosen.
   constructor(step, redraw) {
@@ -41,7 +40,7 @@ export class Account {
     });
   }
 
-  // Draws the line, and the rest if it is open. `totalNs` is the length of the bar, and `more` are further sentences.
+  // Draws the line, and the rest if it is open. `totalNs` is the length of the bar, and `more` are other sentences.
   draw(totalNs = this.totalNs, more = this.more) {
     const { step } = this;
     this.totalNs = totalNs;
@@ -56,8 +55,7 @@ export class Account {
     const shown = spans.filter((_, place) => phases[place][1] >= SHOWN_SHARE * whole);
     this.rows.replaceChildren(...shown.map((span) => row(span, axis)));
     const sentences = [...step.why, counts(step), ...more].filter(Boolean);
-    const to = new URL(`requests/${encodeURIComponent(step.requestId)}`, ROOT);
-    const link = step.hasAccount ? [element("a", { href: to }, "Open this request")] : [];
+    const link = step.hasAccount ? [element("a", { href: pageOf(step.requestId) }, "Open this request")] : [];
     this.why.replaceChildren(...sentences.map((text) => element("p", {}, text)), ...link);
     this.views.hidden = step.isOpen || !step.tokens.length;
   }

@@ -1,32 +1,33 @@
-// Runs the page about the API: makes it of the server's openapi.json, group by group, with a search over routes and
-// fields. The content of a route is made when it is first opened.
+// Runs the API page: it lists the routes in the server's openapi.json by group, with a search over routes and fields.
+// The content of a route is made when it is first opened.
 
 import { fieldLists, fieldNames, folded, prose, readComponents, resolved } from "./api_schema.js";
-import { ADDRESS, maskedKey, media, snippets, tryForm } from "./api_send.js";
+import { ADDRESS, maskedKey, media, snippets } from "./api_snippets.js";
+import { tryForm } from "./api_try.js";
+import { copyOnClick } from "./copy.js";
 import { showMain, start } from "./page.js";
 import { byId, element, setStatus, showProblem } from "./show.js";
 import { key, request } from "./sse.js";
 
-const LANGUAGE = "oaiserve-snippets"; // the last chosen
+const LANGUAGE = "oaiserve-snippets"; // stores the last choice
 const BODIES = ["application/json", "multipart/form-data"];
-const MOST_MATCHES = 8; // fields that the search shows for a route
-const COPIED_MS = 2000;
+const MOST_MATCHES = 8; // fields per route in the search
 let routes = [];
 let model = "MODEL";
 
 async function load() {
   try {
-    const document = await (await request("openapi.json", { headers: { accept: "application/json" } })).json();
+    const schema = await (await request("openapi.json", { headers: { accept: "application/json" } })).json();
     const models = await request("v1/models").then((response) => response.json(), () => ({ data: [] }));
-    readComponents(document);
+    readComponents(schema);
     showMain();
     showProblem("");
     setStatus("live", "Connected");
     showServer(models.data.map(({ id }) => id));
-    const all = Object.entries(document.paths).flatMap(([path, methods]) =>
+    const all = Object.entries(schema.paths).flatMap(([path, methods]) =>
       Object.entries(methods).map(([method, operation]) => ({ path, method, operation, id: operation.operationId })),
     );
-    const groups = document.tags.map(({ name }) => all.filter(({ operation }) => operation.tags[0] === name));
+    const groups = schema.tags.map(({ name }) => all.filter(({ operation }) => operation.tags[0] === name));
     routes = groups.flat();
     showRoutes(groups.filter((group) => group.length));
     search();
@@ -115,7 +116,7 @@ function answers(operation) {
 
 function eventParts(schema) {
   const [{ contentSchema: event }] = schema.properties.data.anyOf;
-  const note = "Server-sent events. The data of each is JSON with these fields, or an error; the last one is [DONE].";
+  const note = "Server-sent events. The data of each event is JSON with these fields, or an error; the last event is [DONE].";
   return [element("p", { class: "note" }, note), ...fieldLists(event, "")];
 }
 
@@ -138,21 +139,9 @@ function snippetBox(route) {
   return element("div", { class: "snippet" }, element("div", { class: "title-row" }, tabs, beside), code);
 }
 
-// Returns a button that copies a text. Without HTTPS, pages of other machines have no clipboard but the selection's.
 function copyButton(label, text) {
   const button = element("button", { type: "button", class: "plain copy", "aria-label": label }, "Copy");
-  button.addEventListener("click", async () => {
-    if (navigator.clipboard) await navigator.clipboard.writeText(text());
-    else {
-      const box = document.body.appendChild(element("textarea", { class: "unseen" }, text()));
-      box.select();
-      document.execCommand("copy");
-      box.remove();
-      button.focus();
-    }
-    button.textContent = "Copied";
-    setTimeout(() => (button.textContent = "Copy"), COPIED_MS);
-  });
+  copyOnClick(button, text, (result) => (button.textContent = result ?? "Copy"));
   return button;
 }
 

@@ -1,17 +1,17 @@
-// Reads the schemas of bodies and answers: types and limits in words, lists of fields, and their names for the search.
+// Describes the schemas of bodies and answers: types and limits in words, lists of fields, and names for the search.
 
 import { element } from "./show.js";
 
-const LARGEST = 2 ** 31 - 1; // from here on, a limit is that of the number's type
+const LARGEST = 2 ** 31 - 1; // larger limits are those of the number's type, and are not shown
 const DEFAULT = / ?Default: ((?:[^.]|\.(?=\d))+)\.(?= |$)/;
-const DEEPEST = 3; // levels of fields that the search knows
+const DEEPEST = 3; // levels of fields in the search
 let components = {};
 
 export function readComponents(document) {
   components = document.components;
 }
 
-// Returns what a reference points to, or the schema itself.
+// Returns the target of a reference, or the schema itself.
 export function resolved(schema = {}) {
   const { $ref: reference, ...others } = schema;
   if (!reference) return schema;
@@ -19,7 +19,7 @@ export function resolved(schema = {}) {
   return { ...components[kind][name], ...others };
 }
 
-// Returns the schemas of which a value has to obey one, without unions.
+// Returns the alternatives of a schema, without unions.
 function options(schema) {
   const one = resolved(schema);
   return one.anyOf ? one.anyOf.flatMap(options) : [one];
@@ -52,7 +52,7 @@ function limits(schema) {
   return [...new Set(found)];
 }
 
-// Returns the objects within a schema, with the fields that it is about.
+// Returns the objects in a schema that have fields.
 function objects(schema) {
   return options(schema).flatMap((one) => {
     if (one.properties) return [one];
@@ -71,12 +71,12 @@ export function fieldNames(schema, before = "", depth = 1) {
   );
 }
 
-// Returns text whose parts in backquotes are code.
+// Returns text in which the parts in backquotes are code elements.
 export function prose(text) {
   return text.split("`").map((part, position) => (position % 2 ? element("code", {}, part) : part));
 }
 
-// Returns the lists of fields of a schema. Those of fields are made when their part is opened. `id` begins the ids.
+// Returns the lists of fields of a schema. Nested lists are made when they are opened. The ids begin with `id`.
 export function fieldLists(schema, id) {
   return objects(schema).flatMap(({ title, properties, required = [] }, position, all) => {
     const rows = Object.entries(properties).map(([name, field]) => row(name, field, required.includes(name), position ? "" : id));
@@ -105,7 +105,7 @@ function row(name, field, isRequired, id) {
   return made;
 }
 
-// Returns a part that is closed, and whose content is made when it is first opened.
+// Returns a folded part. Its content is made when it is first opened.
 export function folded(title, content) {
   const part = element("details", {}, element("summary", {}, ...[title].flat()));
   part.fill = () => part.children.length === 1 && part.append(...content());

@@ -11,7 +11,7 @@ export class Attached {
   files = []; // each with a name, and a text or the data URL of a picture
   #readsPictures;
 
-  // `readsPictures()` tells whether the chosen models do.
+  // `readsPictures()` returns whether the chosen models read pictures.
   constructor(readsPictures) {
     this.#readsPictures = readsPictures;
     const box = byId("attach");
@@ -24,7 +24,7 @@ export class Attached {
     byId("prompt").addEventListener("paste", (event) => this.#take(event, event.clipboardData));
     byId("chat").addEventListener("drop", (event) => this.#take(event, event.dataTransfer));
     byId("chat").addEventListener("dragover", (event) => {
-      if (event.dataTransfer.types.includes("Files")) event.preventDefault(); // or nothing could be dropped
+      if (event.dataTransfer.types.includes("Files")) event.preventDefault(); // without this, the browser opens the file
     });
   }
 
@@ -37,7 +37,7 @@ export class Attached {
     byId("attached").replaceChildren(...items);
   }
 
-  // Takes what is pasted or dropped, unless it is text: spreadsheets paste a picture of it, too.
+  // Attaches pasted or dropped files, unless there is text as well: spreadsheets add a picture of it.
   #take(event, { files, types }) {
     if (!files.length || types.includes("text/plain")) return;
     event.preventDefault();
@@ -58,25 +58,24 @@ export class Attached {
   }
 }
 
-// Returns what shows a file: the picture itself, or an icon with the name and the size of a text.
+// Returns nodes for a file: the picture itself, or an icon with the name and the size of a text.
 export function chip({ name, text, url }) {
   if (url) return [element("img", { src: url, alt: name, title: name })];
-  const size = text === undefined ? "this browser had no room for it" : sizeOf(text);
+  const size = text === undefined ? "this browser had no room for it" : shownSize(new Blob([text]).size);
   return [icon("file"), element("span", {}, `${name} · ${size}`)];
 }
 
-function sizeOf(text) {
-  const numBytes = new Blob([text]).size;
+function shownSize(numBytes) {
   return numBytes < 1000 ? `${numBytes} B` : `${(numBytes / 1000).toFixed(numBytes < 10_000 ? 1 : 0)} kB`;
 }
 
 async function textOf(file) {
-  if (file.size > MOST_BYTES) throw new Error(`it has ${file.size} bytes, and a text file may have ${MOST_BYTES}`);
+  if (file.size > MOST_BYTES) throw new Error(`it has ${shownSize(file.size)}, and a text file may have at most ${shownSize(MOST_BYTES)}`);
   const bytes = await file.arrayBuffer();
   try {
     return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
   } catch {
-    throw new Error("it is not a text in UTF-8, and this model reads nothing else");
+    throw new Error("it is not a text in UTF-8, and this model reads only text");
   }
 }
 
@@ -98,7 +97,7 @@ async function pictureOf(file) {
   const canvas = element("canvas", { width, height });
   const context = canvas.getContext("2d");
   const isPng = file.type === "image/png";
-  context.fillStyle = "white"; // behind what is transparent: a JPEG has nothing else for it
+  context.fillStyle = "white"; // for transparent pixels, which a JPEG cannot have
   if (!isPng) context.fillRect(0, 0, width, height);
   context.drawImage(bitmap, 0, 0, width, height);
   return canvas.toDataURL(isPng ? "image/png" : "image/jpeg", 0.9);

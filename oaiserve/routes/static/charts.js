@@ -14,7 +14,7 @@ const CHARTS = [
   { title: "Between events", unit: "of the last minute", show: duration, lines: quantiles("inter_token") },
   { title: "KV cache", unit: "share of its blocks", show: percent, top: 1, lines: [["kv_usage", "used", "--prefill"], ["kv_cached", "free, reusable", "--respond"]] },
 ];
-// Each returns its texts, or null where the last minute has nothing to tell: then the last ones stay, in grey.
+// Each returns its texts, or null if the last minute has no values: then the previous texts stay, in grey.
 const TILES = [
   ["Requests/s", (now) => [number(now.requests), now.failed + now.rejected > 0 ? `${number(now.failed + now.rejected)} not served` : "ended, over 10 s"]],
   ["Tokens/s", (now) => [number(now.computed), "read and written"]],
@@ -30,14 +30,17 @@ const DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3]];
 const HEIGHT = 150;
 const LEAST_SECONDS = 60; // on the time axis
 
+// Returns a tile with the elements of its two texts, and `read`, which returns these texts.
+export function newTile([name, read]) {
+  const value = element("dd", {}, "–");
+  const more = element("dd", { class: "more" }, "\u00a0");
+  return { tile: element("div", {}, element("dt", {}, name), value, more), value, more, read };
+}
+
 export class Charts {
   constructor(tiles, charts) {
-    this.tiles = TILES.map(([name, read]) => {
-      const value = element("dd", {}, "–");
-      const more = element("dd", { class: "more" }, "\u00a0");
-      const tile = tiles.appendChild(element("div", {}, element("dt", {}, name), value, more));
-      return { tile, value, more, read };
-    });
+    this.tiles = TILES.map(newTile);
+    tiles.append(...this.tiles.map(({ tile }) => tile));
     this.panels = CHARTS.map((chart) => {
       const plot = element("div", { role: "img" });
       const none = element("p", { class: "note none" }, "No data yet");
@@ -132,12 +135,12 @@ export class Charts {
   }
 }
 
-// Shows the newest texts of a tile: in grey, with their time, where they are not of now.
+// Shows the newest texts of a tile: in grey and with their time, if they are old.
 function showTile({ tile, value, more, read }, points) {
   const at = points.points.findLastIndex((point) => read(point) !== null);
   const isOld = at < points.points.length - 1;
   tile.classList.toggle("old", isOld);
-  if (at < 0) return; // as before the oldest point
+  if (at < 0) return; // the tile keeps its texts
   [value.textContent, more.textContent] = read(points.points[at]);
   if (isOld) more.textContent += `, at ${clock(1000 * points.points[at].time).slice(0, 5)}`;
 }

@@ -1,11 +1,11 @@
-// The chat page: the turns of the conversation that is open, and what is sent.
+// The chat page: the turns of the open conversation, and the requests for new ones.
 
 import { Answer } from "./answer.js";
 import { ask, newStep } from "./ask.js";
 import { chip } from "./attached.js";
 import { Composer } from "./composer.js";
 import { addVersion, chooseVersion, keep, messages, newConversation, rounds, shownAnswers, shownRound } from "./conversations.js";
-import { copyButton, iconButton } from "./icons.js";
+import { copyButton, drawIcons, iconButton } from "./icons.js";
 import { Models, shortName } from "./models.js";
 import { showMain, start } from "./page.js";
 import { Settings, shortly } from "./settings.js";
@@ -14,8 +14,8 @@ import { byId, element, setStatus, showProblem } from "./show.js";
 import { Sidebar } from "./sidebar.js";
 import { request, ROOT } from "./sse.js";
 
-const DRAW_MS = 100; // between two looks of answers that grow
-const LOOK_MS = 30_000; // between two looks at the models
+const DRAW_MS = 100; // between two drawings of growing answers
+const LOOK_MS = 30_000; // between two requests for the models
 const RETRY_MS = 2000;
 const NEAR_END_PX = 60; // within which the page follows an answer
 const TITLE_CHARACTERS = 60;
@@ -29,10 +29,10 @@ class Chat {
   #models = new Models(() => this.#settings.offerDefaults(this.#models?.all ?? []));
   #composer = new Composer(this);
   #sidebar = new Sidebar(this);
-  #running = new Map(); // of each answer that is made: its conversation, and what stops it
+  #running = new Map(); // the conversation and the AbortController of each running answer
   #editing = null; // the place of the turn that the message is to replace
   #shown = []; // the Answers of the page
-  #follows = true; // whether the end of the conversation stays in sight
+  #follows = true; // whether the page scrolls to the end as the conversation grows
 
   constructor() {
     byId("new-chat").addEventListener("click", () => this.begin());
@@ -43,7 +43,7 @@ class Chat {
     for (const button of byId("examples").querySelectorAll("button")) {
       button.addEventListener("click", () => this.send(button.textContent, []));
     }
-    window.addEventListener("storage", () => this.#sidebar.draw()); // another tab has changed something
+    window.addEventListener("storage", () => this.#sidebar.draw()); // another tab has changed a chat
     offerShortcuts({ page: this, sidebar: this.#sidebar });
     this.show(this.open);
   }
@@ -57,7 +57,7 @@ class Chat {
     return this.#models.readsPictures();
   }
 
-  // -- what is shown -------------------------------------------------------------------------------------------------
+  // -- the conversation ----------------------------------------------------------------------------------------------
 
   show(conversation) {
     this.open = [...this.#running.values()].find((one) => one.conversation.id === conversation.id)?.conversation ?? conversation;
@@ -100,7 +100,7 @@ class Chat {
     const together = shownAnswers(turn);
     const made = together.map((answer) => {
       const isLast = answer === together.at(-1);
-      return new Answer(answer, { beside: turn.answers, together, page: this, tools: this.#tools(turn, place, answer, isLast) });
+      return new Answer(answer, { all: turn.answers, together, page: this, tools: this.#tools(turn, place, answer, isLast) });
     });
     this.#shown.push(...made);
     return element("li", {}, asked, element("div", { class: together.length > 1 ? "answers several" : "answers" }, ...made.map((answer) => answer.element)));
@@ -176,7 +176,7 @@ class Chat {
     byId("to-end").hidden = this.#follows;
   }
 
-  // -- what is sent --------------------------------------------------------------------------------------------------
+  // -- requests ------------------------------------------------------------------------------------------------------
 
   get #isBusy() {
     return [...this.#running.values()].some(({ conversation }) => conversation === this.open);
@@ -204,7 +204,7 @@ class Chat {
     this.#askAll(body);
   }
 
-  // Asks for another answer to a message. What follows an earlier one stays as another version of it.
+  // Requests another answer to a message. The turns after an earlier message stay as another version.
   #askAgain(place) {
     const body = this.bodyNow();
     if (body === null) return;
@@ -222,7 +222,7 @@ class Chat {
     byId("prompt").focus();
   }
 
-  // Asks all chosen models for an answer to the last message.
+  // Requests an answer to the last message from each chosen model.
   #askAll(body) {
     this.open.settings = { ...this.#settings.value(), models: this.#models.chosen() };
     const turn = this.open.turns.at(-1);
@@ -248,7 +248,7 @@ class Chat {
     return !answer.steps.at(-1).isOpen && shownAnswers(this.open.turns.at(-1)).includes(answer);
   }
 
-  // Sends the results of tools that the last step of the answer has got.
+  // Sends the tool results in the last step of the answer.
   goOn(answer, body) {
     this.#ask(answer, body.tools ? { ...body, tool_choice: "auto" } : body);
     this.#showState();
@@ -264,7 +264,7 @@ class Chat {
     byId("said").textContent = `${shortName(answer.model)} is answering.`;
     this.#follow();
     await ask(step, asked, abort.signal);
-    abort.abort(); // where reading has failed, the server need not go on
+    abort.abort(); // if reading has failed, this stops the server
     delete answer.isLoading;
     this.#running.delete(answer);
     this.#keep(conversation);
@@ -275,7 +275,7 @@ class Chat {
     this.#showState();
   }
 
-  // Draws what grows until nothing does.
+  // Draws the running answers until none is left.
   #follow() {
     this.drawing ??= setInterval(() => {
       this.#drawAnswers(this.#shown.filter(({ answer }) => this.#running.has(answer)));
@@ -295,7 +295,7 @@ class Chat {
     if (conversation.isGone || !conversation.turns.length) return;
     conversation.changedMs = Date.now();
     try {
-      if (!keep(conversation)) showProblem("This browser has no room for the pictures of this chat. They are gone when you close the page.");
+      if (!keep(conversation)) showProblem("This browser has no room for this chat's pictures. They will be lost when you close the page.");
     } catch (error) {
       showProblem(`This browser has no room for this chat (${error.name}). Delete another one.`);
     }
@@ -322,6 +322,7 @@ function arrows(kind, at, length, choose) {
   return [move("previous", "Previous", at - 1), element("span", { class: "place" }, `${at + 1}/${length}`), move("next", "Next", at + 1)];
 }
 
+drawIcons();
 const chat = new Chat();
 let timer = null;
 
@@ -341,5 +342,5 @@ async function load() {
 }
 
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : load()));
-if (location.hash === "#live") location.replace(new URL("dashboard", ROOT)); // where earlier versions had it
+if (location.hash === "#live") location.replace(new URL("dashboard", ROOT)); // the live page's address in earlier versions
 start(load, () => clearTimeout(timer));

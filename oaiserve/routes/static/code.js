@@ -6,7 +6,7 @@ const OTHER_NAMES = {
   ...{ jsx: "javascript", patch: "diff", py: "python", rs: "rust", sh: "bash", shell: "bash", console: "bash" },
   ...{ ts: "javascript", tsx: "javascript", typescript: "javascript", yml: "yaml", zsh: "bash" },
 };
-const loaded = new Map(); // a promise for each language, and what highlights it once it is there
+const loaded = new Map(); // by language: a promise, and then its highlighting function
 let core = null;
 
 async function load(language) {

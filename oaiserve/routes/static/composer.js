@@ -34,7 +34,7 @@ export class Composer {
     window.addEventListener("resize", () => this.#grow());
   }
 
-  // Lets the user write a message that begins so, in place of an earlier one if it is `isEdit`.
+  // Puts a message into the box. With `isEdit`, it replaces an earlier one when it is sent.
   write({ text, files }, isEdit = false) {
     this.box.value = text;
     this.attached.set(files);
@@ -47,7 +47,7 @@ export class Composer {
     this.isBusy = isBusy;
     const button = byId("send");
     button.dataset.state = isBusy ? "stop" : "send";
-    button.disabled = false; // as it is until this script runs
+    button.disabled = false; // the page disables it until this script runs
     button.ariaLabel = isBusy ? "Stop" : "Send";
     button.title = button.ariaLabel;
   }

@@ -5,14 +5,14 @@ import { shortName } from "./models.js";
 const PREFIX = "oaiserve-chat-";
 
 // A conversation has the `settings` of its form and `turns`. A turn has `text`, `files` (each with a `text`, or the
-// `url` of a picture), `answers`, and `round`, which of them are shown: those with this `round`. An answer has a `model` and `steps`, more than one where results
-// of tools were sent, and a step is what `ask` makes. A turn with other versions has them in `versions`: `at` is the
-// number of this one, and `tails` has the turns from there on of each other one, and null for this one.
+// `url` of a picture), `answers`, and the `round` whose answers are shown. An answer has a `model`, its `round` and
+// `steps`, more than one if tool results were sent; `ask` fills a step. A turn with other versions has `versions`: `at`
+// is the number of this one, and `tails` has the turns from here on of each other version, and null for this one.
 export function newConversation() {
   return { id: crypto.getRandomValues(new Uint32Array(4)).join("-"), title: "", changedMs: Date.now(), turns: [] };
 }
 
-// Returns all conversations, the one that was changed last first. What cannot be read is left out.
+// Returns all conversations, the last changed one first. Unreadable ones are left out.
 export function conversations() {
   const keys = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
   return keys.flatMap(read).sort((a, b) => b.changedMs - a.changedMs);
@@ -32,8 +32,8 @@ function read(key) {
   }
 }
 
-// Stores it as it is now, and returns whether it is whole: pictures are left out where the browser has no room for them.
-// Throws QuotaExceededError if it has none for the rest either.
+// Stores a conversation, and returns whether all of it fits: if not, its pictures are left out. Throws
+// QuotaExceededError if the browser has no room for the rest either.
 export function keep(conversation) {
   const key = PREFIX + conversation.id;
   try {
@@ -69,7 +69,7 @@ export function chooseVersion({ turns }, place, number) {
 }
 
 function putAside(turns, place, versions) {
-  delete turns[place].versions; // which only the turn that is shown has
+  delete turns[place].versions; // only the shown turn has them
   versions.tails[versions.at] = turns.splice(place);
 }
 
@@ -86,8 +86,8 @@ export function shownAnswers(turn) {
   return turn.answers.filter(({ round }) => round === shownRound(turn));
 }
 
-// Returns the messages up to `answer`, of the last turn, with its own steps so far. Of earlier turns it has what is
-// shown of its model, or else of another one. Calls that nobody has answered are left out.
+// Returns the messages before `answer`, which is in the last turn, and its own steps so far. From earlier turns they
+// include the shown answer of its model, or else of another one. Calls without a result are left out.
 export function messages({ settings, turns }, answer) {
   const found = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
   for (const turn of turns) {
@@ -100,7 +100,7 @@ export function messages({ settings, turns }, answer) {
   return found;
 }
 
-// Returns a conversation as Markdown, with what is shown of it.
+// Returns the shown part of a conversation as Markdown.
 export function asMarkdown({ title, turns }) {
   const parts = turns.flatMap((turn) => {
     const text = content(turn);
@@ -119,7 +119,7 @@ function said({ message: { content, reasoning, calls }, results }) {
   return [own, ...answered.map(({ id }) => ({ role: "tool", tool_call_id: id, content: results[id] }))];
 }
 
-// Returns the text of a turn, with its files as blocks of code, behind its pictures.
+// Returns the pictures of a turn, followed by its text with its files as blocks of code.
 function content({ text, files }) {
   const whole = [text, ...files.filter((file) => file.text !== undefined).map(fenced)].filter(Boolean).join("\n\n");
   const pictures = files.filter(({ url }) => url).map(({ url }) => ({ type: "image_url", image_url: { url } }));

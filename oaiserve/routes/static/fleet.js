@@ -1,5 +1,6 @@
-// Shows the replicas of a gateway, and what became of requests.
+// Shows the replicas of a gateway, and how requests ended.
 
+import { newTile } from "./charts.js";
 import { byId, element, number, percent } from "./show.js";
 
 const TILES = [
@@ -7,14 +8,10 @@ const TILES = [
   ["Answered", ({ requests: { answered, refused, cancelled, cut_off: cut, no_replica: none } }) => [number(answered), `${number(cut + none)} failed, ${number(refused)} refused, ${number(cancelled)} cancelled`]],
   ["Streams moved", ({ continued: { alike, unlike, failed } }) => [number(alike + unlike), failed ? `to another replica; ${failed} could not` : "to another replica"]],
 ];
-const tiles = TILES.map(([name, read]) => {
-  const value = element("dd", {});
-  const more = element("dd", { class: "more" });
-  return { box: element("div", {}, element("dt", {}, name), value, more), value, more, read };
-});
+const tiles = TILES.map(newTile);
 
 export function showFleet(fleet) {
-  if (byId("fleet").hidden) byId("tiles").prepend(...tiles.map(({ box }) => box));
+  if (byId("fleet").hidden) byId("tiles").prepend(...tiles.map(({ tile }) => tile));
   for (const { value, more, read } of tiles) [value.textContent, more.textContent] = read(fleet);
   byId("fleet").hidden = false;
   byId("no-addresses").hidden = fleet.replicas.every(({ address }) => address);

@@ -1,4 +1,4 @@
-// Shows admins the stored keys and what they have used, anew every few seconds while the list is open.
+// Shows admins the stored keys and their use, and updates both every few seconds while the list is open.
 
 import { byId, element, number } from "./show.js";
 import { hasKey, request } from "./sse.js";
@@ -33,7 +33,7 @@ async function look() {
   try {
     const { keys } = await (await request("admin/keys")).json();
     byId("key-rows").replaceChildren(...keys.map(row));
-    byId("key-note").textContent = "The command oaiserve keys makes, changes and revokes them. Today begins at midnight, UTC.";
+    byId("key-note").textContent = "Use the command oaiserve keys to create, change and revoke keys. Today began at midnight UTC.";
     timer = setTimeout(look, EVERY_MS);
   } catch (error) {
     byId("key-note").textContent = error.message;

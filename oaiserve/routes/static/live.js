@@ -1,11 +1,11 @@
-// Runs the live page of a server, or of a gateway: its feed, which it reads only while the page is visible.
+// Runs the live page of a server or a gateway. It reads the feed only while the page is visible.
 
 import { Charts } from "./charts.js";
 import { showCosts } from "./costs.js";
 import { showFleet } from "./fleet.js";
 import { offerKeys } from "./keys.js";
 import { showMain, start } from "./page.js";
-import { byId, element, setStatus, showProblem } from "./show.js";
+import { byId, element, phone, setStatus, showProblem } from "./show.js";
 import { events, Refused, request, ROOT } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
 import { Window } from "./window.js";
@@ -17,7 +17,7 @@ const waterfall = new Waterfall();
 let reading = null; // the AbortController of the open feed
 let isAsking = false; // for the requests of a fleet
 
-// Learns of the models, and returns the feed of the one to watch; null if it is not loaded.
+// Reads the list of models, and returns the feed of the watched one, or null if it is not loaded.
 async function openFeed(signal) {
   const processes = (await models(signal)).filter((model) => model.is_loaded !== undefined); // each of several has its own
   offer(processes);
@@ -29,7 +29,7 @@ async function openFeed(signal) {
   return feed;
 }
 
-// Returns the models: none of those behind a gateway that need a key, which its feed does not.
+// Returns the models, or none if the list needs a key: a gateway's feed may need none.
 async function models(signal) {
   try {
     return (await (await request("v1/models", { signal, isQuiet: true })).json()).data;
@@ -75,7 +75,7 @@ async function readFeed(signal) {
   }
 }
 
-// A gateway's feed is for all who see its page. Requests are for those whom the replicas show them.
+// Everyone who sees a gateway's page may read its feed, but replicas may require a key for their requests.
 async function showRequestsOfFleet(signal) {
   if (isAsking) return;
   isAsking = true;
@@ -98,7 +98,7 @@ async function follow() {
     if (byId("status").dataset.state === "live") setStatus("lost", "The server closed the feed; trying again");
   } catch (error) {
     if (error.name === "AbortError" || error.needsKey) return;
-    if (error.lacksRight) return setStatus("waiting", "This key may not watch");
+    if (error.lacksRight) return setStatus("waiting", "This key has no access to this page");
     setStatus("lost", "No connection; trying again");
     if (error instanceof Refused) {
       showProblem(error.message);
@@ -123,7 +123,6 @@ function arrange({ matches: isPhone }) {
   charts.open = !isPhone;
 }
 
-const phone = matchMedia("(max-width: 46rem)");
 phone.addEventListener("change", arrange);
 arrange(phone);
 byId("watched").addEventListener("change", ({ target }) => {
@@ -134,7 +133,7 @@ byId("watched").addEventListener("change", ({ target }) => {
 byId("enter-key").addEventListener("click", () => document.dispatchEvent(new CustomEvent("needs-key")));
 document.addEventListener("visibilitychange", () => (document.hidden ? stopReading() : follow()));
 
-if (location.hash === "#chat") location.replace(ROOT); // where earlier versions had it
+if (location.hash === "#chat") location.replace(ROOT); // the chat's address in earlier versions
 start(() => {
   stopReading();
   follow();

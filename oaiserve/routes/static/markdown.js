@@ -1,5 +1,4 @@
-// Shows Markdown that a model has written. Nobody trusts it: HTML stays text, images become links, and a link has to be
-// one of the web.
+// Shows Markdown from a model, which is untrusted: HTML stays text, images become links, and links must be http(s).
 
 import { highlight } from "./code.js";
 import { copyButton } from "./icons.js";
@@ -20,18 +19,18 @@ rules.image = (tokens, index, options, env, renderer) => {
 };
 for (const cell of ["th_open", "td_open"]) {
   rules[cell] = (tokens, index) => {
-    const isRight = tokens[index].attrGet("style") === "text-align:right"; // the page allows no styles in its text
+    const isRight = tokens[index].attrGet("style") === "text-align:right"; // the CSP allows no inline styles
     return `<${tokens[index].tag}${isRight ? ' class="number"' : ""}>`;
   };
 }
-// The page has headings of its own above these.
+// The page has its own headings above these.
 const lowered = (tag) => `h${Math.min(6, Number(tag[1]) + 2)}`;
 rules.heading_open = (tokens, index) => `<${lowered(tokens[index].tag)}>`;
 rules.heading_close = (tokens, index) => `</${lowered(tokens[index].tag)}>`;
 
-// Shows the text in `box`, with an element for each of its blocks. Blocks that are as before keep their elements, so a
-// text that grows costs little, and a selection in it stays. Returns the blocks, each with its `element` and the `lines`
-// of its source, [from, to].
+// Shows the text in `box`, with an element for each of its blocks. Unchanged blocks keep their elements, so a growing
+// text costs little, and a selection in it stays. Returns the blocks, each with its `element` and the `lines` of its
+// source, [from, to].
 export function showMarkdown(box, text) {
   const found = blocks(text);
   found.forEach((block, place) => {
@@ -57,7 +56,7 @@ function blocks(text) {
     if (depth) return;
     const own = tokens.slice(from, place + 1);
     const [first, end] = own[0].map;
-    const isFence = own[0].type === "fence"; // whose first line is no text
+    const isFence = own[0].type === "fence"; // its first line is not part of the text
     found.push({ html: markdown.renderer.render(own, markdown.options, environment), lines: [isFence ? first + 1 : first, end] });
     from = place + 1;
   });
@@ -71,7 +70,7 @@ function newBlock(html) {
     const code = pre.firstElementChild;
     const language = code.className.replace("language-", "");
     code.removeAttribute("class");
-    pre.tabIndex = 0; // wide code is scrolled, by keys as well
+    pre.tabIndex = 0; // so that keys can scroll wide code
     const box = element("div", { class: "code-box" });
     pre.replaceWith(box);
     box.append(pre, copyButton("Copy code", () => code.textContent));

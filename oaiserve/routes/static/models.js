@@ -1,13 +1,13 @@
 // The model picker: one model answers, or several next to each other.
 
-import { byId, element } from "./show.js";
+import { byId, count, element } from "./show.js";
 
-const PICKER_PX = 290; // room that the list needs at the right
+const PICKER_PX = 290; // width of the list
 
 export class Models {
-  #models = []; // those that write text
+  #models = []; // of the server, if they write text
 
-  // `changed()` is called when others are chosen, or are known.
+  // `changed()` is called when the choice or the list of models changes.
   constructor(changed) {
     this.changed = changed;
     byId("model-list").addEventListener("change", ({ target }) => {
@@ -54,7 +54,7 @@ export class Models {
     this.#boxes.find(({ value }) => value === focused)?.focus();
   }
 
-  // Chooses models by their ids, or the first one if there are none of these. Before any are known, it does so later.
+  // Chooses models by their ids, or the first model if the server has none of these. Waits for the list of models.
   choose(ids) {
     this.wanted = ids;
     const found = this.#boxes.filter(({ value }) => ids.includes(value));
@@ -70,7 +70,7 @@ export class Models {
     return this.#boxes.filter(({ checked }) => checked).map(({ value }) => value);
   }
 
-  // Returns what the server says of the chosen models.
+  // Returns the chosen models as the server lists them.
   get all() {
     const chosen = this.chosen();
     return this.#models.filter(({ id }) => chosen.includes(id));
@@ -95,12 +95,12 @@ export class Models {
 
 const QUANTIZED = /[-._](I?Q\d\w*|BF16|F16|F32)\.gguf$/i; // the end of a GGUF file's name
 
-// Returns how the weights are stored, as the name of their file says.
+// Returns the number format of the weights in the name of their file.
 function quantization({ root }) {
   return root?.match(QUANTIZED)?.[1].toUpperCase() ?? "";
 }
 
-// Returns a model's name without its folder, for a model may be called as its file is.
+// Returns a model's name without a folder and a file's ending, because some models are named by their file.
 export function shortName(id) {
   return id.split("/").at(-1).replace(QUANTIZED, "").replace(/\.gguf$/i, "");
 }
@@ -110,7 +110,7 @@ function short(model) {
 }
 
 function details(model) {
-  const context = model.max_model_len ? `${model.max_model_len.toLocaleString("en")} tokens of context` : "";
+  const context = model.max_model_len ? `${count(model.max_model_len)} tokens of context` : "";
   const adapter = model.parent ? `adapter of ${model.parent}` : "";
   const reads = (model.input_modalities ?? []).filter((kind) => kind !== "text").map((kind) => `reads ${kind}s`);
   return [quantization(model), context, adapter, ...reads, model.is_loaded === false ? "not loaded" : ""].filter(Boolean).join(" · ");

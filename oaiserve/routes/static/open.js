@@ -1,21 +1,21 @@
-// Shows open requests: how far the prompt is, what was promised, and what it looks like now.
+// Shows open requests: their progress, their forecasts, and the current estimates.
 
 import { count, duration, element, words } from "./show.js";
 
-// Returns what an open request does at the moment, in a few words.
+// Returns the progress of an open request in a few words.
 export function progressOf({ phase, prompt_tokens: prompt, computed_prompt_tokens: computed, completion_tokens: written }) {
   if (phase === "prefill" && prompt) return `${count(computed)} of ${count(prompt)} read`;
   if (phase === "decode") return `${count(written)} ${written === 1 ? "token" : "tokens"} so far`;
-  return { queue: "waiting in the queue", receive: "being received", respond: "last bytes" }[phase] ?? words(phase);
+  return { queue: "waiting in the queue", receive: "receiving the request", respond: "sending the end" }[phase] ?? words(phase);
 }
 
-// Returns how much of the prompt is done, from 0 to 1.
+// Returns the computed share of the prompt, from 0 to 1.
 export function promptShare({ prompt_tokens: prompt, computed_prompt_tokens: computed }) {
   return prompt ? computed / prompt : 0;
 }
 
-// Returns a bar that fills against the forecast: the promised interval of the end is shaded, and the line in it is the
-// median. Without a forecast, it fills as the prompt is computed, and is full from the first token on.
+// Returns a bar of the elapsed time against the forecast: the promised interval of the end is shaded, with a line at
+// its median. Without a forecast, the bar fills as the prompt is computed, and is full from the first token on.
 export function openBar(entry) {
   const { forecast, elapsed_ns: elapsed } = entry;
   const track = element("span", { class: "track", "aria-hidden": "true" });

@@ -1,4 +1,4 @@
-// What each page does: it asks for an API key where the server requires one, and hides links that lead nowhere.
+// The parts that all pages share: the card that asks for an API key, and links that are hidden where they lead nowhere.
 
 import { byId, element, setStatus, showProblem } from "./show.js";
 import { hasKey, keepKey, request } from "./sse.js";
@@ -27,25 +27,26 @@ export async function start(load, stop = () => {}) {
   if (!(await isMissingKey())) load();
 }
 
-// Shows the page once a request has been answered, so that the key is right or there is none.
+// Shows the page after the first answer, which proves that the key is right or that none is needed.
 export function showMain() {
   byId("key-form").hidden = true;
   byId("main").hidden = false;
 }
 
-// Asks for the key before any request would be refused for want of one.
+// Asks for the key before a request is refused because it has none. Returns whether it has asked.
 async function isMissingKey() {
-  const asked = request("", { headers: { accept: "application/json" } });
-  const about = await asked.then((response) => response.json()).catch(() => ({})); // `load` reports a lost connection
-  for (const link of document.querySelectorAll("[data-shows-requests]")) link.hidden = about.links?.page === undefined;
-  const isMissing = about.needs_key === true && !hasKey();
+  const root = request("", { headers: { accept: "application/json" } });
+  const about = await root.then((response) => response.json()).catch(() => null); // `load` reports a lost connection
+  if (!about) return false;
+  for (const link of document.querySelectorAll("[data-shows-requests]")) link.hidden = about.links.page === undefined;
+  const isMissing = about.needs_key && !hasKey();
   if (isMissing) document.dispatchEvent(new CustomEvent("needs-key"));
   return isMissing;
 }
 
 function keyForm() {
   const [flag, command] = ["--api-key", "oaiserve keys add NAME"].map((text) => element("code", {}, text));
-  const where = ["It is the key that the server was started with (", flag, "), or one that ", command, " has made. If you don't run the server, ask the person who does."];
+  const where = ["Enter a key that the server was started with (", flag, "), or one that was created with ", command, ". If you don't run this server, ask its operator."];
   const form = element(
     "form",
     { id: "key-form", class: "card key-card", hidden: "" },

@@ -1,15 +1,16 @@
-// Shows the request that the address names: its account, or as long as it is open, how far it is.
+// Shows the request that the address names: its account, or its progress while it is open.
 
 import { account } from "./account.js";
+import { copyOnClick } from "./copy.js";
 import { openBar, progressOf, promptShare } from "./open.js";
 import { showMain, start } from "./page.js";
-import { byId, count, duration, element, indented, setStatus, showProblem, words } from "./show.js";
-import { request } from "./sse.js";
+import { byId, count, duration, element, facts, indented, setStatus, showProblem, words } from "./show.js";
+import { Refused, request } from "./sse.js";
 
 const EVERY_MS = 1000; // while it is open
-const MOST_GAPS = 5; // looks without it, between its end and the writing of its account
-const COPIED_MS = 2000;
-const path = location.pathname.split("/").at(-1); // encoded, as it is needed again
+const RETRY_MS = 2000;
+const MOST_GAPS = 5; // attempts between the end of the request and the writing of its account
+const path = location.pathname.split("/").at(-1); // still encoded
 const id = decodeURIComponent(path);
 let json = "";
 let wasOpen = false;
@@ -20,11 +21,15 @@ async function load() {
     json = await (await request(`debug/requests/${path}`, { headers: { accept: "application/json" } })).text();
   } catch (error) {
     if (error.needsKey) return;
+    if (!(error instanceof Refused)) {
+      setStatus("lost", "No connection; trying again");
+      setTimeout(load, RETRY_MS);
+      return;
+    }
     if (wasOpen && gaps++ < MOST_GAPS) return setTimeout(load, EVERY_MS);
-    if (error.param === undefined) setStatus("lost", "No connection");
-    else setStatus("live", "Connected");
+    setStatus("live", "Connected");
     showMain();
-    byId("account").replaceChildren(...missing(error.message));
+    byId("account").replaceChildren(missing(error));
     return;
   }
   const entry = JSON.parse(json);
@@ -43,21 +48,20 @@ function subtitle({ received_unix_ns: receivedNs, route, model, client, replica 
   return [when, route, model, ...(client ? [`key “${client}”`] : []), ...(replica ? [`replica ${replica}`] : [])].join(" · ");
 }
 
-function missing(message) {
-  return [
-    element("div", { class: "card" }, element("p", {}, message), element("p", {}, "Another server, or replica, may have it. So may the log, under the same id.")),
-  ];
+function missing({ message, lacksRight }) {
+  const advice = lacksRight ? [] : [element("p", {}, "It may be on another server or replica, or in the log under the same id.")];
+  return element("div", { class: "card" }, element("p", {}, message), ...advice);
 }
 
-// Returns an open request: its phase, how much of the prompt is done, and what it was promised.
+// Returns the phase, the progress and the forecast of an open request.
 function soFar(entry) {
   const { phase, phases, elapsed_ns: elapsed, forecast, end_now_ns: end, prompt_tokens: prompt, cached_tokens: cached } = entry;
   const bar = element("progress", { max: "1", value: String(promptShare(entry)), "aria-label": "Prompt" });
-  const facts = [
+  const pairs = [
     ["Elapsed", duration(elapsed / 1e9)],
     ["Prompt", prompt ? `${count(prompt)} tokens, ${count(cached)} of them from the cache` : "not tokenized yet"],
     ...(forecast.is_calibrated ? [["Forecast", `ends after ${duration(forecast.end_low_ns / 1e9)} to ${duration(forecast.end_high_ns / 1e9)}`]] : []),
-    ...(end ? [["As it looks now", `ends after ${duration(end / 1e9)}`]] : []),
+    ...(end ? [["Current estimate", `ends after ${duration(end / 1e9)}`]] : []),
     ...phases.map(({ name, duration_ns: ns }) => [words(name), duration(ns / 1e9)]),
   ];
   return [
@@ -65,25 +69,22 @@ function soFar(entry) {
       element("p", {}, element("strong", {}, phase === "queue" ? "Waiting" : "Running"), ` · ${phase === "prefill" ? "prompt tokens: " : ""}${progressOf(entry)}`),
       ...(phase === "prefill" ? [bar] : []),
       ...(forecast.is_calibrated ? [openBar(entry)] : []),
-      element("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])),
+      facts(pairs),
     ),
   ];
 }
 
-async function copy(button, text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    byId("said").textContent = "Copied";
-  } catch {
-    byId("said").textContent = "The browser did not allow copying";
-  }
-  const before = button.textContent;
-  button.textContent = byId("said").textContent === "Copied" ? "Copied" : "Not allowed";
-  setTimeout(() => (button.textContent = before), COPIED_MS);
+function offerCopy(button, text) {
+  const label = button.textContent;
+  const show = (result) => {
+    button.textContent = result ?? label;
+    byId("said").textContent = result ?? "";
+  };
+  copyOnClick(button, text, show);
 }
 
 byId("title").textContent = id;
 document.title = `${id} · oaiserve`;
-byId("copy-id").addEventListener("click", ({ target }) => copy(target, id));
-byId("copy-json").addEventListener("click", ({ target }) => copy(target, indented(json)));
+offerCopy(byId("copy-id"), () => id);
+offerCopy(byId("copy-json"), () => indented(json));
 start(load);

@@ -1,4 +1,4 @@
-// Lists the last requests, by filters that the address carries, anew every two seconds while the page is visible.
+// Lists the last requests that pass the filters in the address, and updates the list while the page is visible.
 
 import { showMain, start } from "./page.js";
 import { byId, element, setStatus, showProblem } from "./show.js";
@@ -8,12 +8,12 @@ import { Waterfall } from "./waterfall.js";
 const EVERY_MS = 2000;
 const MOST_REQUESTS = 100;
 const FILTERS = ["id", "outcome", "slow", "model", "client", "route"];
-const NO_KEY = "without a key"; // in the box of clients, whose names have no spaces
+const NO_KEY = "without a key"; // a choice among clients, whose names have no spaces
 const waterfall = new Waterfall();
 const form = byId("filters");
 const box = (name) => form.elements.namedItem(name);
 let timer = null;
-let asked = 0; // questions so far: an answer to an earlier one than the last is too late
+let numLoads = 0; // an answer to an earlier load than the last comes too late
 
 // The address has each filter by its name, and `failed` for all that were not served.
 function readAddress() {
@@ -50,17 +50,17 @@ function filters() {
 
 async function load() {
   clearTimeout(timer);
-  const mine = ++asked;
+  const mine = ++numLoads;
   const query = filters();
   try {
     const found = await (await request(`debug/requests?${[query, "form=row", `limit=${MOST_REQUESTS}`].filter(String).join("&")}`)).json();
-    if (mine !== asked) return;
+    if (mine !== numLoads) return;
     showMain();
     showProblem("");
     setStatus("live", "Connected");
     show(found, query);
   } catch (error) {
-    if (error.needsKey || mine !== asked) return;
+    if (error.needsKey || mine !== numLoads) return;
     if (error.lacksRight) return showProblem(error.message);
     setStatus("lost", "No connection; trying again");
     if (error instanceof Refused) showProblem(error.message);
@@ -88,7 +88,7 @@ function changed() {
 }
 
 form.addEventListener("input", changed);
-form.addEventListener("reset", () => setTimeout(changed)); // when the boxes have been emptied
+form.addEventListener("reset", () => setTimeout(changed)); // once the browser has emptied the boxes
 form.addEventListener("submit", (event) => event.preventDefault());
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : load()));
 readAddress();

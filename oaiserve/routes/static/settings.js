@@ -3,7 +3,7 @@
 
 import { byId, element } from "./show.js";
 
-const STORED = "oaiserve-settings"; // what was set last, for the next visit
+const STORED = "oaiserve-settings"; // holds the last settings for the next visit
 const NUMBERS = [
   ...["temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"],
   ...["seed", "max_completion_tokens"],
@@ -27,7 +27,7 @@ export class Settings {
     this.set(JSON.parse(localStorage.getItem(STORED) ?? "{}"));
   }
 
-  // Shows what holds where a field is empty.
+  // Shows the defaults in empty fields.
   offerDefaults(models) {
     const own = models.length === 1 ? (models[0].default_sampling ?? {}) : {};
     for (const field of this.#fields) {
@@ -48,11 +48,11 @@ export class Settings {
       else field.value = value;
     }
     this.#show();
-    byId("tool_choice").value = values.tool_choice ?? byId("tool_choice").value; // a name that is offered only now
+    byId("tool_choice").value = values.tool_choice ?? byId("tool_choice").value; // the option may exist only now
   }
 
-  // Returns the fields of a request, but for model and messages. If a box has something wrong, it returns null, and the
-  // box gets the focus.
+  // Returns the fields of a request except model and messages. If a box is invalid, it gets the focus, and the result
+  // is null.
   body() {
     const value = this.value();
     const wrong = this.#fields.find((field) => !field.validity.valid);
@@ -104,7 +104,7 @@ export class Settings {
     const before = choice.value;
     byId("named-tools").replaceChildren(...named.map(([name, value]) => element("option", { value }, name)));
     choice.value = before;
-    if (choice.selectedIndex < 0) choice.selectedIndex = 0; // that tool is gone
+    if (choice.selectedIndex < 0) choice.selectedIndex = 0; // the chosen tool is gone
   }
 }
 
@@ -115,7 +115,7 @@ export function shortly({ kind, max_completion_tokens: most, reasoning_effort: e
   return [...numbers, ...others, { schema: "JSON Schema", tools: "tools" }[kind] ?? ""].filter(Boolean).join(", ");
 }
 
-// A text box for JSON, with a place below it for what is wrong.
+// A text box for JSON, with a place for an error below it.
 class JsonBox {
   constructor(id, fits, wanted) {
     this.box = byId(id);
@@ -123,24 +123,24 @@ class JsonBox {
     this.fits = fits;
     this.wanted = wanted;
     this.box.addEventListener("change", () => this.read());
-    this.box.addEventListener("input", () => this.#tell(""));
+    this.box.addEventListener("input", () => this.#report(""));
   }
 
-  // Returns the value, or null if it is not right, which the user is told.
+  // Returns the value. If it is wrong, shows an error and returns null.
   read() {
     let value = null;
     try {
       value = JSON.parse(this.box.value);
     } catch (error) {
-      this.#tell(`This is not JSON: ${error.message}.`);
+      this.#report(`This is not JSON: ${error.message}.`);
       return null;
     }
     const fits = this.fits(value);
-    this.#tell(fits ? "" : this.wanted);
+    this.#report(fits ? "" : this.wanted);
     return fits ? value : null;
   }
 
-  #tell(problem) {
+  #report(problem) {
     this.problem.textContent = problem;
     this.box.setAttribute("aria-invalid", String(problem !== ""));
   }

@@ -29,7 +29,7 @@ export function offerShortcuts({ page, sidebar }) {
   document.addEventListener("keydown", (event) => {
     if (help.open) return;
     if (event.key === "Escape") {
-      if (byId("picker").matches(":popover-open")) return; // which Escape closes
+      if (byId("picker").matches(":popover-open")) return; // Escape closes it
       if (!sidebar.hideDrawer() && !page.stop() && !byId("settings").hidden) toggleSettings(false);
     }
     if (!(event.ctrlKey || event.metaKey) || event.altKey) return;

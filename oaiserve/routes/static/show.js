@@ -2,6 +2,8 @@
 
 export const PHASES = ["receive", "tokenize_wait", "tokenize", "encode_media", "queue", "prefill", "decode", "respond"];
 
+export const phone = matchMedia("(max-width: 46rem)"); // as in the style sheets
+
 export const byId = (id) => document.getElementById(id);
 
 export function showProblem(problem) {
@@ -26,6 +28,11 @@ export function element(tag, attributes = {}, ...children) {
   }
   made.append(...children);
   return made;
+}
+
+// Returns a list of names, each with its value.
+export function facts(pairs) {
+  return element("dl", { class: "facts" }, ...pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
 export function words(name) {
@@ -60,9 +67,9 @@ export function clock(unixMs) {
   return new Date(unixMs).toLocaleTimeString([], { hour12: false });
 }
 
-// Returns [name, start, end, ...shares] in ms of each phase, from lists of a name, nanoseconds, and where the causes are
-// known, what it would have taken alone and that with its neighbours. Nanoseconds are added up before they become ms: a
-// sum of rounded numbers could lie after the end of the request, and thus behind the cut after it.
+// Returns [name, start, end, ...shares] in ms of each phase, from lists of a name, its nanoseconds, and if its causes
+// are known, its time alone and that with its neighbours. Nanoseconds are added up before they become ms: a sum of
+// rounded numbers could lie after the end of the request, and thus after the cut that follows it.
 export function phaseSpans(startMs, phases) {
   let ns = 0;
   return phases.map(([name, phaseNs, ...parts]) => {
@@ -99,11 +106,6 @@ export function placeBar(track, phases, axis) {
 export function tick(ms) {
   const [value, unit] = ms >= 1000 ? [ms / 1000, "s"] : ms >= 1 ? [ms, "ms"] : [ms * 1000, "µs"];
   return `+${Number(value.toPrecision(6))} ${unit}`;
-}
-
-export function phaseCells(name, ns, ...more) {
-  const label = element("td", {}, element("i", { class: `phase-${name}` }), words(name));
-  return element("tr", {}, label, element("td", { class: "number" }, duration(ns / 1e9)), ...more);
 }
 
 const JSON_TOKENS = /"(?:[^"\\]|\\.)*"|\{\s*\}|\[\s*\]|[{}[\],:]|[^\s{}[\],:"]+/g;

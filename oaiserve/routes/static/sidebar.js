@@ -2,11 +2,10 @@
 
 import { asMarkdown, conversations, forget, keep } from "./conversations.js";
 import { iconButton } from "./icons.js";
-import { byId, element } from "./show.js";
+import { byId, element, phone } from "./show.js";
 
 const DAY_MS = 86_400_000;
 const UNDO_MS = 8000;
-const isPhone = matchMedia("(max-width: 46rem)");
 
 export class Sidebar {
   // `page` has the `open` conversation, and `show(conversation)` and `drop()`.
@@ -16,24 +15,24 @@ export class Sidebar {
     byId("show-sidebar").addEventListener("click", () => this.toggle(true));
     byId("hide-sidebar").addEventListener("click", () => this.toggle(false));
     byId("shade").addEventListener("click", () => this.toggle(false));
-    isPhone.addEventListener("change", () => this.toggle(!isPhone.matches));
-    this.toggle(!isPhone.matches);
+    phone.addEventListener("change", () => this.toggle(!phone.matches));
+    this.toggle(!phone.matches);
   }
 
   toggle(isOpen) {
     const hadFocus = byId("sidebar").contains(document.activeElement);
     byId("sidebar").hidden = !isOpen;
-    byId("show-sidebar").hidden = isOpen && !isPhone.matches;
+    byId("show-sidebar").hidden = isOpen && !phone.matches;
     byId("show-sidebar").setAttribute("aria-expanded", String(isOpen));
-    byId("shade").hidden = !isOpen || !isPhone.matches;
-    byId("chat").inert = isOpen && isPhone.matches;
-    if (isOpen && isPhone.matches) byId("hide-sidebar").focus();
+    byId("shade").hidden = !isOpen || !phone.matches;
+    byId("chat").inert = isOpen && phone.matches;
+    if (isOpen && phone.matches) byId("hide-sidebar").focus();
     else if (hadFocus) byId("show-sidebar").focus();
   }
 
   // Hides the drawer of a phone, and returns whether it was open.
   hideDrawer() {
-    const isDrawer = isPhone.matches && !byId("sidebar").hidden;
+    const isDrawer = phone.matches && !byId("sidebar").hidden;
     if (isDrawer) this.toggle(false);
     return isDrawer;
   }
@@ -43,7 +42,7 @@ export class Sidebar {
     const found = conversations().filter((conversation) => !wanted || textOf(conversation).includes(wanted));
     const days = Map.groupBy(found, ({ changedMs }) => dayOf(changedMs));
     const lists = [...days].map(([day, ones]) => [element("h2", {}, day), element("ul", {}, ...ones.map((one) => this.#item(one)))]);
-    const none = element("p", { class: "note" }, wanted ? "No chat has this text." : "Your chats will be here.");
+    const none = element("p", { class: "note" }, wanted ? "No chats match." : "Your chats appear here.");
     byId("conversation-list").replaceChildren(...(found.length ? lists.flat() : [none]));
   }
 

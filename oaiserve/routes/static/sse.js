@@ -2,8 +2,10 @@
 // EventSource cannot send a key.
 
 const KEY = "oaiserve-api-key";
-// The URL under which the server's routes begin. Behind a proxy it may have a path prefix.
+// The URL of the server's root. Behind a proxy, it may have a path prefix.
 export const ROOT = new URL("../../", import.meta.url);
+
+export const pageOf = (requestId) => new URL(`requests/${encodeURIComponent(requestId)}`, ROOT).href;
 
 // The error that the server sent instead of an answer.
 export class Refused extends Error {
@@ -28,13 +30,23 @@ export function keepKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-// Sends a request to a relative path such as "v1/models". It rejects with Refused or with fetch's errors. If the key is
-// missing or wrong, the document also gets the event `needs-key`, whichever part of the page sent the request, unless
-// it `isQuiet`.
+// Replaces the error of a network failure, because browsers' messages say little. Aborts stay as they are.
+function worded(promise, message) {
+  return promise.catch((error) => {
+    throw error.name === "AbortError" ? error : new Error(message, { cause: error });
+  });
+}
+
+export const reach = (url, options) => worded(fetch(url, options), "The server cannot be reached.");
+export const readNext = (reader) => worded(reader.read(), "The connection to the server was lost.");
+
+// Sends a request to a relative path such as "v1/models". Throws Refused, or what `reach` throws. If the key is missing
+// or wrong, the document also gets the event `needs-key`, whichever part of the page sent the request, unless it
+// `isQuiet`.
 export async function request(path, { isQuiet = false, ...options } = {}) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
-  const response = await fetch(new URL(path, ROOT), { ...options, headers });
+  const response = await reach(new URL(path, ROOT), { ...options, headers });
   if (response.ok) return response;
   const { error } = await response.json().catch(() => ({}));
   const refused = new Refused(error?.message ?? `The server answered with status ${response.status}.`, error?.param, response);
@@ -43,13 +55,13 @@ export async function request(path, { isQuiet = false, ...options } = {}) {
 }
 
 // Yields the events of a response as {event, data}, where data is text, and calls `hear` with the text of each comment.
-// A block of comments alone is no event. Whoever stops reading ends the request, so that the server does not go on.
+// A block of comments alone is no event. A caller that stops reading ends the request, so the server stops, too.
 export async function* events(response, hear = () => {}) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
   try {
     while (true) {
-      const { done, value } = await reader.read();
+      const { done, value } = await readNext(reader);
       if (done) return;
       buffer += value;
       const blocks = buffer.split("\n\n");

@@ -1,11 +1,11 @@
-// Shows what is under the pointer, or has the focus, in a box beside it: of each bar its phases and their times.
+// Shows a box with details next to the element under the pointer or with the focus.
 
 import { byId, element } from "./show.js";
 
 const GAP = 12; // pixels between the pointer and the box
 
-// Has each element in `list` that matches `selector` show the nodes that `describe` makes of it. Screen readers have the
-// same in the page of the request.
+// Shows the nodes that `describe` returns for an element in `list` that matches `selector`. They are hidden from screen
+// readers, which find the same on the page of the request.
 export function showTips(list, selector, describe) {
   const box = byId("tip") ?? document.body.appendChild(element("div", { id: "tip", class: "card", "aria-hidden": "true", hidden: "" }));
   const hide = () => (box.hidden = true);

@@ -1,14 +1,14 @@
-// Shades the tokens of an answer by what each cost or how sure the model was, and finds where two answers differ.
+// Shades the tokens of an answer by their time or their probability, and finds where two answers differ.
 
 import { duration, element, percent } from "./show.js";
 
-// A step that a token is above gives its shade, from the usual to the most unusual: of its time in relation to the
-// usual one, and of the probability that it had.
+// The number of bounds below a token's value gives its shade. The value is its time divided by the usual time, or 1
+// minus its probability.
 export const VIEWS = {
   cost: { bounds: [1.25, 1.75, 2.5, 5], says: ["usual time", "over 1.25 times", "over 1.75", "over 2.5", "over 5 times"] },
   certainty: { bounds: [0.1, 0.3, 0.5, 0.75], says: ["90 % sure or more", "70 to 90 %", "50 to 70 %", "25 to 50 %", "less"] },
 };
-const FARTHEST = 120; // characters of Markdown's own between two that are shown
+const FARTHEST = 120; // most characters of Markdown syntax between two shown characters
 
 export function legend(view) {
   const { says } = VIEWS[view];
@@ -16,7 +16,7 @@ export function legend(view) {
 }
 
 // Shades the text of elements, given as pairs of an element and the place of its source in the tokens' text,
-// [from, to]. What is shown is what the source has, but for the marks of Markdown. The token at `partsAt` is framed.
+// [from, to]. The shown text is the source without the marks of Markdown. The token at `partsAt` is framed.
 export function shadeTokens(step, view, pairs, partsAt) {
   const marks = marksOf(step, view, partsAt);
   const source = step.tokens.map(([text]) => text).join("");
@@ -37,7 +37,7 @@ export function shadeTokens(step, view, pairs, partsAt) {
   }
 }
 
-// Returns where a shown character is in the source from `at` on, or -1. White space may be shown that no source has.
+// Returns the place of a shown character in the source from `at` on, or -1. Some shown white space has no source.
 function place(source, character, at, to) {
   if (/\s/.test(character)) return /\s/.test(source[at] ?? "") ? at : -1;
   const found = source.slice(at, Math.min(to, at + FARTHEST)).indexOf(character);
@@ -60,7 +60,7 @@ function marksOf(step, view, partsAt) {
   let at = 0;
   return step.tokens.map(([text, event, logprob]) => {
     const probability = logprob === null ? null : Math.exp(logprob);
-    const isFirst = event === 0; // whose time is that of the prompt
+    const isFirst = event === 0; // its time includes the prompt's
     const value = view === "cost" ? (isFirst ? 0 : gaps[event] / usual) : 1 - (probability ?? 1);
     const others = numTokens[event] - 1;
     const time = `${duration(gaps[event] / 1e3)}${isFirst ? " to the first token" : ""}`;

@@ -1,4 +1,4 @@
-// Shows requests, one row each: the open ones first, and then the last ones that ended, in one of two views.
+// Shows requests, one row each: first the open ones, then the last ended ones, in one of two views.
 //
 // One view has a common time axis, which shows the requests that ran at the same time. The time of the row that is
 // pointed at, or has the focus, is marked on all rows. In the other view all bars begin at zero, the longest first.
@@ -6,7 +6,7 @@
 import { Axis } from "./axis.js";
 import { openParts } from "./open.js";
 import { byId, clock, count, duration, element, PHASES, phaseSpans, placeBar, words } from "./show.js";
-import { ROOT } from "./sse.js";
+import { pageOf } from "./sse.js";
 import { showTips } from "./tip.js";
 
 const MS = 1e-6; // from nanoseconds
@@ -92,8 +92,9 @@ export class Waterfall {
 
   // Rows stay the same elements, so that a row with the focus keeps it.
   #arrange(shown) {
-    for (const [key, row] of this.rows) {
-      if (!shown.has(key) && !row.contains(document.activeElement)) row.remove();
+    const kept = new Set(shown.values());
+    for (const row of [...this.list.children]) {
+      if (!kept.has(row) && !row.contains(document.activeElement)) row.remove();
     }
     let before = null;
     for (const row of [...shown.values()].reverse()) {
@@ -114,12 +115,12 @@ export class Waterfall {
   }
 }
 
-// Returns a row: a link to the page of its request. `parts` are what differs between ended and open requests.
+// Returns a row, which links to the page of its request. Its parts in braces differ between ended and open requests.
 function rowOf(entry, { outcome, tokens, track, time }) {
   const { request_id: id, received_unix_ns: receivedNs, model, client, route } = entry;
   return element(
     "a",
-    { class: "row", "data-request": id, href: new URL(`requests/${encodeURIComponent(id)}`, ROOT).href },
+    { class: "row", "data-request": id, href: pageOf(id) },
     element("span", { class: "quiet" }, clock(receivedNs / 1e6)),
     element("span", { class: "route", title: id }, route.replace(/^\/(v1\/)?/, "")),
     element("span", { class: "quiet model", title: model }, model),

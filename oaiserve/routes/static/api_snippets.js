@@ -1,11 +1,9 @@
-// What is sent to a route: snippets for several languages, and a form that sends it from the page.
+// Writes snippets that send a request to a route, in several languages.
 
-import { folded, resolved, typeOf } from "./api_schema.js";
-import { duration, element, indented } from "./show.js";
+import { resolved } from "./api_schema.js";
 import { key, ROOT } from "./sse.js";
 
 export const ADDRESS = ROOT.href.replace(/\/$/, "");
-const MOST_CHARACTERS = 200_000; // of an answer that is shown
 const MOST_INLINE = 80; // characters of a value in one line
 
 // What OpenAI's SDKs call a route. Python and JavaScript have the same names, but for their case.
@@ -66,7 +64,7 @@ export function exampleBody(route, model) {
 
 const pathNames = (path) => [...path.matchAll(/\{(\w+)\}/g)].map(([, name]) => name);
 const placeholder = (name, model) => (name === "model_id" ? model : name.toUpperCase());
-const filled = (path, valueOf) => path.replaceAll(/\{(\w+)\}/g, (_, name) => encodeURIComponent(valueOf(name)).replaceAll("%2F", "/"));
+export const filled = (path, valueOf) => path.replaceAll(/\{(\w+)\}/g, (_, name) => encodeURIComponent(valueOf(name)).replaceAll("%2F", "/"));
 
 // Returns the snippets of a route by their language. Each is a function that writes it with a key.
 export function snippets(route, model) {
@@ -130,7 +128,7 @@ function python(route, model, key, provider, call) {
     ...(call === "files.create" ? ["from pathlib import Path", ""] : []),
     `from ${provider.toLowerCase()} import ${provider}`,
     "",
-    `client = ${provider}(base_url="${base(provider)}", api_key="${key ?? "none"}")`,
+    `client = ${provider}(base_url="${base(provider)}", api_key=${JSON.stringify(key ?? "none")})`,
     `answer = client.${call}(${isShort ? args.join(", ") : `\n    ${args.join(",\n    ")},\n`})`,
     `print(answer${PRINTED[call] ?? ""})`,
   ].join("\n");
@@ -149,124 +147,10 @@ function javascript(route, model, key, provider, call) {
     ...(call === "files.create" ? ['import fs from "node:fs";'] : []),
     `import ${provider} from "${provider === "OpenAI" ? "openai" : "@anthropic-ai/sdk"}";`,
     "",
-    `const client = new ${provider}({ baseURL: "${base(provider)}", apiKey: "${key ?? "none"}" });`,
+    `const client = new ${provider}({ baseURL: "${base(provider)}", apiKey: ${JSON.stringify(key ?? "none")} });`,
     `const answer = await client.${camel}(${args.join(", ")});`,
     `console.log(${printed});`,
   ].join("\n");
 }
 
 const base = (provider) => (provider === "OpenAI" ? `${ADDRESS}/v1` : ADDRESS);
-
-// Returns a form that sends a request to the route, and shows what comes as it comes.
-export function tryForm(route, model) {
-  const { method, path, operation } = route;
-  const body = exampleBody(route, model);
-  const form = media(route, "multipart/form-data");
-  const streams = body && "text/event-stream" in operation.responses[200].content;
-  const inputs = element("div", { class: "inputs" });
-  const fields = { path: {}, query: {}, form: {} };
-  for (const { name, in: where, schema, description = "" } of operation.parameters ?? []) {
-    const value = where === "path" && name === "model_id" ? model : "";
-    fields[where][name] = field(inputs, name, schema, description, { value, ...(where === "path" ? { required: "" } : {}) });
-  }
-  for (const [name, schema] of Object.entries(form?.schema.properties ?? {})) {
-    fields.form[name] = field(inputs, name, schema, schema.description, { required: "" });
-  }
-  const text = element("textarea", { class: "code", rows: String(JSON.stringify(body, null, 2)?.split("\n").length + 1), spellcheck: "false", "aria-label": "Body, as JSON" });
-  text.value = body ? JSON.stringify(body, null, 2) : "";
-  const stream = element("input", { type: "checkbox", ...(streams ? { checked: "" } : {}) });
-  const send = element("button", { type: "submit", class: "primary" }, "Send");
-  const problem = element("p", { class: "error", role: "alert" });
-  const result = element("div", { class: "result" });
-  let sending = null;
-
-  async function run() {
-    const options = { method: method.toUpperCase(), headers: {} };
-    const query = new URLSearchParams(Object.entries(fields.query).flatMap(([name, { value }]) => (value ? [[name, value]] : [])));
-    const url = new URL(filled(path.slice(1), (name) => fields.path[name].value) + (query.size ? `?${query}` : ""), ROOT);
-    if (form) {
-      options.body = new FormData();
-      for (const [name, input] of Object.entries(fields.form)) options.body.append(name, input.files?.[0] ?? input.value);
-    } else if (body) {
-      const parsed = JSON.parse(text.value);
-      options.body = JSON.stringify(streams ? { ...parsed, stream: stream.checked } : parsed);
-      options.headers["content-type"] = "application/json";
-    }
-    await show(result, url, options, (sending = new AbortController()).signal);
-  }
-
-  const shown = element(
-    "form",
-    { class: "try", "aria-label": `Try ${method.toUpperCase()} ${path}` },
-    inputs,
-    ...(body ? [text] : []),
-    element("div", { class: "row" }, send, ...(streams ? [element("label", {}, stream, " Stream")] : [])),
-    problem,
-    result,
-  );
-  shown.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    if (sending) return sending.abort();
-    problem.textContent = "";
-    text.removeAttribute("aria-invalid");
-    send.textContent = "Stop";
-    try {
-      await run();
-    } catch (error) {
-      if (error instanceof SyntaxError) text.setAttribute("aria-invalid", "true");
-      if (error.name !== "AbortError") problem.textContent = error instanceof SyntaxError ? `The body is not JSON: ${error.message}` : error.message;
-    }
-    send.textContent = "Send";
-    sending = null;
-  });
-  text.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) shown.requestSubmit();
-  });
-  return shown;
-}
-
-function field(inputs, name, schema, description, attributes) {
-  const choices = resolved(schema).enum;
-  const kind = schema.format === "binary" ? { type: "file" } : schema.type === "integer" ? { type: "number" } : { type: "text" };
-  const input = choices
-    ? element("select", {}, ...("required" in attributes ? [] : [element("option", { value: "" }, "–")]), ...choices.map((one) => element("option", {}, one)))
-    : element("input", { ...kind, ...attributes, placeholder: typeOf(schema), autocomplete: "off" });
-  inputs.append(element("label", { title: description }, name, " ", input));
-  return input;
-}
-
-// Sends the request, and shows its status, its headers and its answer. Raises what fetch raises.
-async function show(result, url, options, signal) {
-  const began = performance.now();
-  const status = element("p", { role: "status" }, "Waiting for the answer …");
-  const output = element("pre", { tabindex: "0", "aria-label": "Answer" });
-  result.replaceChildren(status);
-  const headers = { ...options.headers, ...(key() ? { authorization: `Bearer ${key()}` } : {}) };
-  const response = await fetch(url, { ...options, headers, signal });
-  const isJson = response.headers.get("content-type")?.startsWith("application/json");
-  const say = (end) => {
-    status.textContent = `${response.status} ${response.statusText} · ${end} ${duration((performance.now() - began) / 1000)}`;
-  };
-  say("headers after");
-  status.className = response.ok ? "outcome-finished" : "outcome-failed";
-  const requestId = response.headers.get("x-request-id");
-  const showsRequests = document.querySelector("[data-shows-requests]:not([hidden])") !== null;
-  if (requestId && showsRequests) result.append(element("p", {}, element("a", { href: new URL(`requests/${encodeURIComponent(requestId)}`, ROOT) }, "Where its time went")));
-  const rows = [...response.headers].flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]);
-  result.append(folded(`Headers (${rows.length / 2})`, () => [element("dl", { class: "facts" }, ...rows)]), output);
-  const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
-  try {
-    for (let part = await reader?.read(); part && !part.done; part = await reader.read()) {
-      text += part.value;
-      if (!isJson && text.length <= MOST_CHARACTERS) output.append(part.value);
-    }
-    say("ended after");
-  } catch (error) {
-    if (error.name !== "AbortError") throw error;
-    say("stopped after");
-  }
-  if (isJson) output.textContent = indented(text).slice(0, MOST_CHARACTERS);
-  if (text.length > MOST_CHARACTERS) output.append(`\n… and ${text.length - MOST_CHARACTERS} characters more`);
-  output.hidden = !text;
-}

@@ -1,0 +1,125 @@
+// A form that sends a request to a route from the page.
+
+import { folded, resolved, typeOf } from "./api_schema.js";
+import { exampleBody, filled, media } from "./api_snippets.js";
+import { count, duration, element, facts, indented } from "./show.js";
+import { key, pageOf, reach, readNext, ROOT } from "./sse.js";
+
+const MOST_CHARACTERS = 200_000; // of an answer that is shown
+
+// Returns a form that sends a request to the route, and shows the answer as it arrives.
+export function tryForm(route, model) {
+  const { method, path, operation } = route;
+  const body = exampleBody(route, model);
+  const form = media(route, "multipart/form-data");
+  const streams = body && "text/event-stream" in operation.responses[200].content;
+  const inputs = element("div", { class: "inputs" });
+  const fields = { path: {}, query: {}, form: {} };
+  for (const { name, in: where, schema, description = "" } of operation.parameters ?? []) {
+    const value = where === "path" && name === "model_id" ? model : "";
+    fields[where][name] = field(inputs, name, schema, description, { value, ...(where === "path" ? { required: "" } : {}) });
+  }
+  for (const [name, schema] of Object.entries(form?.schema.properties ?? {})) {
+    fields.form[name] = field(inputs, name, schema, schema.description, { required: "" });
+  }
+  const text = element("textarea", { class: "code", rows: String(JSON.stringify(body, null, 2)?.split("\n").length + 1), spellcheck: "false", "aria-label": "Body, as JSON" });
+  text.value = body ? JSON.stringify(body, null, 2) : "";
+  const stream = element("input", { type: "checkbox", ...(streams ? { checked: "" } : {}) });
+  const send = element("button", { type: "submit", class: "primary" }, "Send");
+  const problem = element("p", { class: "error", role: "alert" });
+  const result = element("div", { class: "result" });
+  let sending = null;
+
+  async function run() {
+    const options = { method: method.toUpperCase(), headers: {} };
+    const query = new URLSearchParams(Object.entries(fields.query).flatMap(([name, { value }]) => (value ? [[name, value]] : [])));
+    const url = new URL(filled(path.slice(1), (name) => fields.path[name].value) + (query.size ? `?${query}` : ""), ROOT);
+    if (form) {
+      options.body = new FormData();
+      for (const [name, input] of Object.entries(fields.form)) options.body.append(name, input.files?.[0] ?? input.value);
+    } else if (body) {
+      const parsed = JSON.parse(text.value);
+      options.body = JSON.stringify(streams ? { ...parsed, stream: stream.checked } : parsed);
+      options.headers["content-type"] = "application/json";
+    }
+    sending = new AbortController();
+    await show(result, url, options, sending.signal);
+  }
+
+  const shown = element(
+    "form",
+    { class: "try", "aria-label": `Try ${method.toUpperCase()} ${path}` },
+    inputs,
+    ...(body ? [text] : []),
+    element("div", { class: "row" }, send, ...(streams ? [element("label", {}, stream, " Stream")] : [])),
+    problem,
+    result,
+  );
+  shown.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (sending) return sending.abort();
+    problem.textContent = "";
+    text.removeAttribute("aria-invalid");
+    send.textContent = "Stop";
+    try {
+      await run();
+    } catch (error) {
+      if (error instanceof SyntaxError) text.setAttribute("aria-invalid", "true");
+      if (error.name !== "AbortError") problem.textContent = error instanceof SyntaxError ? `The body is not JSON: ${error.message}` : error.message;
+    }
+    send.textContent = "Send";
+    sending = null;
+  });
+  text.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) shown.requestSubmit();
+  });
+  return shown;
+}
+
+function field(inputs, name, schema, description, attributes) {
+  const choices = resolved(schema).enum;
+  const kind = schema.format === "binary" ? { type: "file" } : schema.type === "integer" ? { type: "number" } : { type: "text" };
+  const input = choices
+    ? element("select", {}, ...("required" in attributes ? [] : [element("option", { value: "" }, "–")]), ...choices.map((one) => element("option", {}, one)))
+    : element("input", { ...kind, ...attributes, placeholder: typeOf(schema), autocomplete: "off" });
+  inputs.append(element("label", { title: description }, name, " ", input));
+  return input;
+}
+
+// Sends the request, and shows its status, its headers and its answer. Throws what `reach` throws.
+async function show(result, url, options, signal) {
+  const began = performance.now();
+  const status = element("p", { role: "status" }, "Waiting for the answer…");
+  const output = element("pre", { tabindex: "0", "aria-label": "Answer" });
+  result.replaceChildren(status);
+  const headers = { ...options.headers, ...(key() ? { authorization: `Bearer ${key()}` } : {}) };
+  const response = await reach(url, { ...options, headers, signal });
+  const isJson = response.headers.get("content-type")?.startsWith("application/json");
+  const say = (end) => {
+    status.textContent = `${response.status} ${response.statusText} · ${end} ${duration((performance.now() - began) / 1000)}`;
+  };
+  say("headers after");
+  status.className = response.ok ? "outcome-finished" : "outcome-failed";
+  const requestId = response.headers.get("x-request-id");
+  const showsRequests = document.querySelector("[data-shows-requests]:not([hidden])") !== null;
+  if (requestId && showsRequests) result.append(element("p", {}, element("a", { href: pageOf(requestId) }, "Where its time went")));
+  const fields = [...response.headers];
+  result.append(folded(`Headers (${fields.length})`, () => [facts(fields)]), output);
+  const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
+  let json = "";
+  let length = 0;
+  try {
+    for (let part = reader && (await readNext(reader)); part && !part.done; part = await readNext(reader)) {
+      length += part.value.length;
+      if (isJson) json += part.value;
+      else if (length <= MOST_CHARACTERS) output.append(part.value); // a stream may never end
+    }
+    say("ended after");
+  } catch (error) {
+    if (error.name !== "AbortError") throw error;
+    say("stopped after");
+  }
+  if (isJson) output.textContent = indented(json).slice(0, MOST_CHARACTERS);
+  if (length > MOST_CHARACTERS) output.append(`\n… and ${count(length - MOST_CHARACTERS)} more characters`);
+  output.hidden = !length;
+}
