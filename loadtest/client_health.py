@@ -18,7 +18,8 @@ LAG_PERIOD_SECONDS = 0.01
 VERDICTS = ("valid", "suspect", "invalid")  # from the best to the worst
 SHARED_ALLOWANCE = 4.0  # by which the limits of delays are higher where client and server share cores
 USUAL_ON_SHARED_CORES = "this is usual where client and server share cores"
-LATE_SENDS, LOOP_LAG = 0, 2  # the rules about delays, by their places
+LATE_SENDS = 0  # the places of the rules about delays
+LOOP_LAG = 2
 
 
 @dataclass(slots=True)

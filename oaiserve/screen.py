@@ -1,4 +1,4 @@
-"""What the terminal behind a stream can show: its width, colours, and links. Stdlib only."""
+"""The abilities of the terminal that a stream writes to: its width, colours and links. Stdlib only."""
 
 from __future__ import annotations
 

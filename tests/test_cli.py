@@ -467,7 +467,8 @@ def test_generation_config_takes_the_words_of_vllm(flags: list[str], reads_confi
 
 @pytest.mark.parametrize("value", ["{temperature = 0.2, top_k = 5}", "'temperature=0.2,top_k=5'"])
 def test_default_params_may_be_a_table_of_the_config_file(value: str, tmp_path: Path) -> None:
-    served, path = Served(), tmp_path / "config.toml"
+    served = Served()
+    path = tmp_path / "config.toml"
     path.write_text(f"port = 0\ndefault-params = {value}\n")
     assert cli.main(["serve", "demo", "--config", str(path)], served) == 0
     assert given_defaults(served.config.server.default_params) == {"temperature": 0.2, "top_k": 5}

@@ -17,7 +17,7 @@ _CELL_BORDER = re.compile(r"(?<!\\)\|")
 
 
 def faults(markdown: str, *, margin: int = MARGIN) -> Iterator[str]:
-    """Yield what is wrong with the form of a page, each with its line."""
+    """Yield the errors in the form of a page, each with its line."""
     lines = without_front_matter(markdown).split("\n")
     tokens = MARKDOWN.parse("\n".join(lines))
     tables = _lines_of("table_open", tokens)

@@ -91,7 +91,10 @@ class Simulation(LoadReplay):
         return self._fit.cost
 
     def arrivals(self) -> Iterator[tuple[float, int, Arrival]]:
-        rng, load, at, made = self._rng, self._load, 0.0, 0
+        rng = self._rng
+        load = self._load
+        at = 0.0
+        made = 0
         while made < self._number:
             rate = RATES[load] * (2 if load == "jump" and made >= self._number // 2 else 1)
             at += rng.expovariate(rate * ((4.0 if at % 30 < 5 else 0.4) if load == "bursts" else 1))

@@ -54,7 +54,7 @@ class Agent:
 
 
 def _instructions(shell: str, parameter: str, more: str = "") -> str:
-    """Return the system prompt of a tool whose model calls `shell` with the command in `parameter`."""
+    """Return the system prompt of a tool in which `shell` runs the command in `parameter`."""
     call = json.dumps({"name": shell, "arguments": {parameter: "cat > five.py <<'END'\nprint(5)\nEND"}})
     return f"""\
 You are a coding agent in the folder of the user's project. You work with shell commands: call {shell}, once per \
@@ -127,7 +127,7 @@ _OPENCODE_AGENTS = {
 }
 _OPENCODE_LEAN = f'{{\n  "agent": {json.dumps(_OPENCODE_AGENTS)},{_OPENCODE[1:]}'.replace(
     '{"limit"',
-    '{"temperature": true, "limit"',  # the model takes one
+    '{"temperature": true, "limit"',  # says that the model accepts one
 )
 
 AGENTS = {

@@ -1,4 +1,4 @@
-"""What a server says when it is ready: what it serves, how, and where, with the next thing to try."""
+"""The lines that a server prints when it is ready: its model, device and addresses, and a command to try."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def address(server: ServerOptions, port: int) -> str:
 
 
 def short_name(config: Config) -> str:
-    """Return the model's name for people: that of its file where no other was given."""
+    """Return the model's name for people: that of its file if no other was given."""
     is_path = config.model_name == config.model and Path(config.model).exists()
     return Path(config.model).name if is_path else config.model_name
 
@@ -106,7 +106,7 @@ def _places(server: ServerOptions, url: str, page: str) -> dict[str, str]:
 
 
 def engine_facts(config: Config, engine: Engine) -> dict[str, str]:
-    """Return what an engine serves, and how."""
+    """Return facts about an engine, each with its label."""
     facts = {"Model": _model(config, engine), "Runs on": _executor(config, engine)}
     if engine.pooling is None:
         facts["Sampling"] = f"{SamplingDefaults.of(config, engine.default_params)}, unless a request sets others"
@@ -126,7 +126,8 @@ def _model(config: Config, engine: Engine) -> str:
 
 
 def _executor(config: Config, engine: Engine) -> str:
-    info, features = engine.model_info, engine.features
+    info = engine.model_info
+    features = engine.features
     parts = [info["device"]]
     if info["device"] == "cpu":
         num_threads = config.engine.cpu_threads or default_threads()

@@ -64,7 +64,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def open_files(soft: int, hard: int) -> Finding:
-    """Report the limits, of which a server raises the soft one to the hard one."""
+    """Report the limits. A server raises the soft limit to the hard one."""
     if hard == resource.RLIM_INFINITY:
         return Finding("open files", "There is no limit.")
     text = f"At most {hard:,} files and connections can be open at once."

@@ -133,7 +133,7 @@ class OpenRequest:
     def computed_prompt_tokens(self) -> int:
         """Return the tokens of its prompts that need no further computation, cached ones included. Any thread may ask.
 
-        Those of the step under way count on a GPU; on a CPU, they count when it ends."""
+        The tokens of the current step count at once on a GPU, and at its end on a CPU."""
         if self.times.scheduled is None:
             return 0
         missing = [
@@ -634,7 +634,8 @@ class OpenRequests:
             self._emit_progress(opened, now_ns)
 
     def _emit_progress(self, opened: OpenRequest, now_ns: int) -> None:
-        usage, opened.progress_ns = opened.usage, now_ns
+        usage = opened.usage
+        opened.progress_ns = now_ns
         elapsed_ns = now_ns - (opened.times.scheduled or now_ns)
         tokens = usage.prompt_tokens, usage.cached_tokens, opened.computed_prompt_tokens
         done = (*tokens, elapsed_ns, replace(opened.times), opened.account.forecast)

@@ -112,8 +112,10 @@ class Results:
         is_empty = sequence.max_len == sequence.prompt_len  # with max_tokens 0, the prompt is all that is computed
         is_first = sequence.last_token_ns is None and sequence.index % opened.request.params.n == 0
         if is_first and opened.request.prefix_keys and (result.token_ids or is_empty):
-            # In which blocks do its prefixes with a key end?
-            size, hashes, length = self._scheduler.pool.block_size, sequence.hashes, sequence.prompt_len
+            # The blocks in which its prefixes with a key end.
+            size = self._scheduler.pool.block_size
+            hashes = sequence.hashes
+            length = sequence.prompt_len
             ends = [(key, min(int(share * length) // size, len(hashes))) for key, share in opened.request.prefix_keys]
             self._requests.computed_prompts.append([(key, hashes[end - 1]) for key, end in ends if end])
         if is_empty:

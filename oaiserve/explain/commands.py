@@ -38,7 +38,7 @@ def settings_in(path: Path) -> dict[str, Any]:
 
 
 def message_of(error: CycloptsError, name: str) -> str:
-    """Return a message for the user of the program `name`, which suggests what is near to an unknown name."""
+    """Return a message for the user of the program `name`. For an unknown name, it suggests the nearest known one."""
     command = " ".join([name, *(error.command_chain or ())])
     see = f"See '{command} --help'."
     if isinstance(error, MissingArgumentError) and error.argument is not None and error.keyword is None:

@@ -33,8 +33,7 @@ class Forecast:
     """The times of a request's first and last token, each as an interval that holds nine in ten, and as its median.
 
     They count from the stamp `received`. While nothing is promised, all of them are 0. The times of each interval are
-    in order, and no time of the end comes before that of the first token: an earlier one is raised, whoever makes the
-    forecast.
+    in order, and no time of the end comes before that of the first token: any earlier one is raised.
     """
 
     is_calibrated: bool = False  # enough answers were compared with their forecasts

@@ -2,7 +2,7 @@
 
 A target is the operator's own, or a multiple of what the request would have taken alone on this machine. No fixed time
 fits both a GPU and the two cores of a laptop, nor prompts of ten and of ten thousand tokens. What a request takes alone
-is learnt from undisturbed steps, so a machine that other programs keep busy misses its targets.
+is estimated from undisturbed steps, so a machine that other programs keep busy misses its targets.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import NamedTuple
 from oaiserve.facts import slos
 from oaiserve.facts.record import POOLING_OPERATIONS, Cause, Outcome, RequestRecord
 
-TIMES_ALONE = 6  # some users share a server: with four of them, each waits for up to three others
+TIMES_ALONE = 6  # a server has several users: with four of them, each waits for up to three others
 # People notice no shorter wait, and hardly read faster than five tokens a second.
 LEAST_NS: Mapping[str, int] = {"ttft": 1_000_000_000, "tpot": 200_000_000}
 
 
 class Judged(NamedTuple):
-    """One time of a request beside its target."""
+    """One time of a request, and its target."""
 
     slo: str  # ttft or tpot
     took_ns: float
@@ -33,7 +33,7 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The targets of a server. The operator has set those in `own_ns`."""
+    """The targets of a server. Those in `own_ns` are the operator's."""
 
     own_ns: Mapping[str, int] = field(default_factory=dict)
 
@@ -43,13 +43,15 @@ class Targets:
         return cls({name: round(seconds * 1e9) for name, seconds in slos.parse(text).items()})
 
     def judge(self, record: RequestRecord) -> Iterator[Judged]:
-        """Yield the times of a finished request that have a target. Background work has none, and neither has a request
-        that ended before the server had learnt what requests take alone."""
+        """Yield the times of a finished request that have a target. Background requests have none, nor do requests that
+        ended before the server could estimate their time alone."""
         if record.outcome is not Outcome.FINISHED or record.background or record.operation in POOLING_OPERATIONS:
             return
-        times, account, tokens = record.times, record.account, record.tokens_per_choice
+        times = record.times
+        account = record.account
+        tokens = record.tokens_per_choice
         ttft_ns = times.time_to_first_token_ns
-        if ttft_ns is not None:  # whoever has models loaded on demand waits for that
+        if ttft_ns is not None:  # loading a model on demand doesn't count
             ttft_ns -= record.model_load_ns
         tpot_ns = times.time_per_output_token_ns(tokens) if tokens > 1 else None
         for slo, took_ns, causes_ns, steps in (

@@ -102,7 +102,7 @@ class RequestTimes:
         return [Phase(*row) for row in zip(phases, starts, [*starts[1:], self.responded], strict=False)]
 
     def so_far(self, clock_ns: Callable[[], int] = monotonic_ns) -> list[Phase]:
-        """Return the phases of an open request up to now. Another thread may write stamps meanwhile."""
+        """Return the phases of an open request up to now. Another thread may still write stamps."""
         return replace(self).ended(clock_ns).phases()
 
     def ended(self, clock_ns: Callable[[], int] = monotonic_ns) -> RequestTimes:

@@ -1,4 +1,4 @@
-"""Reads the defaults of requests that a model's own files state. Stdlib only; whoever uses them checks the values."""
+"""Reads the defaults of requests that a model's own files state. Stdlib only. The values are not checked here."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def stated_defaults(source: ModelSource) -> dict[str, Any]:
     """Return the sampling parameters and the limits of answers that the files of a local model state.
 
     Those in the metadata of a GGUF file give way to a generation_config.json in its folder. As in vLLM, `do_sample` is
-    not read: it says how transformers' `generate` is called, and clients of a server expect to sample.
+    ignored: it is meant for transformers' `generate`, and clients of a server expect sampling.
     """
     names = ["generation_config.json"] if source.gguf_file is not None else ["generation_config.json", "config.json"]
     paths = [path for name in names if (path := source.folder / name).is_file()]
     try:
         settings = json.loads(paths[0].read_text(encoding="utf-8")) if paths else {}
-    except (OSError, ValueError):  # the load says what is wrong
+    except (OSError, ValueError):  # loading the model reports the error
         settings = {}
     settings = settings if isinstance(settings, dict) else {}
     stated = {name: settings[name] for name in SAMPLING if settings.get(name) is not None}
@@ -39,7 +39,7 @@ def stated_defaults(source: ModelSource) -> dict[str, Any]:
 
 
 def _in_metadata(source: ModelSource) -> dict[str, Any]:
-    """Return the sampling parameters in a GGUF file's metadata, whose floats of 32 bits become the decimals meant."""
+    """Return the sampling parameters in a GGUF file's metadata. 32-bit floats are rounded to the intended decimals."""
     if source.gguf_file is None:
         return {}
     values = gguf.read_values(source.path)

@@ -1,8 +1,8 @@
-"""Shows what takes over two seconds: how far it is, of how much, and how long it will take yet.
+"""Shows the progress of anything that takes over two seconds: the part done, the whole, and the time left.
 
-A terminal has a bar, which vanishes at the end. A log of complete lines has one every five seconds, and one at the end;
-other outputs that are no terminal show nothing. The bars are tqdm's, since the hub's client and transformers count with
-tqdm. A level of this module's logger above INFO hides them, and one up to INFO allows lines.
+A terminal has a bar, which vanishes at the end. A log of complete lines has a line every five seconds, and one at the
+end; other outputs that are no terminal show nothing. The bars are tqdm's, since the hub's client and transformers count
+with tqdm. A level of this module's logger above INFO hides them, and one up to INFO allows lines.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Progress(tqdm):  # type: ignore[misc]
         super().__init__(*arguments, **named | ours)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-        """Draw the bar, or `msg` in its place, and return whether the cursor is behind it."""
-        # tqdm draws a bar when it is made, and again after a line of the log, even if it is not to be shown yet.
+        """Draw the bar, or `msg` in its place, and return whether the cursor is after it."""
+        # tqdm draws a bar when it is made, and again after a line of the log, even before its delay has passed.
         if msg is None and (not hasattr(self, "start_t") or self._time() < self.start_t + self.delay):
             return False
         if self._is_terminal:
@@ -59,13 +59,13 @@ class Progress(tqdm):  # type: ignore[misc]
             self._is_shown = False
             if not self._is_terminal and self.n != self.last_print_n:
                 print(self, file=sys.stderr, flush=True)
-            # tqdm leaves a bar on the screen that only a line of the log has had drawn.
+            # Otherwise tqdm leaves a bar on the screen that was drawn after a line of the log.
             self.last_print_t = max(self.last_print_t, self.start_t + self.delay)
         super().close()
 
 
 class Elapsed:
-    """A line with the time that something of unknown length has taken. Only the first of several at once is shown."""
+    """A line with the elapsed time of work of unknown length. Of several at once, only the first is shown."""
 
     _is_shown: ClassVar[Lock] = Lock()
 

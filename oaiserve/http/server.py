@@ -188,7 +188,7 @@ class Server(uvicorn.Server):
 
 
 def log_shutdown(num_running: int, limit_seconds: int) -> None:
-    """Log that the server stops, and how long running requests may take."""
+    """Log the beginning of the shutdown, and how long running requests may take."""
     if num_running:
         log.info("Shutting down. Running requests: %d, with up to %d s to finish", num_running, limit_seconds)
     else:
@@ -196,7 +196,7 @@ def log_shutdown(num_running: int, limit_seconds: int) -> None:
 
 
 def log_end(num_finished: int, num_cut_off: int) -> None:
-    """Log what became of the requests that were running at the shutdown, if there were any."""
+    """Log how the requests that were running at the shutdown ended, if there were any."""
     if num_finished or num_cut_off:
         log.info("Shut down. Requests finished: %d, cut off: %d", num_finished, num_cut_off)
 

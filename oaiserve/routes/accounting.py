@@ -22,8 +22,8 @@ from oaiserve.routes.serving import serving_of
 
 
 def _link_to_page(scope: Scope, request_id: str) -> bytes:
-    """Return the value of the header `link`. Its address is relative to that of the request, before which a proxy may
-    have put a path."""
+    """Return the value of the header `link`. The address is relative, because a proxy may serve the API under a
+    prefix."""
     up = "../" * (scope["raw_path"].count(b"/") - 1)
     return f'<{up}requests/{request_id}>; rel="describedby"; type="text/html"'.encode()
 
@@ -44,14 +44,17 @@ class Accounting:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
-        ids, client = (state["request_id"], state["unique_id"], state["trace"]), (state["client"], state["key_name"])
+        ids = state["request_id"], state["unique_id"], state["trace"]
+        client = state["client"], state["key_name"]
         key: Key | None = state["key"]
         serving = serving_of(Request(scope))
-        use, store = None if key is None or key.number is None else Use(key), serving.key_store
+        use = None if key is None or key.number is None else Use(key)
+        store = serving.key_store
         exchange = Exchange(*ids, *client, state["owner"], use, self._operation, self._http_route)
         exchange.routing = state.get("routing", exchange.routing)
         exchange.is_background = state.get("is_background", False)
-        state["exchange"] = serving.exchanges[exchange.unique_id] = exchange
+        serving.exchanges[exchange.unique_id] = exchange
+        state["exchange"] = exchange
         if (given := waited(Headers(scope=scope).get(WAITED_HEADER, ""), monotonic_ns())) is not None:
             exchange.received_ns, exchange.model_load_ns = given
 
@@ -100,7 +103,8 @@ class Accounting:
         serving.exchanges.pop(exchange.unique_id, None)
         address, port = scope.get("server") or (None, None)
         if exchange.use is not None and serving.key_store is not None:
-            core_ns, price = exchange.account.core_ns, exchange.account.price
+            core_ns = exchange.account.core_ns
+            price = exchange.account.price
             cost = (core_ns or 0) / 1e9 if price is None else price
             serving.key_store.settle(exchange.use, usage.prompt_tokens + usage.completion_tokens, cost)
         shared = {name: getattr(exchange, name) for name in _SHARED}

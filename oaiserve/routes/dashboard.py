@@ -70,8 +70,8 @@ def page_files() -> Mapping[str, File]:
 
 
 class Root(msgspec.Struct):
-    """What this server is, and links to go on from here: relative ones, as a proxy may put a path before them. Without
-    the link `page`, it shows nobody's requests."""
+    """The name and version of this server, and relative links, because a proxy may serve it under a prefix. A server
+    that shows no requests has no link `page`."""
 
     name: str
     links: dict[str, str]
@@ -89,7 +89,7 @@ async def root(request: Request) -> Response:
 async def answer_root(
     request: Request, server: ServerOptions, version: str, *, has_chat: bool = True, has_schema: bool = False
 ) -> Response:
-    """Answer a browser with the chat page, or send it to another one, and tell other clients what this is."""
+    """Answer a browser with the chat page, or redirect it to another page. Other clients get the `Root`."""
     if prefers_html(request.headers.get("accept", "")):
         if has_chat:
             return await file_response(request, "chat.html", {"vary": "accept"})
@@ -98,8 +98,8 @@ async def answer_root(
     links = {"api": "v1", "models": "v1/models", "health": "health", "metrics": "metrics", "docs": "docs"}
     links |= {"schema": "openapi.json"} if has_schema else {}
     links |= {"page": "dashboard"} if server.shows_dashboard else {}
-    told = Root("oaiserve", links, server.needs_key, UNSET if server.guard_all else version)
-    return json_response(told, headers={"vary": "accept", "cache-control": "no-store"})
+    document = Root("oaiserve", links, server.needs_key, UNSET if server.guard_all else version)
+    return json_response(document, headers={"vary": "accept", "cache-control": "no-store"})
 
 
 def prefers_html(accept: str) -> bool:

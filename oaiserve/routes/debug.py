@@ -29,7 +29,7 @@ closed_route = closed(
 
 
 class RequestList(msgspec.Struct):
-    """The accounts of ended requests, and the newest open ones."""
+    """The accounts of ended requests, and the newest open requests."""
 
     requests: list[dict[str, Any]]
     open: list[OpenRow]
@@ -37,15 +37,15 @@ class RequestList(msgspec.Struct):
 
 _LIST_QUERY = (
     Parameter("slowest", "The phase by which they are sorted instead, longest first.", PHASES),
-    Parameter("outcome", "Only those that ended so.", tuple(Outcome)),
-    Parameter("failed", "Only those that were not served: that failed, or were rejected.", ("true", "false")),
+    Parameter("outcome", "Only those with this outcome.", tuple(Outcome)),
+    Parameter("failed", "Only those that failed or were rejected.", ("true", "false")),
     Parameter("slow", "Only those that took at least this many milliseconds.", is_integer=True),
-    Parameter("client", "Only those of the API key with this name; empty: only those without a key."),
-    Parameter("model", "Only those for this model. A server with several models asks only its process."),
+    Parameter("client", "Only those of the API key with this name. Empty: only those without a key."),
+    Parameter("model", "Only those for this model."),
     Parameter("route", "Only those of this route, such as /v1/chat/completions."),
-    Parameter("id", "Only those whose request id, or trace id, begins so."),
-    Parameter("limit", "Most requests.", is_integer=True),
-    Parameter("form", "row: only what a list shows of each, in place of its whole account.", ("whole", "row")),
+    Parameter("id", "Only those whose request id or trace id begins with this."),
+    Parameter("limit", "Maximum number of ended requests.", is_integer=True),
+    Parameter("form", "row: the few fields that a list shows. whole: the whole account.", ("whole", "row")),
 )
 
 
@@ -56,11 +56,11 @@ _LIST_QUERY = (
     query=_LIST_QUERY,
 )
 async def recent_requests(request: Request) -> Response:
-    """Answer with the matching requests. Of open ones it is not known how they end, so filters by that leave them
-    out."""
+    """Answer with the matching requests. Filters by outcome leave out open requests."""
     asked = read_query(request.query_params, _LIST_QUERY)
     serving = serving_of(request)
-    recent, names = serving.telemetry.recent, serving.config.model_names
+    recent = serving.telemetry.recent
+    names = serving.config.model_names
     has_failed = asked["failed"] == "true"
     model = names[0] if asked["model"] in names else asked["model"]
     of = {"client": asked["client"], "model": model, "route": asked["route"]}
@@ -95,7 +95,8 @@ async def recent_requests(request: Request) -> Response:
 )
 async def recent_request(request: Request) -> Response:
     """Answer with the request of this id (header x-request-id), or of this trace id. Raises NotFound."""
-    request_id, serving = request.path_params["request_id"], serving_of(request)
+    request_id = request.path_params["request_id"]
+    serving = serving_of(request)
 
     def find() -> dict[str, Any] | OpenRow | None:
         opened = (row for row in open_requests(serving) if row.request_id == request_id)
@@ -115,14 +116,15 @@ _SAMPLES_QUERY = (Parameter("after", "Only those with a higher number.", is_inte
 
 
 @Operation(
-    summary="The samples of the live page, one for each second of the last minutes.",
+    summary="The samples of the live page, one per second of the last minutes.",
     group="Debugging",
     answer="application/json",
     query=_SAMPLES_QUERY,
 )
 async def samples(request: Request) -> Response:
-    """Answer with the samples of all requests together, which a gateway adds up for its own page."""
-    after, live = read_query(request.query_params, _SAMPLES_QUERY)["after"] or 0, serving_of(request).telemetry.live
+    """Answer with the samples, which a gateway adds up for its own live page."""
+    after = read_query(request.query_params, _SAMPLES_QUERY)["after"] or 0
+    live = serving_of(request).telemetry.live
 
     def render() -> Response:
         return json_response({"boundaries_seconds": live.boundaries_seconds, "samples": live.after(after)})

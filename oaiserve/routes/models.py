@@ -34,7 +34,7 @@ AnyModel = Mapping[str, Any]
 class Model(msgspec.Struct):
     """A model that is served, or the model with an adapter. `root` is its folder or hub id, `parent` the model of an
     adapter, and `input_modalities` are text and what else it reads: image or audio. `default_sampling` has the
-    parameters of requests that set none, where the model generates text. `device` is where it runs. Clients of
+    parameters of requests that set none, if the model generates text. `device` runs the model. Clients of
     Anthropic's API, who send `anthropic-version`, get the last six fields, too."""
 
     id: str

@@ -89,7 +89,7 @@ def document(
     }
 
 
-# The groups of routes in their order, and how the paths of those begin that share a group in the code.
+# The groups of routes in order. Groups that are one in the code have the prefix of their paths.
 _GROUPS = {
     "Chat": "/v1/chat/",
     "Completions": "/v1/completions",

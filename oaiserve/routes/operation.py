@@ -83,7 +83,7 @@ class Operation:
     alternative: str | None = None  # another media type, which the client may prefer
     event: type[msgspec.Struct] | None = None  # the data of each event, where a body may ask for a stream
     query: tuple[Parameter, ...] = ()
-    form: tuple[Parameter, ...] = ()  # of a body that is multipart/form-data
+    form: tuple[Parameter, ...] = ()  # the fields of a multipart/form-data body
     errors: tuple[type[APIError], ...] = ()  # others
     example: Mapping[str, Any] | None = None  # of a body
 

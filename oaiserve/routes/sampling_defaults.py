@@ -37,11 +37,11 @@ class SamplingDefaults:
 
     stated: Values  # by the operator or the model
     origin: str  # of the values, for the log
-    ignored: tuple[str, ...] = ()  # what is wrong with values in the model's files
+    ignored: tuple[str, ...] = ()  # errors of unusable values in the model's files
 
     @classmethod
     def of(cls, config: Config, of_model: Mapping[str, Any]) -> SamplingDefaults:
-        """Join the operator's values and the model's. Raises OptionError for wrong ones of the operator."""
+        """Join the operator's values and the model's. Raises OptionError if one of the operator's is wrong."""
         given = given_defaults(config.server.default_params)
         if not config.engine.generation_config:
             return cls(NEUTRAL | given, "--no-generation-config" + (" and --default-params" if given else ""))
@@ -59,7 +59,7 @@ class SamplingDefaults:
         return cls(stated, origin, tuple(sorted(ignored)))
 
     def of_request(self, body: SamplingBody | None = None) -> Values:
-        """Return the values for what this body leaves out; without a body, for all."""
+        """Return the values of parameters that this body doesn't set, or of all parameters without a body."""
         is_shaped = any(name in self.stated or getattr(body, name, None) is not None for name in SHAPING)
         return NEUTRAL | ({} if is_shaped else FALLBACK) | self.stated
 
@@ -92,7 +92,7 @@ def _number(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
-        return text  # which the check refuses as a request's
+        return text  # `_checked` refuses it with the error of a request
 
 
 def _checked(values: Mapping[str, Any]) -> Values:

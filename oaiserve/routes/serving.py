@@ -71,7 +71,7 @@ class Serving:
     fetcher: Fetcher | None  # of images and sounds that requests name by URL
     dialect: Dialect  # of calls and reasoning in the model's answers
     sampling: SamplingDefaults
-    exchanges: dict[str, Exchange] = field(default_factory=dict)  # the open ones of this process, by unique id
+    exchanges: dict[str, Exchange] = field(default_factory=dict)  # open requests of this process, by unique id
 
     @property
     def task(self) -> Task:

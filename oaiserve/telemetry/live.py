@@ -99,8 +99,8 @@ class Live:
         )
 
     def after(self, number: int) -> list[Sample]:
-        """Return the kept samples whose number is greater than `number`, oldest first: all of them if no sample has it
-        yet, as after a restart of the server."""
+        """Return the kept samples whose number is greater than `number`, oldest first: all of them if the newest has a
+        smaller number, as after a restart of the server."""
         samples = self._samples.copy()
         least = number if samples and samples[-1]["number"] >= number else 0
         return [sample for sample in samples if sample["number"] > least]

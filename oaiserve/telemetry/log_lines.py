@@ -15,7 +15,7 @@ from oaiserve.facts.times import PHASES
 from oaiserve.screen import Screen, Style
 from oaiserve.telemetry.log_limit import REQUESTS
 
-# Characters that move a terminal's cursor, end a line, or change the order of reading.
+# Characters that move a terminal's cursor, end a line, or change the reading order.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
@@ -77,7 +77,8 @@ class ShortFormatter(_TextFormatter):
             return f"{clock} {self._request(vars(record))}"
         word, styles = _LEVELS.get(record.levelno, ("", ()))
         if record.levelno < logging.INFO:
-            word, styles = f"{record.name}: ", ("dim",)
+            word = f"{record.name}: "
+            styles = ("dim",)
         of_model = f"[{self._model}] " if self._model else ""
         return f"{clock} {of_model}{self._screen.painted(word + message, *styles)}"
 
@@ -125,8 +126,9 @@ class ShortFormatter(_TextFormatter):
 
 
 def _status(fields: Mapping[str, Any]) -> tuple[str, tuple[Style, ...]]:
-    """Return how a request ended: its status, or a word if the status line says something else."""
-    outcome, status = fields["outcome"], fields["status"]
+    """Return how a request ended: its status, or its outcome if the status doesn't show it."""
+    outcome = fields["outcome"]
+    status = fields["status"]
     if outcome == "finished":
         return str(status), ("green",)
     styles: tuple[Style, ...] = ("red", "bold") if outcome == "failed" else ("yellow",)
@@ -134,7 +136,7 @@ def _status(fields: Mapping[str, Any]) -> tuple[str, tuple[Style, ...]]:
 
 
 def _times(fields: Mapping[str, Any]) -> list[str]:
-    """Return the duration of a request, and its phases that matter, in the same unit."""
+    """Return the duration of a request and its important phases, in the same unit."""
     duration_ms = fields["duration_ms"]
     is_long = duration_ms >= _LONG_MS
 
@@ -152,7 +154,8 @@ def _times(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _tokens(fields: Mapping[str, Any]) -> str:
-    prompt, generated = fields["prompt_tokens"], fields["completion_tokens"]
+    prompt = fields["prompt_tokens"]
+    generated = fields["completion_tokens"]
     if not prompt:
         return ""
     return f"{prompt:,}→{generated:,} tok" if generated else f"{prompt:,} tok"

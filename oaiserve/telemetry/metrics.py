@@ -64,7 +64,8 @@ class Metrics:
     def __init__(self, measured: Measured, *, vllm: bool, epoch_offset_ns: int) -> None:
         self._snapshot, self._take_steps = measured.snapshot, measured.take_steps
         self._now = EngineNumbers()  # those of the page that is being rendered
-        self._observed = observed = Observations(measured.model, epoch_offset_ns, measured.targets)
+        observed = Observations(measured.model, epoch_offset_ns, measured.targets)
+        self._observed = observed
         self.live = Live(observed, epoch_offset_ns)
         self._constants = {
             "model_name": measured.model,

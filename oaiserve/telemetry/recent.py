@@ -96,8 +96,8 @@ class RecentRequests:
     ) -> Entries:
         """Return the matching requests, newest first: as rows for a list, or whole.
 
-        With `failed`, return only those that were not served, with `slow_ms` those that took at least as long, with an
-        empty `client` those without a key. With `slowest`, return only those that reached this phase, the longest time
+        With `failed`, return only those that failed or were rejected; with `slow_ms`, those that took at least as long;
+        with an empty `client`, those without a key. With `slowest`, return those that reached this phase, the longest
         in it first.
         """
 

@@ -27,7 +27,8 @@ def row_of(engine: Engine, request_id: str) -> OpenRow:
 
 
 def test_a_request_is_listed_from_its_submission_and_shows_the_progress_of_its_prompt() -> None:
-    runner, inbox = ScriptedRunner(gated=True), Inbox()
+    runner = ScriptedRunner(gated=True)
+    inbox = Inbox()
     with make_engine(runner, explain=False) as engine:  # nothing is forecast, and it is listed all the same
         engine.submit(replace(request("r", prompt_len=40), origin=ORIGIN), inbox)
         assert row_of(engine, "r").phase in ("tokenize_wait", "tokenize", "queue", "prefill")
@@ -58,7 +59,8 @@ def test_a_request_is_listed_from_its_submission_and_shows_the_progress_of_its_p
 
 
 def test_a_request_that_is_tokenized_is_listed() -> None:
-    tokenizer, inbox = BlockedTokenizer(), Inbox()
+    tokenizer = BlockedTokenizer()
+    inbox = Inbox()
     with make_engine(tokenizer=tokenizer) as engine:
         engine.submit(replace(request("r"), prompts=(TextPrompt("blocked"),)), inbox)
         assert tokenizer.entered.wait(60)
@@ -72,7 +74,8 @@ def test_a_request_that_is_tokenized_is_listed() -> None:
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("end", ["the client leaves", "a timeout", "the device fails"])
 def test_a_request_that_ends_during_prefill_reports_its_cached_tokens(end: str, n: int) -> None:
-    clock, inbox = Clock(), Inbox()
+    clock = Clock()
+    inbox = Inbox()
     prompts: list[str] = []  # of the steps
 
     def computing(step: Step) -> None:

@@ -1,4 +1,4 @@
-"""A request is judged by what it would have taken alone on its machine, or by the operator's own targets."""
+"""A request is judged by the time it would have taken alone on its machine, or by the operator's targets."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from tests.records import MS, record_at
 
 
 def record(ttft_ms: int, tpot_ms: int, alone_ms: tuple[int, int], tokens: int = 11) -> RequestRecord:
-    """Return a request whose prompt, and each of whose further tokens, would have taken so long alone."""
+    """Return a request whose prompt and later tokens would each have taken this long alone."""
     causes = {"prefill_causes_ns": {Cause.ALONE: alone_ms[0] * MS}}
     causes["decode_causes_ns"] = {Cause.ALONE: (tokens - 1) * alone_ms[1] * MS}
     end_ms = ttft_ms + (tokens - 1) * tpot_ms

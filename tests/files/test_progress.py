@@ -31,7 +31,8 @@ def alone() -> Iterator[None]:
 @contextmanager
 def log_restored() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers = list(root.handlers)
+    level = root.level
     for handler in handlers:  # which `configure` would close
         root.removeHandler(handler)
     yield

@@ -42,7 +42,8 @@ def test_a_client_is_suspect_and_then_invalid(judged: Callable[[float], dict[str
 
 
 def test_delays_that_are_usual_on_shared_cores_are_notes() -> None:
-    metrics, facts = measure(GOOD), client_facts(GOOD, None, None)
+    metrics = measure(GOOD)
+    facts = client_facts(GOOD, None, None)
     judged = {}
     for lag_ms in (4, 6, 21, 81):
         processes = [ProcessHealth(wall_ns=10**9, cpu_ns=10**8, loop_lag_ns=[lag_ms * 10**6] * 9).summary()]

@@ -94,7 +94,8 @@ def test_limits_of_a_lone_request_need_no_replicas_and_settings_without_effect_n
     lone_ms = json.loads(out.read_text())["alone"]["ttft_seconds"]["p99"] * 1e3
     capsys.readouterr()
     assert main([*arguments, f"itl:99s,ttft:{lone_ms * 1.01:.6f}ms", "--attainment", "1"]) == 0
-    text, found = " ".join(capsys.readouterr().out.split()), json.loads(out.read_text())
+    text = " ".join(capsys.readouterr().out.split())
+    found = json.loads(out.read_text())
     assert "these limits are those of a lone request here" in text
     assert found["is_lone"]
     assert found["replicas"] is None

@@ -34,7 +34,8 @@ NUM_BYTES = (7_000, 28_000, 2**19)
 MOST_RATIO = 2.8  # of the cost of 2n bytes to that of n; a square is 4
 FREE_CPU_SECONDS, FREE_MIB = 0.25, 96.0  # that 2n may cost in any case: too little to tell a square from a line
 # An answer of the model may cost this much more: the prefill of a whole context, or the decode of a summary.
-MODEL_CPU_SECONDS, SUMMARY_CPU_SECONDS = 1.0, 8.0
+MODEL_CPU_SECONDS = 1.0
+SUMMARY_CPU_SECONDS = 8.0
 OF_MODEL = {
     COMPACT: SUMMARY_CPU_SECONDS,
     **dict.fromkeys((COMPLETIONS, CHAT, RESPONSES, MESSAGES, EMBEDDINGS, *SCORES, *RERANKS), MODEL_CPU_SECONDS),
@@ -73,7 +74,7 @@ class Growth:
 
 
 def failures(one: Cost, two: Cost, model_cpu_seconds: float = 0.0) -> list[str]:
-    """Return what is wrong with the costs of n and 2n bytes; an answer of the model may cost so much more."""
+    """Return the faults in the costs of n and 2n bytes. An answer of the model may cost `model_cpu_seconds` more."""
     free_cpu_seconds = FREE_CPU_SECONDS + (model_cpu_seconds if two.status[:1] == "2" else 0.0)
     found = [f"answered {cost.status}" for cost in (one, two) if cost.status[:1] not in ("2", "4")]
     mib_sent = two.num_bytes / 2**20

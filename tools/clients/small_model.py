@@ -50,18 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n".join(as_markdown(rows)))
     if arguments.json:
         write_json(arguments.json, {"tools": results})
-    return (
-        1
-        if any(
-            "hello" not in result["result"].lower() or result["result"].startswith(NO_FILE)
-            for result in results.values()
-        )
-        else 0
-    )
+    return 0 if all(has_passed(result["result"]) for result in results.values()) else 1
+
+
+def has_passed(result: str) -> bool:
+    return "hello" in result.lower() and not result.startswith(NO_FILE)
 
 
 def tried(name: str, url: str, task: str) -> dict[str, Any]:
-    """Let a tool do the task. Its result is what hello.py prints, or the end of what the tool said."""
+    """Let a tool do the task. Its result is the output of hello.py, or the end of the tool's own output."""
     agent = AGENTS[name]
     folder = environments.installed(name, agent)
     command = agent.command.replace(ADDRESS, url).replace(TASK, task)

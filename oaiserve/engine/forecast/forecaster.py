@@ -167,8 +167,8 @@ class Forecaster:
                 return NO_FORECAST
 
     def open_now(self, now_ns: int, request_ids: Collection[str]) -> dict[str, OpenForecast]:
-        """Return what was promised to these open requests, as far as they have a forecast, and their times as they look
-        now."""
+        """Return the forecasts of those of these open requests that have one, and the current estimates of their
+        times."""
         with self._lock:
             while self.ended:
                 self._learn(self.ended.popleft())
@@ -186,11 +186,13 @@ class Forecaster:
             if (place := places.get(request_id)) is not None:
                 ahead = self._first_token(cost, self._step_time.copy(), decodes, turns, place, host_ns)
                 first_ns = residual_ns + ahead.first_token_ns
-            num_tokens, limit = max(0, so_far.get(request_id, 0)), opened.asked.limit
+            num_tokens = max(0, so_far.get(request_id, 0))
+            limit = opened.asked.limit
             length = limit if opened.curve is None else opened.curve.at(0.5, limit, num_tokens)
             answer_ns = max(0.0, length - num_tokens) / tokens * mean_ns
             usual_first, usual_end = (told[1] / raw[1] for told, raw in zip(opened.told, opened.raw, strict=True))
-            elapsed_ns, first_ns = now_ns - opened.asked.received_ns, first_ns * usual_first
+            elapsed_ns = now_ns - opened.asked.received_ns
+            first_ns = first_ns * usual_first
             # The rest of the answer comes on top, so its end is never before its first token.
             first_token_now_ns = elapsed_ns + round(first_ns)
             found[request_id] = OpenForecast(

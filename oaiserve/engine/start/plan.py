@@ -40,7 +40,7 @@ def start_model(
     meanwhile: Callable[[], object],
     default_params: Mapping[str, float] = MappingProxyType({}),
 ) -> ServedModel:
-    """Load a model and get it ready for an engine. `Engine.from_pretrained` says what the arguments are.
+    """Load a model and get it ready for an engine. `Engine.from_pretrained` documents the arguments.
 
     `default_params` are the sampling parameters of requests that set none, where the model's files state none."""
     if model == "demo":

@@ -70,7 +70,8 @@ class RemoteEngine:
         self.max_model_len, self.vocab_size = model.max_model_len, model.vocab_size
         self.default_params, self.capacity = model.default_params, model.capacity
         self.step_cost: None = None  # the other process learns it
-        self.pooling, self.is_on_cpu = model.pooling, model.is_on_cpu
+        self.pooling = model.pooling
+        self.is_on_cpu = model.is_on_cpu
         self.media: frozenset[MediaKind] = frozenset()  # front ends pass on prompts as tokens alone
         self.adapters = AdapterTable()
         self.failure: Exception | None = None

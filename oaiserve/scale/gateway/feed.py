@@ -16,8 +16,8 @@ from oaiserve.scale.gateway.samples import FleetSamples
 
 
 class FleetFeed(Feed):
-    """Hands each message to all viewers, as the feed of a server does. `state` returns what is shown of the fleet, and
-    `is_draining` whether the gateway shuts down, which does not wait for viewers."""
+    """Sends each message to all viewers, as the feed of a server does. `state` returns the state of the fleet for the
+    page, and `is_draining` whether the gateway is shutting down, which doesn't wait for viewers."""
 
     def __init__(
         self, samples: FleetSamples, state: Callable[[], dict[str, Any]], is_draining: Callable[[], bool]

@@ -232,7 +232,7 @@ class Gateway:
             text = "No replica can be reached" if self._residents is None else "No such model is loaded"
             raise Unavailable(f"{text}; try again later.", retry_after_seconds=5) from None
         finally:
-            if not scope["path"].startswith(REQUESTS_PATH):  # the page asks for them all the time
+            if not scope["path"].startswith(REQUESTS_PATH):  # the page polls it
                 self._metrics.requests.labels(ending).inc()
             asked = scope["state"].pop("asked", None)  # a connection that is kept open keeps the scope
             if asked is not None:
@@ -319,7 +319,7 @@ class Gateway:
 
     def _listing_for(self, scope: Scope, asked: _Asked) -> Callable[[], Awaitable[Response]] | None:
         """Return what answers with a list of all replicas, if the request is for one."""
-        # A model of this machine is asked for its requests alone.
+        # With several models here, a request that names one is sent to its process alone.
         if (
             scope["path"] == REQUESTS_PATH
             and asked.method == "GET"
@@ -459,8 +459,8 @@ class Gateway:
         return last
 
     def _warn_of_unmarked(self, upstream: Upstream) -> None:
-        """Warn once of a replica whose answers have no marks. The processes of several models trust their front, so
-        their answers lack marks for other reasons."""
+        """Warn once about a replica whose streams have no marks. Not about the processes of several models: they trust
+        this one, so their streams lack marks for other reasons."""
         if self._residents is None and self._continues != "never" and upstream.name not in self._unmarked:
             self._unmarked.add(upstream.name)
             text = "Streams of replica %s end with it, unless its --trusted-proxy has the address of this gateway"
@@ -478,7 +478,9 @@ class Gateway:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         send_part: Send = scope["state"]["send"]  # past the layers around this, which would cost each part some time
         is_stream, may_go_on = begun.is_stream, begun.may_go_on
-        if is_stream and not may_go_on and asked.method == "POST":  # streams of GET, as the live page's, never go on
+        if (
+            is_stream and not may_go_on and asked.method == "POST"
+        ):  # streams of GET, such as the live page's, are never continued
             self._warn_of_unmarked(begun.upstream)
         signs: asyncio.Task[None] | None = None  # of life, in the pause of a stream that was cut off
         num_sent, num_cuts, give_up_ns = -1, 0, 0  # pieces at the last cut, and cuts since there was a further piece

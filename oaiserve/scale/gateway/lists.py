@@ -51,7 +51,7 @@ class _Requests(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    """An ended or open request, as far as it takes to merge lists."""
+    """The fields of an ended or open request that it takes to merge lists."""
 
     received_unix_ns: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     phases: Annotated[list[Any], msgspec.Meta(max_length=100)] = []
@@ -127,8 +127,8 @@ async def all_kept(watch: Watch, target: bytes, headers: Headers) -> Response:
 
 
 async def schema_answer(watch: Watch, lacks: Callable[[str], bool], headers: Headers) -> Response:
-    """Answer with the schema of the first replica that sends one, without the paths that a gateway lacks, or with a
-    refusal."""
+    """Answer with the schema of the first replica that sends one, without the paths that a gateway lacks. If replicas
+    only refuse, answer with a refusal."""
     refusal: Response | None = None
     given = dict(headers).get(b"accept", b"").decode("latin-1")
     for name in sorted(watch.joined - watch.silent):
@@ -149,8 +149,8 @@ async def schema_answer(watch: Watch, lacks: Callable[[str], bool], headers: Hea
 
 
 async def all_requests(watch: Watch, query: str, headers: Headers) -> Response:
-    """Ask each replica for its last requests, with a client's `headers`, and answer with those of all, each with the
-    `replica` that it was at. Replicas that refuse count only if all do."""
+    """Request the last requests of each replica with a client's `headers`, and answer with all of them, each with the
+    number of its `replica`. If all replicas refuse, answer with a refusal."""
     upstreams = [watch.upstreams[name] for name in sorted(watch.joined - watch.silent)]
     answers = await asyncio.gather(*(_requests(upstream, query.encode(), headers) for upstream in upstreams))
     refusals = [answer for answer in answers if isinstance(answer, Response)]
@@ -175,7 +175,7 @@ def _merged(found: Mapping[int, _Requests], fields: Mapping[str, str]) -> Respon
 
 
 async def _requests(upstream: Upstream, query: bytes, headers: Headers) -> _Requests | Response | None:
-    """Return the last requests of a replica, its refusal, or None if they do not come in time or cannot be read."""
+    """Return the last requests of a replica, its refusal, or None if its answer is late or unreadable."""
     with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, *UNREADABLE):
         async with asyncio.timeout(LIST_SECONDS):
             target = b"/debug/requests" + (b"?" + query if query else b"")
@@ -187,7 +187,7 @@ async def _requests(upstream: Upstream, query: bytes, headers: Headers) -> _Requ
 
 
 def _rank(request: _Request, slowest: str | None) -> float:
-    """Return the place of a request in the order that was asked for: newest first, or longest in a phase first."""
+    """Return the sort key of a request: newest first, or with `slowest`, longest in that phase first."""
     if slowest is not None:
         for phase in request.phases:
             match phase:

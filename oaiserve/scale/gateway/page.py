@@ -67,17 +67,18 @@ def routes(
 
 
 def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, int]) -> dict[str, Any]:
-    """Return a replica as the page shows it. What only its reports tell is null without one."""
+    """Return a replica as the page shows it. The numbers from its reports are null without one."""
     name, number, report = upstream.name, upstream.number, upstream.report
     is_up = False
     if name not in watch.joined:
         state = "Not reached yet"
     elif monotonic_ns() < upstream.out_until_ns:
-        state = "Paused, as its requests failed"
+        state = "Paused, because its requests failed"
     elif name in watch.silent:
         state = "Not responding"
     else:
-        is_up, state = True, "Up" if report is not None else "Up, without reports"
+        is_up = True
+        state = "Up" if report is not None else "Up, without reports"
     shown = {"number": number, "state": state, "is_up": is_up, "models": routers.models_of(name)}
     shown |= {"num_sent": sent.get(str(number), 0), "num_open": upstream.num_open}
     return shown | {told: getattr(report, told, None) for told in ("num_running", "num_waiting", "kv_use")}

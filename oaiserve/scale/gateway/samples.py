@@ -1,7 +1,7 @@
 """The samples of all replicas added up, second by second, for the charts of the gateway's live page.
 
-Replicas are asked only while the page is open. Their clocks may differ, so what counts is how old a sample was when it
-came.
+The gateway requests samples only while the page is open. Replicas' clocks may differ, so samples are matched by their
+age on arrival.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from oaiserve.scale.gateway.watch import UNREADABLE, Watch
 from oaiserve.telemetry.live import HISTOGRAMS, MOST_SAMPLES
 
 MOST_BYTES = 2**20  # of a replica's samples
-ASK_SECONDS = 2.0  # in which they come
-IDLE_NS = 5_000_000_000  # without a viewer, after which the past is asked for again
+ASK_SECONDS = 2.0  # for a replica's answer
+IDLE_NS = 5_000_000_000  # without a viewer, after which the past minutes are requested again
 MOST_BUCKETS = 1000
 
 _Bucket = tuple[Annotated[int, msgspec.Meta(ge=0, lt=MOST_BUCKETS)], Count]
@@ -33,7 +33,7 @@ _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Sample(msgspec.Struct):
-    """A second of one server, or of all: as `Live` makes it. What its names say are counts are increases."""
+    """A second of one server, as `Live` makes it, or of all servers. Counts are increases within this second."""
 
     number: Count
     at_unix_ms: Count
@@ -74,8 +74,8 @@ class FleetSamples:
         self.boundaries_seconds: dict[str, list[float]] = {name: [] for name in HISTOGRAMS}
 
     async def look(self, now_unix_ms: int) -> None:
-        """Ask all replicas for what they have sampled since the last look, and add it up. The first look, and one after
-        a while without any, begins with the past minutes."""
+        """Request the samples since the last call from all replicas, and add them up. The first call, and any after a
+        long pause, begin with the past minutes."""
         async with self._asking:
             now_ns = monotonic_ns()
             elapsed_ns = now_ns - (self._asked_ns or 0)
@@ -102,7 +102,7 @@ class FleetSamples:
                 self._add(now_unix_ms, elapsed_ns / 1e9, [*self._last.values()], chain(*found.values()))
 
     async def _ask(self, upstream: Upstream) -> Sequence[Sample]:
-        """Return the samples of a replica that are new, oldest first: none if it gives none."""
+        """Return the new samples of a replica, oldest first, or none if it sends none."""
         after = self._last[upstream.name].number if upstream.name in self._last else 0
         with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, *UNREADABLE):
             async with asyncio.timeout(ASK_SECONDS):
@@ -116,16 +116,18 @@ class FleetSamples:
         return ()
 
     def _add(self, at_unix_ms: int, seconds: float, present: Sequence[Sample], fresh: Iterable[Sample]) -> None:
-        """Add a sample of all: the numbers of a moment from those at `present`, the increases from those that are
-        `fresh`."""
+        """Add a sample of all replicas: its gauges are from the samples at `present`, its increases from the `fresh`
+        ones."""
         self._number += 1
         increases: dict[str, Counter[Any]] = {name: Counter() for name in ("requests", *HISTOGRAMS)}
-        generated = computed = 0.0
+        computed = 0.0
+        generated = 0.0
         for one in fresh:
             increases["requests"].update(one.requests)
             for name in HISTOGRAMS:
                 increases[name].update(dict(getattr(one, name)))
-            generated, computed = generated + one.generation_tokens, computed + one.computed_tokens
+            generated += one.generation_tokens
+            computed += one.computed_tokens
         number = max(1, len(present))
         histograms: Mapping[str, Any] = {name: sorted(increases[name].items()) for name in HISTOGRAMS}
         self.samples.append(

@@ -45,7 +45,8 @@ class Meters:
         ns = COST.expected_ns(load_of(step))
         self.clock.now_ns += ns
         self.cores += 2 * ns - self.random.randint(0, ns)
-        learnt, load = self.engine.step_cost, load_of(step)
+        learnt = self.engine.step_cost
+        load = load_of(step)
         cost = learnt if learnt is not None and learnt.expected_ns(load) else BY_ROWS  # the first fits may be 0
         for chunk in step.chunks:
             name = chunk.sequence.request_id

@@ -103,7 +103,8 @@ def test_no_estimate_has_its_end_before_its_first_token(
 ) -> None:
     opened = forecaster._open["r"]
     threes = [sorted(times[at : at + 3]) for at in (0, 3, 6, 9)]
-    raw, told = tuple(map(tuple, threes[:2])), tuple(map(tuple, threes[2:]))
+    raw = tuple(map(tuple, threes[:2]))
+    told = tuple(map(tuple, threes[2:]))
     kinds = (SimpleNamespace(is_enough=True),) * 2
     with patch.dict(forecaster._open, r=replace(opened, raw=raw, told=told, kinds=kinds)):
         now = forecaster.open_now(now_ns, ["r"])["r"]

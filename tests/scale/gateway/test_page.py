@@ -32,7 +32,7 @@ def test_the_feed_tells_numbers_states_and_addresses_of_replicas() -> None:
         assert found["continued"] == {"alike": 0, "unlike": 0, "failed": 0}
         assert [replica["number"] for replica in found["replicas"]] == [1, 2]
         states = {replica["address"]: (replica["is_up"], replica["state"]) for replica in found["replicas"]}
-        assert states == {first: (False, "Paused, as its requests failed"), second: (True, "Up")}
+        assert states == {first: (False, "Paused, because its requests failed"), second: (True, "Up")}
         assert sum(replica["num_sent"] for replica in found["replicas"]) == 6
         assert all(replica["models"] == ["m"] and replica["num_running"] == 0 for replica in found["replicas"])
         html = {"accept": "text/html,*/*;q=0.8"}

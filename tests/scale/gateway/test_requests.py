@@ -76,7 +76,7 @@ def test_requests_of_replicas_with_keys_are_shown_to_those_with_a_key() -> None:
 
 
 class Source:
-    """A replica's live page, asked as the gateway asks it."""
+    """A replica's live page, as the gateway requests it."""
 
     def __init__(self, name: str, *numbers: int, clock_ms: int = 0) -> None:
         self.name = name
@@ -118,7 +118,8 @@ def samples_of(*sources: Source) -> FleetSamples:
 
 async def test_samples_of_all_replicas_are_added_up_by_their_age() -> None:
     """One replica's clock is an hour late, and it has started later than the other."""
-    one, other = Source("a", 1, 2, 3), Source("b", 1, 2, clock_ms=3_600_000)
+    one = Source("a", 1, 2, 3)
+    other = Source("b", 1, 2, clock_ms=3_600_000)
     fleet_samples = samples_of(one, other)
     await fleet_samples.look(1_000_000)
     first, *others = fleet_samples.samples
@@ -128,7 +129,7 @@ async def test_samples_of_all_replicas_are_added_up_by_their_age() -> None:
         assert (sample.running, sample.generation_tokens, sample.duration) == (2, 20, [(4, 2), (5, 2)])
         assert (sample.kv_usage, sample.kv_cached) == (0.5, 0.25)
     one.put(4, 5)
-    await fleet_samples.look(1_001_000)  # the other one has nothing new: it still runs what it ran
+    await fleet_samples.look(1_001_000)  # the other one has no new sample, so its numbers stay
     last = fleet_samples.samples[-1]
     assert (last.number, last.running, last.requests) == (4, 2, {"finished": 4})
     other.live._samples.clear()
@@ -142,7 +143,8 @@ async def test_samples_of_all_replicas_are_added_up_by_their_age() -> None:
     [{"running": -1}, {"kv_usage": 2}, {"duration": [(10**6, 1)]}, {"requests": {"won": 1}}, {"seconds": "1"}],
 )
 async def test_samples_that_cannot_be_right_are_left_out(changes: dict[str, Any]) -> None:
-    wrong, right = Source("a", 1), Source("b", 1)
+    wrong = Source("a", 1)
+    right = Source("b", 1)
     wrong.live._samples[0] |= changes
     fleet_samples = samples_of(wrong, right)
     await fleet_samples.look(0)
