@@ -6,8 +6,8 @@ import { ADDRESS, maskedKey, media, snippets } from "./api_snippets.js";
 import { tryForm } from "./api_try.js";
 import { copyOnClick } from "./copy.js";
 import { showMain, start } from "./page.js";
-import { byId, element, setStatus, showProblem } from "./show.js";
-import { key, request } from "./sse.js";
+import { byId, element, RETRY_MS, setStatus, showLost, showProblem } from "./show.js";
+import { key, Refused, request } from "./sse.js";
 
 const LANGUAGE = "oaiserve-snippets"; // stores the last choice
 const BODIES = ["application/json", "multipart/form-data"];
@@ -33,7 +33,11 @@ async function load() {
     search();
     openLinked();
   } catch (error) {
-    if (!error.needsKey) showProblem(error.message);
+    if (error.needsKey) return;
+    showProblem(error.message);
+    if (error instanceof Refused) return;
+    showLost();
+    setTimeout(load, RETRY_MS);
   }
 }
 
@@ -130,13 +134,17 @@ function snippetBox(route) {
     code.textContent = written[language](maskedKey());
     for (const button of buttons) button.setAttribute("aria-pressed", String(button.value === language));
   };
-  const buttons = languages.map((language) =>
-    element("button", { type: "button", value: language, onclick: () => choose(language) || localStorage.setItem(LANGUAGE, language.split(" ")[0]) }, language),
-  );
+  const buttons = languages.map((language) => {
+    const remember = () => {
+      choose(language);
+      localStorage.setItem(LANGUAGE, language.split(" ")[0]);
+    };
+    return element("button", { type: "button", value: language, onclick: remember }, language);
+  });
   choose(languages.find((language) => language.split(" ")[0] === localStorage.getItem(LANGUAGE)) ?? languages[0]);
-  const beside = element("span", {}, element("a", { class: "note", href: `#${route.id}` }, "Link"), copyButton("Copy this snippet", () => written[chosen](key())));
+  const links = element("span", {}, element("a", { class: "note", href: `#${route.id}` }, "Link"), copyButton("Copy this snippet", () => written[chosen](key())));
   const tabs = element("div", { class: "choice", role: "group", "aria-label": "Language of the snippet" }, ...buttons);
-  return element("div", { class: "snippet" }, element("div", { class: "title-row" }, tabs, beside), code);
+  return element("div", { class: "snippet" }, element("div", { class: "title-row" }, tabs, links), code);
 }
 
 function copyButton(label, text) {

@@ -3,7 +3,7 @@
 import { folded, resolved, typeOf } from "./api_schema.js";
 import { exampleBody, filled, media } from "./api_snippets.js";
 import { count, duration, element, facts, indented } from "./show.js";
-import { key, pageOf, reach, readNext, ROOT } from "./sse.js";
+import { pageOf, reach, readNext, ROOT } from "./sse.js";
 
 const MOST_CHARACTERS = 200_000; // of an answer that is shown
 
@@ -92,8 +92,7 @@ async function show(result, url, options, signal) {
   const status = element("p", { role: "status" }, "Waiting for the answer…");
   const output = element("pre", { tabindex: "0", "aria-label": "Answer" });
   result.replaceChildren(status);
-  const headers = { ...options.headers, ...(key() ? { authorization: `Bearer ${key()}` } : {}) };
-  const response = await reach(url, { ...options, headers, signal });
+  const response = await reach(url, { ...options, signal });
   const isJson = response.headers.get("content-type")?.startsWith("application/json");
   const say = (end) => {
     status.textContent = `${response.status} ${response.statusText} · ${end} ${duration((performance.now() - began) / 1000)}`;

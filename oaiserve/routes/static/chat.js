@@ -10,13 +10,12 @@ import { Models, shortName } from "./models.js";
 import { showMain, start } from "./page.js";
 import { Settings, shortly } from "./settings.js";
 import { offerShortcuts } from "./shortcuts.js";
-import { byId, element, setStatus, showProblem } from "./show.js";
+import { byId, element, RETRY_MS, setStatus, showLost, showProblem } from "./show.js";
 import { Sidebar } from "./sidebar.js";
 import { request, ROOT } from "./sse.js";
 
 const DRAW_MS = 100; // between two drawings of growing answers
 const LOOK_MS = 30_000; // between two requests for the models
-const RETRY_MS = 2000;
 const NEAR_END_PX = 60; // within which the page follows an answer
 const TITLE_CHARACTERS = 60;
 const LONG_CHARACTERS = 1500; // of a message, and
@@ -336,7 +335,7 @@ async function load() {
     timer = setTimeout(load, LOOK_MS);
   } catch (error) {
     if (error.needsKey) return;
-    setStatus("lost", "No connection; trying again");
+    showLost();
     timer = setTimeout(load, RETRY_MS);
   }
 }

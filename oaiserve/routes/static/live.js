@@ -5,12 +5,11 @@ import { showCosts } from "./costs.js";
 import { showFleet } from "./fleet.js";
 import { offerKeys } from "./keys.js";
 import { showMain, start } from "./page.js";
-import { byId, element, phone, setStatus, showProblem } from "./show.js";
+import { byId, element, phone, RETRY_MS, setStatus, showLost, showProblem } from "./show.js";
 import { events, Refused, request, ROOT } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
 import { Window } from "./window.js";
 
-const RETRY_MS = 2000;
 const MOST_REQUESTS = 30;
 const charts = new Charts(byId("tiles"), byId("charts"));
 const waterfall = new Waterfall();
@@ -99,7 +98,7 @@ async function follow() {
   } catch (error) {
     if (error.name === "AbortError" || error.needsKey) return;
     if (error.lacksRight) return setStatus("waiting", "This key has no access to this page");
-    setStatus("lost", "No connection; trying again");
+    showLost();
     if (error instanceof Refused) {
       showProblem(error.message);
       waitMs = Math.max(waitMs, error.retryAfterSeconds * 1000);

@@ -4,11 +4,10 @@ import { account } from "./account.js";
 import { copyOnClick } from "./copy.js";
 import { openBar, progressOf, promptShare } from "./open.js";
 import { showMain, start } from "./page.js";
-import { byId, count, duration, element, facts, indented, setStatus, showProblem, words } from "./show.js";
+import { byId, count, duration, element, facts, indented, RETRY_MS, setStatus, showLost, showProblem, words } from "./show.js";
 import { Refused, request } from "./sse.js";
 
 const EVERY_MS = 1000; // while it is open
-const RETRY_MS = 2000;
 const MOST_GAPS = 5; // attempts between the end of the request and the writing of its account
 const path = location.pathname.split("/").at(-1); // still encoded
 const id = decodeURIComponent(path);
@@ -22,7 +21,7 @@ async function load() {
   } catch (error) {
     if (error.needsKey) return;
     if (!(error instanceof Refused)) {
-      setStatus("lost", "No connection; trying again");
+      showLost();
       setTimeout(load, RETRY_MS);
       return;
     }
@@ -49,7 +48,7 @@ function subtitle({ received_unix_ns: receivedNs, route, model, client, replica 
 }
 
 function missing({ message, lacksRight }) {
-  const advice = lacksRight ? [] : [element("p", {}, "It may be on another server or replica, or in the log under the same id.")];
+  const advice = lacksRight ? [] : [element("p", {}, "It may be on another server or replica, or in the log under the same ID.")];
   return element("div", { class: "card" }, element("p", {}, message), ...advice);
 }
 

@@ -1,7 +1,7 @@
 // Lists the last requests that pass the filters in the address, and updates the list while the page is visible.
 
 import { showMain, start } from "./page.js";
-import { byId, element, setStatus, showProblem } from "./show.js";
+import { byId, element, setStatus, showLost, showProblem } from "./show.js";
 import { Refused, request } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
 
@@ -62,7 +62,7 @@ async function load() {
   } catch (error) {
     if (error.needsKey || mine !== numLoads) return;
     if (error.lacksRight) return showProblem(error.message);
-    setStatus("lost", "No connection; trying again");
+    showLost();
     if (error instanceof Refused) showProblem(error.message);
   }
   if (!document.hidden) timer = setTimeout(load, EVERY_MS);

@@ -2,6 +2,7 @@
 
 export const PHASES = ["receive", "tokenize_wait", "tokenize", "encode_media", "queue", "prefill", "decode", "respond"];
 
+export const RETRY_MS = 2000; // after which a page tries a lost connection again
 export const phone = matchMedia("(max-width: 46rem)"); // as in the style sheets
 
 export const byId = (id) => document.getElementById(id);
@@ -17,6 +18,10 @@ export function setStatus(state, text) {
   if (status.dataset.state === state && status.textContent === text) return;
   status.dataset.state = state;
   status.textContent = text;
+}
+
+export function showLost() {
+  setStatus("lost", "No connection; trying again");
 }
 
 export function element(tag, attributes = {}, ...children) {

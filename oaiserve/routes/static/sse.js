@@ -37,16 +37,19 @@ function worded(promise, message) {
   });
 }
 
-export const reach = (url, options) => worded(fetch(url, options), "The server cannot be reached.");
+// Fetches a URL of the server with the key.
+export function reach(url, options) {
+  const headers = { ...options.headers, ...(hasKey() ? { authorization: `Bearer ${key()}` } : {}) };
+  return worded(fetch(url, { ...options, headers }), "The server cannot be reached.");
+}
+
 export const readNext = (reader) => worded(reader.read(), "The connection to the server was lost.");
 
 // Sends a request to a relative path such as "v1/models". Throws Refused, or what `reach` throws. If the key is missing
 // or wrong, the document also gets the event `needs-key`, whichever part of the page sent the request, unless it
 // `isQuiet`.
 export async function request(path, { isQuiet = false, ...options } = {}) {
-  const key = sessionStorage.getItem(KEY);
-  const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
-  const response = await reach(new URL(path, ROOT), { ...options, headers });
+  const response = await reach(new URL(path, ROOT), options);
   if (response.ok) return response;
   const { error } = await response.json().catch(() => ({}));
   const refused = new Refused(error?.message ?? `The server answered with status ${response.status}.`, error?.param, response);
