@@ -163,7 +163,7 @@ def small_command(name: str) -> App:
         app.command(each)
     if hasattr(module, "command"):
         app.default(module.command)
-        app["--help"].show = False  # nobody who reads the help needs it
+        app["--help"].show = False  # readers of the help know it already
     return app
 
 

@@ -23,7 +23,7 @@ def test_lines_are_wrapped_but_addresses_and_the_command_stay_whole(columns: int
     assert "  curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\" in lines
 
 
-def test_an_engine_says_what_it_serves_and_how(tmp_path: Path) -> None:
+def test_banner_describes_model_and_device(tmp_path: Path) -> None:
     file = tmp_path / "small-Q4_K_M.gguf"
     file.write_bytes(bytes(2_000_000))
     of_model = {"device": "cpu", "dtype": "bfloat16", "block_bytes": 2**24, "features": {"native_step": ""}}
@@ -50,7 +50,7 @@ def test_the_example_of_a_model_with_a_long_name_leaves_it_out(tmp_path: Path) -
     assert "Live page" in shown.facts
 
 
-def test_several_models_and_gateways_name_what_they_serve() -> None:
+def test_banners_of_several_models_and_gateways_list_them() -> None:
     several = banner.of_models(ServerOptions(), ["a", "b"], "http://127.0.0.1:8000", on_demand=True)
     assert several.facts["Models"] == "a, b"
     assert "when a request names it" in several.facts["Runs on"]

@@ -77,7 +77,7 @@ def test_instruction_sets_say_how_fast_it_will_be(features: set[str], said: str)
         (32, 32, "That is few, because each connection takes one. Raise it, as with: ulimit -n 1024", True),
     ],
 )
-def test_the_limit_of_open_files_is_a_sentence(soft: int, hard: int, said: str, fails: bool) -> None:
+def test_limit_of_open_files_is_reported_in_a_sentence(soft: int, hard: int, said: str, fails: bool) -> None:
     found = doctor.open_files(soft, hard)
     assert found.sentences.endswith(said)
     assert found.fails == fails

@@ -108,7 +108,7 @@ def test_a_tool_of_a_server_on_a_cpu_gets_short_prompts(
     assert not has_example("codex", "--no-lean")
 
 
-def test_a_tool_can_be_named_as_its_program(server: ScriptedServer, stubs: Stubs) -> None:
+def test_tool_can_be_named_by_its_program(server: ScriptedServer, stubs: Stubs) -> None:
     assert cli.main(["launch", "qwen", "--url", server.url]) == 7
     assert stubs.told()[0][:2] == ["--auth-type", "openai"]
 

@@ -80,7 +80,7 @@ def test_no_objective_has_a_fixed_time_and_the_threshold_of_the_event_loop_is_a_
     assert threshold in names.EVENT_LOOP_LAG_SECONDS.buckets
 
 
-def test_the_comment_of_the_objectives_has_the_least_targets_of_the_server() -> None:
+def test_comment_in_the_rules_has_the_minimum_targets_of_the_server() -> None:
     head = (FOLDER / "recording.rules.yml").read_text().split("groups:")[0]
     least = [f"{LEAST_NS[slo] / 1e9:g} s ({slo})" for slo in ("ttft", "tpot")]
     assert f"six times that, but at least {' or '.join(least)}" in " ".join(head.replace("#", " ").split())

@@ -275,7 +275,7 @@ def test_a_browser_without_room_for_pictures_keeps_the_rest_of_the_conversation(
     assert "n.png · this browser had no room for it" in seeing.inner_text(".asked")
 
 
-def test_only_a_model_that_reads_pictures_gets_any(page: Page, seeing: Page) -> None:
+def test_only_models_that_read_pictures_get_them(page: Page, seeing: Page) -> None:
     refused = "#problem:has-text('a.png cannot be attached: it is not a text in UTF-8')"
     hand_in(page, "paste", png(picture(0)))
     page.wait_for_selector(refused)

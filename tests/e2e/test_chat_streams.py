@@ -108,7 +108,7 @@ def ended(page: Page) -> None:
     page.wait_for_selector("#turns:not(.busy)")
 
 
-def test_a_long_prompt_shows_how_much_of_it_is_read_and_comments_are_no_events(page: Page, script: Script) -> None:
+def test_long_prompt_shows_its_progress_and_comments_are_not_events(page: Page, script: Script) -> None:
     send(page)
     page.wait_for_selector(".progress:has-text('Waiting for the first token')")
     script.pieces.put(": 16 of 3582 prompt tokens\n\n")
@@ -142,7 +142,7 @@ def test_a_stream_that_moves_to_another_server_says_so_and_goes_on(page: Page, s
     assert page.locator(".error:visible").count() == 0
 
 
-def test_where_reading_fails_the_server_does_not_go_on_for_nobody(page: Page, script: Script) -> None:
+def test_failure_while_reading_stops_the_request(page: Page, script: Script) -> None:
     send(page)
     script.say(content="One")
     script.pieces.put("data: {broken\n\n")

@@ -28,7 +28,7 @@ def record(ttft_ms: int, tpot_ms: int, alone_ms: tuple[int, int], tokens: int = 
         ((29_000, 100), (5000, 20), (True, True)),  # a long prompt
     ],
 )
-def test_a_request_has_a_multiple_of_its_time_alone_but_at_least_what_people_notice(
+def test_target_is_a_multiple_of_the_time_alone_with_a_minimum(
     took_ms: tuple[int, int], alone_ms: tuple[int, int], is_met: tuple[bool, bool]
 ) -> None:
     judged = [*Targets().judge(record(*took_ms, alone_ms))]
@@ -44,7 +44,7 @@ def test_the_operators_target_is_the_same_for_all_requests() -> None:
     assert [*targets.judge(record(200, 10, (0, 0)))] == [Judged("ttft", 200 * MS, 300 * MS)]
 
 
-def test_only_finished_requests_that_somebody_waits_for_are_judged_once_their_time_alone_is_known() -> None:
+def test_only_finished_foreground_requests_with_a_known_time_alone_are_judged() -> None:
     slow = record(9000, 900, (5, 5))
     assert [one.is_met for one in Targets().judge(slow)] == [False, False]
     others = [{"outcome": Outcome.CANCELLED}, {"background": True}, {"operation": "embeddings"}]

@@ -39,7 +39,7 @@ def gguf_file(path: Path, metadata: dict[str, Any], **configs: dict[str, Any]) -
         ({}, {}),
     ],
 )
-def test_a_folder_states_what_its_generation_config_states(
+def test_folder_states_the_defaults_of_its_generation_config(
     tmp_path: Path, configs: dict[str, Any], stated: dict[str, Any]
 ) -> None:
     assert stated_defaults(folder(tmp_path, **configs)) == stated
@@ -59,7 +59,7 @@ def test_a_folder_states_what_its_generation_config_states(
         ({}, {"config": {"temperature": 0.5}}, {}),  # the file is not of that model
     ],
 )
-def test_a_gguf_file_states_what_its_metadata_state(
+def test_gguf_file_states_the_defaults_of_its_metadata(
     tmp_path: Path, metadata: dict[str, Any], configs: dict[str, Any], stated: dict[str, Any]
 ) -> None:
     assert stated_defaults(gguf_file(tmp_path, metadata, **configs)) == stated

@@ -52,7 +52,7 @@ def count() -> None:
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.NOTSET])
-def test_what_is_over_at_once_is_not_shown(capsys: pytest.CaptureFixture[str], level: int) -> None:
+def test_short_work_is_not_shown(capsys: pytest.CaptureFixture[str], level: int) -> None:
     progress.log.setLevel(level)
     count()
     assert capsys.readouterr().err == ""
@@ -85,7 +85,7 @@ def test_an_output_that_is_neither_a_terminal_nor_a_log_shows_nothing(capsys: py
     assert capsys.readouterr().err == ""
 
 
-def test_the_last_line_is_that_of_the_end(
+def test_last_line_shows_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at_once: None
 ) -> None:
     progress.log.setLevel(logging.INFO)
@@ -98,7 +98,7 @@ def test_the_last_line_is_that_of_the_end(
 
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_a_line_of_the_log_leaves_no_bar_behind(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_line_leaves_no_bar_on_the_screen(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "SILENT_SECONDS", seconds)
     monkeypatch.setattr(sys, "stderr", screen := Screen())
     with log_restored():
@@ -112,7 +112,7 @@ def test_a_line_of_the_log_leaves_no_bar_behind(seconds: float, monkeypatch: pyt
     assert ("Packing" in screen.getvalue()) == (seconds == 0.0)
 
 
-def test_of_two_things_that_take_long_at_once_one_is_shown(monkeypatch: pytest.MonkeyPatch, at_once: None) -> None:
+def test_only_one_of_two_concurrent_tasks_is_shown(monkeypatch: pytest.MonkeyPatch, at_once: None) -> None:
     monkeypatch.setattr(sys, "stderr", screen := Screen())
     with Elapsed("Compiling") as first, Elapsed("Compiling too") as second:
         first.show()

@@ -53,7 +53,7 @@ def test_every_sampling_parameter_reaches_the_engine(served: Served) -> None:
     )
 
 
-def test_the_servers_defaults_fill_in_what_the_request_leaves_out(serve: Serve) -> None:
+def test_defaults_of_the_server_apply_to_parameters_that_a_request_leaves_out(serve: Serve) -> None:
     served = serve(default_params="temperature=0.6,top_k=50,repetition_penalty=1.1")
     served.complete(temperature=0, top_k=0)
     params = served.engine.submitted.get().params

@@ -166,7 +166,7 @@ def test_only_the_newest_requests_outside_the_engine_are_listed() -> None:
     assert [row.request_id for row in rows] == [*reversed(exchanges)][:MOST_SHOWN]
 
 
-def test_an_answer_that_is_being_written_is_open_and_what_the_engine_has_is_listed_once() -> None:
+def test_answer_being_written_is_open_and_requests_of_the_engine_are_listed_once() -> None:
     times = RequestTimes(received=10, submitted=20, tokenize_started=30, tokenized=40, scheduled=50, first_token=60)
     in_engine = OpenRow.of(Origin("running"), times, lambda: 70, 0)
     exchanges = {}

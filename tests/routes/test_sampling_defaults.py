@@ -39,7 +39,7 @@ def defaults(of_model: dict[str, Any], given: str | None = None, *, reads_config
         ({"max_length": 9, "max_new_tokens": 8}, None, {}, FALLBACK),  # limits are no sampling parameters
     ],
 )
-def test_the_fallback_applies_only_where_nobody_sets_the_distribution(
+def test_fallback_applies_only_if_no_sampling_parameter_is_set(
     of_model: dict[str, Any], given: str | None, body: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     assert defaults(of_model, given).of_request(SamplingBody(**body)) == NEUTRAL | expected
@@ -60,7 +60,7 @@ def test_without_generation_config_the_defaults_are_openais_and_the_operators() 
         ([1], "must be a number, got a list"),
     ],
 )
-def test_a_wrong_default_in_a_models_files_is_left_out_with_a_requests_sentence(value: object, problem: str) -> None:
+def test_wrong_default_in_model_files_is_ignored_with_the_error_of_a_request(value: object, problem: str) -> None:
     found = defaults({"temperature": value, "top_k": 5})
     assert found.of_request() == NEUTRAL | {"top_k": 5}
     assert found.ignored == (f"Invalid 'temperature': {problem}.",)
@@ -96,7 +96,7 @@ def test_default_params_are_pairs_or_json(text: str | None, values: dict[str, An
         ("{temperature: 1}", "is '{temperature: 1}', which is not JSON: "),
     ],
 )
-def test_wrong_default_params_get_the_sentences_of_requests(text: str, problem: str) -> None:
+def test_wrong_default_params_get_the_errors_of_requests(text: str, problem: str) -> None:
     with pytest.raises(OptionError) as refused:
         given_defaults(text)
     assert str(refused.value).startswith(f"--default-params {problem}")

@@ -224,7 +224,7 @@ REJECTED = {"outcome": Outcome.REJECTED, "http_status": 429, "error_type": "Over
         ),
     ],
 )
-def test_the_short_line_of_a_request_says_how_it_ended_and_what_took_time(
+def test_short_line_of_a_request_has_its_outcome_and_its_longest_phases(
     changes: dict[str, Any], line: str, make_record
 ) -> None:
     assert short_line(make_record(**changes)) == line

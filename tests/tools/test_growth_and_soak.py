@@ -39,7 +39,7 @@ def test_much_for_few_bytes_fails_even_if_it_grows_with_them() -> None:
     assert found == "20.00 s of CPU for 2.00 MiB"
 
 
-def test_the_work_of_the_model_is_free_only_where_it_answers() -> None:
+def test_work_of_the_model_is_free_only_if_it_answers() -> None:
     small = [cost._replace(num_bytes=1024, mib=0.0, cpu_seconds=cost.cpu_seconds / 4) for cost in (ONE, TWO)]
     assert growth.failures(*small, model_cpu_seconds=1.0) == ["0.53 s of CPU for 0.00 MiB"]
     assert growth.failures(*(cost._replace(status="200") for cost in small), model_cpu_seconds=1.0) == []

@@ -81,4 +81,4 @@ def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, i
         state = "Up" if report is not None else "Up, without reports"
     shown = {"number": number, "state": state, "is_up": is_up, "models": routers.models_of(name)}
     shown |= {"num_sent": sent.get(str(number), 0), "num_open": upstream.num_open}
-    return shown | {told: getattr(report, told, None) for told in ("num_running", "num_waiting", "kv_use")}
+    return shown | {name: getattr(report, name, None) for name in ("num_running", "num_waiting", "kv_use")}

@@ -223,7 +223,7 @@ def test_a_call_of_no_tool_stays_text(serve: Serve) -> None:
     assert item["content"][0]["text"] == other
 
 
-def test_parameters_are_told_back_as_they_took_effect(serve: Serve) -> None:
+def test_answers_report_the_effective_parameters(serve: Serve) -> None:
     served = serve(default_params="temperature=0.25,top_p=0.5")
     told = {
         "frequency_penalty": 0.5,

@@ -336,7 +336,7 @@ class OneModel:
         pass
 
 
-def test_a_front_of_several_models_never_warns_that_streams_end_with_their_replica(
+def test_server_of_several_models_never_warns_about_unmarked_streams(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with fleet(1, server=OPTIONS) as running:

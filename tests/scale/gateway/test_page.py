@@ -20,7 +20,7 @@ def told(running: Fleet) -> dict[str, Any]:
     return json.loads(text.removeprefix("data: "))
 
 
-def test_the_feed_tells_numbers_states_and_addresses_of_replicas() -> None:
+def test_feed_has_numbers_states_and_addresses_of_replicas() -> None:
     with fleet(2) as running:
         (first, second) = running.replicas
         for number in range(6):
@@ -40,7 +40,7 @@ def test_the_feed_tells_numbers_states_and_addresses_of_replicas() -> None:
         assert running.http.get("/").json()["links"]["page"] == "dashboard"
 
 
-def test_the_pages_of_requests_are_for_this_machine_or_where_they_are_opened_then_without_addresses() -> None:
+def test_pages_of_requests_need_a_local_gateway_or_open_dashboard_without_addresses() -> None:
     for route, status in (
         (RouteOptions(host="0.0.0.0"), 404),
         (RouteOptions(host="0.0.0.0", open_dashboard=True), 200),
@@ -81,7 +81,7 @@ def test_the_page_follows_the_fleet(open_page: OpenPage, scheme: str, viewport: 
 
 
 @pytest.mark.browser
-def test_the_requests_of_replicas_with_keys_need_one_and_the_rest_of_the_page_does_not(open_page: OpenPage) -> None:  # noqa: F811
+def test_only_the_requests_of_replicas_with_keys_need_a_key(open_page: OpenPage) -> None:  # noqa: F811
     server = replace(BEHIND_A_GATEWAY, api_key=("secret",))
     with fleet(1, server=server, route=RouteOptions(replica_key="secret")) as running:
         running.ask(headers={"authorization": "Bearer secret"})

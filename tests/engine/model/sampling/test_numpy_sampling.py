@@ -212,7 +212,7 @@ def test_draws_follow_the_distribution(way: dict[str, float], along: str) -> Non
     ],
     ids=["demo", "fallback", "qwen"],
 )
-def test_defaults_that_models_state_mean_what_they_mean_in_transformers(
+def test_stated_defaults_mean_the_same_as_in_transformers(
     way: dict[str, float], warpers: list[LogitsProcessor]
 ) -> None:
     for seed in range(50):
