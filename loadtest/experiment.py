@@ -32,7 +32,7 @@ from loadtest.workers import Job, Workers
 from oaiserve.hosts import is_loopback
 
 MOST_REQUESTS = 1_000_000
-FEW_CORES = 4  # up to here, a server on this machine shares the cores of the client
+FEW_CORES = 4  # with at most this many, a server on this machine shares the client's cores
 OnProgress = Callable[[str, Progress, int], None]  # takes the run's title, its progress, and its number of requests
 OnSamples = Callable[[str, Sequence[Sample]], None]
 

@@ -34,7 +34,7 @@ class Agent:
     environment: Mapping[str, str]
     arguments: tuple[str, ...] = ()  # before the user's own
     files: Mapping[str, str] = field(default_factory=dict)  # their contents, by the variable that has the file's path
-    lean: Lean | None = None  # None: its prompts are short anyway
+    lean: Lean | None = None  # None: its prompts are short already
     is_javascript: bool = True
 
     @property

@@ -18,10 +18,10 @@ from oaiserve.routes.sampling_defaults import SamplingDefaults
 from oaiserve.screen import Screen
 
 if TYPE_CHECKING:
-    from oaiserve.engine.engine import Engine  # which takes long to import
+    from oaiserve.engine.engine import Engine  # its import is slow
 
 _LABEL_WIDTH = 10
-_LONG_NAME = 40  # characters: the example request leaves out the name of the only model if it is longer
+_LONG_NAME = 40  # characters, above which the example request leaves out the model
 # An example for each task: a path, and a body without its model.
 _EXAMPLES: dict[Task, tuple[str, str]] = {
     "generate": ("/v1/chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'),

@@ -29,7 +29,7 @@ class ListedModel(NamedTuple):
     context: int  # tokens
     task: str  # generate, or one that writes no text
     names: tuple[str, ...]  # by which it is known: its own, and that of its folder or on the hub
-    device: str  # that computes it: cpu or cuda; "" where a server doesn't say
+    device: str  # cpu or cuda; "" if the server doesn't report it
 
 
 class Client:

@@ -24,7 +24,7 @@ from oaiserve.screen import Screen
 
 DEMO_BYTES = 1_500_000_000  # of memory that a server of it takes
 FEW_FILES = 1024
-INDENT = 14  # columns of the names of the parts
+INDENT = 14  # columns for the name of a part
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "uvicorn", "starlette")
 
 

@@ -127,7 +127,7 @@ class EngineLoop:
                 self.forecaster = Forecaster(scheduler, own, cost, lambda: self.snapshot, self._host.under_way)
         self.watchdog = Watchdog(self._host, cost, hang_seconds, exits=exit_on_hang)
         self._account = StepAccount(self._host, self.causes, cores_ns)
-        self.arriving: dict[str, Submitted] = {}  # those in the inbox; written and read by any thread
+        self.arriving: dict[str, Submitted] = {}  # requests in the inbox; written and read by any thread
         # written by the engine thread, read by any thread
         self.requests = OpenRequests(
             model,

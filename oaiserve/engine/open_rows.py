@@ -23,7 +23,7 @@ class OpenRows:
 
     def newest(self, most: int, epoch_offset_ns: int) -> dict[str, OpenRow]:
         """Return the rows of the newest requests by id, newest first. It may take milliseconds."""
-        arriving = self.loop.arriving.copy()  # read first: they become open ones
+        arriving = self.loop.arriving.copy()  # read first, because they become open requests
         found: dict[str, Submitted | OpenRequest] = {**self.loop.requests.all()}
         found |= {request_id: one for request_id, one in arriving.items() if request_id not in found}
         newest = dict(islice(reversed(found.items()), most))

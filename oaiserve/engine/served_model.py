@@ -29,7 +29,7 @@ class ServedModel:
     max_step_tokens_default: int = 512
     eos_token_ids: frozenset[int] = frozenset()
     grammars: Grammars | None = None  # None: those of the tokenizer
-    default_params: Mapping[str, Any] = field(default_factory=dict)  # of requests, as the model's files state them
+    default_params: Mapping[str, Any] = field(default_factory=dict)  # defaults of requests, from the model's files
     pooling: Pooling | None = None  # None: the model generates text
     adapters: AdapterTable = field(default_factory=AdapterTable)
     media: Media | None = None  # None: the model reads text alone

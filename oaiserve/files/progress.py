@@ -45,7 +45,7 @@ class Progress(tqdm):  # type: ignore[misc]
         if self._is_terminal:
             self._is_shown = True
             return bool(super().display(msg, pos))
-        if msg is None and self.n:  # "" clears a line
+        if msg is None and self.n:  # tqdm passes "" to clear a line
             self._is_shown = True
             print(self, file=sys.stderr, flush=True)
         return False

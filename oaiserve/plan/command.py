@@ -23,8 +23,8 @@ from oaiserve.plan.search import Highest, alone, calibrated, changes, good_share
 
 BUSIEST_PROMPTS = 300  # that are replayed, as often as it takes: those of the busiest time, if more were recorded
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)  # of the highest rate, which the table shows
-LEAST_CHANGE = 0.03  # of the rate, as a share: the search is no more precise
-LONE_BUSY_SHARE = 0.1  # below it, a server is so idle that hardly two requests meet
+LEAST_CHANGE = 0.03  # of the rate, as a share; smaller ones are noise of the search
+LONE_BUSY_SHARE = 0.1  # below this, requests on a server hardly overlap
 _HEAD = ("prompts/s", "good", "TTFT p50", "p99", "ITL p50", "p99", "busy", "cached", "preempted")
 
 

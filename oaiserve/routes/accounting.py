@@ -28,7 +28,7 @@ def _link_to_page(scope: Scope, request_id: str) -> bytes:
     return f'<{up}requests/{request_id}>; rel="describedby"; type="text/html"'.encode()
 
 
-_SHARED = [each.name for each in fields(RequestRecord) if hasattr(Exchange, each.name)]  # by the same names in both
+_SHARED = [each.name for each in fields(RequestRecord) if hasattr(Exchange, each.name)]  # fields that both classes have
 
 
 class Accounting:
@@ -88,7 +88,7 @@ class Accounting:
             await error_response(exchange.error, scope)(scope, receive, watched_send)
         finally:
             if exchange.error is not None:
-                exchange.error.__traceback__ = None  # its frames hold the exchange and the body: a circle
+                exchange.error.__traceback__ = None  # its frames hold the exchange and the body: a reference cycle
             if exchange.stream is None:
                 self._record(scope, exchange, Usage(0, 0, 0))
             else:

@@ -42,7 +42,7 @@ from oaiserve.routes.operation import serves
 logger = logging.getLogger(__name__)
 
 MOST_COMPARED_CHARACTERS = 60  # of an unknown path: comparing it with all routes takes a fraction of a millisecond
-LEAST_LIKENESS = 0.75  # of a path and of the route that is suggested for it, from 0 to 1
+LEAST_LIKENESS = 0.75  # of a path and the route suggested for it, from 0 to 1
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 

@@ -19,7 +19,7 @@ from oaiserve.routes.invalid import invalid, invalid_type
 
 Values = dict[str, float | int]
 
-# What OpenAI documents: the model's distribution as it is.
+# OpenAI's documented defaults, which leave the model's distribution as it is.
 NEUTRAL: Values = {
     each.name: getattr(SamplingParams(), each.name)
     for each in fields(SamplingParams)
@@ -36,7 +36,7 @@ class SamplingDefaults:
     """The defaults of one server."""
 
     stated: Values  # by the operator or the model
-    origin: str  # of the values, for the log
+    origin: str  # of the values, for the banner
     ignored: tuple[str, ...] = ()  # errors of unusable values in the model's files
 
     @classmethod

@@ -52,10 +52,10 @@ class Measured:
     model_info: Mapping[str, str] = field(default_factory=dict)  # values for the labels of oaiserve_model_info
     # These are read for each page.
     elsewhere: Mapping[Metric, Callable[[], Numbers]] = field(default_factory=dict)
-    # By their ids, newest first, given the wall clock minus the monotonic clock.
+    # Returns them by id, newest first. Its argument is the wall clock minus the monotonic clock.
     open_requests: Callable[[int], dict[str, OpenRow]] = lambda epoch_offset_ns: {}
     read_meters: Callable[[], None] = lambda: None  # called once a second, on the telemetry thread
-    targets: Targets = field(default_factory=Targets)  # by which requests are judged
+    targets: Targets = field(default_factory=Targets)  # for judging requests
 
 
 class Metrics:

@@ -18,7 +18,7 @@ from oaiserve.telemetry.shown import TokenGaps, json_of, mean_event_tokens, step
 
 MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request
 NOT_SERVED = (Outcome.REJECTED, Outcome.FAILED)
-# The facts of a record in the row of a list.
+# The facts of a record in a list's row, by their names there.
 _IN_ROWS = {
     **{name: name for name in ("request_id", "operation", "outcome", "error_type", "model", "client", "stream")},
     **{name: name for name in ("prompt_tokens", "cached_tokens", "completion_tokens")},

@@ -51,7 +51,7 @@ def test_delays_that_are_usual_on_shared_cores_are_notes() -> None:
     assert [found["verdict"] for found in judged.values()] == ["valid", "valid", "suspect", "invalid"]
     assert [len(found["notes"]) for found in judged.values()] == [0, 1, 0, 0]
     for said in (judged[6]["notes"][0], judged[21]["reasons"][0]):
-        assert said.endswith("; this is usual where client and server share cores")
+        assert said.endswith("; this is usual if client and server share cores")
 
 
 def test_late_sends_by_max_in_flight_do_not_make_the_client_invalid() -> None:

@@ -109,7 +109,7 @@ def pins_file(name: str, client: Client | Agent) -> Path:
 
 def _install_javascript(folder: Path, lock: Path) -> None:
     shutil.copytree(lock.parent, folder)
-    # `npm ci` refuses locks that npm 11 has written itself without the packages for other platforms.
+    # Not `npm ci`: it refuses npm 11's own lock files if they lack the packages for other platforms.
     run("npm", "install", "--silent", "--prefix", folder)
 
 

@@ -25,7 +25,7 @@ FEATURES = {
     "load": "a load generator's run, without errors or missing tokens",
     "loglikelihood": "log-probabilities, which equal transformers' to 0.001 in float32",
 }
-RUN_HERE = "<!-- not run: run by `make clients` -->"  # above a snippet, for the test that runs those of the docs
+RUN_HERE = "<!-- not run: run by `make clients` -->"  # above a snippet, for the test that runs the docs' snippets
 OK = ""  # an outcome is a sentence that says what went wrong
 
 

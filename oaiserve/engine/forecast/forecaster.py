@@ -182,7 +182,7 @@ class Forecaster:
         so_far = {one.request_id: one.num_tokens - one.prompt_len for one in self._scheduler.running.copy()}
         found = {}
         for request_id, opened in shown.items():
-            first_ns = 0.0  # from now on, like the rest
+            first_ns = 0.0  # counted from now
             if (place := places.get(request_id)) is not None:
                 ahead = self._first_token(cost, self._step_time.copy(), decodes, turns, place, host_ns)
                 first_ns = residual_ns + ahead.first_token_ns

@@ -183,7 +183,7 @@ class UntaggedCalls(JsonCallParser):
         names = _decode_object(arguments).keys()
         if key == "parameters" and {"type", "properties"} <= names:  # it's the tool's schema
             raise NotACall
-        if not self._is_blank and not names >= set(self._tools[name].get("required", ())):  # the text only talks of it
+        if not self._is_blank and not names >= set(self._tools[name].get("required", ())):  # the text only mentions it
             raise NotACall
         return name, arguments
 

@@ -51,7 +51,14 @@ from oaiserve.routes import sse
 from oaiserve.routes.batches.routes import MOST_FILE_BYTES
 from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, client_left, keep, receive
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
-from oaiserve.scale.gateway.lists import all_kept, all_requests, models_answer, schema_answer
+from oaiserve.scale.gateway.lists import (
+    REQUESTS_PATH,
+    SCHEMA_PATH,
+    all_kept,
+    all_requests,
+    models_answer,
+    schema_answer,
+)
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
 from oaiserve.scale.gateway.sent_pieces import MOST_KEPT_BYTES, SentPieces
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream, UpstreamAnswer
@@ -93,8 +100,6 @@ _NOT_ANSWERED = _OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-opt
 _OF_ONE_REPLICA = ("/admin", "/debug", "/dashboard", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 # What one replica keeps, unless all have one store: it is asked for until one has it.
 _KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations", b"/v1/files/", b"/v1/batches", b"/debug/requests/")
-REQUESTS_PATH = "/debug/requests"
-SCHEMA_PATH = "/openapi.json"
 _LISTS = ("/v1/files", "/v1/batches")
 # A replica may have stored something before it failed.
 _NOT_REPEATED = (b"/v1/conversations", b"/v1/files", b"/v1/batches")
@@ -202,7 +207,7 @@ class Gateway:
         self._watch = watch
         self._metrics = metrics
         self._tracing = tracing
-        self._shows_requests = options.server.shows_dashboard  # of all replicas
+        self._shows_requests = options.server.shows_dashboard  # of its replicas
         self._body_limit = options.body_limit or MEDIA_BODY_BYTES
         self._continues = options.continue_streams
         self._received = SharedLimit(MOST_RECEIVED_BYTES)  # bodies of requests without an answer

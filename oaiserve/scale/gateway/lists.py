@@ -26,6 +26,8 @@ from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Headers, Unreacha
 from oaiserve.scale.gateway.watch import UNREADABLE, Watch
 from oaiserve.scale.routers import Routers
 
+REQUESTS_PATH = "/debug/requests"
+SCHEMA_PATH = "/openapi.json"
 MOST_PAGES = 10  # of a replica's list
 PAGE_ITEMS = 100  # as many as a page may have
 MOST_REQUESTS = 4096  # of a replica
@@ -134,7 +136,7 @@ async def schema_answer(watch: Watch, lacks: Callable[[str], bool], headers: Hea
     for name in sorted(watch.joined - watch.silent):
         with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, KeyError, *UNREADABLE):
             async with asyncio.timeout(LIST_SECONDS):
-                status, content = await watch.upstreams[name].get(b"/openapi.json", headers, MOST_SCHEMA_BYTES)
+                status, content = await watch.upstreams[name].get(SCHEMA_PATH.encode(), headers, MOST_SCHEMA_BYTES)
             if status >= 400:
                 refusal = Response(content, status, media_type="application/json")
                 continue
@@ -152,7 +154,7 @@ async def all_requests(watch: Watch, query: str, headers: Headers) -> Response:
     """Request the last requests of each replica with a client's `headers`, and answer with all of them, each with the
     number of its `replica`. If all replicas refuse, answer with a refusal."""
     upstreams = [watch.upstreams[name] for name in sorted(watch.joined - watch.silent)]
-    answers = await asyncio.gather(*(_requests(upstream, query.encode(), headers) for upstream in upstreams))
+    answers = await asyncio.gather(*(_requests(upstream, query, headers) for upstream in upstreams))
     refusals = [answer for answer in answers if isinstance(answer, Response)]
     if refusals and len(refusals) == len(answers):
         return refusals[0]
@@ -174,12 +176,12 @@ def _merged(found: Mapping[int, _Requests], fields: Mapping[str, str]) -> Respon
     return json_response({"requests": shown["requests"][:limit], "open": shown["open"]})
 
 
-async def _requests(upstream: Upstream, query: bytes, headers: Headers) -> _Requests | Response | None:
+async def _requests(upstream: Upstream, query: str, headers: Headers) -> _Requests | Response | None:
     """Return the last requests of a replica, its refusal, or None if its answer is late or unreadable."""
     with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, *UNREADABLE):
         async with asyncio.timeout(LIST_SECONDS):
-            target = b"/debug/requests" + (b"?" + query if query else b"")
-            status, content = await upstream.get(target, headers, MOST_LIST_BYTES)
+            target = f"{REQUESTS_PATH}?{query}" if query else REQUESTS_PATH
+            status, content = await upstream.get(target.encode(), headers, MOST_LIST_BYTES)
         if status >= 400:
             return Response(content, status, media_type="application/json")
         return await asyncio.to_thread(msgspec.json.decode, content, type=_Requests)

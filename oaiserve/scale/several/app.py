@@ -143,7 +143,7 @@ def create_app(
     async def root(request: Request) -> Response:
         return await dashboard.answer_root(request, server, __version__)
 
-    # The pages are there when no model is loaded, too. The feed, and /debug, are those of one process.
+    # The pages work even if no model is loaded. The feed and /debug are those of one process.
     closed = None if server.shows_dashboard else debug.closed_route
     inside = [] if closed is None else [Route(f"{path}/{{rest:path}}", closed) for path in ("/dashboard", "/debug")]
     app = Starlette(
