@@ -1,9 +1,10 @@
-"""What a server says when it is ready."""
+"""Tests the lines that a server prints when it is ready."""
 
 from pathlib import Path
 
 import pytest
 
+from oaiserve import __version__
 from oaiserve.commands import banner
 from oaiserve.config import Config, EngineOptions, RouteOptions, ServerOptions
 from oaiserve.screen import Screen
@@ -16,7 +17,7 @@ FACTS = {"Model": "a model", "Runs on": f"CPU, {'a very long description, ' * 8}
 def test_lines_are_wrapped_but_addresses_and_the_command_stay_whole(columns: int) -> None:
     text = banner.of_server(Config("demo"), 8000, "generate", FACTS).text(Screen(lambda: columns))
     lines = text.splitlines()
-    assert lines[1] == "oaiserve 0.1.0 serves demo at http://127.0.0.1:8000/v1"
+    assert lines[1] == f"oaiserve {__version__} serves demo at http://127.0.0.1:8000/v1"
     assert "  API       http://127.0.0.1:8000/v1" in lines
     assert "  Chat      http://127.0.0.1:8000/" in lines
     assert max(len(line) for line in lines if "curl" not in line and "-d" not in line) <= columns

@@ -170,6 +170,13 @@ def test_a_refusal_has_the_message_and_the_parameter_of_the_server(server: LiveS
     assert page.inner_text(f"{LAST} .error + .note") == f"Parameter: {error['param']}" == "Parameter: response_format"
 
 
+def test_lost_connection_is_reported_in_words(server: LiveServer, open_page: OpenPage) -> None:
+    page = ready(open_page(f"{server.url}/", may_log=True))
+    page.route("**/v1/chat/completions", lambda route: route.abort())
+    send(page)
+    assert page.inner_text(f"{LAST} .error") == "The server cannot be reached."
+
+
 # -- what is sent ----------------------------------------------------------------------------------------------------
 
 

@@ -74,6 +74,9 @@ def test_the_phases_of_a_request_under_load_are_those_of_debug_requests(server: 
     page.click("#copy-json")
     page.wait_for_selector("#said:text-is('Copied')")
     assert json.loads(page.evaluate("navigator.clipboard.readText()"))["phases"] == entry["phases"]
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")  # as without HTTPS
+    page.click("#copy-id")
+    page.wait_for_selector("#copy-id:text-is('Copied')")
     sentences = page.locator("#account .why p").all_text_contents()
     # Neighbours may have ended since, so that they have names now.
     assert [sentence.partition(";")[0].rstrip(".") for sentence in sentences] == [
@@ -202,6 +205,16 @@ def test_the_page_of_an_open_request_follows_it_to_its_account(server: LiveServe
         page.wait_for_selector(".open:has-text('Running')")
         check_texts_and_controls(page)
     page.wait_for_selector("#account .tiles:has-text('cancelled')")
+
+
+def test_page_of_a_request_tries_again_after_a_lost_connection(server: LiveServer, open_page: OpenPage) -> None:
+    request_id = complete(server).headers["x-request-id"]
+    page = open_page(f"{server.url}/docs", may_log=True)
+    page.route("**/debug/requests/*", lambda route: route.abort())
+    page.goto(f"{server.url}/requests/{request_id}")
+    page.wait_for_selector("#status:text-is('No connection; trying again')")
+    page.unroute("**/debug/requests/*")
+    page.wait_for_selector("tr[data-phase]")
 
 
 def test_an_unknown_request_has_a_page_that_says_how_many_are_kept(server: LiveServer, open_page: OpenPage) -> None:
