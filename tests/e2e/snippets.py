@@ -187,7 +187,9 @@ def check_module(module: str, arguments: list[str]) -> None:
     with (
         mock.patch.object(argparse.ArgumentParser, "parse_args", parse_args),
         mock.patch.object(sys, "argv", [module, *arguments]),
+        warnings.catch_warnings(),
     ):
+        warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)  # other tests import the module
         try:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         except Parsed:
