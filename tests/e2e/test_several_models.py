@@ -120,7 +120,7 @@ def test_a_stream_goes_on_when_the_process_of_its_model_is_killed(two_models: Li
         undisturbed = text(http, kills=False)
         loads = samples(two_models, "oaiserve_model_loads_total")["chat"]
         assert text(http, kills=True) == undisturbed
-    # On a busy machine the whole answer may have been on its way when the process died; then nobody waited for the load.
+    # On a busy machine, the whole answer may be complete before the process dies; then no request waits for the load.
     wait_until(lambda: samples(two_models, "oaiserve_model_loads_total")["chat"] == loads + 1)
 
 
