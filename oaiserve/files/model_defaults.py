@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 from oaiserve.files import gguf
 from oaiserve.files.source import ModelSource
+
+log = logging.getLogger(__name__)
 
 LENGTHS = ("max_new_tokens", "max_length")
 # Each sampling parameter by its name in GGUF files, as llama.cpp's converter writes them from generation_config.json.
@@ -30,7 +33,8 @@ def stated_defaults(source: ModelSource) -> dict[str, Any]:
     paths = [path for name in names if (path := source.folder / name).is_file()]
     try:
         settings = json.loads(paths[0].read_text(encoding="utf-8")) if paths else {}
-    except (OSError, ValueError):  # loading the model reports the error
+    except (OSError, ValueError) as error:
+        log.warning("The defaults in %s are not used, because it cannot be read: %s", paths[0], error)
         settings = {}
     settings = settings if isinstance(settings, dict) else {}
     stated = {name: settings[name] for name in SAMPLING if settings.get(name) is not None}

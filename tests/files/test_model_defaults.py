@@ -63,3 +63,13 @@ def test_gguf_file_states_the_defaults_of_its_metadata(
     tmp_path: Path, metadata: dict[str, Any], configs: dict[str, Any], stated: dict[str, Any]
 ) -> None:
     assert stated_defaults(gguf_file(tmp_path, metadata, **configs)) == stated
+
+
+@pytest.mark.parametrize("content", ["{", "\ud800"])
+def test_unreadable_generation_config_is_reported_and_not_used(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = gguf_file(tmp_path, {"temp": 0.7})
+    (tmp_path / "generation_config.json").write_bytes(content.encode("utf-8", "surrogatepass"))
+    assert stated_defaults(source) == {"temperature": 0.7}
+    assert "generation_config.json are not used, because it cannot be read" in caplog.text

@@ -26,6 +26,7 @@ TOOLS = ("codex", "claude-code", "opencode", "qwen-code", "aider")
 HELLO = "Write a file hello.py that prints hello."
 AIDER = "--yes-always --no-check-update --no-analytics --message"
 NO_FILE = "no file"
+FAILS = "the file fails"
 LIMIT_SECONDS = 3600.0
 
 
@@ -53,8 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(has_passed(result["result"]) for result in results.values()) else 1
 
 
+def outcome(exit_code: int, output: str, errors: str) -> str:
+    """Return what hello.py printed, or the last line of its error."""
+    return f"{FAILS}: {errors.strip().rpartition(chr(10))[2]}" if exit_code else output.strip()
+
+
 def has_passed(result: str) -> bool:
-    return "hello" in result.lower() and not result.startswith(NO_FILE)
+    return "hello" in result.lower() and not result.startswith((NO_FILE, FAILS))
 
 
 def tried(name: str, url: str, task: str) -> dict[str, Any]:
@@ -73,7 +79,7 @@ def tried(name: str, url: str, task: str) -> dict[str, Any]:
         file = Path(project) / "hello.py"
         if file.exists():
             ran = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=60)
-            result = ran.stdout.strip() or ran.stderr.strip().rpartition("\n")[2]
+            result = outcome(ran.returncode, ran.stdout, ran.stderr)
         else:
             result = f"{NO_FILE}: {' '.join((problem or said[-200:]).split())}"
     new = [record for record in _records(url) if record["request_id"] not in known]

@@ -47,9 +47,7 @@ class StartRequest:
     options: EngineOptions
     times: StartTimes = field(default_factory=StartTimes)
     meanwhile: Callable[[], object] = lambda: None  # called beside the weights
-    default_params: Mapping[str, float] = field(
-        default_factory=dict
-    )  # defaults of requests if the model's files state none
+    default_params: Mapping[str, float] = field(default_factory=dict)  # of requests, if the model's files state none
     task: Task = "generate"
     key: Subject | None = None  # in the start cache; None: this start cannot be remembered
     reserved: ReservedMemory | None = None  # for weights in quantization blocks

@@ -10,10 +10,19 @@ import { Refused, request } from "./sse.js";
 const EVERY_MS = 1000; // while it is open
 const MOST_GAPS = 5; // attempts between the end of the request and the writing of its account
 const path = location.pathname.split("/").at(-1); // still encoded
-const id = decodeURIComponent(path);
+const id = decoded(path);
 let json = "";
 let wasOpen = false;
 let gaps = 0;
+
+// Returns an encoded part of an address as text: as it is if its escapes are wrong, so that the server can refuse it.
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
 
 async function load() {
   try {

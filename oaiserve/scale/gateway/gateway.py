@@ -483,9 +483,8 @@ class Gateway:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         send_part: Send = scope["state"]["send"]  # past the layers around this, which would cost each part some time
         is_stream, may_go_on = begun.is_stream, begun.may_go_on
-        if (
-            is_stream and not may_go_on and asked.method == "POST"
-        ):  # streams of GET, such as the live page's, are never continued
+        # Streams of GET, such as the live page's, are never continued.
+        if is_stream and not may_go_on and asked.method == "POST":
             self._warn_of_unmarked(begun.upstream)
         signs: asyncio.Task[None] | None = None  # of life, in the pause of a stream that was cut off
         num_sent, num_cuts, give_up_ns = -1, 0, 0  # pieces at the last cut, and cuts since there was a further piece

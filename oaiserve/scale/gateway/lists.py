@@ -153,6 +153,8 @@ async def schema_answer(watch: Watch, lacks: Callable[[str], bool], headers: Hea
 async def all_requests(watch: Watch, query: str, headers: Headers) -> Response:
     """Request the last requests of each replica with a client's `headers`, and answer with all of them, each with the
     number of its `replica`. If all replicas refuse, answer with a refusal."""
+    if "limit" not in dict(parse_qsl(query)):  # a replica may keep more than the gateway reads
+        query = f"{query}&limit={MOST_REQUESTS}" if query else f"limit={MOST_REQUESTS}"
     upstreams = [watch.upstreams[name] for name in sorted(watch.joined - watch.silent)]
     answers = await asyncio.gather(*(_requests(upstream, query, headers) for upstream in upstreams))
     refusals = [answer for answer in answers if isinstance(answer, Response)]
@@ -180,8 +182,8 @@ async def _requests(upstream: Upstream, query: str, headers: Headers) -> _Reques
     """Return the last requests of a replica, its refusal, or None if its answer is late or unreadable."""
     with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, *UNREADABLE):
         async with asyncio.timeout(LIST_SECONDS):
-            target = f"{REQUESTS_PATH}?{query}" if query else REQUESTS_PATH
-            status, content = await upstream.get(target.encode(), headers, MOST_LIST_BYTES)
+            target = f"{REQUESTS_PATH}?{query}".encode()
+            status, content = await upstream.get(target, headers, MOST_LIST_BYTES)
         if status >= 400:
             return Response(content, status, media_type="application/json")
         return await asyncio.to_thread(msgspec.json.decode, content, type=_Requests)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from oaiserve.config import RouteOptions
+from oaiserve.scale.gateway import lists
 from oaiserve.scale.gateway.samples import FleetSamples
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
@@ -50,6 +51,16 @@ def test_the_gateway_lists_the_requests_of_all_replicas_and_finds_each_of_them()
         unknown = running.http.get("/debug/requests/nobody")
         assert (unknown.status_code, "keeps the last 256" in unknown.text) == (404, True)
         assert running.http.get("/debug/requests?limit=0").status_code == 400
+
+
+def test_a_gateway_asks_no_replica_for_more_requests_than_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists, "MOST_REQUESTS", 2)
+    with fleet(1) as running:
+        for number in range(3):
+            running.ask(f"{number}")
+        (replica,) = running.replicas.values()
+        wait_until(lambda: len(replica.telemetry.recent.list()) == 3)
+        assert len(entries(running)) == 2
 
 
 def test_an_answer_by_a_gateway_links_to_the_page_of_its_request() -> None:
