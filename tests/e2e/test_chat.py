@@ -101,7 +101,7 @@ def ended(page: Page) -> None:
 
 
 def test_the_line_below_an_answer_opens_into_its_phases_and_their_causes(server: LiveServer, page: Page) -> None:
-    settings(page, max_completion_tokens="60")
+    settings(page, max_completion_tokens="60", seed="1")
     send(page)
     recent, *_ = httpx.get(f"{server.url}/debug/requests", timeout=60).json()["requests"]
     entry = httpx.get(f"{server.url}/debug/requests/{recent['request_id']}", timeout=60).json()
@@ -546,7 +546,7 @@ def test_code_can_be_copied(server: LiveServer, open_page: OpenPage, has_clipboa
 
 
 def test_a_conversation_needs_no_mouse(page: Page) -> None:
-    settings(page, max_completion_tokens="5")
+    settings(page, max_completion_tokens="5", seed="1")
     walk_to(page, "#prompt")
     page.keyboard.type("One")
     page.keyboard.press("Shift+Enter")
@@ -583,7 +583,7 @@ def test_every_text_has_enough_contrast_and_every_control_a_name_within_the_widt
     page = ready(open_page(f"{server.url}/", viewport, color_scheme=scheme))
     check_texts_and_controls(page)
     compare(page)
-    settings(page, kind="tools", max_completion_tokens="300", temperature="1")
+    settings(page, kind="tools", max_completion_tokens="300", temperature="1", seed="1")
     check_texts_and_controls(page, least_texts=20)
     page.fill("#tools", "[")
     page.locator("#tools").blur()
