@@ -7,14 +7,12 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
-from oaiserve.engine.start.ways.quantized import load_quantized
-from oaiserve.files.source import find_model
+from tests.models.fingerprints import fingerprint
 from tests.models.gguf_records import Record, checksum, model_of, parameters_of, records
+from tests.models.pinned import file_of, quantized
 
-OPTIONS = EngineOptions(block_size=16, kv_blocks=8, dtype="float32", cpu_threads=1)
 IDS = torch.arange(5, 25)[None]
 
 
@@ -47,6 +45,6 @@ def test_a_file_is_read_and_kept(name: str, tmp_path: Path) -> None:
     assert weights.names() == own.keys()
     for parameter, values in own.items():
         torch.testing.assert_close(weights.tensor(parameter), torch.from_numpy(values), rtol=1e-5, atol=1e-6)
-    record.write(path, model, lambda _: Kind.Q8_0)
-    kept = load_quantized(find_model(path), OPTIONS)
+    kept = quantized(name, tmp_path)
     assert kept.weights.has_blocks()
+    assert fingerprint(kept.decoder, kept.loaded) == file_of(name, is_gguf=True).read_text()

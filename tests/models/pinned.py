@@ -1,0 +1,143 @@
+"""Small models whose descriptions are pinned as text: python -m tests.models.pinned [NAME ...] writes the files anew.
+
+Weights depend on the names of parameters alone, so that other versions of torch and transformers make the same ones.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from transformers import PreTrainedConfig
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.start.kv_form import with_native_cache
+from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.ways.quantized import QuantizedModel, load_quantized
+from oaiserve.files.source import find_model
+from tests.engine.model.cpu.small_models import FAMILIES, GEMMA4, GROUPED_MOE, LATENT, config, described
+from tests.models import small_configs
+from tests.models.decoders import random_model
+from tests.models.fingerprints import fingerprint
+from tests.models.gguf_records import Record, model_of, records
+
+FILES = Path(__file__).parent.parent / "engine" / "model" / "pinned_descriptions"
+GGUF_OPTIONS = EngineOptions(block_size=16, kv_blocks=8, dtype="float32", cpu_threads=1)
+# Types of which no facts are kept: their description follows from the names of their modules.
+_BY_NAMES = (
+    *("cohere2_moe", "cwm", "dots1", "exaone_moe", "flex_olmo", "gemma4_unified_text", "glm4_moe_lite", "granite_swa"),
+    *("granitemoe_swa", "internlm3", "iquestcoder", "jais2", "mellum", "minicpm3", "solar_open", "vaultgemma"),
+    *("hunyuan_v1_dense", "qwen3_5_moe_text"),  # of which there are GGUF files
+)
+
+
+class Pinned(NamedTuple):
+    config: PreTrainedConfig
+    dtype: torch.dtype = torch.float32
+
+
+def _rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **values}}
+
+
+_YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
+_LONG = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [4.0] * 8, **_YARN}
+_BY_TYPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+}
+_WINDOW = {"sliding_window": 6}
+_OTHER_ROTARY_TABLES = {
+    "llama, linear": config("llama", **_rope("linear", factor=4.0)),
+    "llama, dynamic": config("llama", **_rope("dynamic", factor=4.0, original_max_position_embeddings=64)),
+    "llama, yarn": config("llama", **_rope("yarn", **_YARN, beta_fast=16.0, beta_slow=2.0, attention_factor=1.5)),
+    "phi3, longrope": config("phi3", original_max_position_embeddings=32, **_rope("longrope", **_LONG)),
+    "gemma3_text, linear in full layers": config(
+        "gemma3_text", **_WINDOW, num_hidden_layers=6, rope_parameters=_BY_TYPE, query_pre_attn_scalar=8
+    ),
+    "deepseek_v3, yarn": config(
+        "deepseek_v3",
+        **LATENT,
+        **GROUPED_MOE,
+        num_experts_per_tok=3,
+        q_lora_rank=24,
+        **_rope("yarn", **_YARN, mscale=1.0, mscale_all_dim=0.8),
+    ),
+    "hunyuan_v1_dense, alpha": config("hunyuan_v1_dense", **_rope("dynamic", alpha=50.0, factor=1.0)),
+    "gpt_oss, yarn": small_configs.config_of("gpt_oss", **_WINDOW, **_rope("yarn", **_YARN, truncate=False)),
+    "qwen2, windows": config("qwen2", **_WINDOW, use_sliding_window=True, max_window_layers=2),
+    "granitemoehybrid, rotated": small_configs.config_of("granitemoehybrid", position_embedding_type="rope"),
+}
+# In 16 bits, the factors of embeddings are rounded, but not what a description has in float32.
+_NO_SQUARE = {"hidden_size": 96, "head_dim": 32}
+_IN_16_BITS = {
+    "gemma": config("gemma", **_NO_SQUARE),
+    "gemma4_text": config(
+        "gemma4_text",
+        **GEMMA4,
+        **_NO_SQUARE,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=97,
+    ),
+    **{
+        name: FAMILIES[name]
+        for name in ("granite", "nemotron", "gpt_neox", "ernie4_5_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "bamba")
+    },
+}
+PINNED = {
+    **{name: Pinned(asked) for name, asked in FAMILIES.items()},
+    **{name: Pinned(small_configs.config_of(name)) for name in _BY_NAMES},
+    **{name: Pinned(asked) for name, asked in _OTHER_ROTARY_TABLES.items()},
+    **{f"{name} in 16 bits": Pinned(asked, torch.bfloat16) for name, asked in _IN_16_BITS.items()},
+}
+
+
+def text_of(name: str) -> str:
+    """Describe one of PINNED as text."""
+    asked = PINNED[name]
+    model = random_model(asked.config, dtype=asked.dtype)
+    with torch.no_grad():
+        for parameter, tensor in model.state_dict().items():
+            if tensor.is_floating_point():
+                tensor.copy_(_numbers(parameter, tensor.shape))
+    model.tie_weights()
+    loaded = with_native_cache(prepare(model), EngineOptions())
+    return fingerprint(described(loaded), loaded)
+
+
+def quantized(name: str, folder: Path) -> QuantizedModel:
+    """Load the GGUF file of a record, in Q8_0."""
+    path = folder / "model.gguf"
+    Record(name).write(path, model_of(name), lambda _: GGMLQuantizationType.Q8_0)
+    return load_quantized(find_model(path), GGUF_OPTIONS)
+
+
+def file_of(name: str, *, is_gguf: bool = False) -> Path:
+    return FILES / ("gguf" if is_gguf else "") / f"{name.replace(', ', '_').replace(' ', '_')}.txt"
+
+
+def _numbers(name: str, shape: torch.Size) -> torch.Tensor:
+    """Return numbers for a parameter that are the same on every machine, a few of which are large, as in real ones."""
+    data = hashlib.shake_256(name.encode()).digest(2 * shape.numel())
+    even = np.frombuffer(data, "<i2").astype(np.float64) / 2**15
+    is_near_one = len(shape) < 2 and name.endswith(("norm.weight", "layer_scalar"))
+    return torch.from_numpy(even * even * even + is_near_one).float().reshape(shape)
+
+
+def main(names: list[str]) -> None:
+    for name in names or PINNED:
+        file_of(name).write_text(text_of(name))
+    for name in records() if not names else ():
+        with TemporaryDirectory() as folder:
+            kept = quantized(name, Path(folder))
+            file_of(name, is_gguf=True).write_text(fingerprint(kept.decoder, kept.loaded))
+
+
+if __name__ == "__main__":
+    FILES.joinpath("gguf").mkdir(parents=True, exist_ok=True)
+    main(sys.argv[1:])
