@@ -20,6 +20,7 @@ COMMANDS = {
     "goodput": "requests within their deadlines by load and policy: docs/slow-requests.md",
     "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
     "gpu.pack": "sources and wheels for the GPU check on a machine without a network",
+    "config_defaults": "renews the defaults of model types that engine/decoder keeps",
     "model_types": "transformers' model types, served or refused: docs/models.md",
     "clients": "the first examples of other people's clients: `make clients`",
     "clients.sessions": "sessions of agents with a scripted model: `make clients`",

@@ -1,0 +1,1 @@
+"""The description of a decoder, made from a model's files."""

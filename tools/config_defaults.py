@@ -1,0 +1,61 @@
+"""Writes the defaults of transformers' config classes, which a model's settings have for missing keys.
+
+python -m tools.config_defaults [TYPE ...] renews oaiserve/engine/decoder/defaults.json, and adds these types to it. A
+later version of transformers must not change what a published file means, so read the difference before it is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import MISSING, fields
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from oaiserve.engine.decoder.settings import DEFAULTS
+from oaiserve.engine.model.checkpoints.wrapper import WRAPPERS, text_config
+
+_OF_ALL = {field.name for field in fields(PreTrainedConfig)}
+
+
+def main(added: list[str]) -> None:
+    kept = json.loads(DEFAULTS.read_text()) if DEFAULTS.exists() else {"types": {}}
+    types = {name: defaults_of(CONFIG_MAPPING[name]) for name in sorted({*kept["types"], *added})}
+    wrappers = {name: text_of(CONFIG_MAPPING[name]) for name in sorted(WRAPPERS)}
+    DEFAULTS.write_text(f'{{"wrappers": {in_lines(wrappers)}, "types": {in_lines(types)}}}\n')
+
+
+def in_lines(rows: dict[str, Any]) -> str:
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()) + "\n}"
+
+
+def text_of(kind: Any) -> dict[str, Any]:
+    """Return the type of a multimodal model's text model, and when its embedding is tied without its own word."""
+    text_type = kind().get_text_config(decoder=True).model_type
+    tied, not_tied = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
+    by_default, by_text, against_wrapper = (
+        text_config(kind(**own, text_config={"model_type": text_type, **of_text})).tie_word_embeddings
+        for own, of_text in (({}, {}), ({}, tied), (not_tied, tied))
+    )
+    return {"text": text_type, "tied": by_default, "tied_by_text": by_text, "against_wrapper": against_wrapper}
+
+
+def defaults_of(kind: Any) -> dict[str, Any]:
+    """Return what a class says: defaults of its keys, other names of these, and its base of rotary frequencies."""
+    found: dict[str, Any] = {"keys": {}}
+    for field in fields(kind):
+        if field.name not in _OF_ALL:
+            found["keys"][field.name] = field.default if field.default is not MISSING else field.default_factory()
+    aliases = {alias: name for alias, name in kind.attribute_map.items() if name in found["keys"]}
+    if aliases:
+        found["aliases"] = aliases
+    if kind.default_theta != 10_000.0:
+        found["rope_theta"] = kind.default_theta
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", metavar="TYPE")
+    main(parser.parse_args().types)
