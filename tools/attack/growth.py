@@ -33,8 +33,10 @@ from tools.server_process import exit_on_sigterm
 NUM_BYTES = (7_000, 28_000, 2**19)
 MOST_RATIO = 2.8  # of the cost of 2n bytes to that of n; a square is 4
 FREE_CPU_SECONDS, FREE_MIB = 0.25, 96.0  # that 2n may cost in any case: too little to tell a square from a line
-# An answer of the model may cost this much more: the prefill of a whole context, or the decode of a summary.
+# An answer of the model may cost this much more: the prefill of a whole context, the probabilities of all its tokens,
+# or the decode of a summary.
 MODEL_CPU_SECONDS = 1.0
+ECHO_CPU_SECONDS = 8.0
 SUMMARY_CPU_SECONDS = 8.0
 OF_MODEL = {
     COMPACT: SUMMARY_CPU_SECONDS,
@@ -153,7 +155,8 @@ def measure(client: Client, form: Form, conversation: str, num_bytes: int) -> Gr
     """Measure a form, and again if it fails: then the best of each figure counts."""
     path = form.path.replace("{conversation_id}", conversation)
     sizes = (num_bytes, 2 * num_bytes)
-    model_cpu_seconds = OF_MODEL.get(form.path, 0.0)
+    is_echo = form.name.startswith("echo of ")
+    model_cpu_seconds = ECHO_CPU_SECONDS if is_echo else OF_MODEL.get(form.path, 0.0)
     costs = [client.cost(form, path, size) for size in sizes]
     for _ in range(MOST_TRIES - 1):
         if not failures(*costs, model_cpu_seconds):
