@@ -20,16 +20,16 @@ import torch
 import transformers
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.checkpoints.wrapper import WRAPPERS
-from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.model_config import refuse_unless_decoder_only
 from oaiserve.engine.model.pooling.files import PoolingFiles
 from oaiserve.engine.model.pooling.pooler import PackedForward
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from oaiserve.engine.model.cpu import build
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.doubles import ScriptedRunner
 from tests.engine.memory import Memory

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks
-from oaiserve.engine.model.cpu.description import (
+from oaiserve.engine.decoder.blocks import FORMATS, Blocks
+from oaiserve.engine.decoder.description import (
     AttentionParameters,
     ClampedGate,
     Convolution,
@@ -28,7 +28,8 @@ from oaiserve.engine.model.cpu.description import (
     RotaryTable,
     Rows,
 )
-from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel, StateShape
+from oaiserve.engine.decoder.spec import KVShape, LayerStateShapes, StateShape
+from oaiserve.engine.model.loaded import LoadedModel
 
 # What serving needs to know of a model, beside its description.
 _OF_MODEL = ("name", "dtype", "vocab_size", "max_model_len", "eos_token_ids", "kv_shapes", "state_shapes")

@@ -20,8 +20,8 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.rehearsal import prompt
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.ways.quantized import load_quantized
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model

@@ -25,7 +25,7 @@ from tests.models.decoders import random_model
 from tests.models.fingerprints import fingerprint
 from tests.models.gguf_records import Record, model_of, records
 
-FILES = Path(__file__).parent.parent / "engine" / "model" / "pinned_descriptions"
+FILES = Path(__file__).parent.parent / "engine" / "decoder" / "pinned_descriptions"
 GGUF_OPTIONS = EngineOptions(block_size=16, kv_blocks=8, dtype="float32", cpu_threads=1)
 # Types of which no facts are kept: their description follows from the names of their modules.
 _BY_NAMES = (

@@ -17,12 +17,12 @@ from unittest.mock import patch
 import torch
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.description import Attention, Decoder, Layer, Norm, RotaryTable
 from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
 from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.description import Attention, Decoder, Layer, Norm, RotaryTable
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start import small_model
 from oaiserve.engine.start.check import batches
 from oaiserve.engine.start.compare import difference

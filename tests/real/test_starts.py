@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from oaiserve.engine.model.cpu.description import NotKnown
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start import small_model
 from oaiserve.engine.start.compare import FLOAT32_TOLERANCE
 from oaiserve.files import demo

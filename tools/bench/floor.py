@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 
 READ_BYTES = 2**30  # far more than any cache holds
 # Rows, inner size and columns. One matrix stays in the caches, which suits torch's library best.

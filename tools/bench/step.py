@@ -20,8 +20,8 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.sampling.sampler import Sampling
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.native import native_step
 from oaiserve.engine.system_memory import available_bytes

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from oaiserve.engine.model.attention.hook import ATTENTION
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start.prepare import prepare
 from tests.models.decoders import FAMILIES, foreign_config, generate, random_model
 from tests.models.small_configs import config_of

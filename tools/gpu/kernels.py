@@ -13,13 +13,13 @@ import torch
 import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from oaiserve.engine.decoder.description import Norm
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.attention.triton import TritonAttention
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.cpu.description import Norm
 from oaiserve.engine.model.gpu import triton_layers
 from oaiserve.engine.model.sampling import numpy_sampling, triton_sampling
 from oaiserve.engine.model.sampling.draw_rows import draw_row

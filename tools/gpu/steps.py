@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 from loadtest.intervals import percentile
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.step import Step
 from oaiserve.facts.record import HostPart, StepKind, StepRecord
 from tools.bench.floor import DecoderShape, step_work, work

@@ -14,7 +14,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.gpu.device_experts import packed_experts
 from oaiserve.engine.model.gpu.device_matrices import packed_linears
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.prepare import prepare

@@ -26,8 +26,8 @@ from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.checkpoints.tensor_files import TensorFiles
 from oaiserve.engine.model.checkpoints.weights import Weights
+from oaiserve.engine.model.loaded import base_of
 from oaiserve.engine.model.model_config import is_mxfp4
-from oaiserve.engine.model.spec import base_of
 from oaiserve.engine.start.load import Checkpoint, read_checkpoint
 from oaiserve.files.source import ModelSource
 

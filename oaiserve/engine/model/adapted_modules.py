@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from oaiserve.engine.model.batch import Batch, rows_of
-from oaiserve.engine.model.spec import is_linear
+from oaiserve.engine.model.loaded import is_linear
 
 # Adds to the products `out` [tokens, rows of W] of a module of this name, given its input [tokens, columns].
 AddTo = Callable[[str, Tensor, Tensor], None]

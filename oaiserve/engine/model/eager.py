@@ -15,8 +15,8 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.kv_cache import copy_blocks, zeroed
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.placed_media import placed
-from oaiserve.engine.model.spec import LoadedModel
 
 
 class EagerExecutor:

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
+from oaiserve.engine.decoder.spec import LayerStateShapes, StateShape
 from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.families.own_attention import Handed
-from oaiserve.engine.model.spec import LayerStateShapes, StateShape
 from oaiserve.engine.model.states import StateCache
 
 

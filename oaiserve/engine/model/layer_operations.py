@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.cpu.description import ClampedGate, Norm
+from oaiserve.engine.decoder.description import ClampedGate, Norm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,

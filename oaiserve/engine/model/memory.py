@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.spec import ModelSpec
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.system_memory import available_bytes
 from oaiserve.errors import StartupError
 

@@ -14,7 +14,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.spec import base_of
+from oaiserve.engine.model.loaded import base_of
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from oaiserve.engine.decoder.spec import LayerStateShapes, StateShape
 from oaiserve.engine.model.kv_cache import zeroed
-from oaiserve.engine.model.spec import LayerStateShapes, StateShape
 from oaiserve.engine.model.transfer import on_device
 
 

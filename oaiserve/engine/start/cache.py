@@ -20,15 +20,17 @@ from typing import Any, NamedTuple
 import torch
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder import blocks
+from oaiserve.engine.decoder.description import Decoder, NotKnown
+from oaiserve.engine.decoder.quantized_file import FileIdentity, QuantizedFile, find
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.model.checkpoints.weights import PlaceInFile
-from oaiserve.engine.model.cpu import blocks, build
+from oaiserve.engine.model.cpu import build
 from oaiserve.engine.model.cpu.build import BuildError
-from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.quantized_file import FileIdentity, QuantizedFile, find
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
-from oaiserve.engine.model.spec import LoadedModel, ModelSpec
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start.check import Checked, refuse_unless_as_checked
 from oaiserve.engine.start.stored import StoredFiles, StoredTensors, TooLarge, from_json, to_json
 from oaiserve.files import gguf
@@ -53,7 +55,12 @@ _OPTIONS = (
     *("task", "device", "dtype", "compile", "attention", "quantize", "kv_cache_dtype"),
     *("cpu_features", "max_model_len", "block_size", "has_adapters"),
 )
-_ROOMS = ("oaiserve.engine.model.", "oaiserve.engine.start.", "oaiserve.files.")  # whose code makes a record
+_ROOMS = (
+    "oaiserve.engine.decoder.",
+    "oaiserve.engine.model.",
+    "oaiserve.engine.start.",
+    "oaiserve.files.",
+)  # whose code makes a record
 _ROOT = Path(__file__).parents[2]
 BLOCK_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}  # by --dtype
 

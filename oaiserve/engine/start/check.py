@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.description import Decoder, Layer, NotKnown
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.model.adapters import Adapter, probe_adapter
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.cpu.blocks import Blocks
-from oaiserve.engine.model.cpu.description import Decoder, Layer, NotKnown
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.rehearsal import prompt
-from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import compare
 

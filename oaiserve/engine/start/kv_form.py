@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.kv_layout import latent_dim
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.errors import StartupError
 
 

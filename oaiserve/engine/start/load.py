@@ -40,6 +40,7 @@ from oaiserve.engine.model.gpu.keep_packed import (
     keep_packed_experts,
     keep_packed_matrices,
 )
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.model_config import (
     is_mxfp4,
     quantization_of,
@@ -48,7 +49,6 @@ from oaiserve.engine.model.model_config import (
     select_dtype,
 )
 from oaiserve.engine.model.padded_head import pad_head
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import shard_paths

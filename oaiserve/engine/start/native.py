@@ -13,18 +13,18 @@ import torch
 from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions, KVCacheDtype
+from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import refuse_unless_they_fit
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start.cache import remember_checked
 from oaiserve.engine.start.check import refuse_unless_as_checked, refuse_unless_finite
 from oaiserve.engine.start.small_model import (

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from oaiserve.engine.decoder.spec import KVShape, LayerStateShapes
 from oaiserve.engine.model.attention import LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.attention.hook import ATTENTION, AttentionCall, run_model
 from oaiserve.engine.model.attention.reference import ReferenceAttention
@@ -17,6 +18,7 @@ from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.foreign_layers import bring_paged_attention, bring_states, share_caches, state_shapes
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.model_config import (
     LENGTH_DEPENDENT_ROPE,
     context_length,
@@ -24,7 +26,6 @@ from oaiserve.engine.model.model_config import (
     refuse_unless_decoder_only,
 )
 from oaiserve.engine.model.rehearsal import prompt
-from oaiserve.engine.model.spec import KVShape, LayerStateShapes, LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import Difference, ModuleOutputs, difference, tolerance
 from oaiserve.errors import StartupError

@@ -17,22 +17,23 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.description import AttentionParameters, Layer, NotKnown
+from oaiserve.engine.decoder.key_sizes import key_sizes
+from oaiserve.engine.decoder.spec import KEY_GROUP, LayerStateShapes
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import Adapter, probe_adapter
 from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.attention.reference import Watch, watched
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
-from oaiserve.engine.model.cpu.blocks import Blocks
 from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.description import AttentionParameters, Layer, NotKnown
-from oaiserve.engine.model.cpu.key_sizes import key_sizes
 from oaiserve.engine.model.cpu.kv_layout import NO_SIZES, refuse_unless_it_fits, rounded
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.families import family_of
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.model_config import context_length
-from oaiserve.engine.model.spec import KEY_GROUP, LayerStateShapes, LoadedModel
 from oaiserve.engine.start.check import NUM_TOKENS, Checked, Part, batches, refuse_unless_equal
 from oaiserve.engine.start.compare import FLOAT32_TOLERANCE, INT8_CACHE_TOLERANCE, difference, tolerance
 from oaiserve.engine.start.kv_form import with_native_cache

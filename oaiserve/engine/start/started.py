@@ -12,6 +12,7 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import AdapterTable
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.model.adapters import load_adapter
 from oaiserve.engine.model.cpu.native import NativeDecoder
@@ -19,7 +20,6 @@ from oaiserve.engine.model.cpu.prebuilt import usable_features
 from oaiserve.engine.model.cpu.variants import AMX_FEATURES
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.end_tokens import end_token_ids

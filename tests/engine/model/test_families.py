@@ -5,7 +5,7 @@ import copy
 import pytest
 from transformers import PreTrainedConfig
 
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, greedy_answers, make_engine
 from tests.models import small_configs

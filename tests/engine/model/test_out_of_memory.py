@@ -9,7 +9,7 @@ import torch
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.kv_cache import copy_blocks
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from tests.engine.model.operations import Operations
 from tests.engine.model.runners import eager_runner

@@ -12,9 +12,9 @@ from oaiserve.engine.draws import noise_seed
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import BAD_LOGITS, NO_MEMORY, Launched, ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Grammar, SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step

@@ -8,9 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.spec import LayerStateShapes, StateShape
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.spec import LayerStateShapes, LoadedModel, StateShape
 from oaiserve.engine.model.states import StateCache, StateChunk, States, StepStates
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.load import load_model

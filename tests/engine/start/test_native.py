@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
+from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.model.cpu import build
-from oaiserve.engine.model.cpu.description import NotKnown
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.spec import LoadedModel
 from tests.engine.model.cpu.small_models import FAMILIES, WITHOUT_STEP, load, native, started_runner
 from tests.engine.model.runners import greedy_answers, make_engine
 from tests.models.small_configs import config_of

@@ -19,11 +19,11 @@ from tokenizers import pre_tokenizers
 from transformers import PreTrainedConfig
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.key_sizes import key_sizes
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
-from oaiserve.engine.model.cpu.key_sizes import key_sizes
 from oaiserve.engine.model.families import FAMILIES as FAMILIES_OF_FILES
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.request import TextPrompt
@@ -295,7 +295,7 @@ def test_sizes_of_keys_are_the_same_in_a_later_start(tmp_path: Path, monkeypatch
     path = file_of(FAMILIES["qwen2"], tmp_path)
     options = replace(OPTIONS, kv_cache_dtype="int8")
     with monkeypatch.context() as patch:
-        patch.setattr("oaiserve.engine.model.cpu.key_sizes._POWER", 3)  # random weights have keys of about one size
+        patch.setattr("oaiserve.engine.decoder.key_sizes._POWER", 3)  # random weights have keys of about one size
         expected = kept_logits(path, 20, kv_cache_dtype="int8")
         start_and_remember(path, options)
     assert torch.equal(remembered_logits(path, 20, options), expected)

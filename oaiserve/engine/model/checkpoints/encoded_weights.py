@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from oaiserve.engine.decoder.blocks import FORMATS, Blocks, new_blocks
+from oaiserve.engine.decoder.quantized_file import QuantizedFile, file_bytes
 from oaiserve.engine.model.checkpoints.tensor_files import TensorFiles
-from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, new_blocks
 from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.cpu.quantized_file import QuantizedFile, file_bytes
 
 _IQ4_NL, _Q5_1, _Q8_0 = 20, 7, 8
 # The matrices whose errors in 4 bits cost most: attention's values, the last matrix of a layer, and the two of tokens.

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from oaiserve.engine.decoder.blocks import FORMATS, Blocks, ExpertBlocks, expand, one_behind_the_other
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.checkpoints.gguf_names import FileNames, change_of
 from oaiserve.engine.model.checkpoints.weights import PlaceInFile, Weights
-from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks, expand, one_behind_the_other
 from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.families.gguf_changes import VALUES
 from oaiserve.files.gguf import GgufTensor, architecture, read_tensors, read_values, shard_paths

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
+from oaiserve.engine.decoder.blocks import Blocks, ExpertBlocks
 
 # File, offset, dtype and shape of a tensor.
 PlaceInFile = tuple[str, int, torch.dtype, list[int]]

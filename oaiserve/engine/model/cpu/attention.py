@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oaiserve.engine.decoder.spec import KVShape
 from oaiserve.engine.model.attention import LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.cpu.kv_layout import new_cache
 from oaiserve.engine.model.cpu.library import AttentionOptions, CacheMemory, Library, StepInput
-from oaiserve.engine.model.spec import KVShape
 
 
 class NativeAttention:

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from oaiserve.engine.model.cpu import describe_experts, describe_mixers
-from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
-from oaiserve.engine.model.cpu.description import (
+from oaiserve.engine.decoder.blocks import Blocks, ExpertBlocks
+from oaiserve.engine.decoder.description import (
     MLP,
     Attention,
     AttentionParameters,
@@ -34,12 +33,14 @@ from oaiserve.engine.model.cpu.description import (
     RotaryTable,
     by_kind,
 )
-from oaiserve.engine.model.cpu.fit import fit
-from oaiserve.engine.model.cpu.key_sizes import with_key_sizes
+from oaiserve.engine.decoder.fit import fit
+from oaiserve.engine.decoder.key_sizes import with_key_sizes
+from oaiserve.engine.decoder.spec import KVShape
+from oaiserve.engine.model.cpu import describe_experts, describe_mixers
 from oaiserve.engine.model.cpu.module_reader import ModuleReader, decoder_of, layers_of, unscaled_norm
 from oaiserve.engine.model.families import family_of
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.placed_media import padding_id
-from oaiserve.engine.model.spec import KVShape, LoadedModel
 
 # The names of norms of queries and keys, and that of the queries' where these come after the rotation.
 _QUERY_NORMS, _KEY_NORMS = ("q_norm", "q_layernorm", "query_layernorm"), ("k_norm", "k_layernorm", "key_layernorm")

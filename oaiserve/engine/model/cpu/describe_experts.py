@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from oaiserve.engine.model.cpu.blocks import Blocks
-from oaiserve.engine.model.cpu.description import (
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.description import (
     MLP,
     ClampedGate,
     Expert,
@@ -30,7 +30,7 @@ from oaiserve.engine.model.cpu.description import (
 )
 from oaiserve.engine.model.cpu.module_reader import ModuleReader, unscaled_norm
 from oaiserve.engine.model.layer_operations import combination
-from oaiserve.engine.model.spec import is_linear
+from oaiserve.engine.model.loaded import is_linear
 
 _BIASES = ("e_score_correction_bias", "expert_bias")  # of a router's choice
 

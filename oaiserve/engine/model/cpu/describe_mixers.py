@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from oaiserve.engine.model.cpu.description import (
+from oaiserve.engine.decoder.description import (
     Convolution,
     DeltaNet,
     Mamba2,
@@ -22,8 +22,8 @@ from oaiserve.engine.model.cpu.description import (
     NotKnown,
     ShortConvolution,
 )
+from oaiserve.engine.decoder.spec import LayerStateShapes, StateShape
 from oaiserve.engine.model.cpu.module_reader import ModuleReader
-from oaiserve.engine.model.spec import LayerStateShapes, StateShape
 
 MAX_TAPS = 8  # as in src/states.h
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "none": "none"}  # in library.ACTIVATIONS, by transformers' name

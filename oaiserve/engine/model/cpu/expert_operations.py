@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from oaiserve.engine.model.cpu.blocks import Blocks
-from oaiserve.engine.model.cpu.description import (
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.description import (
     ClampedGate,
     Experts,
     MixtureNorms,

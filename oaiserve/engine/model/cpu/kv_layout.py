@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.spec import KEY_GROUP, KVShape
 from oaiserve.engine.model.attention import LayerCache
-from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.kv_cache import zeroed
-from oaiserve.engine.model.spec import KEY_GROUP, KVShape, LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 
 LANES = 16  # numbers that native code processes at a time; widths of activations, heads and blocks are multiples of it
 MAX_HEAD_DIM = 512  # MAX_VALUE_DIM in src

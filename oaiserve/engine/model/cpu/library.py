@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oaiserve.engine.decoder.description import Norm, Router
 from oaiserve.engine.model.cpu import build
-from oaiserve.engine.model.cpu.description import Norm, Router
 from oaiserve.engine.model.cpu.kv_layout import LANES
 
 # The order is that of `enum class Activation` in src/activation.h.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oaiserve.engine.model.cpu import description
-from oaiserve.engine.model.cpu.description import (
+from oaiserve.engine.decoder import description
+from oaiserve.engine.decoder.description import (
     DeltaNet,
     Mamba2,
     Mixer,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
-from oaiserve.engine.model.cpu.description import Matrix, Norm, NotKnown
+from oaiserve.engine.decoder.blocks import Blocks, ExpertBlocks
+from oaiserve.engine.decoder.description import Matrix, Norm, NotKnown
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
-from oaiserve.engine.model.spec import LoadedModel, base_of
+from oaiserve.engine.model.loaded import LoadedModel, base_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.model.cpu.library import Library, StepInput
 from oaiserve.engine.model.cpu.operations import Operations
 from oaiserve.engine.model.cpu.packed_adapter import PackedAdapter

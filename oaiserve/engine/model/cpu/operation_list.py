@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from oaiserve.engine.model.cpu.description import MLP, HeadRows, Matrix, Norm, NotKnown
+from oaiserve.engine.decoder.description import MLP, HeadRows, Matrix, Norm, NotKnown
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.library import NONE, Library, Normalize, WeightRange
 from oaiserve.engine.model.cpu.pack_weights import WeightPacker

@@ -7,9 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.attention import LayerCache
-from oaiserve.engine.model.cpu.blocks import Blocks
-from oaiserve.engine.model.cpu.description import (
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.description import (
     MLP,
     Attention,
     Decoder,
@@ -24,6 +23,7 @@ from oaiserve.engine.model.cpu.description import (
     NotKnown,
     matrices_in,
 )
+from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.cpu.expert_operations import Buffers, ExpertOperations
 from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache
 from oaiserve.engine.model.cpu.library import AttentionOptions, CacheMemory, Library, Normalize, Rotary

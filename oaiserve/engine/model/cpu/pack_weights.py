@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oaiserve.engine.model.cpu.blocks import Blocks
-from oaiserve.engine.model.cpu.description import Matrix
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.description import Matrix
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.library import Library
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from oaiserve.engine.decoder.description import HeadRows, Matrix
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
-from oaiserve.engine.model.cpu.description import HeadRows, Matrix
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.cpu.library import Library
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.functional import linear
 
-from oaiserve.engine.model.cpu.description import ClampedGate
+from oaiserve.engine.decoder.description import ClampedGate
 from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, PackedMatrix
 from oaiserve.engine.model.layer_operations import combination
 

@@ -9,11 +9,11 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.memory import MemoryUse, gib
 from oaiserve.engine.model.rehearsal import largest_step
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.step import OutOfMemory
 from oaiserve.errors import StartupError

@@ -16,14 +16,14 @@ from torch.nn import Linear
 from torch.nn.functional import embedding, linear
 from transformers.pytorch_utils import Conv1D
 
+from oaiserve.engine.decoder.description import MLP, Attention, Decoder, Layer, Matrix, Norm, NotKnown
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.cpu.description import MLP, Attention, Decoder, Layer, Matrix, Norm, NotKnown
 from oaiserve.engine.model.gpu.joined_product import Multiply, Product, joined_product
 from oaiserve.engine.model.kv_cache import copy_blocks
-from oaiserve.engine.model.spec import LoadedModel, base_of
+from oaiserve.engine.model.loaded import LoadedModel, base_of
 
 
 class FusedLayers:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, aligned_size
 from oaiserve.engine.model.gpu.block_tables import BlockTables
@@ -25,7 +26,6 @@ from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, draw_row, numbers, seeds
 from oaiserve.engine.model.sampling.logit_edits import is_edited
 from oaiserve.engine.model.sampling.sampler import Sampled
-from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.states import States
 from oaiserve.engine.model.transfer import ReadBack, pinned
 from oaiserve.engine.sequence import Sequence

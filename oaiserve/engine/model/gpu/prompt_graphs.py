@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.attention.tiles import StaticTiles
@@ -20,7 +21,6 @@ from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
 from oaiserve.engine.model.gpu.sized_graphs import SizedGraphs
 from oaiserve.engine.model.padded_head import aligned
-from oaiserve.engine.model.spec import ModelSpec
 from oaiserve.engine.model.transfer import pinned
 from oaiserve.engine.step import Step
 

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from oaiserve.engine.model.cpu.description import Norm
+from oaiserve.engine.decoder.description import Norm
 from oaiserve.engine.model.gpu.triton_layer_kernels import activate_kernel, add_and_norm_kernel
 
 ACTIVATED_AT_A_TIME = 1024  # numbers

@@ -17,9 +17,9 @@ from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.gpu.fused_layers import FusedLayers
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu.kernels import attention_problem, sampling_problem
 from oaiserve.engine.start.gpu.layers import fuse_layers
 from oaiserve.engine.start.gpu.long_prompts import long_prompts_checked

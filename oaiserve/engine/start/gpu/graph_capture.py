@@ -21,8 +21,8 @@ from oaiserve.engine.model.gpu.cuda_capture import Capture
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.mixed_graphs import MixedGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import Difference, difference, tolerance
 from oaiserve.engine.start.gpu.trials import FEATURES, Feature, Trials

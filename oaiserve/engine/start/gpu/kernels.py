@@ -14,11 +14,11 @@ from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, StepAt
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks, apply_masks_in_torch
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import Difference, compare, difference, layer_tolerance, worst
 from oaiserve.engine.step import Chunk, Step

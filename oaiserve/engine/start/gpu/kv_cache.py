@@ -16,9 +16,9 @@ from oaiserve.engine.model.attention.reference import watched
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.device_memory import CudaMemory, measure
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.memory import gib, kv_blocks, num_states
 from oaiserve.engine.model.rehearsal import prompt
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu.fast_paths import FastPaths
 from oaiserve.engine.start.gpu.graph_capture import graph_memory_bytes
 from oaiserve.engine.start.started import GPU_STEP_TOKENS

@@ -10,16 +10,16 @@ from types import ModuleType
 import torch
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 from oaiserve.engine.model.gpu.joined_product import Multiply
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference, compare, tolerance
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.small_model import attention_parameters

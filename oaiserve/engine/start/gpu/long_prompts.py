@@ -16,8 +16,8 @@ from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.rehearsal import prompt
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.compare import Difference
 from oaiserve.engine.start.gpu.kernels import attention_problem
 from oaiserve.engine.start.gpu.timing import Seconds, device_seconds

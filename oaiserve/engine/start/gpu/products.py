@@ -23,7 +23,7 @@ from oaiserve.engine.model.gpu.device_matrices import (
     multiply_by,
     packed_linears,
 )
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start.compare import Difference, compare, layer_tolerance
 from oaiserve.engine.start.gpu.timing import Seconds, device_seconds
 from oaiserve.engine.start.gpu.trials import Trials

@@ -9,8 +9,8 @@ from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.memory import cpu_sizes
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.load import load_with

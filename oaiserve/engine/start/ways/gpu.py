@@ -18,11 +18,11 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.gpu.fast_paths import FastPaths, find_fast_paths

@@ -24,6 +24,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.blocks import FORMATS, Blocks, ExpertBlocks
+from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import refuse_unless_they_fit
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
@@ -33,19 +35,17 @@ from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.checkpoints.weights import Weights
 from oaiserve.engine.model.checkpoints.wrapper import text_config
-from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.description import Decoder, NotKnown
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
 from oaiserve.engine.model.device import limit_compiled_shapes, select_device
 from oaiserve.engine.model.foreign_layers import share_caches
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.model.model_config import is_mxfp4, quantization_of, refuse_longer
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.cache import BLOCK_DTYPES, keeps_blocks, remember_checked
 from oaiserve.engine.start.check import Checked, refuse_unless_as_checked, refuse_unless_finite

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.blocks import FORMATS
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.cpu.blocks import FORMATS
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.load import load_model

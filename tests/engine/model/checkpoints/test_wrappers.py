@@ -14,10 +14,10 @@ from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.checkpoints.wrapper import text_config
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.model_config import quantization_of
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.start.stored import StoredTensors
 from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expand

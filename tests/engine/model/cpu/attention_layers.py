@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import torch
 
+from oaiserve.engine.decoder.spec import KVShape
 from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.cpu.attention import NativeAttention
 from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.spec import KVShape
 from tests.engine.model.steps import BLOCK_SIZE
 
 NUM_BLOCKS = 48

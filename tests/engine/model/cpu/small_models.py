@@ -12,13 +12,13 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.model.cpu import build, prebuilt, variants
 from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.families import small_sizes
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.native import eager_on_cpu, native_or_none, native_step
 from oaiserve.engine.start.prepare import prepare

@@ -13,8 +13,8 @@ from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.drafting.drafts import MOST_STEP_TOKENS, StepTimes
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.answers import collect

@@ -6,12 +6,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from oaiserve.engine.decoder.spec import KVShape
 from oaiserve.engine.model.attention import Backend, LayerCache
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu import attention
 from oaiserve.engine.model.cpu.attention import NativeAttention
-from oaiserve.engine.model.spec import KVShape
 from oaiserve.engine.step import Step
 from tests.engine.model.cpu.attention_layers import NUM_BLOCKS, Layer, native_attention, plain_caches
 from tests.engine.model.steps import BLOCK_SIZE, CPU, Shape, shapes, two_steps

@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks, of_integers
+from oaiserve.engine.decoder.blocks import FORMATS, Blocks, of_integers
 from oaiserve.engine.model.cpu.library import Library, Normalize, StepInput, WeightRange
 from oaiserve.engine.model.cpu.pack_weights import padded
 from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from oaiserve.engine.decoder.description import AttentionParameters, Decoder, NotKnown
 from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.description import AttentionParameters, Decoder, NotKnown
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 from tests.engine.model.cpu.small_models import FAMILIES, load
 
 NO_WINDOW = AttentionParameters(scaling=0.25, sliding_window=None, softcap=None)

@@ -5,8 +5,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from oaiserve.engine.decoder.blocks import FORMATS
 from oaiserve.engine.model.checkpoints.encoded_weights import Encoder
-from oaiserve.engine.model.cpu.blocks import FORMATS
 from oaiserve.engine.model.cpu.library import Library
 from tests.engine.model.cpu.small_models import compiled_for
 

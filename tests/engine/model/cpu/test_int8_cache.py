@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from oaiserve.config import KVCacheDtype
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.spec import KEY_GROUP, KVShape
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.attention import NativeAttention
-from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache, rounded
-from oaiserve.engine.model.spec import KEY_GROUP, KVShape
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.description import HeadRows
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.cpu.description import HeadRows
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import prepare

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.cpu.description import NotKnown
+from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import prepare

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm, softplus
 
-from oaiserve.engine.model.cpu.description import ClampedGate
+from oaiserve.engine.decoder.description import ClampedGate
 from oaiserve.engine.model.cpu.library import ACTIVATIONS, Gating, Normalize, structure
 from oaiserve.engine.model.layer_operations import ACTIVATIONS as IN_TORCH
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.spec import KVShape
 from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu import attention, build
 from oaiserve.engine.model.cpu.attention import NativeAttention
-from oaiserve.engine.model.spec import KVShape
 from oaiserve.engine.start import native as start
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.attention_layers import Layer, native_attention

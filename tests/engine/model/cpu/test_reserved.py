@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu import reserved
-from oaiserve.engine.model.cpu.description import Decoder
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.reserved import ReservedMemory, reserve
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.rehearsal import prompt
-from oaiserve.engine.model.spec import LoadedModel
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, described, load
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is reserved on Linux alone, which .ci/run is")

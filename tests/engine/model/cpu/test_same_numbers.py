@@ -13,13 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from oaiserve.config import KVCacheDtype
+from oaiserve.engine.decoder.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.cpu.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import Launched, ModelRunner
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.small_model import attention_parameters

@@ -18,9 +18,9 @@ from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.mixed_graphs import MixedGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.step import Step
 from tests.engine.model.sampling import plain_sampling
 

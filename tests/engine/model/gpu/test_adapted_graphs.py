@@ -13,8 +13,8 @@ from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.gpu.graphs import (

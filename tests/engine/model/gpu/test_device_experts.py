@@ -20,7 +20,7 @@ from oaiserve.engine.model.gpu.device_experts import (
 )
 from oaiserve.engine.model.gpu.device_matrices import of_integers
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start import load
 from oaiserve.engine.start.gpu import products
 from oaiserve.engine.start.gpu.layers import described

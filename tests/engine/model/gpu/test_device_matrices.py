@@ -11,8 +11,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from oaiserve.engine.decoder.description import Matrix
 from oaiserve.engine.model.checkpoints.integer_layouts import BadLayout, floats
-from oaiserve.engine.model.cpu.description import Matrix
 from oaiserve.engine.model.gpu.device_matrices import (
     PackedMatrix,
     expanded_product,

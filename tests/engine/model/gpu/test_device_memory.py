@@ -14,10 +14,10 @@ from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.gpu.device_memory import MemoryReading, measure
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.memory import MemoryUse
 from oaiserve.engine.model.rehearsal import largest_step
 from oaiserve.engine.model.sampling.sampler import NUM_TOP
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu import kv_cache
 from oaiserve.engine.start.gpu.fast_paths import FastPaths
 from oaiserve.engine.start.gpu.kv_cache import gpu_sizes

@@ -14,7 +14,7 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
-from oaiserve.engine.model.spec import LoadedModel
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start.gpu.layers import described, exactness_problem
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step

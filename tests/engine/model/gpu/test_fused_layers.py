@@ -9,15 +9,15 @@ import pytest
 import torch
 from transformers import PreTrainedConfig
 
+from oaiserve.engine.decoder.description import Norm, NotKnown
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.cpu.description import Norm, NotKnown
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu.layers import described
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step

@@ -19,8 +19,8 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import Run
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import Launched, ModelRunner
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.model.transfer import pack, unpack
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.gpu.graph_capture import graph_memory_bytes, ladder

@@ -19,12 +19,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from oaiserve.engine.decoder.description import Norm
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache, Scoring
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.cpu.description import Norm
 from oaiserve.engine.model.gpu import triton_adapters, triton_exact, triton_experts, triton_layers, triton_matrices
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts
 from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix

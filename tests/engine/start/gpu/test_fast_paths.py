@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.adapted_modules import adaptable, plain
@@ -23,14 +24,13 @@ from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.cpu.description import NotKnown
 from oaiserve.engine.model.gpu.cuda_capture import Run
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.sized_graphs import SizedGraphs
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.gpu import fast_paths, graph_capture, layers

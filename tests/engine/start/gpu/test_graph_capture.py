@@ -16,8 +16,8 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.spec import LoadedModel
 from oaiserve.engine.start.gpu import graph_capture
 from oaiserve.engine.start.gpu.graph_capture import Captured, capture_decodes, capture_graphs
 from oaiserve.engine.start.gpu.trials import Trials

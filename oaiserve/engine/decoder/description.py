@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.cpu.blocks import Blocks
-from oaiserve.engine.model.spec import KVShape
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.spec import KVShape
 
 
 class NotKnown(Exception):

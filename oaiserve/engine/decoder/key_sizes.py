@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.cpu.blocks import Blocks
-from oaiserve.engine.model.cpu.description import Attention, Decoder, Layer, Norm
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.description import Attention, Decoder, Layer, Norm
 
 _LEAST = 2.0**-16  # relative to the largest number of a head
 # Divided by the expected sizes themselves, large numbers would lose too many digits. The divergence of Qwen2.5 0.5B at

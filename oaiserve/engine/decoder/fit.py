@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from oaiserve.engine.model.cpu.description import (
+from oaiserve.engine.decoder.description import (
     MLP,
     Attention,
     Decoder,

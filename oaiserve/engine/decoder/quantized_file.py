@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from oaiserve.engine.model.cpu.blocks import FORMATS, Blocks
+from oaiserve.engine.decoder.blocks import FORMATS, Blocks
 from oaiserve.files import private
 from oaiserve.files.private import NotPrivate, cache_folder
 

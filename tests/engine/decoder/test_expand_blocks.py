@@ -6,7 +6,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from oaiserve.engine.model.cpu.blocks import EXPANDERS, expand
+from oaiserve.engine.decoder.blocks import EXPANDERS, expand
 from tests.models.gguf_files import random_blocks
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oaiserve.engine.model.cpu import quantized_file
-from oaiserve.engine.model.cpu.quantized_file import FileIdentity, QuantizedFile, file_bytes, find
+from oaiserve.engine.decoder import quantized_file
+from oaiserve.engine.decoder.quantized_file import FileIdentity, QuantizedFile, file_bytes, find
 from oaiserve.files.private import NotPrivate
 
 Q8_0 = 8

@@ -1,18 +1,14 @@
-"""The data of a model: its limits, the shape of its KV cache, and transformers' model with its weights."""
+"""What serving needs to know of a model apart from its weights: its limits, and the shapes of what its layers keep."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self, TypeGuard
+from typing import Self
 
 import torch
 
 from oaiserve.config import KVCacheDtype
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 KEY_GROUP = 32  # the most numbers of a key in eight bits that share a scale
 _SCALE_BYTES = 4
@@ -114,20 +110,3 @@ class ModelSpec:
     def state_bytes(self) -> int:
         """Return the bytes of the state of one sequence, in all layers."""
         return sum(shapes.num_bytes for shapes in self.state_shapes.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedModel(ModelSpec):
-    """A model with its weights on the device."""
-
-    model: PreTrainedModel
-
-
-def base_of(model: PreTrainedModel) -> Any:
-    """Return the part of a model that has its layers. That of Llama 4 has another name than the model says."""
-    return model.model if model.base_model is model else model.base_model
-
-
-def is_linear(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
-    """Tell a linear layer from a router, which chooses by its product."""
-    return isinstance(module, torch.nn.Linear) and not hasattr(module, "top_k")
