@@ -28,8 +28,7 @@ from oaiserve.engine.decoder.description import (
     RotaryTable,
     Rows,
 )
-from oaiserve.engine.decoder.spec import KVShape, LayerStateShapes, StateShape
-from oaiserve.engine.model.loaded import LoadedModel
+from oaiserve.engine.decoder.spec import KVShape, LayerStateShapes, ModelSpec, StateShape
 
 # What serving needs to know of a model, beside its description.
 _OF_MODEL = ("name", "dtype", "vocab_size", "max_model_len", "eos_token_ids", "kv_shapes", "state_shapes")
@@ -42,10 +41,18 @@ _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int32: "i32"}
 _HASH = re.compile("[#@][0-9a-f]+")  # of bytes, or their place in a file
 
 
-def fingerprint(decoder: Decoder, loaded: LoadedModel) -> str:
-    """Return the description of a loaded model as text."""
+def fingerprint(decoder: Decoder, spec: ModelSpec) -> str:
+    """Return the description of a model as text."""
     text = _Text()
-    lines = [line for name in _OF_MODEL for line in text.lines(name, name, getattr(loaded, name))]
+    return "".join(f"{line}\n" for name in _OF_MODEL for line in text.lines(name, name, getattr(spec, name))) + text_of(
+        decoder
+    )
+
+
+def text_of(decoder: Decoder) -> str:
+    """Return a description as text, without what serving needs to know beside it."""
+    text = _Text()
+    lines: list[str] = []
     attentions = [layer.attention for layer in decoder.layers if layer.attention is not None]
     tables = [table for one in attentions for table in (one.rotary, one.query_factors) if table is not None]
     for number, table in enumerate({_identity(table): table for table in tables}.values()):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.start.kv_form import with_native_cache
@@ -97,8 +97,8 @@ PINNED = {
 }
 
 
-def text_of(name: str) -> str:
-    """Describe one of PINNED as text."""
+def pinned_model(name: str) -> PreTrainedModel:
+    """Make the model of one of PINNED."""
     asked = PINNED[name]
     model = random_model(asked.config, dtype=asked.dtype)
     with torch.no_grad():
@@ -106,7 +106,12 @@ def text_of(name: str) -> str:
             if tensor.is_floating_point():
                 tensor.copy_(_numbers(parameter, tensor.shape))
     model.tie_weights()
-    loaded = with_native_cache(prepare(model), EngineOptions())
+    return model
+
+
+def text_of(name: str) -> str:
+    """Describe one of PINNED as text."""
+    loaded = with_native_cache(prepare(pinned_model(name)), EngineOptions())
     return fingerprint(described(loaded), loaded)
 
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from oaiserve.engine.decoder import description
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Matrix
+from oaiserve.engine.decoder.sources.wrapped_names import text_name
 from oaiserve.engine.decoder.spec import KVShape, LayerStateShapes, ModelSpec, StateShape
 from oaiserve.engine.model.checkpoints.weights import PlaceInFile
-from oaiserve.engine.model.checkpoints.wrapped_names import text_name
 from oaiserve.engine.start.check import Checked, Part
 from oaiserve.files.safetensors_header import read_header
 

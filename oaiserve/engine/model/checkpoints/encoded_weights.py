@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import FORMATS, Blocks, new_blocks
 from oaiserve.engine.decoder.quantized_file import QuantizedFile, file_bytes
-from oaiserve.engine.model.checkpoints.tensor_files import TensorFiles
+from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.model.cpu.library import Library
 
 _IQ4_NL, _Q5_1, _Q8_0 = 20, 7, 8

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import FORMATS, MXFP4, Blocks, ExpertBlocks
+from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
-from oaiserve.engine.model.checkpoints.tensor_files import TensorFiles
 
 _CODES, _SCALES = "_blocks", "_scales"
 _OTHER_KINDS = ("BF16", "F16", "F32")  # of tensors that are not in blocks

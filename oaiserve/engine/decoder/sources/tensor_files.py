@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.checkpoints.wrapped_names import own_name
+from oaiserve.engine.decoder.sources.wrapped_names import own_name
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import json_object, weight_files
 from oaiserve.files.safetensors_header import read_header
@@ -47,6 +47,9 @@ class TensorFiles:
                     continue
                 begin = start + tensor["data_offsets"][0]
                 self._places[own] = _Place(path, begin, tensor["dtype"], tuple(tensor["shape"]))
+
+    def names(self) -> set[str]:
+        return set(self._places)
 
     def __contains__(self, name: str) -> bool:
         return name in self._places

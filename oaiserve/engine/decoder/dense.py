@@ -1,0 +1,158 @@
+"""Describes dense decoders: attention and an MLP in each layer, with norms around them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.description import (
+    MLP,
+    Attention,
+    AttentionParameters,
+    Decoder,
+    Layer,
+    Matrix,
+    NotKnown,
+    RotaryTable,
+    by_kind,
+)
+from oaiserve.engine.decoder.facts import Facts, Settings
+from oaiserve.engine.decoder.families.family import Family
+from oaiserve.engine.decoder.fit import fit
+from oaiserve.engine.decoder.key_sizes import with_key_sizes
+from oaiserve.engine.decoder.reader import Reader, Tensors
+from oaiserve.engine.decoder.rotary import rotary_table
+from oaiserve.engine.decoder.spec import KVShape
+
+
+def describe(tensors: Tensors, settings: Settings, family: Family, length: int) -> Decoder:
+    """Describe a decoder whose sequences have up to `length` tokens.
+
+    Raises NotKnown if its files have something that the family doesn't.
+    """
+    facts = family.facts(settings)
+    reader = Reader(tensors)
+    embedding = reader.matrix("embedding")
+    rotary = Rotary(settings, facts, length)
+    layers = [_layer(reader.at(f"layers.{number}"), facts, rotary, number) for number in range(facts.num_layers)]
+    decoder = Decoder(
+        embedding=embedding.weight,
+        embedding_scale=facts.embedding_scale,
+        position_embedding=None,
+        layer_inputs=None,
+        layers=layers,
+        residual_scale=facts.residual_scale,
+        final_norm=reader.norm("final_norm", facts.norm),
+        head=_head(reader, embedding, is_tied=facts.is_tied),
+        logits_scale=facts.logits_scale,
+        logits_softcap=facts.logits_softcap,
+        vector_scale=facts.vector_scale,
+        padding_id=settings["pad_token_id"] or 0,
+    )
+    if unread := tensors.unread():
+        raise NotKnown(f"its files have a tensor '{unread[0][:100]}'")
+    if not fit(decoder):
+        raise NotKnown("the sizes of its matrices do not fit together")
+    return replace(decoder, layers=[with_key_sizes(layer) for layer in layers])
+
+
+class Rotary:
+    """The rotary tables of a model, which its layers share."""
+
+    def __init__(self, settings: Settings, facts: Facts, length: int) -> None:
+        self._settings = settings
+        self._facts = facts
+        self._length = length
+        self._tables: dict[str | None, RotaryTable | None] = {}  # by the type of a layer, where it matters
+
+    def of_layer(self, number: int) -> RotaryTable | None:
+        if not self._facts.rotates[number]:
+            return None
+        settings = self._settings
+        kinds = settings.get("layer_types") or ()
+        layer_type = kinds[number] if kinds and kinds[number] in settings["rope_parameters"] else None
+        if layer_type not in self._tables:
+            self._tables[layer_type] = rotary_table(
+                settings, self._length, layer_type=layer_type, is_interleaved=self._facts.is_interleaved
+            )
+        return self._tables[layer_type]
+
+
+def _head(reader: Reader, embedding: Matrix, *, is_tied: bool) -> Matrix:
+    if not is_tied:
+        return reader.matrix("head")
+    if reader.has("head"):
+        reader.matrix("head")  # files may have it twice; the embedding counts
+    return Matrix(embedding.weight, None, reader.tensors.module("head"))
+
+
+def _layer(reader: Reader, facts: Facts, rotary: Rotary, number: int) -> Layer:
+    attention_norm = reader.norm_or_none("attention_norm", facts.norm)
+    mlp_norm = reader.norm_or_none("mlp_norm", facts.norm)
+    return Layer(
+        attention_norm=attention_norm,
+        attention=attention(reader, facts, rotary.of_layer(number), facts.windows[number]),
+        attention_out_norm=reader.norm_or_none("attention_out_norm", facts.norm),
+        mlp_norm=attention_norm if mlp_norm is None and facts.is_parallel else mlp_norm,
+        mlp=dense_mlp(reader, facts.activation),
+        mlp_out_norm=reader.norm_or_none("mlp_out_norm", facts.norm),
+        is_parallel=facts.is_parallel,
+    )
+
+
+def attention(reader: Reader, facts: Facts, rotary: RotaryTable | None, window: int | None) -> Attention:
+    """Describe attention with queries, keys and values of each token."""
+    qkv = _qkv(reader, facts)
+    rows = sum(len(matrix.weight) for matrix in qkv)
+    if rows != (facts.heads + 2 * facts.kv_heads) * facts.head_dim:
+        raise NotKnown(f"its projections have {rows} rows for {facts.heads} heads of {facts.head_dim} numbers")
+    sinks = reader.numbers_or_none("sinks")
+    return Attention(
+        qkv=qkv,
+        cache_of=None,
+        values_of_keys=False,
+        gate=None,
+        out=reader.matrix("out"),
+        heads=facts.heads,
+        shape=KVShape(facts.kv_heads, facts.head_dim, facts.head_dim),
+        query_norm=reader.norm_or_none("q_norm", facts.norm),
+        key_norm=reader.norm_or_none("k_norm", facts.norm),
+        value_norm=None,
+        rotary=rotary,
+        rotary_offset=0,
+        rotates_before_norms=facts.rotates_before_norms,
+        query_factors=None,
+        sinks=sinks,
+        parameters=AttentionParameters(facts.scaling, window, facts.softcap, has_sinks=sinks is not None),
+    )
+
+
+def _qkv(reader: Reader, facts: Facts) -> list[Matrix]:
+    if not reader.has("qkv"):
+        return [reader.matrix(role) for role in ("q", "k", "v")]
+    together = reader.matrix("qkv")
+    if not facts.qkv_parts:
+        return [together]
+    if isinstance(together.weight, Blocks):
+        raise NotKnown("its projections are sorted by head")
+    rows = by_kind(torch.arange(len(together.weight)), facts.kv_heads, facts.qkv_parts)
+    return [replace(together.picked(rows), module=together.module, heads=facts.kv_heads, parts=facts.qkv_parts)]
+
+
+def dense_mlp(reader: Reader, activation: str) -> MLP:
+    """Describe an MLP, whose gates and ups may be one matrix."""
+    down = reader.matrix("down")
+    if not reader.has("gate_up"):
+        return MLP(reader.matrix_or_none("gate"), reader.matrix("up"), down, activation)
+    both = reader.matrix("gate_up")
+    gate, up = both.weight.chunk(2)
+    biases: tuple[Tensor | None, ...] = (None, None) if both.bias is None else both.bias.chunk(2)
+    return MLP(
+        replace(both, weight=gate, bias=biases[0]),
+        replace(both, weight=up, bias=biases[1], first_row=len(gate)),
+        down,
+        activation,
+    )

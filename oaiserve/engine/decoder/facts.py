@@ -1,0 +1,90 @@
+"""What a model's tensors do not say of it: numbers of its settings, and facts of its family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.reader import NormKind
+
+Settings = Mapping[str, Any]
+
+# By the names that settings have for them.
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The facts of one decoder. A family replaces those of Llama that it has otherwise."""
+
+    num_layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm: NormKind
+    activation: str  # a name in ACTIVATIONS of the executors
+    scaling: float  # of the products of queries and keys
+    windows: tuple[int | None, ...]  # of layers
+    rotates: tuple[bool, ...]  # whether layers rotate queries and keys by position
+    is_interleaved: bool = False  # neighbours are rotated together, and not the numbers of two halves
+    rotates_before_norms: bool = False
+    softcap: float | None = None  # of scores of attention
+    qkv_parts: int = 0  # rows of `qkv` are sorted by key head, each with so many parts; 0: by queries, keys and values
+    is_parallel: bool = False  # attention and MLP read the same hidden state
+    is_tied: bool = False  # the head is the embedding
+    embedding_scale: float = 1.0
+    vector_scale: float = 1.0  # of vectors in the places of embeddings
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    logits_softcap: float = 0.0
+
+
+def llama(settings: Settings, *, epsilon: str = "rms_norm_eps") -> Facts:
+    """Return the facts of Llama. `epsilon` is the key of its norms' epsilon."""
+    num_layers = settings["num_hidden_layers"]
+    return Facts(
+        num_layers=num_layers,
+        heads=settings["num_attention_heads"],
+        kv_heads=settings["num_key_value_heads"],
+        head_dim=settings["head_dim"],
+        norm=NormKind(epsilon=settings[epsilon]),
+        activation=activation(settings["hidden_act"]),
+        scaling=settings["head_dim"] ** -0.5,
+        windows=(None,) * num_layers,
+        rotates=(True,) * num_layers,
+        is_tied=settings["tie_word_embeddings"],
+    )
+
+
+def activation(name: str) -> str:
+    """Return our name of an activation function. Raises NotKnown."""
+    if name not in _ACTIVATIONS:
+        raise NotKnown(f"its activation is {name}")
+    return _ACTIVATIONS[name]
+
+
+def windows_of_all(settings: Settings) -> tuple[int | None, ...]:
+    """Return the windows of layers that all have the same one, or none."""
+    window: int | None = settings["sliding_window"]
+    num_layers: int = settings["num_hidden_layers"]
+    return (window,) * num_layers
+
+
+def windows_by_type(settings: Settings) -> tuple[int | None, ...]:
+    """Return the windows of layers, of which some have one by their types."""
+    window = settings["sliding_window"]
+    return tuple(window if kind == "sliding_attention" else None for kind in settings["layer_types"])
+
+
+MakeFacts = Callable[[Settings], Facts]

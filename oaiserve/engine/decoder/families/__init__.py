@@ -1,0 +1,14 @@
+"""The families of models, each in a file, maybe beside others like it. A new file is found by itself."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+from oaiserve.engine.decoder.families.family import Family
+
+FAMILIES: dict[str, Family] = {
+    family.type: family
+    for module in pkgutil.iter_modules(__path__)
+    for family in getattr(import_module(f"{__name__}.{module.name}"), "FAMILIES", ())
+}

@@ -1,0 +1,94 @@
+"""Reads the tensors of a decoder by their roles, from files of any kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.description import Matrix, Norm
+
+
+class Tensors(Protocol):
+    """The tensors of one model, by paths such as `layers.3.q.weight`. Raises NotKnown for one that is not there."""
+
+    dtype: torch.dtype  # of matrices that are not in blocks
+    has_norms_as_computed: bool  # also those of families whose other files have them minus 1
+
+    def has(self, path: str) -> bool: ...
+
+    def shape(self, path: str) -> tuple[int, ...]: ...
+
+    def matrix(self, path: str) -> Tensor | Blocks:
+        """Return a matrix [n, k]."""
+
+    def numbers(self, path: str) -> Tensor:
+        """Return any tensor in float32."""
+
+    def module(self, path: str) -> str:
+        """Return the name by which adapters name a module."""
+
+    def unread(self) -> list[str]:
+        """Return the names of tensors that nothing has read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormKind:
+    """What the files do not say of the norms of a family."""
+
+    epsilon: float
+    subtracts_mean: bool = False
+    adds_one: bool = False  # to the weight, which files on the hub have minus 1
+
+
+class Reader:
+    """Reads the tensors of a decoder, or of a part of it, whose paths begin alike."""
+
+    def __init__(self, tensors: Tensors, place: str = "") -> None:
+        self.tensors = tensors
+        self._place = place
+
+    def at(self, place: str) -> Reader:
+        return Reader(self.tensors, f"{self._place}{place}.")
+
+    def has(self, role: str) -> bool:
+        """Return whether there is a module of this role with a weight."""
+        return self.tensors.has(f"{self._place}{role}.weight")
+
+    def matrix(self, role: str) -> Matrix:
+        path = f"{self._place}{role}"
+        bias = f"{path}.bias"
+        return Matrix(
+            self.tensors.matrix(f"{path}.weight"),
+            self._in_dtype(bias) if self.tensors.has(bias) else None,
+            self.tensors.module(path),
+        )
+
+    def matrix_or_none(self, role: str) -> Matrix | None:
+        return self.matrix(role) if self.has(role) else None
+
+    def norm(self, role: str, kind: NormKind) -> Norm:
+        path = f"{self._place}{role}"
+        weight = self.tensors.numbers(f"{path}.weight")
+        if kind.adds_one and not self.tensors.has_norms_as_computed:
+            weight = weight + 1
+        bias = f"{path}.bias"
+        return Norm(
+            weight, self.tensors.numbers(bias) if self.tensors.has(bias) else None, kind.epsilon, kind.subtracts_mean
+        )
+
+    def norm_or_none(self, role: str, kind: NormKind) -> Norm | None:
+        return self.norm(role, kind) if self.has(role) else None
+
+    def numbers(self, name: str) -> Tensor:
+        """Return a parameter in float32, which has no module of its own."""
+        return self.tensors.numbers(f"{self._place}{name}")
+
+    def numbers_or_none(self, name: str) -> Tensor | None:
+        return self.numbers(name) if self.tensors.has(f"{self._place}{name}") else None
+
+    def _in_dtype(self, path: str) -> Tensor:
+        return self.tensors.numbers(path).to(self.tensors.dtype)

@@ -1,0 +1,1 @@
+"""The tensors of a model's files, under one name for each role, whatever the files call them."""

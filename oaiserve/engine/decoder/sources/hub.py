@@ -1,0 +1,76 @@
+"""The tensors of safetensors files, with the names that a family has for them on the hub."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.sources.names import Names, names_of
+from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
+
+# Tensors that files have and no model reads: masks, frequencies, and layers that guess further tokens.
+_UNUSED = re.compile(r"(\.attn\.(bias|masked_bias)|\.attention\.(bias|masked_bias)|rotary_emb\.inv_freq)$|^mtp\.")
+
+
+class HubTensors:
+    """Reads the tensors of a decoder, and keeps track of those that were read."""
+
+    has_norms_as_computed = False  # norms whose weights a family stores minus 1 are stored so
+
+    def __init__(self, files: TensorFiles, names: Names, dtype: torch.dtype, *, is_transposed: bool = False) -> None:
+        """`dtype` is that of matrices. With `is_transposed`, those of layers are [k, n] in the files."""
+        self.dtype = dtype
+        self._files = files
+        self._names = names
+        self._is_transposed = is_transposed
+        self._read: set[str] = set()
+
+    def has(self, path: str) -> bool:
+        return self._find(path) is not None
+
+    def shape(self, path: str) -> tuple[int, ...]:
+        return self._files.shape(self._found(path))
+
+    def matrix(self, path: str) -> Tensor:
+        """Return a matrix [n, k] in the dtype of the model, which is the memory of the file if that has the same."""
+        matrix = self._tensor(path).to(self.dtype)
+        return matrix.T.contiguous() if self._is_transposed and path.startswith("layers.") else matrix
+
+    def numbers(self, path: str) -> Tensor:
+        """Return any tensor in float32, rounded to the dtype of the model."""
+        return self._tensor(path).to(self.dtype).float()
+
+    def module(self, path: str) -> str:
+        """Return the name of a module in transformers, by which adapters name it."""
+        return names_of(path, self._names)[0]
+
+    def unread(self) -> list[str]:
+        """Return the names of tensors that were not read, apart from those that no model reads."""
+        return sorted(name for name in self._files.names() - self._read if not _UNUSED.search(name))
+
+    def _tensor(self, path: str) -> Tensor:
+        name = self._found(path)
+        self._read.add(name)
+        return self._files.tensor(name)
+
+    def _found(self, path: str) -> str:
+        name = self._find(path)
+        if name is None:
+            known = names_of(path.removesuffix(".weight"), self._names)
+            raise NotKnown(f"its files have no tensor '{known[0] if known else path}'")
+        return name
+
+    def _find(self, path: str) -> str | None:
+        """Return the name of a tensor in the files, which may leave out the first part of a module's name."""
+        module, last = path, ""
+        for suffix in (".weight", ".bias"):
+            if path.endswith(suffix):
+                module, last = path.removesuffix(suffix), suffix
+        for name in names_of(module, self._names):
+            for choice in (f"{name}{last}", f"{name.partition('.')[2]}{last}"):
+                if choice in self._files:
+                    return choice
+        return None

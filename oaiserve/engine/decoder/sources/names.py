@@ -1,0 +1,51 @@
+"""The names of tensors in files on the hub, by their roles in a decoder.
+
+A path such as `layers.3.experts.7.gate` has a role, `experts.{}.gate`, and the numbers of a layer and of an expert.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+# Of a role, the name of its module in transformers, and maybe others that files have for it.
+Names = Mapping[str, str | tuple[str, ...]]
+
+_NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
+# What most families call them. Names of roles in a layer come behind that of the layer.
+LLAMA: Names = {
+    "embedding": "model.embed_tokens",
+    "layers.{}": "model.layers.{}",
+    "final_norm": "model.norm",
+    "head": "lm_head",
+    "attention_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "qkv": "self_attn.qkv_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "out": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "gate_up": "mlp.gate_up_proj",
+    "down": "mlp.down_proj",
+}
+
+
+def split_path(path: str) -> tuple[str, list[str]]:
+    """Return the role of a path, in which `{}` takes the places of numbers, and these numbers."""
+    return _NUMBER.sub(".{}", path), _NUMBER.findall(path)
+
+
+def names_of(path: str, names: Names) -> tuple[str, ...]:
+    """Return the names of a module by its path; an empty tuple for a role that the family does not have."""
+    role, numbers = split_path(path)
+    layer, is_in_layer, inner = role.partition("layers.{}.")
+    found = names.get(inner if is_in_layer else layer)
+    if found is None:
+        return ()
+    choices = (found,) if isinstance(found, str) else found
+    prefix = f"{names['layers.{}']}." if is_in_layer else ""
+    return tuple(f"{prefix}{choice}".format(*numbers) for choice in choices)
