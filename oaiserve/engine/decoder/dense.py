@@ -19,12 +19,13 @@ from oaiserve.engine.decoder.description import (
     RotaryTable,
     by_kind,
 )
-from oaiserve.engine.decoder.facts import Facts, Settings
+from oaiserve.engine.decoder.facts import Facts
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.fit import fit
 from oaiserve.engine.decoder.key_sizes import with_key_sizes
 from oaiserve.engine.decoder.reader import Reader, Tensors
 from oaiserve.engine.decoder.rotary import rotary_table
+from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.spec import KVShape
 
 

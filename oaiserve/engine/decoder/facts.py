@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.reader import NormKind
-
-Settings = Mapping[str, Any]
+from oaiserve.engine.decoder.settings import Settings
 
 # By the names that settings have for them.
 _ACTIVATIONS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from oaiserve.engine.decoder.description import NotKnown, RotaryTable
-from oaiserve.engine.decoder.facts import Settings
+from oaiserve.engine.decoder.settings import Settings
 
 
 def rotary_table(

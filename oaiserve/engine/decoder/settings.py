@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -63,9 +63,33 @@ _WITH_LENGTH = ("llama3", "yarn", "longrope")  # kinds of rotation that compare 
 _QWEN2 = ("qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")
 
 
-def settings_of(config: Mapping[str, Any]) -> Values:
+class Settings(Mapping[str, Any]):
+    """The settings of a text model, which note the keys that are read."""
+
+    def __init__(self, values: Values, stated: Mapping[str, Any]) -> None:
+        """`stated` are those that the file itself has, as it has them."""
+        self.stated = stated
+        self.read: set[str] = set()
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def settings_of(config: Mapping[str, Any]) -> Settings:
     """Return the settings of the text model in a config.json. Raises KeyError for a type without defaults."""
-    config = _text_of(config)
+    stated = _text_of(config)
+    return Settings(_values_of(stated), stated)
+
+
+def _values_of(config: Mapping[str, Any]) -> Values:
     name = config["model_type"]
     row = _table()["types"][name]
     values = deepcopy({**row["keys"], **config})

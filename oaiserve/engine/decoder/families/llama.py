@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oaiserve.engine.decoder.facts import Facts, Settings, llama, windows_by_type, windows_of_all
+from oaiserve.engine.decoder.facts import Facts, llama, windows_by_type, windows_of_all
 from oaiserve.engine.decoder.families.family import Family
+from oaiserve.engine.decoder.settings import Settings
 
 
 def _granite(settings: Settings) -> Facts:
