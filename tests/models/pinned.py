@@ -101,6 +101,10 @@ def pinned_model(name: str) -> PreTrainedModel:
     """Make the model of one of PINNED."""
     asked = PINNED[name]
     model = random_model(asked.config, dtype=asked.dtype)
+    if (rotary := getattr(model.base_model, "rotary_emb", None)) is not None:
+        model.base_model.rotary_emb = type(rotary)(
+            model.config
+        )  # a model that is loaded has its frequencies in float32
     with torch.no_grad():
         for parameter, tensor in model.state_dict().items():
             if tensor.is_floating_point():
