@@ -301,6 +301,10 @@ def _gemma4(values: Values) -> None:
         values["layer_types"][-1] = _FULL
     values.setdefault("global_head_dim", 512)
     own = values.get("num_global_key_value_heads") if values.get("attention_k_eq_v", True) else None
+    if values.get("per_layer_config"):  # by number of the layer, as newer versions write it in place of both
+        of_layer = values["per_layer_config"].get(str(values["layer_types"].index(_FULL)), {})
+        values["global_head_dim"] = of_layer.get("head_dim", values["head_dim"])
+        own = of_layer.get("num_key_value_heads")
     values["num_global_key_value_heads"] = own or values["num_key_value_heads"]
 
 

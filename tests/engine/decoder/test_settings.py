@@ -145,6 +145,8 @@ OTHERS = (
     {"model_type": "gemma", "hidden_act": "gelu"},
     {"model_type": "gemma4_text", "attention_k_eq_v": True, "num_global_key_value_heads": 2, "global_head_dim": 128},
     {"model_type": "gemma4_text", "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 3},
+    {"model_type": "gemma4_text", "num_hidden_layers": 6, "per_layer_config": {"5": {"head_dim": 384}}},
+    {"model_type": "gemma4_text", "num_hidden_layers": 6, "per_layer_config": {"5": {"num_key_value_heads": 2}}},
     {"model_type": "gemma4_text", "use_bidirectional_attention": "all"},
     {"model_type": "gpt2", "num_hidden_layers": 3, "hidden_size": 96},
     {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 3, "num_hidden_layers": 6},
