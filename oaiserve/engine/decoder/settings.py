@@ -51,7 +51,7 @@ _ROPE: dict[str, Values] = {
     },
 }
 _ROPE["gemma4_unified_text"] = _ROPE["gemma4_text"]
-_ROPE_AS_IT_IS = {"gemma4_text", "gemma4_unified_text", "mellum"}
+_WITHOUT_DEFAULTS = {"gemma4_text", "gemma4_unified_text", "mellum"}  # for what a file leaves out of its numbers
 _PARTS_ROTATED = {
     **dict.fromkeys(("bamba", "glm", "glm4", "glm4_moe", "glm4v_moe_text", "nemotron", "persimmon", "phi"), 0.5),
     **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "stablelm"), 0.25),
@@ -162,17 +162,17 @@ def _rope(name: str, values: Values, row: Mapping[str, Any]) -> Values:
         given = deepcopy(_ROPE.get(name))
         if name == "ministral3" and given is not None:
             given["max_position_embeddings"] = values["max_position_embeddings"]
-    if name in _ROPE_AS_IT_IS:
-        return given or {}
     if name in ("gemma3_text", "olmo3"):
         return _rope_by_layer_type(given, scaling, values, row)
+    if name in _WITHOUT_DEFAULTS:
+        scaling = None
     rope: Values = scaling or given or {}
-    theta = values.get("rope_theta", row.get("rope_theta", 10_000.0))
+    theta = values.get("rope_theta", None if name in _WITHOUT_DEFAULTS else row.get("rope_theta", 10_000.0))
     part = _PARTS_ROTATED.get(name)
     if name == "gpt_neox":  # which has names of its own, and no others
         theta = values.get("rotary_emb_base", 10_000.0)
         part = values.get("rotary_pct", 0.25)
-    elif name not in ("bamba", "qwen2_vl_text", "qwen2_5_vl_text"):  # which have it whatever a file says
+    elif name != "bamba":  # which has it whatever a file says
         if name == "minimax_m2" and values.get("rotary_dim") is not None:
             part = values["rotary_dim"] / values["head_dim"]
         part = values.get("partial_rotary_factor", part)
@@ -202,6 +202,8 @@ def _rope_by_layer_type(given: Values | None, scaling: Values | None, values: Va
         of_windows = values.get("rope_local_base_freq", of_windows)
     for kind, theta in ((_FULL, of_full), (_SLIDING, of_windows)):
         rope[kind].setdefault("rope_theta", theta)
+        if "partial_rotary_factor" in values:
+            rope[kind].setdefault("partial_rotary_factor", values["partial_rotary_factor"])
         _with_type("", rope[kind], values, is_nested=True)
     return rope
 
@@ -213,7 +215,7 @@ def _with_type(name: str, rope: Values, values: Values, *, is_nested: bool) -> N
         rope["rope_type"] = "default"
     original = "original_max_position_embeddings"
     if rope["rope_type"] in _WITH_LENGTH:
-        if original in values and not is_nested and name == "phi3":
+        if original in values and not is_nested:
             rope[original] = values[original]
         rope.setdefault(original, values["max_position_embeddings"])
     if name == "phi3" and rope["rope_type"] in ("su", "yarn"):

@@ -54,7 +54,10 @@ GEMMA4 = {"head_dim", "num_key_value_heads"}  # which differ between layers
 def of_class(config: dict[str, Any]) -> Any:
     """Make the class's own configuration of a file."""
     given = deepcopy({key: value for key, value in config.items() if key != "model_type"})
-    return CONFIG_MAPPING[config["model_type"]](**given)
+    made = CONFIG_MAPPING[config["model_type"]](**given)
+    if getattr(made, "rope_parameters", None):
+        made.standardize_rope_params()  # as each module does that reads them
+    return made
 
 
 def plain(value: Any) -> Any:
