@@ -62,6 +62,11 @@ def text_of(decoder: Decoder) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def text_of_table(table: RotaryTable | torch.Tensor) -> str:
+    """Return a table as it is written where it occurs first."""
+    return _Text().value("", table)
+
+
 class _Text:
     """The text of one description. It knows where each tensor, norm and table has been written first."""
 
@@ -80,7 +85,7 @@ class _Text:
                 below = self.lines(field.name, f"{path}.{field.name}", getattr(part, field.name))
                 yield from (f" {line}" for line in below)
         elif not _is_nothing(part):
-            yield f"{name} {self._value(path, part)}"
+            yield f"{name} {self.value(path, part)}"
 
     def _all(self, name: str, path: str, parts: dict[int, Any]) -> Iterator[str]:
         """Write the first part of each kind, and then which others are like it, with one hash of all their hashes."""
@@ -101,7 +106,7 @@ class _Text:
                 digest = f" {_hash(''.join(hashes).encode())}" if hashes else ""
                 yield f"{name}.{','.join(map(str, others))} like {first}{digest}"
 
-    def _value(self, path: str, part: Any) -> str:
+    def value(self, path: str, part: Any) -> str:
         """Return a part in one line."""
         if isinstance(part, torch.Tensor | Blocks | Norm | RotaryTable):
             first = self._places.setdefault(_identity(part), path)
@@ -118,7 +123,7 @@ class _Text:
             value = getattr(part, field.name)
             is_default = field.default is not MISSING and value == field.default
             if not _is_nothing(value) and not (is_default and isinstance(part, _WITHOUT_DEFAULTS)):
-                found.append(f"{field.name}={self._value(f'{path}.{field.name}', value)}")
+                found.append(f"{field.name}={self.value(f'{path}.{field.name}', value)}")
         if isinstance(part, RotaryTable):
             found.append(_angles(part))
         return f"({', '.join(found)})"

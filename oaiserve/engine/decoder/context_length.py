@@ -1,0 +1,23 @@
+"""The most tokens of a sequence that a model is good for, read from its settings."""
+
+from __future__ import annotations
+
+from oaiserve.engine.decoder.settings import Settings
+
+# These scale every position by the longest sequence of the batch, so an answer would depend on other requests.
+_LENGTH_DEPENDENT = {"dynamic", "longrope"}
+_MOST_POSITIONS = 2**20  # rotary tables have a row for each, all together a GiB for the largest heads
+
+
+def context_length(settings: Settings) -> int:
+    """Return the longest sequence at which the model computes as it does at shorter ones."""
+    limit = settings.get("max_position_embeddings") or settings.get("max_seq_len") or 2048
+    limit = min(int(limit), _MOST_POSITIONS)
+    rope = settings.get("rope_parameters") or {}
+    for parameters in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
+        if parameters.get("rope_type") in _LENGTH_DEPENDENT:
+            limit = min(limit, int(parameters.get("original_max_position_embeddings") or limit))
+    if (chunk := settings.get("attention_chunk_size")) is not None:
+        # Within the first chunk, chunked layers see all tokens before. From its last token on, Llama 4 scales queries.
+        limit = min(limit, chunk - 1)
+    return limit
