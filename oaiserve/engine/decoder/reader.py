@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import Blocks
-from oaiserve.engine.decoder.description import Matrix, Norm
+from oaiserve.engine.decoder.description import Matrix, Norm, NotKnown
 
 
 class Tensors(Protocol):
@@ -27,6 +27,16 @@ class Tensors(Protocol):
 
     def numbers(self, path: str) -> Tensor:
         """Return any tensor in float32."""
+
+    def exact(self, path: str) -> Tensor:
+        """Return any tensor unrounded, in the dtype of the model if the files have it so, else in float32."""
+
+    def experts(self, path: str) -> list[Tensor | Blocks]:
+        """Return the matrix [n, k] of each expert.
+
+        The path is that of a tensor of all experts, such as `layers.3.experts.gate.weight`. Files without it have a
+        tensor for each expert, such as `layers.3.experts.0.gate.weight`.
+        """
 
     def module(self, path: str) -> str:
         """Return the name by which adapters name a module."""
@@ -70,6 +80,16 @@ class Reader:
     def matrix_or_none(self, role: str) -> Matrix | None:
         return self.matrix(role) if self.has(role) else None
 
+    def experts(self, role: str) -> list[Matrix]:
+        """Return the matrix of each expert. Adapters have no name for it."""
+        weights = self.tensors.experts(f"{self._place}experts.{role}.weight")
+        biases = self.numbers_or_none(f"experts.{role}.bias")
+        if biases is None:
+            return [Matrix(weight, None) for weight in weights]
+        if len(biases) != len(weights):
+            raise NotKnown(f"it has {len(weights)} experts with {len(biases)} biases")
+        return [Matrix(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
     def norm(self, role: str, kind: NormKind) -> Norm:
         path = f"{self._place}{role}"
         weight = self.tensors.numbers(f"{path}.weight")
@@ -89,6 +109,14 @@ class Reader:
 
     def numbers_or_none(self, name: str) -> Tensor | None:
         return self.numbers(name) if self.tensors.has(f"{self._place}{name}") else None
+
+    def module(self, role: str) -> str:
+        """Return the name by which adapters name a module."""
+        return self.tensors.module(f"{self._place}{role}")
+
+    def exact(self, name: str) -> Tensor:
+        """Return a parameter without rounding it to the dtype of the model."""
+        return self.tensors.exact(f"{self._place}{name}")
 
     def _in_dtype(self, path: str) -> Tensor:
         return self.tensors.numbers(path).to(self.tensors.dtype)

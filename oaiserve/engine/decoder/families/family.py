@@ -15,6 +15,7 @@ class Family:
     facts: MakeFacts = llama
     other_names: Names = field(default_factory=dict)  # of tensors on the hub
     is_transposed: bool = False  # matrices of layers are [k, n] in files on the hub
+    has_transposed_experts: bool = False  # tensors of all experts are [experts, k, n] there
 
     @property
     def names(self) -> Mapping[str, str | tuple[str, ...]]:

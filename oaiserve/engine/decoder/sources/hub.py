@@ -7,6 +7,7 @@ import re
 import torch
 from torch import Tensor
 
+from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.names import Names, names_of
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
@@ -20,12 +21,24 @@ class HubTensors:
 
     has_norms_as_computed = False  # norms whose weights a family stores minus 1 are stored so
 
-    def __init__(self, files: TensorFiles, names: Names, dtype: torch.dtype, *, is_transposed: bool = False) -> None:
-        """`dtype` is that of matrices. With `is_transposed`, those of layers are [k, n] in the files."""
+    def __init__(
+        self,
+        files: TensorFiles,
+        names: Names,
+        dtype: torch.dtype,
+        *,
+        is_transposed: bool = False,
+        has_transposed_experts: bool = False,
+    ) -> None:
+        """`dtype` is that of matrices. With `is_transposed`, those of layers are [k, n] in the files.
+
+        With `has_transposed_experts`, tensors of all experts are [experts, k, n].
+        """
         self.dtype = dtype
         self._files = files
         self._names = names
         self._is_transposed = is_transposed
+        self._has_transposed_experts = has_transposed_experts
         self._read: set[str] = set()
 
     def has(self, path: str) -> bool:
@@ -42,6 +55,22 @@ class HubTensors:
     def numbers(self, path: str) -> Tensor:
         """Return any tensor in float32, rounded to the dtype of the model."""
         return self._tensor(path).to(self.dtype).float()
+
+    def exact(self, path: str) -> Tensor:
+        """Return any tensor unrounded, in the dtype of the model if the files have it so, else in float32."""
+        tensor = self._tensor(path)
+        return tensor if tensor.dtype == self.dtype else tensor.float()
+
+    def experts(self, path: str) -> list[Tensor | Blocks]:
+        """Return the matrix [n, k] of each expert. The files have one tensor for all experts, or one for each."""
+        if self.has(path):
+            stacked = self._tensor(path).to(self.dtype)
+            return list(stacked.mT if self._has_transposed_experts else stacked)
+        place, _, role = path.partition(".experts.")
+        found: list[Tensor | Blocks] = [self.matrix(f"{place}.experts.0.{role}")]
+        while self.has(path_of_next := f"{place}.experts.{len(found)}.{role}"):
+            found.append(self.matrix(path_of_next))
+        return found
 
     def module(self, path: str) -> str:
         """Return the name of a module in transformers, by which adapters name it."""
@@ -65,12 +94,15 @@ class HubTensors:
 
     def _find(self, path: str) -> str | None:
         """Return the name of a tensor in the files, which may leave out the first part of a module's name."""
-        module, last = path, ""
-        for suffix in (".weight", ".bias"):
+        module = path
+        endings: tuple[str, ...] = ("",)
+        for suffix, of_stacked in ((".weight", ""), (".bias", "_bias")):  # endings of tensors of all experts
             if path.endswith(suffix):
-                module, last = path.removesuffix(suffix), suffix
+                module = path.removesuffix(suffix)
+                endings = (suffix, of_stacked)
         for name in names_of(module, self._names):
-            for choice in (f"{name}{last}", f"{name.partition('.')[2]}{last}"):
-                if choice in self._files:
-                    return choice
+            for start in (name, name.partition(".")[2]):
+                for ending in endings:
+                    if f"{start}{ending}" in self._files:
+                        return f"{start}{ending}"
         return None
