@@ -1,4 +1,4 @@
-"""Describes dense decoders: attention and an MLP in each layer, with norms around them."""
+"""Describes decoders: attention and an MLP, or experts, in each layer, with norms around them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from oaiserve.engine.decoder.description import (
     Attention,
     AttentionParameters,
     Decoder,
+    Experts,
     Layer,
     Matrix,
     NotKnown,
     RotaryTable,
     by_kind,
 )
+from oaiserve.engine.decoder.experts import mixture
 from oaiserve.engine.decoder.facts import Facts
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.fit import fit
 from oaiserve.engine.decoder.key_sizes import with_key_sizes
+from oaiserve.engine.decoder.latent import latent_attention
 from oaiserve.engine.decoder.reader import Reader, Tensors
 from oaiserve.engine.decoder.rotary import rotary_table
 from oaiserve.engine.decoder.settings import Settings
@@ -98,14 +101,16 @@ def _layer(reader: Reader, facts: Facts, rotary: Rotary, number: int) -> Layer:
         attention=attention(reader, facts, rotary.of_layer(number), facts.windows[number]),
         attention_out_norm=reader.norm_or_none("attention_out_norm", facts.norm),
         mlp_norm=attention_norm if mlp_norm is None and facts.is_parallel else mlp_norm,
-        mlp=dense_mlp(reader, facts.activation),
+        mlp=_mlp(reader, facts, number),
         mlp_out_norm=reader.norm_or_none("mlp_out_norm", facts.norm),
         is_parallel=facts.is_parallel,
     )
 
 
 def attention(reader: Reader, facts: Facts, rotary: RotaryTable | None, window: int | None) -> Attention:
-    """Describe attention with queries, keys and values of each token."""
+    """Describe attention with queries, keys and values of each token, or with latent vectors."""
+    if facts.latent is not None:
+        return latent_attention(reader, facts, facts.latent, rotary, window)
     qkv = _qkv(reader, facts)
     rows = sum(len(matrix.weight) for matrix in qkv)
     if rows != (facts.heads + 2 * facts.kv_heads) * facts.head_dim:
@@ -141,6 +146,13 @@ def _qkv(reader: Reader, facts: Facts) -> list[Matrix]:
         raise NotKnown("its projections are sorted by head")
     rows = by_kind(torch.arange(len(together.weight)), facts.kv_heads, facts.qkv_parts)
     return [replace(together.picked(rows), module=together.module, heads=facts.kv_heads, parts=facts.qkv_parts)]
+
+
+def _mlp(reader: Reader, facts: Facts, number: int) -> MLP | Experts:
+    if facts.mixture is None or not facts.mixture.layers[number]:
+        return dense_mlp(reader, facts.activation)
+    shared = dense_mlp(reader.at("shared"), facts.activation) if facts.mixture.has_shared else None
+    return mixture(reader, facts.mixture, facts.activation, shared)
 
 
 def dense_mlp(reader: Reader, activation: str) -> MLP:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.description import ClampedGate, NotKnown
 from oaiserve.engine.decoder.reader import NormKind
 from oaiserve.engine.decoder.settings import Settings
 
@@ -20,6 +20,38 @@ _ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """The facts of the mixtures of experts of one decoder, whose defaults are Mixtral's."""
+
+    layers: tuple[bool, ...]  # which have experts in place of an MLP
+    top_k: int
+    is_sigmoid: bool = False  # scores are sigmoids, else a softmax
+    has_choice_bias: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    adds_best_two: bool = False
+    renormalizes: bool = True
+    scale: float = 1.0
+    is_float32: bool = False  # the router with its biases, whatever the dtype of the model
+    is_router_adaptable: bool = False
+    has_shared: bool = False  # an MLP for all tokens
+    has_shared_gate: bool = False
+    is_in_turns: bool = False  # rows of gates and ups, where they are one matrix
+    activation: str | ClampedGate | None = None  # None: that of an MLP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """The sizes of multi-head latent attention."""
+
+    query_rank: int | None
+    rank: int  # of keys and values
+    own_dim: int  # of the numbers of a head's key that are not rotated
+    shared_dim: int  # of those that are rotated, which all heads share
+    value_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +78,8 @@ class Facts:
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     logits_softcap: float = 0.0
+    mixture: Mixture | None = None
+    latent: Latent | None = None
 
 
 def llama(settings: Settings, *, epsilon: str = "rms_norm_eps") -> Facts:

@@ -1,0 +1,81 @@
+"""Describes mixtures of experts. Each family states how its routers choose and weight them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from oaiserve.engine.decoder.description import MLP, Expert, Experts, Matrix, NotKnown, Router
+from oaiserve.engine.decoder.facts import Mixture
+from oaiserve.engine.decoder.reader import Reader
+from oaiserve.engine.decoder.settings import Settings
+
+
+def mixture(reader: Reader, facts: Mixture, activation: str, shared: MLP | None) -> Experts:
+    """Describe the experts of a layer and the MLP that computes all tokens beside them. Raises NotKnown.
+
+    `activation` is the activation function of each expert, unless the mixture has its own.
+    """
+    return Experts(
+        router=_router(reader, facts),
+        experts=_experts(reader, is_in_turns=facts.is_in_turns),
+        activation=activation if facts.activation is None else facts.activation,
+        shared=shared,
+        shared_gate=reader.matrix("shared_gate") if facts.has_shared_gate else None,
+    )
+
+
+def _experts(reader: Reader, *, is_in_turns: bool) -> list[Expert]:
+    if reader.has("experts.gate_up"):
+        pairs = [_gate_and_up(both, is_in_turns=is_in_turns) for both in reader.experts("gate_up")]
+        gates = [gate for gate, _ in pairs]
+        ups = [up for _, up in pairs]
+    else:
+        gates = reader.experts("gate")
+        ups = reader.experts("up")
+    downs = reader.experts("down")
+    if not len(gates) == len(ups) == len(downs) > 0:
+        raise NotKnown(f"its experts have {len(gates)} gates, {len(ups)} ups and {len(downs)} downs")
+    return [Expert(gate, up, down) for gate, up, down in zip(gates, ups, downs, strict=True)]
+
+
+def _gate_and_up(both: Matrix, *, is_in_turns: bool) -> tuple[Matrix, Matrix]:
+    if is_in_turns:
+        return both.picked(slice(0, None, 2)), both.picked(slice(1, None, 2))
+    half = len(both.weight) // 2
+    return both.picked(slice(half)), both.picked(slice(half, None))
+
+
+def _router(reader: Reader, facts: Mixture) -> Router:
+    def numbers(name: str) -> Tensor:
+        return reader.exact(name) if facts.is_float32 else reader.numbers(name).to(reader.tensors.dtype)
+
+    return Router(
+        weight=numbers("router.weight"),
+        module=reader.module("router") if facts.is_router_adaptable else "",
+        logits_bias=reader.numbers_or_none("router.bias"),
+        bias=numbers("choice_bias").float().flatten() if facts.has_choice_bias else None,
+        top_k=facts.top_k,
+        groups=facts.groups,
+        top_groups=facts.top_groups,
+        is_sigmoid=facts.is_sigmoid,
+        adds_best_two=facts.adds_best_two,
+        renormalizes=facts.renormalizes,
+        scale=facts.scale,
+        factors=None,
+    )
+
+
+def in_all_layers(settings: Settings) -> tuple[bool, ...]:
+    """Return that all layers have experts."""
+    num_layers: int = settings["num_hidden_layers"]
+    return (True,) * num_layers
+
+
+def after_dense_layers(settings: Settings) -> tuple[bool, ...]:
+    """Return which layers have experts: all but the first few."""
+    return tuple(number >= settings["first_k_dense_replace"] for number in range(settings["num_hidden_layers"]))
+
+
+def by_mlp_types(settings: Settings) -> tuple[bool, ...]:
+    """Return which layers have experts, by the settings' list."""
+    return tuple(kind == "sparse" for kind in settings["mlp_layer_types"])
