@@ -9,7 +9,6 @@ one latent vector, there are only panels of keys: of the vector, and of the numb
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -17,7 +16,6 @@ from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.spec import KEY_GROUP, KVShape
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.kv_cache import zeroed
-from oaiserve.engine.model.loaded import LoadedModel
 
 LANES = 16  # numbers that native code processes at a time; widths of activations, heads and blocks are multiples of it
 MAX_HEAD_DIM = 512  # MAX_VALUE_DIM in src
@@ -35,14 +33,12 @@ def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:
                 raise NotKnown(f"its heads have {dim} numbers, which is no multiple of {LANES} up to {MAX_HEAD_DIM}")
 
 
-def latent_dim(loaded: LoadedModel) -> int:
+def latent_dim(rank: int, shared: int, shape: KVShape) -> int:
     """Return the width of the vector in place of a token's keys and values, or 0 if the layout cannot hold it.
 
-    It is the latent vector of keys and values, with the numbers shared by all heads' keys.
+    It is the latent vector of keys and values, with `rank` numbers, and the numbers `shared` by all heads' keys.
     """
-    config: Any = loaded.model.config
-    rank, shared = (getattr(config, name, None) or 0 for name in ("kv_lora_rank", "qk_rope_head_dim"))
-    dims = {rank, shared}.union(*((shape.key_dim - shared, shape.value_dim) for shape in loaded.kv_shapes.values()))
+    dims = (rank, shared, shape.key_dim - shared, shape.value_dim)
     fits = all(dim > 0 and dim % LANES == 0 for dim in dims)
     return rank + shared if fits and rank <= MAX_LATENT_RANK and rank + shared <= MAX_LATENT_DIM else 0
 

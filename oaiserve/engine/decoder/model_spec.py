@@ -1,0 +1,56 @@
+"""Makes what serving needs to know of a model from its settings and its description."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from oaiserve.engine.decoder.context_length import context_length
+from oaiserve.engine.decoder.description import Decoder
+from oaiserve.engine.decoder.settings import Settings
+from oaiserve.engine.decoder.spec import KVShape, LayerStateShapes, ModelSpec
+
+
+def model_spec(
+    settings: Settings,
+    decoder: Decoder,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    state_shapes: dict[int, LayerStateShapes],
+    generation: Mapping[str, Any] | None = None,
+) -> ModelSpec:
+    """Return the spec of a model that computes in `dtype`.
+
+    `state_shapes` are those of the decoder's mixers, and `generation` is its generation_config.json.
+    """
+    return ModelSpec(
+        name=(settings.get("architectures") or [settings["model_type"]])[0],
+        device=device,
+        dtype=dtype,
+        vocab_size=decoder.head.weight.shape[0],
+        max_model_len=context_length(settings),
+        eos_token_ids=_ids(settings.get("eos_token_id")) | _ids((generation or {}).get("eos_token_id")),
+        kv_shapes=_kv_shapes(decoder),
+        state_shapes=state_shapes,
+    )
+
+
+def stored_dtype(settings: Settings) -> torch.dtype:
+    """Return the dtype that the settings state for the weights, or float32 if they state none."""
+    stated = getattr(torch, str(settings.get("dtype")), None)
+    return stated if isinstance(stated, torch.dtype) else torch.float32
+
+
+def _kv_shapes(decoder: Decoder) -> dict[int, KVShape]:
+    """Return the shapes of keys and values by layer, without layers that use the cache of another one."""
+    attention = ((number, layer.attention) for number, layer in enumerate(decoder.layers))
+    return {number: one.shape for number, one in attention if one is not None and one.cache_of is None}
+
+
+def _ids(value: int | list[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset([value] if isinstance(value, int) else value)
