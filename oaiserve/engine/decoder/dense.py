@@ -27,7 +27,7 @@ from oaiserve.engine.decoder.fit import fit
 from oaiserve.engine.decoder.key_sizes import with_key_sizes
 from oaiserve.engine.decoder.latent import latent_attention
 from oaiserve.engine.decoder.reader import Reader, Tensors
-from oaiserve.engine.decoder.rotary import rotary_table
+from oaiserve.engine.decoder.rotary import query_factors, rotary_table
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.spec import KVShape
 
@@ -44,8 +44,8 @@ def describe(tensors: Tensors, settings: Settings, family: Family, length: int) 
     layers = [_layer(reader.at(f"layers.{number}"), facts, rotary, number) for number in range(facts.num_layers)]
     decoder = Decoder(
         embedding=embedding.weight,
-        embedding_scale=facts.embedding_scale,
-        position_embedding=None,
+        embedding_scale=_embedding_scale(facts, tensors.dtype),
+        position_embedding=_position_embedding(reader, facts, length),
         layer_inputs=None,
         layers=layers,
         residual_scale=facts.residual_scale,
@@ -54,7 +54,8 @@ def describe(tensors: Tensors, settings: Settings, family: Family, length: int) 
         logits_scale=facts.logits_scale,
         logits_softcap=facts.logits_softcap,
         vector_scale=facts.vector_scale,
-        padding_id=settings["pad_token_id"] or 0,
+        padding_id=_padding_id(settings),
+        num_deep=settings.get("num_deep_layers", 0),
     )
     if unread := tensors.unread():
         raise NotKnown(f"its files have a tensor '{unread[0][:100]}'")
@@ -67,22 +68,44 @@ class Rotary:
     """The rotary tables of a model, which its layers share."""
 
     def __init__(self, settings: Settings, facts: Facts, length: int) -> None:
+        self.query_factors = query_factors(settings, length)
         self._settings = settings
         self._facts = facts
         self._length = length
-        self._tables: dict[str | None, RotaryTable | None] = {}  # by the type of a layer, where it matters
+        self._tables: dict[tuple[str | None, float | None], RotaryTable | None] = {}
 
     def of_layer(self, number: int) -> RotaryTable | None:
-        if not self._facts.rotates[number]:
+        facts = self._facts
+        if not facts.rotates[number]:
             return None
         settings = self._settings
         kinds = settings.get("layer_types") or ()
         layer_type = kinds[number] if kinds and kinds[number] in settings["rope_parameters"] else None
-        if layer_type not in self._tables:
-            self._tables[layer_type] = rotary_table(
-                settings, self._length, layer_type=layer_type, is_interleaved=self._facts.is_interleaved
+        theta = None if facts.thetas is None else facts.thetas[number]
+        if (layer_type, theta) not in self._tables:
+            self._tables[layer_type, theta] = rotary_table(
+                settings, self._length, layer_type=layer_type, theta=theta, is_interleaved=facts.is_interleaved
             )
-        return self._tables[layer_type]
+        return self._tables[layer_type, theta]
+
+
+def _padding_id(settings: Settings) -> int:
+    token_id = settings["pad_token_id"]
+    return token_id if token_id is not None and 0 <= token_id < settings["vocab_size"] else 0
+
+
+def _embedding_scale(facts: Facts, dtype: torch.dtype) -> float:
+    scale = facts.embedding_scale
+    return float(torch.tensor(scale, dtype=dtype)) if facts.rounds_embedding_scale else scale
+
+
+def _position_embedding(reader: Reader, facts: Facts, length: int) -> Tensor | None:
+    if not reader.has("position_embedding"):
+        return None
+    rows = reader.in_dtype("position_embedding.weight")[facts.first_position :]
+    if len(rows) < length:
+        raise NotKnown(f"its files have embeddings of {len(rows)} positions, and its sequences {length}")
+    return rows
 
 
 def _head(reader: Reader, embedding: Matrix, *, is_tied: bool) -> Matrix:
@@ -90,7 +113,8 @@ def _head(reader: Reader, embedding: Matrix, *, is_tied: bool) -> Matrix:
         return reader.matrix("head")
     if reader.has("head"):
         reader.matrix("head")  # files may have it twice; the embedding counts
-    return Matrix(embedding.weight, None, reader.tensors.module("head"))
+    bias = reader.in_dtype("head.bias") if reader.tensors.has("head.bias") else None
+    return Matrix(embedding.weight, bias, reader.tensors.module("head"))
 
 
 def _layer(reader: Reader, facts: Facts, rotary: Rotary, number: int) -> Layer:
@@ -98,7 +122,7 @@ def _layer(reader: Reader, facts: Facts, rotary: Rotary, number: int) -> Layer:
     mlp_norm = reader.norm_or_none("mlp_norm", facts.norm)
     return Layer(
         attention_norm=attention_norm,
-        attention=attention(reader, facts, rotary.of_layer(number), facts.windows[number]),
+        attention=attention(reader, facts, rotary, number),
         attention_out_norm=reader.norm_or_none("attention_out_norm", facts.norm),
         mlp_norm=attention_norm if mlp_norm is None and facts.is_parallel else mlp_norm,
         mlp=_mlp(reader, facts, number),
@@ -107,15 +131,16 @@ def _layer(reader: Reader, facts: Facts, rotary: Rotary, number: int) -> Layer:
     )
 
 
-def attention(reader: Reader, facts: Facts, rotary: RotaryTable | None, window: int | None) -> Attention:
-    """Describe attention with queries, keys and values of each token, or with latent vectors."""
+def attention(reader: Reader, facts: Facts, rotary: Rotary, number: int) -> Attention:
+    """Describe attention with queries, keys and values of each token, or with latent vectors, in a layer."""
     if facts.latent is not None:
-        return latent_attention(reader, facts, facts.latent, rotary, window)
+        return latent_attention(reader, facts, facts.latent, rotary.of_layer(number), facts.windows[number])
     qkv = _qkv(reader, facts)
     rows = sum(len(matrix.weight) for matrix in qkv)
     if rows != (facts.heads + 2 * facts.kv_heads) * facts.head_dim:
         raise NotKnown(f"its projections have {rows} rows for {facts.heads} heads of {facts.head_dim} numbers")
     sinks = reader.numbers_or_none("sinks")
+    scaling = facts.scaling / (number + 1) if facts.scaling_falls else facts.scaling
     return Attention(
         qkv=qkv,
         cache_of=None,
@@ -127,12 +152,12 @@ def attention(reader: Reader, facts: Facts, rotary: RotaryTable | None, window: 
         query_norm=reader.norm_or_none("q_norm", facts.norm),
         key_norm=reader.norm_or_none("k_norm", facts.norm),
         value_norm=None,
-        rotary=rotary,
+        rotary=rotary.of_layer(number),
         rotary_offset=0,
         rotates_before_norms=facts.rotates_before_norms,
-        query_factors=None,
+        query_factors=rotary.query_factors,
         sinks=sinks,
-        parameters=AttentionParameters(facts.scaling, window, facts.softcap, has_sinks=sinks is not None),
+        parameters=AttentionParameters(scaling, facts.windows[number], facts.softcap, has_sinks=sinks is not None),
     )
 
 

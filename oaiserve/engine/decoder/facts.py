@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oaiserve.engine.decoder.description import ClampedGate, NotKnown
 from oaiserve.engine.decoder.reader import NormKind
@@ -70,10 +70,14 @@ class Facts:
     is_interleaved: bool = False  # neighbours are rotated together, and not the numbers of two halves
     rotates_before_norms: bool = False
     softcap: float | None = None  # of scores of attention
+    scaling_falls: bool = False  # layers divide it by their numbers, counted from 1
+    thetas: tuple[float, ...] | None = None  # bases of the rotary tables of layers, if they differ
+    first_position: int = 0  # row of the embedded positions for the first token
     qkv_parts: int = 0  # rows of `qkv` are sorted by key head, each with so many parts; 0: by queries, keys and values
     is_parallel: bool = False  # attention and MLP read the same hidden state
     is_tied: bool = False  # the head is the embedding
     embedding_scale: float = 1.0
+    rounds_embedding_scale: bool = False  # to the dtype of the model
     vector_scale: float = 1.0  # of vectors in the places of embeddings
     residual_scale: float = 1.0
     logits_scale: float = 1.0
@@ -82,21 +86,29 @@ class Facts:
     latent: Latent | None = None
 
 
-def llama(settings: Settings, *, epsilon: str = "rms_norm_eps") -> Facts:
-    """Return the facts of Llama. `epsilon` is the key of its norms' epsilon."""
+def llama(settings: Settings, *, epsilon: str | float = "rms_norm_eps", function: str = "hidden_act") -> Facts:
+    """Return the facts of Llama. `epsilon` is that of the norms, or its key, and `function` the activation's key."""
     num_layers = settings["num_hidden_layers"]
     return Facts(
         num_layers=num_layers,
         heads=settings["num_attention_heads"],
         kv_heads=settings["num_key_value_heads"],
         head_dim=settings["head_dim"],
-        norm=NormKind(epsilon=settings[epsilon]),
-        activation=activation(settings["hidden_act"]),
+        norm=NormKind(epsilon=settings[epsilon] if isinstance(epsilon, str) else epsilon),
+        activation=activation(settings[function]),
         scaling=settings["head_dim"] ** -0.5,
         windows=(None,) * num_layers,
         rotates=(True,) * num_layers,
         is_tied=settings["tie_word_embeddings"],
     )
+
+
+def with_layer_norms(
+    settings: Settings, *, epsilon: str | float = "layer_norm_eps", function: str = "hidden_act"
+) -> Facts:
+    """Return the facts of Llama with norms that subtract the mean, by the same keys."""
+    facts = llama(settings, epsilon=epsilon, function=function)
+    return replace(facts, norm=replace(facts.norm, subtracts_mean=True))
 
 
 def activation(name: str) -> str:

@@ -52,6 +52,11 @@ class NormKind:
     epsilon: float
     subtracts_mean: bool = False
     adds_one: bool = False  # to the weight, which files on the hub have minus 1
+    width_without_weights: int = 0  # of norms in place of those in WEIGHTLESS; 0: all norms have weights
+
+
+# The norms of a family whose norms have no weights, which files thus don't show.
+WEIGHTLESS = ("attention_norm", "mlp_norm", "final_norm")
 
 
 class Reader:
@@ -70,10 +75,9 @@ class Reader:
 
     def matrix(self, role: str) -> Matrix:
         path = f"{self._place}{role}"
-        bias = f"{path}.bias"
         return Matrix(
             self.tensors.matrix(f"{path}.weight"),
-            self._in_dtype(bias) if self.tensors.has(bias) else None,
+            self.in_dtype(f"{role}.bias") if self.tensors.has(f"{path}.bias") else None,
             self.tensors.module(path),
         )
 
@@ -91,8 +95,12 @@ class Reader:
         return [Matrix(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
     def norm(self, role: str, kind: NormKind) -> Norm:
+        if kind.width_without_weights:
+            return Norm(torch.ones(kind.width_without_weights), None, kind.epsilon, kind.subtracts_mean)
         path = f"{self._place}{role}"
         weight = self.tensors.numbers(f"{path}.weight")
+        if weight.dim() > 1:
+            raise NotKnown(f"its norm '{self.tensors.module(path)}' has weights of its own for each head")
         if kind.adds_one and not self.tensors.has_norms_as_computed:
             weight = weight + 1
         bias = f"{path}.bias"
@@ -101,7 +109,8 @@ class Reader:
         )
 
     def norm_or_none(self, role: str, kind: NormKind) -> Norm | None:
-        return self.norm(role, kind) if self.has(role) else None
+        is_there = role in WEIGHTLESS if kind.width_without_weights else self.has(role)
+        return self.norm(role, kind) if is_there else None
 
     def numbers(self, name: str) -> Tensor:
         """Return a parameter in float32, which has no module of its own."""
@@ -118,5 +127,6 @@ class Reader:
         """Return a parameter without rounding it to the dtype of the model."""
         return self.tensors.exact(f"{self._place}{name}")
 
-    def _in_dtype(self, path: str) -> Tensor:
-        return self.tensors.numbers(path).to(self.tensors.dtype)
+    def in_dtype(self, name: str) -> Tensor:
+        """Return a parameter in the dtype of the model."""
+        return self.numbers(name).to(self.tensors.dtype)
