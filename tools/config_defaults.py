@@ -31,14 +31,18 @@ def in_lines(rows: dict[str, Any]) -> str:
 
 
 def text_of(kind: Any) -> dict[str, Any]:
-    """Return the type of a multimodal model's text model, and when its embedding is tied without its own word."""
+    """Return a multimodal model's type of text model, when its embedding is tied without its own word, and how many
+    layers of it images reach.
+    """
     text_type = kind().get_text_config(decoder=True).model_type
     tied, not_tied = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
     by_default, by_text, against_wrapper = (
         text_config(kind(**own, text_config={"model_type": text_type, **of_text})).tie_word_embeddings
         for own, of_text in (({}, {}), ({}, tied), (not_tied, tied))
     )
-    return {"text": text_type, "tied": by_default, "tied_by_text": by_text, "against_wrapper": against_wrapper}
+    found = {"text": text_type, "tied": by_default, "tied_by_text": by_text, "against_wrapper": against_wrapper}
+    num_deep = getattr(text_config(kind()), "num_deep_layers", 0)
+    return {**found, "num_deep": num_deep} if num_deep else found
 
 
 def defaults_of(kind: Any) -> dict[str, Any]:

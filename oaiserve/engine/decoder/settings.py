@@ -117,12 +117,21 @@ def _table() -> Any:
     return json.loads(DEFAULTS.read_text())
 
 
+def is_wrapper(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is that of a multimodal model whose text model is known."""
+    return _wrapper_of(config).get("model_type") in _table()["wrappers"]
+
+
+def _wrapper_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.get("thinker_config") or config  # which another model speaks for
+
+
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a multimodal model's config that describes its text model, or all of another model's."""
-    wrapper = config.get("thinker_config") or config
-    row = _table()["wrappers"].get(wrapper.get("model_type"))
-    if row is None:
+    if not is_wrapper(config):
         return config
+    wrapper = _wrapper_of(config)
+    row = _table()["wrappers"][wrapper["model_type"]]
     own = wrapper.get("text_config")
     text = dict(wrapper if own is None else own)
     if text.get("model_type") in (None, wrapper["model_type"]):
@@ -131,7 +140,10 @@ def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not is_tied and text.get("tie_word_embeddings"):  # which counts in some wrappers
         is_tied = row["tied_by_text" if is_tied is None else "against_wrapper"]
     text["tie_word_embeddings"] = row["tied"] if is_tied is None else is_tied
-    for key in ("eos_token_id", "dtype", "torch_dtype"):
+    vision = wrapper.get("vision_config") or {}
+    deep = "deepstack_visual_indexes"
+    text["num_deep_layers"] = len(vision[deep] or ()) if deep in vision else row.get("num_deep", 0)
+    for key in ("architectures", "eos_token_id", "dtype", "torch_dtype"):
         if wrapper.get(key) is not None and text.get(key) is None:
             text[key] = wrapper[key]
     return text
