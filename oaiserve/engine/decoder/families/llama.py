@@ -7,6 +7,11 @@ from dataclasses import replace
 from oaiserve.engine.decoder.facts import Facts, llama, windows_by_type, windows_of_all
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.settings import Settings
+from oaiserve.engine.decoder.sources.names import Names
+
+_QWEN2_OF_IMAGES = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")
+_GLM4_NORMS: Names = {"attention_out_norm": "post_self_attn_layernorm", "mlp_out_norm": "post_mlp_layernorm"}
+_HUNYUAN_NORMS: Names = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
 
 
 def _granite(settings: Settings) -> Facts:
@@ -18,6 +23,27 @@ def _granite(settings: Settings) -> Facts:
         residual_scale=settings["residual_multiplier"],
         logits_scale=1 / settings["logits_scaling"],
     )
+
+
+def _granite_swa(settings: Settings) -> Facts:
+    thetas = tuple(settings["layer_rope_theta"])  # 0 in layers that do not rotate
+    return replace(
+        _granite(settings),
+        windows=windows_by_type(settings),
+        rotates=tuple(theta != 0 for theta in thetas),
+        thetas=thetas,
+    )
+
+
+def _smollm3(settings: Settings) -> Facts:
+    rotates = tuple(bool(rotates) for rotates in settings["no_rope_layers"])
+    facts = _with_windows(settings)
+    windows = facts.windows if settings["use_sliding_window"] else (None,) * facts.num_layers
+    return replace(facts, rotates=rotates, windows=windows)
+
+
+def _hunyuan(settings: Settings) -> Facts:
+    return replace(llama(settings), rotates_before_norms=True)
 
 
 def _mistral(settings: Settings) -> Facts:
@@ -33,9 +59,13 @@ def _pairs(settings: Settings) -> Facts:
 
 
 FAMILIES = (
-    *(Family(type=name) for name in ("llama", "arcee", "seed_oss")),
-    Family(type="mistral", facts=_mistral),
-    *(Family(type=name, facts=_with_windows) for name in ("ministral", "qwen2", "qwen3")),
+    *(Family(type=name) for name in ("llama", "arcee", "internlm3", "iquestcoder", "qwen3_vl_text", "seed_oss")),
+    *(Family(type=name, facts=_mistral) for name in ("mistral", "ministral3", "phi3")),
+    *(Family(type=name, facts=_with_windows) for name in ("cwm", "ministral", "qwen2", "qwen3", *_QWEN2_OF_IMAGES)),
     *(Family(type=name, facts=_pairs) for name in ("helium", "ernie4_5", "glm")),
+    *(Family(type=name, facts=_pairs, other_names=_GLM4_NORMS) for name in ("glm4", "glm4v_text", "glm_ocr_text")),
     Family(type="granite", facts=_granite),
+    Family(type="granite_swa", facts=_granite_swa),
+    Family(type="hunyuan_v1_dense", facts=_hunyuan, other_names=_HUNYUAN_NORMS),
+    Family(type="smollm3", facts=_smollm3),
 )
