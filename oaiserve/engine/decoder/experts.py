@@ -79,3 +79,21 @@ def after_dense_layers(settings: Settings) -> tuple[bool, ...]:
 def by_mlp_types(settings: Settings) -> tuple[bool, ...]:
     """Return which layers have experts, by the settings' list."""
     return tuple(kind == "sparse" for kind in settings["mlp_layer_types"])
+
+
+def grouped_mixture(settings: Settings, layers: tuple[bool, ...]) -> Mixture:
+    """Return the facts of mixtures like DeepSeek V3's in these layers."""
+    groups = settings["n_group"] or 1
+    return Mixture(
+        layers=layers,
+        top_k=settings["num_experts_per_tok"],
+        is_sigmoid=True,
+        has_choice_bias=True,
+        groups=groups,
+        top_groups=settings["topk_group"] or groups,
+        adds_best_two=groups > 1,
+        renormalizes=settings["norm_topk_prob"],
+        scale=float(settings["routed_scaling_factor"]),
+        is_float32=True,
+        has_shared=True,
+    )

@@ -14,7 +14,8 @@ _GLM4_NORMS: Names = {"attention_out_norm": "post_self_attn_layernorm", "mlp_out
 _HUNYUAN_NORMS: Names = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
 
 
-def _granite(settings: Settings) -> Facts:
+def granite(settings: Settings) -> Facts:
+    """Return the facts of Granite, which others build upon."""
     return replace(
         llama(settings),
         scaling=settings["attention_multiplier"],
@@ -28,7 +29,7 @@ def _granite(settings: Settings) -> Facts:
 def _granite_swa(settings: Settings) -> Facts:
     thetas = tuple(settings["layer_rope_theta"])  # 0 in layers that do not rotate
     return replace(
-        _granite(settings),
+        granite(settings),
         windows=windows_by_type(settings),
         rotates=tuple(theta != 0 for theta in thetas),
         thetas=thetas,
@@ -64,7 +65,7 @@ FAMILIES = (
     *(Family(type=name, facts=_with_windows) for name in ("cwm", "ministral", "qwen2", "qwen3", *_QWEN2_OF_IMAGES)),
     *(Family(type=name, facts=_pairs) for name in ("helium", "ernie4_5", "glm")),
     *(Family(type=name, facts=_pairs, other_names=_GLM4_NORMS) for name in ("glm4", "glm4v_text", "glm_ocr_text")),
-    Family(type="granite", facts=_granite),
+    Family(type="granite", facts=granite),
     Family(type="granite_swa", facts=_granite_swa),
     Family(type="hunyuan_v1_dense", facts=_hunyuan, other_names=_HUNYUAN_NORMS),
     Family(type="smollm3", facts=_smollm3),

@@ -1,0 +1,77 @@
+"""DeepSeek V2 and V3 and others whose attention keeps latent vectors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.experts import after_dense_layers, by_mlp_types, grouped_mixture
+from oaiserve.engine.decoder.facts import Facts, Latent, Mixture, Settings, llama
+from oaiserve.engine.decoder.families.family import Family
+from oaiserve.engine.decoder.rotary import scaling_with_yarn
+
+
+def _latent(settings: Settings) -> Facts:
+    return replace(
+        llama(settings),
+        scaling=scaling_with_yarn(settings, settings["qk_head_dim"] ** -0.5),
+        latent=Latent(
+            query_rank=settings["q_lora_rank"],
+            rank=settings["kv_lora_rank"],
+            own_dim=settings["qk_nope_head_dim"],
+            shared_dim=settings["qk_rope_head_dim"],
+            value_dim=settings["v_head_dim"],
+        ),
+    )
+
+
+def _deepseek_v2(settings: Settings) -> Facts:
+    method = settings["topk_method"]
+    if method not in ("greedy", "group_limited_greedy"):
+        raise NotKnown(f"it chooses experts by the method '{method}'")
+    has_groups = method == "group_limited_greedy"
+    mixture = Mixture(
+        layers=after_dense_layers(settings),
+        top_k=settings["num_experts_per_tok"],
+        groups=settings["n_group"] if has_groups else 1,
+        top_groups=settings["topk_group"] if has_groups else 1,
+        renormalizes=False,  # whatever `norm_topk_prob` is
+        scale=float(settings["routed_scaling_factor"]),
+        is_float32=True,
+        has_shared=True,
+    )
+    return replace(_latent(settings), is_interleaved=True, mixture=mixture)
+
+
+def _deepseek_v3(settings: Settings) -> Facts:
+    return replace(
+        _latent(settings),
+        is_interleaved=settings["rope_interleave"],
+        mixture=grouped_mixture(settings, after_dense_layers(settings)),
+    )
+
+
+def _glm4_moe_lite(settings: Settings) -> Facts:
+    return replace(
+        _latent(settings),
+        is_interleaved=settings["rope_interleave"],
+        mixture=grouped_mixture(settings, by_mlp_types(settings)),
+    )
+
+
+def _minicpm3(settings: Settings) -> Facts:
+    return replace(
+        _latent(settings),
+        embedding_scale=float(settings["scale_emb"]),
+        residual_scale=settings["scale_depth"] / math.sqrt(settings["num_hidden_layers"]),
+        logits_scale=1 / (settings["hidden_size"] / settings["dim_model_base"]),
+    )
+
+
+FAMILIES = (
+    Family(type="deepseek_v2", facts=_deepseek_v2),
+    Family(type="deepseek_v3", facts=_deepseek_v3),
+    Family(type="glm4_moe_lite", facts=_glm4_moe_lite),
+    Family(type="minicpm3", facts=_minicpm3),
+)

@@ -1,0 +1,59 @@
+"""GLM-4.5, MiniMax M2 and others whose experts are chosen by sigmoids of their scores and a bias."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from oaiserve.engine.decoder.experts import after_dense_layers, by_mlp_types, grouped_mixture, in_all_layers
+from oaiserve.engine.decoder.facts import Facts, Mixture, Settings, llama, windows_by_type
+from oaiserve.engine.decoder.families.family import Family
+from oaiserve.engine.decoder.families.softmax_experts import MIXTRAL
+from oaiserve.engine.decoder.sources.names import Names
+
+_MINIMAX: Names = {
+    **MIXTRAL,
+    "choice_bias": ("mlp.e_score_correction_bias", "block_sparse_moe.e_score_correction_bias"),
+}
+_EXAONE: Names = {"choice_bias": ("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias")}
+
+
+def _minimax_m2(settings: Settings) -> Facts:
+    mixture = Mixture(
+        layers=in_all_layers(settings),
+        top_k=settings["num_experts_per_tok"],
+        is_sigmoid=True,
+        has_choice_bias=True,
+    )
+    return replace(llama(settings), mixture=mixture)
+
+
+def _glm4_moe(settings: Settings) -> Facts:
+    return replace(llama(settings), mixture=grouped_mixture(settings, after_dense_layers(settings)))
+
+
+def _dots1(settings: Settings) -> Facts:
+    return replace(_glm4_moe(settings), windows=windows_by_type(settings))
+
+
+def _exaone_moe(settings: Settings) -> Facts:
+    windows = windows_by_type(settings)
+    has_windows = settings["sliding_window"] is not None
+    return replace(
+        llama(settings),
+        windows=windows,
+        rotates=tuple(window is not None or not has_windows for window in windows),
+        mixture=grouped_mixture(settings, by_mlp_types(settings)),
+    )
+
+
+def _solar_open(settings: Settings) -> Facts:
+    return replace(llama(settings), mixture=grouped_mixture(settings, in_all_layers(settings)))
+
+
+FAMILIES = (
+    Family(type="minimax_m2", facts=_minimax_m2, other_names=_MINIMAX),
+    Family(type="glm4_moe", facts=_glm4_moe),
+    Family(type="dots1", facts=_dots1),
+    Family(type="exaone_moe", facts=_exaone_moe, other_names=_EXAONE),
+    Family(type="solar_open", facts=_solar_open),
+)
