@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.experts import after_dense_layers, by_mlp_types, grouped_mixture
-from oaiserve.engine.decoder.facts import Facts, Latent, Mixture, Settings, llama
+from oaiserve.engine.decoder.facts import Facts, Latent, Mixture, llama
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.rotary import scaling_with_yarn
+from oaiserve.engine.decoder.settings import Settings
 
 
 def _latent(settings: Settings) -> Facts:

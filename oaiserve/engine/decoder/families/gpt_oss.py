@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from oaiserve.engine.decoder.description import ClampedGate
 from oaiserve.engine.decoder.experts import in_all_layers
-from oaiserve.engine.decoder.facts import Facts, Mixture, Settings, llama, windows_by_type
+from oaiserve.engine.decoder.facts import Facts, Mixture, llama, windows_by_type
 from oaiserve.engine.decoder.families.family import Family
+from oaiserve.engine.decoder.settings import Settings
 
 
 def _gpt_oss(settings: Settings) -> Facts:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oaiserve.engine.decoder.experts import in_all_layers
-from oaiserve.engine.decoder.facts import Facts, Mixture, Settings
+from oaiserve.engine.decoder.facts import Facts, Mixture
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.families.llama import granite
+from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.names import Names
 
 NAMES: Names = {

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oaiserve.engine.decoder.experts import after_dense_layers, by_mlp_types, grouped_mixture, in_all_layers
-from oaiserve.engine.decoder.facts import Facts, Mixture, Settings, llama, windows_by_type
+from oaiserve.engine.decoder.facts import Facts, Mixture, llama, windows_by_type
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.families.softmax_experts import MIXTRAL
+from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.names import Names
 
 _MINIMAX: Names = {

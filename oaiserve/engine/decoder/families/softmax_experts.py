@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.experts import by_mlp_types, in_all_layers
-from oaiserve.engine.decoder.facts import Facts, Mixture, Settings, llama, windows_by_type, windows_of_all
+from oaiserve.engine.decoder.facts import Facts, Mixture, llama, windows_by_type, windows_of_all
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.reader import NormKind
+from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.names import Names
 
 MIXTRAL: Names = {
