@@ -26,7 +26,7 @@ from tests.engine.decoder.rotary_modules import (
     of_module,
     text_module_of,
 )
-from tests.engine.decoder.test_settings import WRAPPERS
+from tests.engine.decoder.test_settings import WRAPPERS, of_class
 from tests.models.fingerprints import text_of_table
 from tests.models.gguf_records import Record, records
 from tests.models.pinned import PINNED, file_of
@@ -176,14 +176,22 @@ def test_tables_of_published_files_are_those_of_the_modules(length: int, config:
 @pytest.mark.parametrize("name", [name for name in WRAPPERS if hasattr(text_config(wrapper_config(name)), "rope_axes")])
 def test_pairs_are_rotated_by_the_axes_that_the_module_has(name: str) -> None:
     config = wrapper_config(name)
-    table = rotary_table(settings_in(config), 32)
+    axes = rotary_table(settings_in(config), 32).axes
+    assert_axes(settings_in(config), module_of(config.get_text_config(decoder=True)))
+    assert axes.tolist() == text_config(config).rope_axes[: len(axes)]
+
+
+@pytest.mark.parametrize(("name", "section"), [("qwen3_vl_text", [12, 10, 10]), ("qwen2_vl_text", [10, 8, 8, 6])])
+def test_sections_may_be_of_different_sizes_and_more_than_three(name: str, section: list[int]) -> None:
+    config = config_with(name, "default", mrope_section=section)
+    assert_axes(settings_of(config), module_of(of_class(config)))
+
+
+def assert_axes(settings: dict[str, Any], module: Any) -> None:
+    """Compare a token whose positions of time, height and width differ."""
     positions = torch.tensor([5, 9, 14])
-    module = module_of(config.get_text_config(decoder=True))
-    cosines, sines = (part[0, 0] for part in module(torch.zeros(1), positions[:, None, None]))
-    pairs = torch.arange(len(table.axes))
-    for found, expected in ((table.cosines, cosines), (table.sines, sines)):
-        of_pairs = found[positions[table.axes], pairs]
-        assert torch.equal(torch.cat([of_pairs, of_pairs]), expected) or torch.equal(
-            of_pairs.repeat_interleave(2), expected
-        )
-    assert table.axes.tolist() == text_config(config).rope_axes[: len(pairs)]
+    table = rotary_table(settings, 32)
+    of_token = [part[positions[table.axes], torch.arange(len(table.axes))] for part in (table.cosines, table.sines)]
+    for found, (expected,) in zip(of_token, module(torch.zeros(1), positions[:, None, None]), strict=True):
+        twice = (torch.cat([found, found]), found.repeat_interleave(2))
+        assert any(torch.equal(one, expected[0]) for one in twice)

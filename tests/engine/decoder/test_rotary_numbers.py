@@ -18,7 +18,6 @@ from tests.models.fingerprints import text_of_table
 
 FACTORS = [1 + pair / 4 for pair in range(32)]
 CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
-    "default": (),
     "linear": ({"factor": 2.5},),
     "dynamic": (),
     "proportional": ({"factor": 2.0},),
@@ -35,6 +34,8 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
         {"mscale": 1.0, "mscale_all_dim": 1.0},
         {"truncate": False},
         {"factor": 0.5},
+        {ORIGINAL_KEY: 10**7, "beta_slow": 0.001},  # its ramp would end behind the last number
+        {ORIGINAL_KEY: 6},  # its ramp is empty
     ),
     "longrope": (
         {"factor": 8.0},
@@ -44,7 +45,11 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
         {"short_factor": FACTORS},
     ),
 }
-WITHOUT_EFFECT = {"dynamic": {"factor": 2.1}, "yarn": {"mscale": 2.0}, "longrope": {"long_factor": FACTORS}}
+WITHOUT_EFFECT = {
+    "dynamic": {"factor": 2.1, "alpha": 50.0},
+    "yarn": {"mscale": 2.0},
+    "longrope": {"long_factor": FACTORS},
+}
 
 
 def table_and_oracle(config: dict[str, Any], kind: str) -> Tensor:
@@ -62,7 +67,6 @@ def table_and_oracle(config: dict[str, Any], kind: str) -> Tensor:
         (kind, change)
         for kind, changes in CHANGES.items()
         for change in (*changes, {"rope_theta": 500000.0}, {"rope_theta": 500000})
-        if kind != "default"
     ],
     ids=str,
 )
@@ -84,6 +88,12 @@ def test_the_alpha_of_hunyuan_scales_theta(alpha: float) -> None:
     config = config_with("hunyuan_v1_dense", "dynamic", alpha=alpha)
     expected = of_module(text_module_of(config), torch.arange(32), "full_attention")
     assert_equal(rotary_table(settings_of(config), 32), expected)
+
+
+def test_a_layer_types_own_truncation_is_ignored() -> None:
+    config = config_with("olmo3", "yarn", truncate=False)
+    expected = of_module(text_module_of(config), torch.arange(32), "full_attention")
+    assert_equal(rotary_table(settings_of(config), 32, layer_type="full_attention"), expected)
 
 
 def test_divisors_of_a_gguf_file_divide_the_frequencies() -> None:
