@@ -99,7 +99,7 @@ def _values_of(config: Mapping[str, Any]) -> Values:
     values["dtype"] = values.get("dtype") or values.pop("torch_dtype", None)
     if name in _ENDS and values["eos_token_id"] is None:
         values["eos_token_id"] = list(_ENDS[name])
-    _heads(name, values)
+    _heads(name, values, row)
     if (rule := _RULES.get(name)) is not None:
         rule(values)
     if values.get("layer_types") is not None:
@@ -149,13 +149,13 @@ def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return text
 
 
-def _heads(name: str, values: Values) -> None:
+def _heads(name: str, values: Values, row: Mapping[str, Any]) -> None:
     heads = values.get("num_attention_heads")
     if heads is None:
         return
     if name in ("cohere2", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"):
         values["head_dim"] = None  # whatever a file says
-    if "qk_rope_head_dim" in values:
+    if "qk_rope_head_dim" in row["keys"]:
         values["qk_head_dim"] = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
         values["head_dim"] = values["qk_rope_head_dim"]
     if values.get("head_dim") is None:

@@ -165,6 +165,7 @@ OTHERS = (
     {"model_type": "mamba2", "hidden_size": 1024, "num_heads": 64, "head_dim": 64, "expand": 4},
     {"model_type": "ernie4_5_moe", "num_experts_per_tok": 3, "num_experts": 32},
     {"model_type": "cohere2_moe", "rope_theta": 12345.0},
+    {"model_type": "llama", "qk_rope_head_dim": 64},
     {"model_type": "qwen2_vl_text", "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
 )
 
