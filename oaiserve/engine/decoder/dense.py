@@ -25,6 +25,7 @@ from oaiserve.engine.decoder.facts import Facts
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.fit import fit
 from oaiserve.engine.decoder.key_sizes import with_key_sizes
+from oaiserve.engine.decoder.keys import refuse_other_tensors
 from oaiserve.engine.decoder.latent import latent_attention
 from oaiserve.engine.decoder.reader import Reader, Tensors
 from oaiserve.engine.decoder.rotary import query_factors, rotary_table
@@ -57,6 +58,9 @@ def describe(tensors: Tensors, settings: Settings, family: Family, length: int) 
         padding_id=_padding_id(settings),
         num_deep=settings.get("num_deep_layers", 0),
     )
+    attending = next((number for number, layer in enumerate(layers) if layer.attention is not None), None)
+    if attending is not None:
+        refuse_other_tensors(settings, reader.at(f"layers.{attending}"))
     if unread := tensors.unread():
         raise NotKnown(f"its files have a tensor '{unread[0][:100]}'")
     if not fit(decoder):

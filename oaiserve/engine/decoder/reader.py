@@ -73,6 +73,9 @@ class Reader:
         """Return whether there is a module of this role with a weight."""
         return self.tensors.has(f"{self._place}{role}.weight")
 
+    def has_bias(self, role: str) -> bool:
+        return self.tensors.has(f"{self._place}{role}.bias")
+
     def matrix(self, role: str) -> Matrix:
         path = f"{self._place}{role}"
         return Matrix(

@@ -59,6 +59,7 @@ _PARTS_ROTATED = {
 }
 _GLM_ENDS = [151329, 151336, 151338]
 _ENDS = {"glm": _GLM_ENDS, "glm4": _GLM_ENDS, "cwm": [128001, 128008, 128009]}
+_OF_ROPE = {"original_max_position_embeddings", "partial_rotary_factor", "rope_scaling", "rope_theta"}
 _WITH_LENGTH = ("llama3", "yarn", "longrope")  # kinds of rotation that compare the length with an original one
 _QWEN2 = ("qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")
 
@@ -66,10 +67,10 @@ _QWEN2 = ("qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_te
 class Settings(Mapping[str, Any]):
     """The settings of a text model, which note the keys that are read."""
 
-    def __init__(self, values: Values, stated: Mapping[str, Any]) -> None:
-        """`stated` are those that the file itself has, as it has them."""
+    def __init__(self, values: Values, stated: Mapping[str, Any], read: set[str]) -> None:
+        """`stated` are those that the file itself has, as it has them. `read` are those that others follow from."""
         self.stated = stated
-        self.read: set[str] = set()
+        self.read = read
         self._values = values
 
     def __getitem__(self, key: str) -> Any:
@@ -82,14 +83,47 @@ class Settings(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+
+class _Noting(dict[str, Any]):
+    """Values that note which of them a rule reads."""
+
+    def __init__(self, values: Values) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.read.add(str(key))
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        self.read.add(key)
+        return super().pop(key, *default)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().setdefault(key, default)
+
 
 def settings_of(config: Mapping[str, Any]) -> Settings:
     """Return the settings of the text model in a config.json. Raises KeyError for a type without defaults."""
     stated = _text_of(config)
-    return Settings(_values_of(stated), stated)
+    values, read = _values_of(stated)
+    return Settings(values, stated, read)
 
 
-def _values_of(config: Mapping[str, Any]) -> Values:
+def _values_of(config: Mapping[str, Any]) -> tuple[Values, set[str]]:
+    """Return the settings, and the keys that others follow from."""
     name = config["model_type"]
     row = _table()["types"][name]
     values = deepcopy({**row["keys"], **config})
@@ -100,21 +134,37 @@ def _values_of(config: Mapping[str, Any]) -> Values:
     if name in _ENDS and values["eos_token_id"] is None:
         values["eos_token_id"] = list(_ENDS[name])
     _heads(name, values, row)
+    read: set[str] = set()
     if (rule := _RULES.get(name)) is not None:
+        values = _Noting(values)
         rule(values)
+        read |= values.read
     if values.get("layer_types") is not None:
         values["layer_types"] = [_LAYER_TYPES.get(kind, kind) for kind in values["layer_types"]]
     if "rope_parameters" in row["keys"] or "rope_theta" in row["keys"]:
         values["rope_parameters"] = _rope(name, values, row)
+        read |= _OF_ROPE
     if "layer_rope_theta" in values:  # by layer, 0 where it does not rotate
         of_all = [values["rope_parameters"]["rope_theta"]] * values["num_hidden_layers"]
         values["layer_rope_theta"] = of_all if values["layer_rope_theta"] is None else values["layer_rope_theta"]
-    return values | {alias: values[key] for alias, key in aliases.items()}
+    return values | {alias: values[key] for alias, key in aliases.items()}, read
 
 
 @cache
 def _table() -> Any:
     return json.loads(DEFAULTS.read_text())
+
+
+def default_of(model_type: str, key: str) -> Any:
+    """Return the default that a type has for a key; None also for a key that it doesn't have."""
+    return _table()["types"][model_type]["keys"].get(key)
+
+
+@cache
+def known_keys() -> frozenset[str]:
+    """Return the keys that any type has."""
+    rows = _table()["types"].values()
+    return frozenset(key for row in rows for key in (*row["keys"], *row.get("aliases", ())))
 
 
 def is_wrapper(config: Mapping[str, Any]) -> bool:
@@ -161,7 +211,7 @@ def _heads(name: str, values: Values, row: Mapping[str, Any]) -> None:
     if values.get("head_dim") is None:
         values["head_dim"] = values["hidden_size"] // heads
     if values.get("num_key_value_heads") is None:
-        values["num_key_value_heads"] = 1 if values.get("multi_query") else heads
+        values["num_key_value_heads"] = heads
 
 
 # -- rotary embeddings

@@ -18,6 +18,7 @@ from oaiserve.engine.decoder.context_length import context_length
 from oaiserve.engine.decoder.dense import describe
 from oaiserve.engine.decoder.description import Decoder, LatentProjection, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.keys import refuse_ignored, unknown
 from oaiserve.engine.decoder.model_spec import model_spec, stored_dtype
 from oaiserve.engine.decoder.settings import Settings, settings_of
 from oaiserve.engine.decoder.sources.hub import HubTensors
@@ -73,6 +74,9 @@ def describe_model(source: ModelSource, options: EngineOptions) -> Described:
         state_shapes={},
         generation=_generation(folder),
     )
+    refuse_ignored(settings)
+    if keys := unknown(settings):
+        log.info("No type of model is known to have the settings %s, which are ignored", ", ".join(keys))
     return _with_cache(replace(spec, max_model_len=length), decoder, options)
 
 

@@ -63,7 +63,8 @@ def _cut(decoder: Decoder) -> Decoder:
     return replace(decoder, layers=layers)
 
 
-def described(name: str, folder: Path) -> Decoder:
+def described(name: str, folder: Path, settings: Settings | None = None) -> Decoder:
+    """Describe one of PINNED from its files, with the settings in the same folder unless there are some."""
     asked = PINNED[name]
     family = FAMILIES[asked.config.model_type]
     tensors = HubTensors(
@@ -73,7 +74,7 @@ def described(name: str, folder: Path) -> Decoder:
         is_transposed=family.is_transposed,
         has_transposed_experts=family.has_transposed_experts,
     )
-    settings = settings_in(folder)
+    settings = settings_in(folder) if settings is None else settings
     with torch.inference_mode():
         return describe(tensors, settings, family, context_length(settings))
 

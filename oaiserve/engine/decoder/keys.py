@@ -1,0 +1,92 @@
+"""Compares what a config.json states with what its family has read, so that no setting is ignored by mistake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.reader import Reader
+from oaiserve.engine.decoder.settings import Settings, default_of, known_keys
+
+# Keys that say which tensors there are, by the roles of these tensors.
+_BIASES = ("q", "k", "v", "qkv")
+_FLAGS = {
+    "attention_bias": _BIASES,
+    "qkv_bias": _BIASES,
+    "use_qkv_bias": _BIASES,
+    "attention_out_bias": ("out",),
+    "mlp_bias": ("up", "down", "gate_up"),
+    "use_bias": (*_BIASES, "out", "up", "down"),
+}
+_NORMS = ("use_qk_norm", "qk_layernorm")
+# The keys that at least one family computes with. A test compares them with what all families read.
+EFFECTIVE = frozenset(
+    {
+        *("activation_function", "attention_chunk_size", "attention_multiplier", "attn_logit_softcapping"),
+        *("clip_qkv", "decoder_sparse_step", "dim_model_base", "do_layer_norm_before", "embedding_multiplier"),
+        *("expert_selection_fn", "final_logit_softcapping", "first_k_dense_replace", "hidden_act"),
+        *("hidden_activation", "kv_lora_rank", "layer_norm_eps", "layer_norm_epsilon", "layer_rope_theta"),
+        *("layer_types", "logit_scale", "logits_scaling", "mlp_layer_types", "mlp_only_layers", "moe_k"),
+        *("moe_layer_end_index", "moe_layer_interval", "moe_layer_start_index", "moe_num_shared_experts"),
+        *("moe_topk", "multi_query", "n_group", "no_rope_layer_interval", "no_rope_layers", "norm_eps"),
+        *("norm_epsilon", "norm_topk_prob", "num_experts_per_tok", "num_shared_experts"),
+        *("original_max_position_embeddings", "partial_rotary_factor", "prefix_dense_sliding_window_pattern"),
+        *("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "query_pre_attn_scalar"),
+        *("residual_multiplier", "rms_norm_eps", "rope_interleave", "rope_parameters", "rope_scaling"),
+        *("rope_theta", "routed_scaling_factor", "scale_attn_by_inverse_layer_idx", "scale_attn_weights"),
+        *("scale_depth", "scale_emb", "shared_intermediate_size", "sliding_window", "swiglu_alpha"),
+        *("swiglu_limit", "topk_group", "topk_method", "use_bidirectional_attention", "use_parallel_residual"),
+        *("use_sliding_window", "v_head_dim"),
+        *_FLAGS,
+        *_NORMS,
+    }
+)
+# Keys of every config.json.
+_OF_ALL_TYPES = frozenset(
+    {
+        *("_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id", "model_type"),
+        *("quantization_config", "tokenizer_class", "torch_dtype", "transformers_version"),
+    }
+)
+
+
+def refuse_ignored(settings: Settings) -> None:
+    """Raise NotKnown for a key that the file states, that other families compute with, and that nothing has read."""
+    for key in sorted(settings.stated.keys() & EFFECTIVE - settings.read):
+        value = settings.stated[key]
+        if value != default_of(settings["model_type"], key) and not _is_neutral(value):
+            raise NotKnown(f"its config.json sets {key} to {value!r}, which models of its type don't have")
+
+
+def unknown(settings: Settings) -> list[str]:
+    """Return the keys that the file states and that no type is known to have."""
+    known = known_keys() | _OF_ALL_TYPES
+    return sorted(key for key in settings.stated if key not in known and not _is_neutral(settings.stated[key]))
+
+
+def refuse_other_tensors(settings: Settings, layer: Reader) -> None:
+    """Raise NotKnown if a layer that attends has tensors that the settings exclude, or lacks those that they ask for.
+
+    transformers makes its modules by the settings, and ignores tensors that these have no place for.
+    """
+    for key, roles in _FLAGS.items():
+        if key in settings:
+            _compare(settings, key, any(layer.has_bias(role) for role in roles))
+    for key in _NORMS:
+        if key in settings:
+            _compare(settings, key, layer.has("q_norm"))
+
+
+def _compare(settings: Settings, key: str, has_tensors: bool) -> None:
+    if bool(settings[key]) != has_tensors:
+        has = "has such tensors" if has_tensors else "has no such tensors"
+        raise NotKnown(f"its config.json sets {key} to {settings[key]!r}, but its first layer {has}")
+
+
+def _is_neutral(value: Any) -> bool:
+    """Return whether a setting has no effect at this value, as far as one can tell without its name."""
+    if isinstance(value, list):
+        return all(kind == "full_attention" for kind in value)
+    if isinstance(value, bool) or value is None or isinstance(value, dict):
+        return not value
+    return value in (0, 1)

@@ -1,0 +1,71 @@
+"""No setting of a model is ignored by mistake."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.keys import EFFECTIVE, refuse_ignored, unknown
+from oaiserve.engine.decoder.settings import settings_of
+from tests.engine.decoder.test_families import KNOWN, described, settings_in
+from tests.models.pinned import pinned_model
+
+# Read for all types, or to count tensors: another value makes another description, or none.
+OF_ALL_TYPES = {
+    *("architectures", "eos_token_id", "head_dim", "hidden_size", "max_position_embeddings", "model_type"),
+    *("num_attention_heads", "num_deep_layers", "num_hidden_layers", "num_key_value_heads", "pad_token_id"),
+    *("tie_word_embeddings", "vocab_size", "word_embed_proj_dim", "rope_axes", "qk_head_dim"),
+}
+
+
+def test_the_list_has_the_keys_that_families_read(tmp_path: Path) -> None:
+    read: set[str] = set()
+    for name in KNOWN:
+        folder = tmp_path / name
+        pinned_model(name).save_pretrained(folder)
+        settings = settings_in(folder)
+        described(name, folder, settings)
+        read |= settings.read
+    assert read - OF_ALL_TYPES == EFFECTIVE
+
+
+@pytest.mark.parametrize(
+    ("model_type", "stated", "named"),
+    [
+        ("llama", {"attention_multiplier": 0.5}, "attention_multiplier"),
+        ("llama", {"sliding_window": 64}, "sliding_window"),
+        ("llama", {"multi_query": True}, "multi_query"),
+        ("llama", {"layer_types": ["sliding_attention"]}, "layer_types"),
+        ("granite", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    ],
+)
+def test_a_setting_of_another_family_declines_the_description(
+    model_type: str, stated: dict[str, Any], named: str
+) -> None:
+    settings = settings_of({"model_type": model_type, **stated})
+    FAMILIES[model_type].facts(settings)
+    with pytest.raises(NotKnown, match=named):
+        refuse_ignored(settings)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"sliding_window": None, "use_sliding_window": False, "layer_types": ["full_attention"]},
+        {"attention_multiplier": 1.0, "final_logit_softcapping": 0},
+        {"initializer_range": 0.1, "pretraining_tp": 4},
+    ],
+)
+def test_a_setting_without_an_effect_is_ignored(stated: dict[str, Any]) -> None:
+    settings = settings_of({"model_type": "llama", **stated})
+    FAMILIES["llama"].facts(settings)
+    refuse_ignored(settings)
+    assert not unknown(settings)
+
+
+def test_keys_that_no_type_has_are_listed() -> None:
+    config = json.loads('{"model_type": "llama", "x_scale": 2.5, "x_off": false, "torch_dtype": "bfloat16"}')
+    assert unknown(settings_of(config)) == ["x_scale"]
