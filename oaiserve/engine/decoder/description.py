@@ -238,8 +238,10 @@ class Router:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the weights float32 [tokens, experts] for x float32 [tokens, width], 0 for those not chosen."""
         logits = x @ self.weight.float().T
-        if self.logits_bias is not None:
-            logits = logits + self.logits_bias
+        return self.weights(logits if self.logits_bias is None else logits + self.logits_bias)
+
+    def weights(self, logits: Tensor) -> Tensor:
+        """Return the weights float32 [tokens, experts] for the logits of all experts, 0 for those not chosen."""
         scores = logits.sigmoid() if self.is_sigmoid else logits.softmax(-1)
         worth = scores if self.bias is None else scores + self.bias
         by_group = worth.unflatten(-1, (self.groups, -1))

@@ -1,0 +1,135 @@
+"""The reference executor: computes the steps of a described decoder, operation by operation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.description import MLP, Decoder, InputGate, Layer, LayerInputs, Norm, matrices_in
+from oaiserve.engine.executors.reference.attention import PagedAttention
+from oaiserve.engine.executors.reference.experts import mixture_output, mlp_output
+from oaiserve.engine.executors.reference.heads import Attending
+from oaiserve.engine.executors.reference.mixers import mixer_output
+from oaiserve.engine.executors.reference.place import new_cache, placed
+from oaiserve.engine.executors.reference.products import Products, product
+from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.kv_cache import copy_blocks
+from oaiserve.engine.model.layer_operations import ACTIVATIONS
+
+
+class ReferenceExecutor:
+    """Runs one decoder in plain torch, and owns its KV cache.
+
+    Hidden states, norms and scores are in float32. Products are in `dtype`, as are weights and the cache.
+    """
+
+    is_exact = False  # matrix products round by the number of rows
+
+    def __init__(
+        self, decoder: Decoder, *, dtype: torch.dtype, device: torch.device, num_blocks: int, block_size: int
+    ) -> None:
+        """Copy what is not on the device in this dtype. Raises NotKnown for a form of cache that only others keep."""
+        self.caches = {
+            index: new_cache(layer.attention.shape, dtype, device, num_blocks=num_blocks, block_size=block_size)
+            for index, layer in enumerate(decoder.layers)
+            if layer.attention is not None and layer.attention.cache_of is None
+        }
+        self._decoder = placed(decoder, dtype, device)
+        weights = {id(matrix.weight): matrix.weight for matrix in matrices_in(self._decoder)}
+        self.weight_bytes = sum(weight.nbytes for weight in weights.values())
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the logits float32 [R, vocab] of `batch.logits_rows`."""
+        return _Forward(self._decoder, self.caches, batch, Products(batch), PagedAttention(batch)).logits()
+
+    def prepare(self, adapter: Adapter) -> Adapter:
+        return adapter  # which is used as it is
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        if self.caches:  # or else no layer has attention
+            copy_blocks(self.caches.values(), copies)
+
+
+class _Forward(NamedTuple):
+    """The forward pass of one step."""
+
+    decoder: Decoder
+    caches: dict[int, LayerCache]
+    batch: Batch
+    products: Products
+    paged: PagedAttention
+
+    def logits(self) -> Tensor:
+        decoder, media = self.decoder, self.batch.media
+        ids = self.batch.input_ids
+        if media is not None:  # the ids of images may be outside of the vocabulary
+            ids = ids.index_fill(0, media.rows, decoder.padding_id)
+        hidden = _embedded(ids, decoder.embedding) * decoder.embedding_scale
+        if decoder.position_embedding is not None:
+            hidden = hidden + decoder.position_embedding[self.batch.positions].float()
+        if media is not None:
+            hidden[media.rows] = media.vectors.float() * decoder.vector_scale
+        inputs = None if decoder.layer_inputs is None else self._layer_inputs(decoder.layer_inputs, ids, hidden)
+        for index, layer in enumerate(decoder.layers):
+            hidden = self._layer(index, layer, hidden)
+            if layer.input_gate is not None:
+                assert inputs is not None
+                hidden = hidden + self._gated_inputs(layer.input_gate, inputs[:, index], hidden)
+            hidden = hidden * layer.factor
+            if media is not None and index < min(decoder.num_deep, len(media.deep)):
+                hidden = hidden.index_add(0, media.rows, media.deep[index].float())
+        last = decoder.final_norm(hidden[self.batch.logits_rows])
+        logits = product(last, decoder.head) * decoder.logits_scale
+        if decoder.logits_softcap:
+            logits = (logits / decoder.logits_softcap).tanh() * decoder.logits_softcap
+        return logits
+
+    def _layer_inputs(self, inputs: LayerInputs, ids: Tensor, hidden: Tensor) -> Tensor:
+        """Return the inputs float32 [T, layers, numbers of a layer] of all layers."""
+        sizes = (len(self.decoder.layers), -1)
+        projected = inputs.norm(self.products(hidden, inputs.projection).unflatten(1, sizes))
+        of_tokens: Tensor = _embedded(ids, inputs.table).unflatten(1, sizes)
+        return (projected + of_tokens * inputs.table_scale) * inputs.scale
+
+    def _gated_inputs(self, gate: InputGate, inputs: Tensor, hidden: Tensor) -> Tensor:
+        gates = ACTIVATIONS[gate.activation](self.products(hidden, gate.gate))
+        added = self.products(inputs * gates, gate.projection)
+        return gate.norm(added)
+
+    def _layer(self, index: int, layer: Layer, hidden: Tensor) -> Tensor:
+        """Return the hidden state float32 [T, width] with the additions of a layer."""
+        scale = self.decoder.residual_scale
+        x = _normed(hidden, layer.attention_norm)
+        before = hidden
+        if layer.mixer is not None:
+            assert self.batch.states is not None
+            mixed = mixer_output(layer.mixer, x, self.products, self.batch.states, index)
+            hidden = hidden + scale * _normed(mixed, layer.attention_out_norm)
+        if (attention := layer.attention) is not None:
+            cache = self.caches[index if attention.cache_of is None else attention.cache_of]
+            attended = Attending(self.batch, self.products, self.paged)(attention, x, cache)
+            hidden = hidden + scale * _normed(attended, layer.attention_out_norm)
+        if layer.mlp is None:
+            return hidden
+        read = before if layer.is_parallel else hidden
+        x = _normed(read, layer.mlp_norm)
+        if isinstance(layer.mlp, MLP):
+            out = mlp_output(layer.mlp, x, self.products)
+        else:
+            out = mixture_output(layer.mlp, x, read, self.products)
+        return hidden + scale * _normed(out, layer.mlp_out_norm)
+
+
+def _embedded(ids: Tensor, table: Tensor | Blocks) -> Tensor:
+    """Return the rows float32 [T, width] of a table. Ids beyond its last row get the first one."""
+    assert isinstance(table, Tensor)
+    return table[ids.where(ids < len(table), 0)].float()
+
+
+def _normed(x: Tensor, norm: Norm | None) -> Tensor:
+    return x if norm is None else norm(x)

@@ -1,0 +1,56 @@
+"""MLPs, and mixtures of experts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.decoder.description import MLP, ClampedGate, Experts
+from oaiserve.engine.executors.reference.products import Products, product
+from oaiserve.engine.model.layer_operations import ACTIVATIONS
+
+
+def mlp_output(mlp: MLP, x: Tensor, products: Products) -> Tensor:
+    """Return the output float32 [T, width] of an MLP for the normed hidden state [T, width]."""
+    up = products(x, mlp.up)
+    activation = ACTIVATIONS[mlp.activation]
+    inner = activation(up) if mlp.gate is None else activation(products(x, mlp.gate)) * up
+    return products(inner, mlp.down)
+
+
+def mixture_output(mixture: Experts, x: Tensor, hidden: Tensor, products: Products) -> Tensor:
+    """Return the output float32 [T, width] of a mixture of experts.
+
+    `x` is the normed hidden state. Where the components have norms of their own, the router and the experts read the
+    hidden state through these.
+    """
+    norms, router = mixture.norms, mixture.router
+    weights = router.weights(products(x if norms is None else norms.router(hidden), router.matrix))
+    out = _experts(mixture, x if norms is None else norms.experts(hidden), weights)
+    if norms is not None:
+        out = norms.experts_out(out)
+    if mixture.shared is None:
+        return out
+    shared = mlp_output(mixture.shared, x, products)
+    if mixture.shared_gate is not None:
+        shared = shared * products(x, mixture.shared_gate).sigmoid()
+    return out + (shared if norms is None else norms.shared_out(shared))
+
+
+def _experts(mixture: Experts, x: Tensor, weights: Tensor) -> Tensor:
+    """Return the sum float32 [T, width] of the outputs of the chosen experts, given the weights [T, experts] of all.
+
+    How many tokens an expert has decides the shapes of its products, so the host waits for the device here.
+    """
+    out = torch.zeros_like(x)
+    is_chosen = weights.T != 0
+    counts = is_chosen.sum(1).tolist()
+    tokens = is_chosen.nonzero()[:, 1].split(counts)
+    for number, (expert, rows) in enumerate(zip(mixture.experts, tokens, strict=True)):
+        if len(rows):
+            own = x[rows]
+            gate, up = product(own, expert.gate), product(own, expert.up)
+            way = mixture.activation
+            inner = way(gate, up) if isinstance(way, ClampedGate) else ACTIVATIONS[way](gate) * up
+            out.index_add_(0, rows, product(inner, expert.down) * weights[rows, number, None])
+    return out

@@ -1,0 +1,117 @@
+"""Everything of a layer's attention but the scores: projections to heads, their norms, rotation, latent vectors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.decoder.description import Attention, HeadRows, LatentProjection, Matrix, Norm
+from oaiserve.engine.executors.reference.attention import PagedAttention
+from oaiserve.engine.executors.reference.products import Products
+from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.batch import Batch
+
+
+class Attending(NamedTuple):
+    """What all attention layers of one step use."""
+
+    batch: Batch
+    products: Products
+    paged: PagedAttention
+
+    def __call__(self, attention: Attention, x: Tensor, cache: LayerCache) -> Tensor:
+        """Return the output float32 [T, width] of a layer's attention for the normed hidden state [T, width]."""
+        if isinstance(attention.qkv, LatentProjection):
+            attended = self._latent(attention, attention.qkv, x, cache)
+        else:
+            attended = self._plain(attention, attention.qkv, x, cache)
+        attended = attended.flatten(1)
+        if attention.gate is not None:
+            attended = attended * self.products(x, attention.gate).sigmoid()
+        return self.products(attended, attention.out)
+
+    def _plain(self, attention: Attention, qkv: list[Matrix], x: Tensor, cache: LayerCache) -> Tensor:
+        heads, shape, has_keys = attention.heads, attention.shape, attention.cache_of is None
+        num_keys = shape.kv_heads * shape.key_dim if has_keys else 0
+        num_values = shape.kv_heads * shape.value_dim if has_keys and not attention.values_of_keys else 0
+        rows = torch.cat([self.products(x, matrix) for matrix in qkv], dim=-1)
+        query, key, value = rows.split([heads * shape.key_dim, num_keys, num_values], dim=-1)
+        query = self._normed_and_rotated(attention, query.unflatten(1, (heads, -1)), attention.query_norm)
+        if has_keys:
+            key = key.unflatten(1, (shape.kv_heads, -1))
+            value = key if attention.values_of_keys else value.unflatten(1, (shape.kv_heads, -1))
+            value = _normed(value, attention.value_norm)
+            key = self._normed_and_rotated(attention, key, attention.key_norm)
+            self._write(cache, key, value)
+        return self._attend(attention, query, cache)
+
+    def _latent(self, attention: Attention, qkv: LatentProjection, x: Tensor, cache: LayerCache) -> Tensor:
+        """Return the attention of heads whose keys and values are made from one latent vector of a token.
+
+        The cache has keys and values, or the latent vector and the shared numbers of keys. In the latter case, a head's
+        query is multiplied by the rows that would make its keys, q (W c) = (q W) c, and the sum of latent vectors by
+        those that would make its values.
+        """
+        heads, shape, own, rank = attention.heads, attention.shape, attention.rotary_offset, len(qkv.norm.weight)
+        low = x
+        if qkv.query_down is not None:
+            low = _normed(self.products(x, qkv.query_down), qkv.query_norm)
+        query = self.products(low, qkv.query).unflatten(1, (heads, -1))
+        own_query, shared_query = query.split([own, shape.key_dim - own], dim=-1)
+        shared_query = self._rotated(attention, shared_query, 0)
+        latent, shared_key = self.products(x, qkv.down).split([rank, shape.key_dim - own], dim=-1)
+        latent = qkv.norm(latent)
+        shared_key = self._rotated(attention, shared_key[:, None], 0)
+        if not shape.latent_dim:
+            own_key, value = self.products(latent, qkv.up).unflatten(1, (heads, -1)).split([own, shape.value_dim], -1)
+            key = torch.cat([own_key, shared_key.expand(-1, heads, -1)], dim=-1)
+            self._write(cache, key, value)
+            return self._attend(attention, torch.cat([own_query, shared_query], dim=-1), cache)
+        self.paged.write(cache.keys, torch.cat([latent[:, None], shared_key], dim=-1))
+        to_keys = HeadRows(qkv.up, heads, 0, own, is_transposed=True)
+        query = torch.cat([self.products.of_heads(own_query, to_keys), shared_query], dim=-1)
+        attended = self._attend(attention, query, LayerCache(cache.keys, cache.keys[..., :rank]))
+        to_values = HeadRows(qkv.up, heads, own, shape.value_dim, is_transposed=False)
+        return self.products.of_heads(attended, to_values)
+
+    def _write(self, cache: LayerCache, key: Tensor, value: Tensor) -> None:
+        for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
+            self.paged.write(blocks, new, scale)
+
+    def _attend(self, attention: Attention, query: Tensor, cache: LayerCache) -> Tensor:
+        if attention.query_factors is not None:
+            query = query * attention.query_factors[self.batch.positions][:, None, None]
+        return self.paged.attend(query, cache, attention.parameters, attention.sinks)
+
+    def _normed_and_rotated(self, attention: Attention, x: Tensor, norm: Norm | None) -> Tensor:
+        """Return queries or keys [T, heads, key_dim], normed and rotated in the order of the layer."""
+        if attention.rotates_before_norms:
+            return _normed(self._rotated(attention, x, attention.rotary_offset), norm)
+        return self._rotated(attention, _normed(x, norm), attention.rotary_offset)
+
+    def _rotated(self, attention: Attention, x: Tensor, offset: int) -> Tensor:
+        """Return queries or keys [T, heads, dim] with the pairs from number `offset` on rotated by position."""
+        if (table := attention.rotary) is None:
+            return x
+        pairs = table.cosines.shape[1]
+        if table.axes is not None and self.batch.axes is not None:
+            positions = self.batch.axes[table.axes.long()].T  # [T, pairs]
+            places = positions, torch.arange(pairs, device=x.device)
+            cosines, sines = table.cosines[places], table.sines[places]
+        else:
+            cosines, sines = table.cosines[self.batch.positions], table.sines[self.batch.positions]
+        cosines, sines = cosines[:, None], sines[:, None]
+        step, apart = (2, 1) if table.is_interleaved else (1, table.apart)
+        first = slice(offset, offset + step * pairs, step)
+        second = slice(offset + apart, offset + apart + step * pairs, step)
+        out = x.clone()
+        out[..., first] = x[..., first] * cosines - x[..., second] * sines
+        out[..., second] = x[..., second] * cosines + x[..., first] * sines
+        return out
+
+
+def _normed(x: Tensor, norm: Norm | None) -> Tensor:
+    """Return `x` [T, ...] with a norm for each run of numbers as wide as the norm: a head, or all heads together."""
+    return x if norm is None else norm(x.reshape(-1, len(norm.weight))).view(x.shape)

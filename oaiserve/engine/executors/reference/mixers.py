@@ -1,0 +1,118 @@
+"""Mixers of layers with a state: gated delta nets, Mamba 2, and short convolutions.
+
+Recurrences are computed token by token, as they are defined.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu, softplus
+
+from oaiserve.engine.decoder.description import Convolution, DeltaNet, Mamba2, Mixer, ShortConvolution
+from oaiserve.engine.executors.reference.products import Products
+from oaiserve.engine.model.layer_operations import ACTIVATIONS
+from oaiserve.engine.model.states import StateCache, StepStates
+
+
+def mixer_output(mixer: Mixer, x: Tensor, products: Products, states: StepStates, layer: int) -> Tensor:
+    """Return the output float32 [T, width] of a layer's mixer for the normed hidden state [T, width]."""
+    matrices = [*mixer.projections, *(mixer.rates if isinstance(mixer, DeltaNet) else [])]
+    rows = torch.cat([products(x, matrix) for matrix in matrices], dim=-1)
+    if isinstance(mixer, DeltaNet):
+        mix = partial(_delta_net, mixer)
+    elif isinstance(mixer, Mamba2):
+        mix = partial(_mamba2, mixer)
+    else:
+        mix = partial(_short_convolution, mixer)
+    return products(states.mix(layer, rows[None], mix)[0], mixer.out)
+
+
+def _delta_net(net: DeltaNet, rows: Tensor, cache: StateCache) -> Tensor:
+    """Return [sequences, tokens, value heads * value_dim] of a gated delta net (Yang et al. 2024, arXiv:2412.06464).
+
+    The state of a head is a matrix S [key_dim, value_dim]. Each token changes it, and reads it by its query:
+
+        S = decay S        S = S + key (value - key S) rate        out = query S
+    """
+    num_keys, num_values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
+    channels = 2 * num_keys + num_values
+    convolved, gates, rates, decays = rows.split([channels, num_values, net.value_heads, net.value_heads], dim=-1)
+    convolved = _convolved(net.convolution, convolved, cache)
+    query, key, value = convolved.split([num_keys, num_keys, num_values], dim=-1)
+    query, key = (_unit_vectors(part.unflatten(-1, (net.key_heads, -1)), net) for part in (query, key))
+    query = query * net.key_dim**-0.5
+    value = value.unflatten(-1, (net.value_heads, -1))
+    rate = rates.sigmoid() * net.rate_factor
+    decay = (net.speeds * softplus(decays + net.biases)).exp()
+    state = cache.get_recurrent_state()
+    assert state is not None
+    outputs = []
+    for token in range(rows.shape[1]):
+        own_key = key[:, token]
+        state = state * decay[:, token, :, None, None]
+        found = torch.einsum("nhk,nhkv->nhv", own_key, state)
+        change = (value[:, token] - found) * rate[:, token, :, None]
+        state = state + own_key[..., None] * change[..., None, :]
+        outputs.append(torch.einsum("nhk,nhkv->nhv", query[:, token], state))
+    cache.update_recurrent_state(state)
+    out = net.norm(torch.stack(outputs, dim=1)) * silu(gates.unflatten(-1, (net.value_heads, -1)))
+    return out.flatten(-2)
+
+
+def _unit_vectors(x: Tensor, net: DeltaNet) -> Tensor:
+    """Return the vectors of key heads [..., key_heads, key_dim] with length 1, for each value head."""
+    x = x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+    return x.repeat_interleave(net.value_heads // net.key_heads, dim=-2)
+
+
+def _mamba2(mixer: Mamba2, rows: Tensor, cache: StateCache) -> Tensor:
+    """Return [sequences, tokens, heads * head_dim] of a mixer of Mamba 2 (Dao and Gu 2024, arXiv:2405.21060).
+
+    The state of a head is a matrix S [head_dim, state_dim]. Heads of a group share B and C [state_dim].
+
+        S = decay S + time x B^T        out = S C + skip x
+    """
+    numbers, of_groups = mixer.heads * mixer.head_dim, mixer.groups * mixer.state_dim
+    convolved, gates, times = rows.split([numbers + 2 * of_groups, numbers, mixer.heads], dim=-1)
+    convolved = _convolved(mixer.convolution, convolved, cache)
+    x, b, c = convolved.split([numbers, of_groups, of_groups], dim=-1)
+    x = x.unflatten(-1, (mixer.heads, -1))
+    b, c = (
+        part.unflatten(-1, (mixer.groups, -1)).repeat_interleave(mixer.heads // mixer.groups, dim=-2) for part in (b, c)
+    )
+    time = softplus(times + mixer.biases).clamp(mixer.least_time, mixer.most_time)
+    decay = (mixer.speeds * time).exp()
+    state = cache.get_recurrent_state()
+    assert state is not None
+    outputs = []
+    for token in range(rows.shape[1]):
+        added = (x[:, token] * time[:, token, :, None])[..., None] * b[:, token, :, None]
+        state = state * decay[:, token, :, None, None] + added
+        outputs.append(torch.einsum("nhds,nhs->nhd", state, c[:, token]))
+    cache.update_recurrent_state(state)
+    out = torch.stack(outputs, dim=1) + mixer.skips[:, None] * x
+    gated = (out.flatten(-2) * silu(gates)).unflatten(-1, (mixer.groups, -1))
+    return rms_norm(gated, gated.shape[-1:], eps=mixer.norm.epsilon).flatten(-2) * mixer.norm.weight
+
+
+def _short_convolution(mixer: ShortConvolution, rows: Tensor, cache: StateCache) -> Tensor:
+    inputs, gates, out_gates = rows.chunk(3, dim=-1)
+    return _convolved(mixer.convolution, inputs * gates, cache) * out_gates
+
+
+def _convolved(convolution: Convolution, x: Tensor, cache: StateCache) -> Tensor:
+    """Return the convolution of `x` [sequences, tokens, channels], and store its last inputs.
+
+    Inputs are rounded to the dtype of the state, so that it doesn't matter where a prompt is cut.
+    """
+    before = cache.get_conv_state()
+    assert before is not None
+    inputs = cache.update_conv_state(x.mT.to(before.dtype)).float()  # [sequences, channels, taps + tokens]
+    windows = inputs[..., 1:].unfold(-1, len(convolution.weight), 1)  # [sequences, channels, tokens, taps]
+    out = torch.einsum("nctk,kc->ntc", windows, convolution.weight)
+    if convolution.bias is not None:
+        out = out + convolution.bias
+    return out if convolution.activation == "none" else ACTIVATIONS[convolution.activation](out)

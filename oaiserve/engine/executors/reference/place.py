@@ -1,0 +1,91 @@
+"""Places a description on a device, in the dtype that the reference computes in, and makes its KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.description import Decoder, LatentProjection, LayerInputs, Matrix, NotKnown, Router
+from oaiserve.engine.decoder.spec import KVShape
+from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache
+from oaiserve.engine.model.kv_cache import zeroed
+
+
+def new_cache(
+    shape: KVShape, dtype: torch.dtype, device: torch.device, *, num_blocks: int, block_size: int
+) -> LayerCache:
+    """Return the cache of one layer, filled with zeros.
+
+    Where a token has a latent vector in place of keys and values, that is its only key. Raises NotKnown for keys and
+    values in integers, whose layout belongs to native code.
+    """
+    if shape.is_int8:
+        raise NotKnown("its KV cache has integers of eight bits")
+    tokens = (num_blocks, block_size)
+    if shape.latent_dim:
+        return LayerCache(
+            zeroed((*tokens, 1, shape.latent_dim), dtype, device),
+            torch.empty(num_blocks, 0, dtype=dtype, device=device),
+        )
+    dtype = dtype if shape.scales is None else FP8
+    cache = LayerCache(
+        zeroed((*tokens, shape.kv_heads, shape.key_dim), dtype, device),
+        zeroed((*tokens, shape.kv_heads, shape.value_dim), dtype, device),
+    )
+    return cache if shape.scales is None else ScaledCache.of(cache, shape.scales)
+
+
+def placed(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Return the decoder with its tensors on the device, and weights of matrices and embeddings in the dtype.
+
+    Blocks are expanded, and tensors that were shared stay so. Raises NotKnown for latent vectors that are multiplied
+    with a bias, which a cache of latent vectors leaves no place for.
+    """
+    projections = [layer.attention.qkv for layer in decoder.layers if layer.attention is not None]
+    if any(isinstance(qkv, LatentProjection) and qkv.up.bias is not None for qkv in projections):
+        raise NotKnown("its keys and values are made from latent vectors with a bias")
+    placed: Decoder = _Placing(dtype, device).part(decoder)
+    return placed
+
+
+class _Placing:
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._device = device
+        # By class, the tensors whose dtype changes. Products of routers are in float32, since experts follow from them.
+        self._dtypes: dict[type, dict[str, torch.dtype]] = {
+            Decoder: {"embedding": dtype, "position_embedding": dtype},
+            LayerInputs: {"table": dtype},
+            Matrix: {"weight": dtype},
+            Router: {"weight": torch.float32},
+        }
+        self._tensors: dict[object, Tensor] = {}
+
+    def part(self, part: Any, dtype: torch.dtype | None = None) -> Any:
+        """Return a part of a description, with its own tensor in the dtype if it is one."""
+        if isinstance(part, Tensor | Blocks):
+            return self._tensor(part, dtype)
+        if isinstance(part, list):
+            return [self.part(one) for one in part]
+        if not is_dataclass(part) or isinstance(part, type):
+            return part
+        dtypes = self._dtypes.get(type(part), {})
+        values = {field.name: getattr(part, field.name) for field in fields(part)}
+        if isinstance(part, Matrix):
+            values["copy_of"] = None
+        return replace(part, **{name: self.part(value, dtypes.get(name)) for name, value in values.items()})
+
+    def _tensor(self, part: Tensor | Blocks, dtype: torch.dtype | None) -> Tensor:
+        if isinstance(part, Blocks):
+            assert dtype is not None
+            key: object = (id(part), dtype)
+            if key not in self._tensors:
+                self._tensors[key] = part.expand(dtype).to(self._device)
+        else:
+            key = (part.data_ptr(), part.shape, part.stride(), part.dtype, dtype)
+            if key not in self._tensors:
+                self._tensors[key] = part.to(self._device, dtype or part.dtype)
+        return self._tensors[key]

@@ -1,0 +1,61 @@
+"""Products with the matrices of a decoder, to which the adapters of a step's sequences add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.decoder.description import HeadRows, Matrix
+from oaiserve.engine.model.adapters import AdapterPart
+from oaiserve.engine.model.batch import Batch, rows_of
+from oaiserve.engine.model.transfer import on_device
+
+
+def product(x: Tensor, matrix: Matrix) -> Tensor:
+    """Return the product float32 [..., n] of `x` [..., k], computed in the dtype of the weights."""
+    assert isinstance(matrix.weight, Tensor)
+    out = torch.nn.functional.linear(x.to(matrix.weight.dtype), matrix.weight).float()
+    return out if matrix.bias is None else out + matrix.bias.float()
+
+
+class Products:
+    """The products of one step."""
+
+    def __init__(self, batch: Batch) -> None:
+        of_adapters = rows_of(batch.adapters, batch.query_lens) if batch.adapters else {}
+        device = batch.input_ids.device
+        self._rows = [(adapter, on_device(rows, device)) for adapter, rows in of_adapters.items()]
+
+    def __call__(self, x: Tensor, matrix: Matrix) -> Tensor:
+        """Return the product float32 [T, n] of `x` [T, k]."""
+        out = product(x, matrix)
+        for rows, part in self._parts(matrix):
+            own = replace(part, b=matrix.rows_of(part.b))
+            out.index_add_(0, rows, own.added(x[rows].to(part.a.dtype)).float())
+        return out
+
+    def of_heads(self, x: Tensor, rows: HeadRows) -> Tensor:
+        """Return the products float32 [T, heads, n] of the numbers of each head [T, heads, k] with its own rows."""
+        assert isinstance(rows.matrix.weight, Tensor)
+        chosen = slice(rows.first, rows.first + rows.count)
+        weight = rows.matrix.weight.unflatten(0, (rows.heads, -1))[:, chosen]
+        weight = weight.mT if rows.is_transposed else weight
+        out = torch.einsum("thk,hnk->thn", x.to(weight.dtype), weight).float()
+        for adapted, part in self._parts(rows.matrix):
+            own_x = x[adapted].to(part.a.dtype)
+            b = rows.matrix.rows_of(part.b).unflatten(0, (rows.heads, -1))[:, chosen]
+            if rows.is_transposed:
+                added = torch.einsum("thn,hnr->thr", own_x, b) @ part.a
+            else:
+                added = torch.einsum("thr,hnr->thn", own_x @ part.a.T, b)
+            out.index_add_(0, adapted, added.float() * part.scale)
+        return out
+
+    def _parts(self, matrix: Matrix) -> Iterator[tuple[Tensor, AdapterPart]]:
+        """Yield the rows int64 of each adapter that has a part for this matrix, and that part."""
+        for adapter, rows in self._rows:
+            if (part := adapter.parts.get(matrix.module)) is not None:
+                yield rows, part

@@ -1,0 +1,164 @@
+"""The reference executor computes transformers' own logits in float32, however prompts are cut and packed."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.description import Decoder
+from oaiserve.engine.decoder.spec import LayerStateShapes
+from oaiserve.engine.executors.reference.executor import ReferenceExecutor
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.checkpoints.gguf_config import read_config
+from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
+from oaiserve.engine.model.loaded import LoadedModel
+from oaiserve.engine.model.states import StateChunk
+from oaiserve.engine.start.kv_form import with_native_cache
+from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.step import Chunk, Step
+from tests.engine.model.cpu.small_models import described
+from tests.engine.model.runners import states_of
+from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
+from tests.models.gguf_records import model_of, parameters_of, records
+from tests.models.pinned import PINNED, pinned_model, quantized
+
+# The norm of the differences of logits, relative to that of the logits. Sums of other orders differ in the last bits of
+# float32, 6e-8, and layers of random weights multiply that: in norm, transformers' float32 logits are up to 1.4e-5 from
+# its own float64 logits, and 4e-6 in the median.
+TOLERANCE = 2e-5
+# Today's reader cuts off pairs of rotary tables whose cosines round to 1, though their sines are not 0.
+CUT_TABLES = {"cwm": 5e-4, "minimax_m2": 1e-4}
+MOST_TOKENS = 128  # beyond the windows of all models, and the lengths from which on rotary embeddings are scaled
+NUM_BLOCKS = 3 * MOST_TOKENS // BLOCK_SIZE
+
+
+class Case(NamedTuple):
+    """A described model, and what transformers computes of some tokens."""
+
+    loaded: LoadedModel
+    decoder: Decoder
+    ids: list[list[int]]
+    expected: Tensor  # float32 [sequences, tokens, vocab]
+
+
+@torch.inference_mode()
+def case_of(original: PreTrainedModel, loaded: LoadedModel, decoder: Decoder) -> Case:
+    """Return the case of a model in float32, with states in float32, whatever the dtype of the described model is."""
+    length = min(MOST_TOKENS, loaded.max_model_len)
+    ids = torch.randint(loaded.vocab_size, (3, length), generator=torch.Generator().manual_seed(1))
+    shapes = {index: _in_float32(shape) for index, shape in loaded.state_shapes.items()}
+    return Case(replace(loaded, state_shapes=shapes), decoder, ids.tolist(), original(ids, use_cache=False).logits)
+
+
+def _in_float32(shapes: LayerStateShapes) -> LayerStateShapes:
+    assert shapes.conv is not None
+    return replace(shapes, conv=replace(shapes.conv, dtype=torch.float32))
+
+
+def pinned_case(name: str) -> Case:
+    model = pinned_model(name)
+    original = deepcopy(model).float()
+    loaded = with_native_cache(prepare(model), EngineOptions())
+    return case_of(original, loaded, described(loaded))
+
+
+def reference(decoder: Decoder, dtype: torch.dtype = torch.float32, num_blocks: int = NUM_BLOCKS) -> ReferenceExecutor:
+    return ReferenceExecutor(decoder, dtype=dtype, device=CPU, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+
+
+def chunk_ends(length: int) -> list[list[int]]:
+    """Return where the chunks of three sequences of up to `length` tokens end, few of them at ends of blocks."""
+    third = length // 3
+    return [
+        [length - 4, length - 3, length - 2, length - 1, length],
+        [third // 2 + 5, third + 6, third + 7, length - 3],
+        [5, 6, 7, third + 2],
+    ]
+
+
+@torch.inference_mode()
+def error(case: Case, decoder: Decoder | None = None) -> float:
+    """Return the error of the reference's logits of all tokens, with a step for the next chunk of each sequence."""
+    executor = reference(decoder or case.decoder)
+    ends = chunk_ends(len(case.ids[0]))
+    blocks = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(2)).view(len(ends), -1).tolist()
+    sequences = [
+        sequence_of(ids[: own[-1]], own_blocks) for ids, own, own_blocks in zip(case.ids, ends, blocks, strict=True)
+    ]
+    states = states_of(case.loaded)
+    differences: list[Tensor] = []
+    sizes: list[Tensor] = []
+    for turn in range(max(map(len, ends))):
+        places = [place for place, own in enumerate(ends) if turn < len(own)]
+        spans = [([0, *ends[place]][turn], ends[place][turn]) for place in places]
+        parts = sorted(zip(places, spans, strict=True), key=lambda part: part[1][1] - part[1][0] > 1)  # decodes first
+        batch = build_batch(
+            Step([Chunk(sequences[place], start, end - start) for place, (start, end) in parts]), BLOCK_SIZE, CPU
+        )
+        batch.logits_rows = torch.arange(len(batch.input_ids))
+        if states is not None:
+            batch.states = states.of_step([StateChunk(place, start, end - start) for place, (start, end) in parts])
+        expected = torch.cat([case.expected[place, start:end] for place, (start, end) in parts])
+        differences.append(executor.forward(batch) - expected)
+        sizes.append(expected)
+    return float(torch.cat(differences).norm() / torch.cat(sizes).norm())
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_logits_are_those_of_transformers(name: str) -> None:
+    assert error(pinned_case(name)) < CUT_TABLES.get(name, TOLERANCE)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", records())
+def test_logits_of_quantized_files_are_those_of_transformers_with_their_weights(name: str, tmp_path: Path) -> None:
+    kept = quantized(name, tmp_path)
+    model, path = model_of(name), tmp_path / "model.gguf"
+    weights = GgufWeights(path, read_config(path))
+    model.load_state_dict({parameter: weights.tensor(parameter) for parameter in parameters_of(model)}, strict=False)
+    assert error(case_of(model, kept.loaded, kept.decoder)) < CUT_TABLES.get(name, TOLERANCE)
+
+
+def with_attention(decoder: Decoder, index: int, **changes: Any) -> Decoder:
+    """Return a decoder whose attention of one layer has other values."""
+    layers = list(decoder.layers)
+    layers[index] = replace(layers[index], attention=replace(layers[index].attention, **changes))
+    return replace(decoder, layers=layers)
+
+
+def with_window(decoder: Decoder, added: int) -> Decoder:
+    parameters = decoder.layers[0].attention.parameters
+    window = parameters.sliding_window + added
+    return with_attention(decoder, 0, parameters=replace(parameters, sliding_window=window))
+
+
+def with_epsilon(decoder: Decoder, factor: float) -> Decoder:
+    """Return a decoder with another epsilon in the first norm, whose input is small."""
+    first, *others = decoder.layers
+    norm = replace(first.attention_norm, epsilon=first.attention_norm.epsilon * factor)
+    return replace(decoder, layers=[replace(first, attention_norm=norm), *others])
+
+
+MISTAKES: dict[str, Callable[[Decoder], Decoder]] = {
+    "a longer window": lambda decoder: with_window(decoder, 1),
+    "a shorter window": lambda decoder: with_window(decoder, -1),
+    "no rotation": lambda decoder: with_attention(decoder, 0, rotary=None),
+    "another epsilon": lambda decoder: with_epsilon(decoder, 10),
+}
+
+
+@pytest.fixture(scope="module")
+def mistral() -> Case:
+    return pinned_case("mistral")
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_one_layer_is_seen(mistral: Case, mistake: str) -> None:
+    assert error(mistral, MISTAKES[mistake](mistral.decoder)) > 2 * TOLERANCE
