@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
+from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.media import Encoded
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention.reference import ReferenceAttention
@@ -107,6 +108,14 @@ def test_logits_equal_those_of_the_multimodal_model(name: str, tmp_path: Path) -
     wrapper, loaded = random_pair(name, tmp_path)
     sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
     check(wrapper, loaded, lambda: EagerExecutor.with_cache(loaded, **sizes), FAMILIES[name])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_so_do_those_of_the_reference(name: str, tmp_path: Path) -> None:
+    wrapper, loaded = random_pair(name, tmp_path)
+    decoder = described(loaded)
+    sizes: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+    check(wrapper, loaded, lambda: ReferenceExecutor(decoder, **sizes), FAMILIES[name], num_tries=3)
 
 
 @pytest.mark.compiler

@@ -1,0 +1,189 @@
+"""Adapters, copies of blocks and states, other dtypes and devices in the reference executor."""
+
+from copy import deepcopy
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.description import Decoder, LatentProjection, NotKnown, matrices_in
+from oaiserve.engine.executors.reference.executor import ReferenceExecutor
+from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.loaded import LoadedModel
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.states import StateChunk, States
+from oaiserve.engine.start.compare import difference
+from oaiserve.engine.start.kv_form import with_native_cache
+from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.step import Chunk, Step
+from tests.engine.model.cpu.small_models import FAMILIES, GROUPED_MOE, LATENT, config, described, load, make_model
+from tests.engine.model.runners import greedy_answers, make_engine, states_of
+from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
+from tests.models.adapters import merged, random_adapter
+from tests.models.decoders import greedy
+
+GPU = torch.device("meta")  # whose tensors have no numbers, so that reading one raises
+
+
+def reference(
+    decoder: Decoder,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    num_blocks: int = NUM_BLOCKS,
+) -> ReferenceExecutor:
+    return ReferenceExecutor(decoder, dtype=dtype, device=device, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+
+
+def with_keys_and_values(decoder: Decoder) -> Decoder:
+    """Return a decoder whose cache has keys and values in place of latent vectors."""
+    layers = [
+        replace(layer, attention=replace(layer.attention, shape=replace(layer.attention.shape, latent_dim=0)))
+        for layer in decoder.layers
+    ]
+    return replace(decoder, layers=layers)
+
+
+def batch_of(chunks: list[tuple[list[int], int]], device: torch.device = CPU) -> Batch:
+    """Return a batch of sequences with these tokens, each from an index on, in which all logits are wanted."""
+    width = NUM_BLOCKS // len(chunks)
+    step = Step()
+    for place, (ids, start) in enumerate(chunks):
+        sequence = sequence_of(ids, range(place * width, place * width + width), name=str(place))
+        step.chunks.append(Chunk(sequence, start, len(ids) - start))
+    batch = build_batch(step, BLOCK_SIZE, device)
+    batch.logits_rows = torch.arange(len(batch.input_ids), device=device)
+    return batch
+
+
+def prompts(lengths: list[int]) -> list[list[int]]:
+    rng = Random(0)
+    return [[rng.randrange(97) for _ in range(length)] for length in lengths]
+
+
+# One family for each way in which linear layers are named, fused, sorted, or computed in another form.
+ADAPTED = [
+    *("llama", "phi3", "gpt2", "gpt_neox", "persimmon", "arcee", "qwen2_moe", "gemma4_text"),
+    *("gemma4_text with experts", "deepseek_v2", "deepseek_v3", "deepseek_v3 with keys and values"),
+]
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+@torch.inference_mode()
+def test_adapters_in_one_batch_are_each_the_model_with_merged_weights(name: str) -> None:
+    family = name.removesuffix(" with keys and values")
+    model = make_model(FAMILIES[family])
+    loaded = with_native_cache(prepare(deepcopy(model)), EngineOptions())
+    shapes = adaptable(loaded.model)
+    some = {module: shape for index, (module, shape) in enumerate(shapes.items()) if index % 3}
+    adapters = [None, random_adapter(shapes, 1), random_adapter(some, 2, rank=30)]
+    decoder = described(loaded)
+    executor = reference(decoder if family == name else with_keys_and_values(decoder))
+    ids, cuts = prompts([9, 21, 5]), [8, 18, 3]
+    first = batch_of([(own[:cut], 0) for own, cut in zip(ids, cuts, strict=True)])
+    second = batch_of(list(zip(ids, cuts, strict=True)))
+    first.adapters = second.adapters = adapters
+    parts = [executor.forward(batch).split(batch.query_lens) for batch in (first, second)]
+    found = [torch.cat(both) for both in zip(*parts, strict=True)]
+    for own, adapter, logits in zip(ids, adapters, found, strict=True):
+        adapted = model if adapter is None else merged(model, adapter)
+        expected = adapted(torch.tensor([own])).logits[0]
+        # DeepSeek V2's small model multiplies what rounding leaves: torch in float32 is 3e-5 from itself in float64.
+        assert difference(logits, expected) < (2e-4 if family == "deepseek_v2" else 2e-5)
+    assert difference(found[1], model(torch.tensor([ids[1]])).logits[0]) > 0.05  # the adapter counts
+
+
+PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20, [11, 40, 11], [*range(20, 60), 4]]
+NUM_TOKENS = 14
+
+
+def runner(loaded: LoadedModel, num_blocks: int) -> ModelRunner:
+    executor = reference(described(loaded), num_blocks=num_blocks)
+    return ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states_of(loaded))
+
+
+# Caches of keys and values, of latent vectors, shared by layers, and states.
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "gemma4_text", "qwen3_next", "bamba"])
+def test_choices_prefixes_and_preemptions_give_the_answers_of_transformers(family: str) -> None:
+    model = make_model(FAMILIES[family])
+    loaded = with_native_cache(prepare(deepcopy(model)), EngineOptions())
+    with make_engine(loaded, runner(loaded, 64), max_running=16, max_step_tokens=100) as engine:
+        # Two choices of each, which copy blocks and states; the second time with a filled prefix cache.
+        first, again = (greedy_answers(engine, PROMPTS, NUM_TOKENS, n=2) for _ in range(2))
+        answers = first[::2]
+        assert greedy(model, PROMPTS, answers) == answers
+        assert first == again == [ids for ids in answers for _ in range(2)]
+        assert engine.snapshot().num_prefix_hits > 0 or loaded.state_shapes  # only those of long prompts are kept
+    with make_engine(loaded, runner(loaded, 6), num_blocks=6, max_running=7, max_step_tokens=7) as engine:
+        assert greedy_answers(engine, PROMPTS, NUM_TOKENS) == answers
+        assert engine.snapshot().num_preemptions > 0
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v2", "gemma4_text", "qwen3_5_text"])
+@torch.inference_mode()
+def test_bfloat16_is_as_close_to_float32_as_in_transformers(family: str) -> None:
+    model = make_model(FAMILIES[family], dtype=torch.bfloat16)
+    ids = prompts([60])
+    expected = deepcopy(model).float()(torch.tensor(ids)).logits[0]
+    own = difference(model(torch.tensor(ids)).logits[0], expected)
+    loaded = with_native_cache(prepare(model), EngineOptions())
+    states = states_of(loaded)
+    batch = batch_of([(ids[0], 0)])
+    batch.states = None if states is None else states.of_step([StateChunk(0, 0, 60)])
+    found = reference(described(loaded), dtype=torch.bfloat16).forward(batch)
+    assert found.dtype == torch.float32
+    assert own > 1e-3, "bfloat16 must make a difference"
+    assert difference(found, expected) < 1.1 * own
+
+
+WITHOUT_EXPERTS = config("deepseek_v3", **LATENT | {"first_k_dense_replace": 3}, **GROUPED_MOE, q_lora_rank=24)
+
+
+@pytest.mark.parametrize("family", ["gemma4_text", "gpt2", "bamba", "olmo_hybrid", "lfm2", "latent vectors"])
+def test_the_host_reads_no_numbers_of_the_device(family: str) -> None:
+    """It does where experts are chosen, whose numbers of tokens are shapes."""
+    loaded = load(FAMILIES.get(family, WITHOUT_EXPERTS))
+    executor = reference(described(loaded), device=GPU)
+    batch = batch_of([(ids, 0) for ids in prompts([1, 1, 40, 5])], GPU)
+    if loaded.state_shapes:
+        states = States(loaded.state_shapes, 5, GPU)
+        batch.states = states.of_step([StateChunk(place, 0, count) for place, count in enumerate(batch.query_lens)])
+    if loaded.kv_shapes and not loaded.state_shapes:
+        adapter = random_adapter(adaptable(loaded.model), 1)
+        parts = {name: replace(part, a=part.a.to(GPU), b=part.b.to(GPU)) for name, part in adapter.parts.items()}
+        batch.adapters = [None, *[Adapter("on the device", parts)] * 2, None]
+    with torch.inference_mode():
+        assert executor.forward(batch).shape == (47, 97)
+
+
+def test_forms_of_caches_that_it_does_not_keep_are_refused() -> None:
+    decoder = described(load(FAMILIES["llama"]))
+    first, *others = decoder.layers
+    shape = replace(first.attention.shape, is_int8=True)
+    changed = replace(decoder, layers=[replace(first, attention=replace(first.attention, shape=shape)), *others])
+    with pytest.raises(NotKnown, match="its KV cache has integers of eight bits"):
+        reference(changed)
+    decoder = described(load(FAMILIES["deepseek_v2"]))
+    first, *others = decoder.layers
+    assert isinstance(first.attention.qkv, LatentProjection)
+    up = replace(first.attention.qkv.up, bias=torch.zeros(len(first.attention.qkv.up.weight)))
+    qkv = replace(first.attention.qkv, up=up)
+    changed = replace(decoder, layers=[replace(first, attention=replace(first.attention, qkv=qkv)), *others])
+    with pytest.raises(NotKnown, match="its keys and values are made from latent vectors with a bias"):
+        reference(changed)
+
+
+def test_what_is_shared_stays_shared_in_another_dtype() -> None:
+    decoder = described(load(FAMILIES["gemma"]))  # whose head is its embedding
+    executor = reference(decoder, dtype=torch.bfloat16)
+    placed = executor._decoder
+    assert placed.embedding is placed.head.weight
+    assert placed.embedding.dtype == torch.bfloat16
+    tables = {id(layer.attention.rotary.cosines) for layer in placed.layers}
+    assert len(tables) == 1
+    matrices = list(matrices_in(placed))
+    assert executor.weight_bytes == sum(matrix.weight.nbytes for matrix in matrices)
