@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,7 +23,6 @@ from oaiserve.engine.decoder.description import (
 )
 from oaiserve.engine.decoder.experts import mixture
 from oaiserve.engine.decoder.facts import Facts
-from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.fit import fit
 from oaiserve.engine.decoder.key_sizes import with_key_sizes
 from oaiserve.engine.decoder.keys import refuse_other_tensors
@@ -31,6 +31,9 @@ from oaiserve.engine.decoder.reader import Reader, Tensors
 from oaiserve.engine.decoder.rotary import query_factors, rotary_table
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.spec import KVShape
+
+if TYPE_CHECKING:
+    from oaiserve.engine.decoder.families.family import Family
 
 
 def describe(tensors: Tensors, settings: Settings, family: Family, length: int) -> Decoder:
@@ -42,12 +45,15 @@ def describe(tensors: Tensors, settings: Settings, family: Family, length: int) 
     reader = Reader(tensors)
     embedding = reader.matrix("embedding")
     rotary = Rotary(settings, facts, length)
-    layers = [_layer(reader.at(f"layers.{number}"), facts, rotary, number) for number in range(facts.num_layers)]
+    layers = [
+        _layer(reader.at(f"layers.{number}"), family, facts, settings, rotary, number)
+        for number in range(facts.num_layers)
+    ]
     decoder = Decoder(
         embedding=embedding.weight,
         embedding_scale=_embedding_scale(facts, tensors.dtype),
         position_embedding=_position_embedding(reader, facts, length),
-        layer_inputs=None,
+        layer_inputs=None if family.layer_inputs is None else family.layer_inputs(reader, facts, settings),
         layers=layers,
         residual_scale=facts.residual_scale,
         final_norm=reader.norm("final_norm", facts.norm),
@@ -121,25 +127,31 @@ def _head(reader: Reader, embedding: Matrix, *, is_tied: bool) -> Matrix:
     return Matrix(embedding.weight, bias, reader.tensors.module("head"))
 
 
-def _layer(reader: Reader, facts: Facts, rotary: Rotary, number: int) -> Layer:
+def _layer(reader: Reader, family: Family, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Layer:
     attention_norm = reader.norm_or_none("attention_norm", facts.norm)
     mlp_norm = reader.norm_or_none("mlp_norm", facts.norm)
-    return Layer(
+    mixer = family.mixer if number in facts.mixing_layers else None
+    layer = Layer(
         attention_norm=attention_norm,
-        attention=attention(reader, facts, rotary, number),
+        attention=family.attention(reader, facts, settings, rotary, number) if mixer is None else None,
+        mixer=None if mixer is None else mixer(reader.at("mixer"), facts, settings),
         attention_out_norm=reader.norm_or_none("attention_out_norm", facts.norm),
         mlp_norm=attention_norm if mlp_norm is None and facts.is_parallel else mlp_norm,
-        mlp=_mlp(reader, facts, number),
+        mlp=_mlp(reader, facts, number) if facts.has_mlp else None,
         mlp_out_norm=reader.norm_or_none("mlp_out_norm", facts.norm),
         is_parallel=facts.is_parallel,
     )
+    return layer if family.adjust is None else family.adjust(layer, reader, facts, settings)
 
 
-def attention(reader: Reader, facts: Facts, rotary: Rotary, number: int) -> Attention:
+def attention(reader: Reader, facts: Facts, _settings: Settings, rotary: Rotary, number: int) -> Attention:
     """Describe attention with queries, keys and values of each token, or with latent vectors, in a layer."""
     if facts.latent is not None:
         return latent_attention(reader, facts, facts.latent, rotary.of_layer(number), facts.windows[number])
     qkv = _qkv(reader, facts)
+    gate = None
+    if facts.has_attention_gates:
+        qkv[0], gate = _query_and_gate(qkv[0], facts)
     rows = sum(len(matrix.weight) for matrix in qkv)
     if rows != (facts.heads + 2 * facts.kv_heads) * facts.head_dim:
         raise NotKnown(f"its projections have {rows} rows for {facts.heads} heads of {facts.head_dim} numbers")
@@ -149,7 +161,7 @@ def attention(reader: Reader, facts: Facts, rotary: Rotary, number: int) -> Atte
         qkv=qkv,
         cache_of=None,
         values_of_keys=False,
-        gate=None,
+        gate=gate,
         out=reader.matrix("out"),
         heads=facts.heads,
         shape=KVShape(facts.kv_heads, facts.head_dim, facts.head_dim),
@@ -175,6 +187,14 @@ def _qkv(reader: Reader, facts: Facts) -> list[Matrix]:
         raise NotKnown("its projections are sorted by head")
     rows = by_kind(torch.arange(len(together.weight)), facts.kv_heads, facts.qkv_parts)
     return [replace(together.picked(rows), module=together.module, heads=facts.kv_heads, parts=facts.qkv_parts)]
+
+
+def _query_and_gate(together: Matrix, facts: Facts) -> list[Matrix]:
+    """Return the two matrices of which a file has one, in which the query of each head is followed by its gate."""
+    if len(together.weight) != 2 * facts.heads * facts.head_dim:
+        raise NotKnown(f"its queries and gates have {len(together.weight)} rows for {facts.heads} heads")
+    rows = torch.arange(len(together.weight)).unflatten(0, (facts.heads, 2, -1))
+    return [together.picked(rows[:, part].flatten()) for part in (0, 1)]
 
 
 def _mlp(reader: Reader, facts: Facts, number: int) -> MLP | Experts:

@@ -46,14 +46,17 @@ def _gate_and_up(both: Matrix, *, is_in_turns: bool) -> tuple[Matrix, Matrix]:
 
 
 def _router(reader: Reader, facts: Mixture) -> Router:
-    def numbers(name: str) -> Tensor:
-        return reader.exact(name) if facts.is_float32 else reader.numbers(name).to(reader.tensors.dtype)
+    def numbers(name: str, *, is_float32: bool) -> Tensor:
+        return reader.exact(name) if is_float32 else reader.numbers(name).to(reader.tensors.dtype)
 
+    choice_bias = None
+    if facts.has_choice_bias:
+        choice_bias = numbers("choice_bias", is_float32=facts.is_float32 or facts.has_float32_bias).float().flatten()
     return Router(
-        weight=numbers("router.weight"),
+        weight=numbers("router.weight", is_float32=facts.is_float32),
         module=reader.module("router") if facts.is_router_adaptable else "",
         logits_bias=reader.numbers_or_none("router.bias"),
-        bias=numbers("choice_bias").float().flatten() if facts.has_choice_bias else None,
+        bias=choice_bias,
         top_k=facts.top_k,
         groups=facts.groups,
         top_groups=facts.top_groups,

@@ -36,6 +36,7 @@ class Mixture:
     renormalizes: bool = True
     scale: float = 1.0
     is_float32: bool = False  # the router with its biases, whatever the dtype of the model
+    has_float32_bias: bool = False  # of the choice alone
     is_router_adaptable: bool = False
     has_shared: bool = False  # an MLP for all tokens
     has_shared_gate: bool = False
@@ -74,6 +75,9 @@ class Facts:
     thetas: tuple[float, ...] | None = None  # bases of the rotary tables of layers, if they differ
     first_position: int = 0  # row of the embedded positions for the first token
     qkv_parts: int = 0  # rows of `qkv` are sorted by key head, each with so many parts; 0: by queries, keys and values
+    has_attention_gates: bool = False  # in `q`, where that of each head follows its query
+    mixing_layers: frozenset[int] = frozenset()  # which have a mixer in place of attention
+    has_mlp: bool = True
     is_parallel: bool = False  # attention and MLP read the same hidden state
     is_tied: bool = False  # the head is the embedding
     embedding_scale: float = 1.0
@@ -86,8 +90,11 @@ class Facts:
     latent: Latent | None = None
 
 
-def llama(settings: Settings, *, epsilon: str | float = "rms_norm_eps", function: str = "hidden_act") -> Facts:
-    """Return the facts of Llama. `epsilon` is that of the norms, or its key, and `function` the activation's key."""
+def llama(settings: Settings, *, epsilon: str | float = "rms_norm_eps", function: str | None = "hidden_act") -> Facts:
+    """Return the facts of Llama.
+
+    `epsilon` is that of the norms, or its key. `function` is the key of the activation, which is silu without one.
+    """
     num_layers = settings["num_hidden_layers"]
     return Facts(
         num_layers=num_layers,
@@ -95,7 +102,7 @@ def llama(settings: Settings, *, epsilon: str | float = "rms_norm_eps", function
         kv_heads=settings["num_key_value_heads"],
         head_dim=settings["head_dim"],
         norm=NormKind(epsilon=settings[epsilon] if isinstance(epsilon, str) else epsilon),
-        activation=activation(settings[function]),
+        activation="silu" if function is None else activation(settings[function]),
         scaling=settings["head_dim"] ** -0.5,
         windows=(None,) * num_layers,
         rotates=(True,) * num_layers,
@@ -129,6 +136,10 @@ def windows_by_type(settings: Settings) -> tuple[int | None, ...]:
     """Return the windows of layers, of which some have one by their types."""
     window = settings["sliding_window"]
     return tuple(window if kind == "sliding_attention" else None for kind in settings["layer_types"])
+
+
+def layers_of_type(settings: Settings, name: str) -> frozenset[int]:
+    return frozenset(number for number, kind in enumerate(settings["layer_types"]) if kind == name)
 
 
 MakeFacts = Callable[[Settings], Facts]

@@ -117,7 +117,7 @@ class _Noting(dict[str, Any]):
 
 def settings_of(config: Mapping[str, Any]) -> Settings:
     """Return the settings of the text model in a config.json. Raises KeyError for a type without defaults."""
-    stated = _text_of(config)
+    stated = _with_floats(_text_of(config))
     values, read = _values_of(stated)
     return Settings(values, stated, read)
 
@@ -148,6 +148,15 @@ def _values_of(config: Mapping[str, Any]) -> tuple[Values, set[str]]:
         of_all = [values["rope_parameters"]["rope_theta"]] * values["num_hidden_layers"]
         values["layer_rope_theta"] = of_all if values["layer_rope_theta"] is None else values["layer_rope_theta"]
     return values | {alias: values[key] for alias, key in aliases.items()}, read
+
+
+def _with_floats(value: Any) -> Any:
+    """Return what a file has with floats for `{"__float__": "Infinity"}` and the like, since JSON has no infinity."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _with_floats(one) for key, one in value.items()}
+    return [_with_floats(one) for one in value] if isinstance(value, list) else value
 
 
 @cache

@@ -7,16 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from transformers import AutoModelForCausalLM
 
+from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.context_length import context_length
 from oaiserve.engine.decoder.dense import describe
 from oaiserve.engine.decoder.description import Decoder, NotKnown, RotaryTable
 from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.mixers import state_shapes
 from oaiserve.engine.decoder.model_spec import model_spec
 from oaiserve.engine.decoder.settings import Settings, settings_of
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
-from tests.models.fingerprints import fingerprint
+from oaiserve.engine.start.kv_form import with_native_cache
+from oaiserve.engine.start.prepare import prepare
+from tests.engine.model.cpu.small_models import described as described_modules
+from tests.models.fingerprints import fingerprint, text_of
 from tests.models.pinned import PINNED, file_of, pinned_model
 
 # The last pairs of these turn so little that their cosines round to 1 at all positions. Their sines do not round to 0,
@@ -40,11 +46,20 @@ def test_a_tensor_of_all_experts_is_read_as_one_for_each(name: str, tmp_path: Pa
     _compare_with_pinned(name, tmp_path)
 
 
+@pytest.mark.parametrize("name", [name for name in KNOWN if PINNED[name].dtype == torch.float32])
+def test_a_file_in_float32_is_rounded_to_16_bits_as_by_transformers(name: str, tmp_path: Path) -> None:
+    pinned_model(name).save_pretrained(tmp_path)
+    loaded = prepare(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16))
+    from_modules = described_modules(with_native_cache(loaded, EngineOptions()))
+    from_files = described(name, tmp_path, torch.bfloat16)
+    assert text_of(_cut(from_files) if name in _CUT else from_files) == text_of(from_modules)
+
+
 def _compare_with_pinned(name: str, folder: Path) -> None:
     decoder = described(name, folder)
-    spec = model_spec(
-        settings_in(folder), decoder, dtype=PINNED[name].dtype, device=torch.device("cpu"), state_shapes={}
-    )
+    dtype = PINNED[name].dtype
+    shapes = state_shapes(decoder, dtype)
+    spec = model_spec(settings_in(folder), decoder, dtype=dtype, device=torch.device("cpu"), state_shapes=shapes)
     assert fingerprint(_cut(decoder) if name in _CUT else decoder, spec) == file_of(name).read_text()
 
 
@@ -63,14 +78,16 @@ def _cut(decoder: Decoder) -> Decoder:
     return replace(decoder, layers=layers)
 
 
-def described(name: str, folder: Path, settings: Settings | None = None) -> Decoder:
+def described(
+    name: str, folder: Path, dtype: torch.dtype | None = None, settings: Settings | None = None
+) -> Decoder:
     """Describe one of PINNED from its files, with the settings in the same folder unless there are some."""
     asked = PINNED[name]
     family = FAMILIES[asked.config.model_type]
     tensors = HubTensors(
         TensorFiles(folder),
         family.names,
-        asked.dtype,
+        asked.dtype if dtype is None else dtype,
         is_transposed=family.is_transposed,
         has_transposed_experts=family.has_transposed_experts,
     )

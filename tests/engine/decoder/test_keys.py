@@ -27,7 +27,7 @@ def test_the_list_has_the_keys_that_families_read(tmp_path: Path) -> None:
         folder = tmp_path / name
         pinned_model(name).save_pretrained(folder)
         settings = settings_in(folder)
-        described(name, folder, settings)
+        described(name, folder, settings=settings)
         read |= settings.read
     assert read - OF_ALL_TYPES == EFFECTIVE
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from oaiserve.engine.decoder.facts import MakeFacts, llama
+from oaiserve.engine.decoder.dense import Rotary, attention
+from oaiserve.engine.decoder.description import Attention, Layer, LayerInputs, Mixer
+from oaiserve.engine.decoder.facts import Facts, MakeFacts, llama
+from oaiserve.engine.decoder.reader import Reader
+from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.names import LLAMA, Names
 
 
@@ -16,6 +20,11 @@ class Family:
     other_names: Names = field(default_factory=dict)  # of tensors on the hub
     is_transposed: bool = False  # matrices of layers are [k, n] in files on the hub
     has_transposed_experts: bool = False  # tensors of all experts are [experts, k, n] there
+    attention: Callable[[Reader, Facts, Settings, Rotary, int], Attention] = attention  # given the layer's number
+    mixer: Callable[[Reader, Facts, Settings], Mixer] | None = None  # given a reader at `mixer` in a layer
+    # Changes a layer, which has been described as one of Llama's. The reader is at the layer.
+    adjust: Callable[[Layer, Reader, Facts, Settings], Layer] | None = None
+    layer_inputs: Callable[[Reader, Facts, Settings], LayerInputs | None] | None = None
 
     @property
     def names(self) -> Mapping[str, str | tuple[str, ...]]:

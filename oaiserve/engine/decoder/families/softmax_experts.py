@@ -52,15 +52,16 @@ def _mixtral(settings: Settings) -> Facts:
 
 
 def _qwen2_moe(settings: Settings) -> Facts:
-    mixture = replace(_qwen_mixture(settings), has_shared=True, has_shared_gate=True)
+    mixture = replace(qwen_mixture(settings), has_shared=True, has_shared_gate=True)
     return replace(llama(settings), windows=windows_by_type(settings), mixture=mixture)
 
 
 def _qwen3_moe(settings: Settings) -> Facts:
-    return replace(llama(settings), windows=windows_of_all(settings), mixture=_qwen_mixture(settings))
+    return replace(llama(settings), windows=windows_of_all(settings), mixture=qwen_mixture(settings))
 
 
-def _qwen_mixture(settings: Settings) -> Mixture:
+def qwen_mixture(settings: Settings) -> Mixture:
+    """Return the facts of the mixtures of Qwen, without the MLP that all tokens may share."""
     every = settings["decoder_sparse_step"]
     dense = settings["mlp_only_layers"]
     return Mixture(
