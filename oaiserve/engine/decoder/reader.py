@@ -41,6 +41,9 @@ class Tensors(Protocol):
     def module(self, path: str) -> str:
         """Return the name by which adapters name a module."""
 
+    def leave_out(self, path: str) -> None:
+        """Count a tensor as read, if it is there."""
+
     def unread(self) -> list[str]:
         """Return the names of tensors that nothing has read."""
 
@@ -129,6 +132,11 @@ class Reader:
     def exact(self, name: str) -> Tensor:
         """Return a parameter without rounding it to the dtype of the model."""
         return self.tensors.exact(f"{self._place}{name}")
+
+    def leave_out(self, role: str) -> None:
+        """Count the weight and the bias of a module as read, if it is there."""
+        self.tensors.leave_out(f"{self._place}{role}.weight")
+        self.tensors.leave_out(f"{self._place}{role}.bias")
 
     def in_dtype(self, name: str) -> Tensor:
         """Return a parameter in the dtype of the model."""

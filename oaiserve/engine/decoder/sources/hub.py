@@ -76,6 +76,12 @@ class HubTensors:
         """Return the name of a module in transformers, by which adapters name it."""
         return names_of(path, self._names)[0]
 
+    def leave_out(self, path: str) -> None:
+        """Count a tensor as read, if it is there."""
+        name = self._find(path)
+        if name is not None:
+            self._read.add(name)
+
     def unread(self) -> list[str]:
         """Return the names of tensors that were not read, apart from those that no model reads."""
         return sorted(name for name in self._files.names() - self._read if not _UNUSED.search(name))
