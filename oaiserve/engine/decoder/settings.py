@@ -117,8 +117,8 @@ class _Noting(dict[str, Any]):
 
 def settings_of(config: Mapping[str, Any]) -> Settings:
     """Return the settings of the text model in a config.json. Raises KeyError for a type without defaults."""
-    stated = _with_floats(_text_of(config))
-    values, read = _values_of(stated)
+    stated = _text_of(config)
+    values, read = _values_of(_with_floats(stated))
     return Settings(values, stated, read)
 
 

@@ -19,6 +19,7 @@ from oaiserve.engine.decoder.dense import describe
 from oaiserve.engine.decoder.description import Decoder, LatentProjection, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.keys import refuse_ignored, unknown
+from oaiserve.engine.decoder.mixers import state_shapes
 from oaiserve.engine.decoder.model_spec import model_spec, stored_dtype
 from oaiserve.engine.decoder.settings import Settings, settings_of
 from oaiserve.engine.decoder.sources.hub import HubTensors
@@ -71,7 +72,7 @@ def describe_model(source: ModelSource, options: EngineOptions) -> Described:
         decoder,
         dtype=dtype,
         device=torch.device("cpu"),
-        state_shapes={},
+        state_shapes=state_shapes(decoder, dtype),
         generation=_generation(folder),
     )
     refuse_ignored(settings)

@@ -52,7 +52,7 @@ _NAMES: Names = {
 
 def _facts(settings: Settings) -> Facts:
     if settings["use_bidirectional_attention"] == "all":
-        raise NotKnown("its tokens attend to those after them")
+        raise NotKnown("its tokens see those behind them")
     has_experts = settings.get("enable_moe_block", False)
     return replace(
         llama(settings, function="hidden_activation"),
