@@ -100,7 +100,12 @@ PINNED = {
 def pinned_model(name: str) -> PreTrainedModel:
     """Make the model of one of PINNED."""
     asked = PINNED[name]
-    model = random_model(asked.config, dtype=asked.dtype)
+    return model_with_numbers(asked.config, asked.dtype)
+
+
+def model_with_numbers(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Make a model whose weights depend on the names of its parameters alone."""
+    model = random_model(config, dtype=dtype)
     if (rotary := getattr(model.base_model, "rotary_emb", None)) is not None:
         model.base_model.rotary_emb = type(rotary)(
             model.config

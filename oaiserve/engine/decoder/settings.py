@@ -50,6 +50,7 @@ _ROPE: dict[str, Values] = {
         _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
     },
 }
+_ROPE["lfm3"] = {**_ROPE["gemma4_text"], _FULL: {**_ROPE["gemma4_text"][_FULL], "partial_rotary_factor": 0.5}}
 _ROPE["gemma4_unified_text"] = _ROPE["gemma4_text"]
 _WITHOUT_DEFAULTS = {"gemma4_text", "gemma4_unified_text", "mellum"}  # for what a file leaves out of its numbers
 _PARTS_ROTATED = {
@@ -436,6 +437,12 @@ def _lfm2(values: Values) -> None:
     _renamed("block_ff_dim", "intermediate_size")(values)
 
 
+def _lfm3_layer(_: Values, layer: int) -> str:
+    if layer % 4 == 2:
+        return _FULL
+    return _SLIDING if layer % 4 == 0 and layer > 0 else "conv"
+
+
 def _cohere2_moe(values: Values) -> None:
     dense = values.pop("first_k_dense_replace", 0)
 
@@ -510,5 +517,6 @@ _RULES: dict[str, Callable[[Values], None]] = {
     "bamba": _bamba,
     "mamba2": _mamba2,
     "lfm2": _lfm2,
+    "lfm3": _types(_lfm3_layer),
     "lfm2_moe": _renamed("tie_embedding", "tie_word_embeddings"),
 }

@@ -13,12 +13,11 @@ from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder
-from oaiserve.engine.decoder.spec import LayerStateShapes
+from oaiserve.engine.decoder.spec import LayerStateShapes, ModelSpec
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import prepare
@@ -42,14 +41,14 @@ NUM_BLOCKS = 3 * MOST_TOKENS // BLOCK_SIZE
 class Case(NamedTuple):
     """A described model, and what transformers computes of some tokens."""
 
-    loaded: LoadedModel
+    loaded: ModelSpec
     decoder: Decoder
     ids: list[list[int]]
     expected: Tensor  # float32 [sequences, tokens, vocab]
 
 
 @torch.inference_mode()
-def case_of(original: PreTrainedModel, loaded: LoadedModel, decoder: Decoder) -> Case:
+def case_of(original: PreTrainedModel, loaded: ModelSpec, decoder: Decoder) -> Case:
     """Return the case of a model in float32, with states in float32, whatever the dtype of the described model is."""
     length = min(MOST_TOKENS, loaded.max_model_len)
     ids = torch.randint(loaded.vocab_size, (3, length), generator=torch.Generator().manual_seed(1))

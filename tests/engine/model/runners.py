@@ -4,6 +4,7 @@ from typing import Any
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import AdapterTable
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.reference import ReferenceAttention
@@ -37,7 +38,7 @@ def eager_runner(
     return ModelRunner(eager, loaded.device, block_size, states=states_of(loaded), **arguments)
 
 
-def states_of(loaded: LoadedModel) -> States | None:
+def states_of(loaded: ModelSpec) -> States | None:
     """Return states of a model whose layers keep one; the last is for padding."""
     return States(loaded.state_shapes, NUM_STATES + 1, loaded.device) if loaded.state_shapes else None
 

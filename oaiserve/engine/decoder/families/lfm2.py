@@ -1,13 +1,18 @@
-"""LFM2: short convolutions in place of attention in most layers."""
+"""LFM2 and LFM3: short convolutions in place of attention in most layers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from oaiserve.engine.decoder.facts import Facts, Mixture, layers_of_type, llama
+import torch
+
+from oaiserve.engine.decoder.description import Layer, NotKnown
+from oaiserve.engine.decoder.facts import Facts, Mixture, layers_of_type, llama, windows_by_type
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.mixers import short_convolution
+from oaiserve.engine.decoder.reader import Reader
 from oaiserve.engine.decoder.settings import Settings
+from oaiserve.engine.decoder.sources.names import Names
 
 _NAMES = {
     "final_norm": "model.embedding_norm",
@@ -22,6 +27,14 @@ _NAMES = {
     "gate": "feed_forward.w1",
     "up": "feed_forward.w3",
     "down": "feed_forward.w2",
+}
+_OF_LFM3: Names = {
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "out": "self_attn.o_proj",
+    "gate_of_heads": ("self_attn.g_proj", "self_attn.gate_proj"),
+    "attention_out_norm": "post_operator_norm",
+    "mlp_out_norm": "post_ffn_norm",
 }
 _OF_EXPERTS = {
     "router": "feed_forward.gate",
@@ -52,7 +65,31 @@ def _with_experts(settings: Settings) -> Facts:
     return replace(_lfm2(settings), mixture=mixture)
 
 
+def _lfm3(settings: Settings) -> Facts:
+    return replace(_lfm2(settings), windows=windows_by_type(settings))
+
+
+def _with_gate(layer: Layer, reader: Reader, facts: Facts, settings: Settings) -> Layer:
+    """Add the gate of attention, which has one number for a head. So its rows are repeated for the numbers of heads."""
+    if (layer.attention_out_norm is not None) != settings["use_sandwich_norm"]:
+        raise NotKnown("its files and its use_sandwich_norm disagree")
+    if layer.attention is None or not settings["use_attention_gate"]:
+        return layer
+    gate = reader.matrix("gate_of_heads")
+    if len(gate.weight) != facts.heads:
+        raise NotKnown(f"its gates are those of {len(gate.weight)} heads, and it has {facts.heads}")
+    rows = torch.arange(facts.heads).repeat_interleave(facts.head_dim)
+    return replace(layer, attention=replace(layer.attention, gate=gate.picked(rows)))
+
+
 FAMILIES = (
     Family(type="lfm2", facts=_lfm2, other_names=_NAMES, mixer=short_convolution),
     Family(type="lfm2_moe", facts=_with_experts, other_names={**_NAMES, **_OF_EXPERTS}, mixer=short_convolution),
+    Family(
+        type="lfm3",
+        facts=_lfm3,
+        other_names={**_NAMES, **_OF_LFM3},
+        mixer=short_convolution,
+        adjust=_with_gate,
+    ),
 )
