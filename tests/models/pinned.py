@@ -5,6 +5,7 @@ Weights depend on the names of parameters alone, so that other versions of torch
 
 import hashlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -110,12 +111,20 @@ def model_with_numbers(config: PreTrainedConfig, dtype: torch.dtype = torch.floa
         model.base_model.rotary_emb = type(rotary)(
             model.config
         )  # a model that is loaded has its frequencies in float32
+    fill(model)
+    return model
+
+
+def fill(model: PreTrainedModel, name_of: Callable[[str], str | None] = str) -> None:
+    """Give a model's tensors their numbers, by the names that they have, or that `name_of` returns for these.
+
+    Tensors for which it returns None stay as they are.
+    """
     with torch.no_grad():
         for parameter, tensor in model.state_dict().items():
-            if tensor.is_floating_point():
-                tensor.copy_(_numbers(parameter, tensor.shape))
+            if tensor.is_floating_point() and (name := name_of(parameter)) is not None:
+                tensor.copy_(_numbers(name, tensor.shape))
     model.tie_weights()
-    return model
 
 
 def text_of(name: str) -> str:

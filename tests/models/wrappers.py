@@ -65,7 +65,7 @@ _EXTRA: dict[str, dict[str, Any]] = {
 
 # What a wrapper needs beside its parts: sizes of these, and the id of a token that published configurations have.
 _OF_WRAPPER: dict[str, dict[str, Any]] = {
-    "paligemma": {"hidden_size": 64, "vocab_size": 97},
+    **{key: {"hidden_size": 64, "vocab_size": 97} for key in ("ovis2", "paligemma")},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 151652},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 151652},
 }

@@ -24,7 +24,6 @@ _FOR_EACH_HEAD = "weights of (its|their) own for each head"
     ("model_type", "changes", "reason"),
     [
         ("cohere", {"use_qk_norm": True}, rf"norm 'model\.layers\.0\.self_attn\.q_norm' has {_FOR_EACH_HEAD}"),
-        ("gemma", {"use_bidirectional_attention": True}, "its tokens see those behind them"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "its tokens see those behind them"),
         ("llama", {"hidden_act": "mish"}, "its activation is mish"),
         ("olmo", {"clip_qkv": 8.0}, "it limits queries, keys and values"),

@@ -18,8 +18,6 @@ _FOUR_NORMS: Names = {
 
 
 def _gemma(settings: Settings, function: str = "hidden_act") -> Facts:
-    if settings.get("use_bidirectional_attention"):
-        raise NotKnown("its tokens see those behind them")
     facts = llama(settings, function=function)
     return replace(
         facts,
@@ -39,9 +37,15 @@ def _gemma2(settings: Settings) -> Facts:
     )
 
 
+def _gemma3(settings: Settings) -> Facts:
+    if settings["use_bidirectional_attention"]:  # in Gemma and Gemma 2, text is read from left to right all the same
+        raise NotKnown("its tokens see those behind them")
+    return _gemma2(settings)
+
+
 FAMILIES = (
     Family(type="gemma", facts=_gemma),
     Family(type="gemma2", facts=_gemma2, other_names=_FOUR_NORMS),
-    Family(type="gemma3_text", facts=_gemma2, other_names=_FOUR_NORMS),
+    Family(type="gemma3_text", facts=_gemma3, other_names=_FOUR_NORMS),
     Family(type="vaultgemma", facts=_gemma2, other_names={"mlp_norm": "pre_feedforward_layernorm"}),
 )

@@ -1,0 +1,98 @@
+"""The text models of multimodal models are described as the plain models of their families."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oaiserve.engine.decoder.dense import describe
+from oaiserve.engine.decoder.description import Decoder
+from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.settings import DEFAULTS, is_wrapper, settings_of
+from oaiserve.engine.decoder.sources.hub import HubTensors
+from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
+from oaiserve.engine.decoder.sources.wrapped_names import own_name
+from tests.models.fingerprints import text_of
+from tests.models.pinned import PINNED, file_of, fill
+from tests.models.wrappers import random_wrapper
+
+TABLE = json.loads(DEFAULTS.read_text())
+# The pinned models that have the text models of wrappers, by the type of these.
+_PLAIN = {
+    **{name: name for name in ("cohere2", "exaone4", "gemma", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")},
+    **dict.fromkeys(("glm4v_text", "glm_ocr_text"), "glm4"),
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"), "qwen2"),
+    "qwen3_vl_text": "qwen3",
+}
+WRAPPERS = [name for name, row in TABLE["wrappers"].items() if row["text"] in _PLAIN]
+# By which of a token's positions, in time, height and width, each pair is rotated.
+_AXES = {
+    "glm4": [0, 1, 2, 2],
+    "qwen2": [0, 0, 1, 1, 1, 2, 2, 2],
+    "qwen3": [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0],
+}
+_LEFT_OUT = r", axes=\S+ #\w+|num_deep 1\n"  # compared by themselves
+_BIASES = r"|, bias=\S+ #\w+|(?<=like 0) #\w+"  # with the hash of hashes
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_the_text_model_of_a_wrapper_is_described_as_the_plain_one(name: str, tmp_path: Path) -> None:
+    text_type = TABLE["wrappers"][name]["text"]
+    plain = _PLAIN[text_type]
+    config = PINNED[plain].config.to_dict()
+    of_text = {key: config[key] for key in TABLE["types"][plain]["keys"]}
+    if text_type != plain:
+        del of_text["rope_parameters"]  # which say the same, and by which axes pairs are rotated
+    model = random_wrapper(name, {"tie_word_embeddings": config["tie_word_embeddings"]}, of_text)
+    fill(model, own_name)
+    model.save_pretrained(tmp_path)
+    decoder = described(tmp_path)
+    assert axes_of(decoder) == (_AXES[plain] if text_type != plain else None)
+    assert decoder.num_deep == (text_type == "qwen3_vl_text")
+    left_out = _LEFT_OUT + (_BIASES if name == "glm_ocr" else "")  # which has none
+    found, expected = (re.sub(left_out, "", text) for text in (text_of(decoder), file_of(plain).read_text()))
+    assert expected.endswith(f"\n{found}")
+
+
+@pytest.mark.parametrize(("padding_id", "expected"), [(5, 5), (0, 0), (97, 0), (-1, 0), (None, 0)])
+def test_tokens_of_media_have_the_inputs_of_a_padding_token_in_the_vocabulary(
+    padding_id: int | None, expected: int, tmp_path: Path
+) -> None:
+    random_wrapper("llava").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["text_config"]["pad_token_id"] = padding_id
+    file.write_text(json.dumps(config))
+    assert described(tmp_path).padding_id == expected
+
+
+def test_vectors_in_the_places_of_tokens_have_the_factor_of_embeddings(tmp_path: Path) -> None:
+    random_wrapper("llava", {}, {"model_type": "granite", "embedding_multiplier": 3.0}).save_pretrained(tmp_path)
+    decoder = described(tmp_path)
+    assert (decoder.embedding_scale, decoder.vector_scale) == (3.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("vision", "number"), [({}, 3), ({"deepstack_visual_indexes": [5]}, 1), ({"deepstack_visual_indexes": []}, 0)]
+)
+def test_images_reach_as_many_layers_as_the_vision_config_says(vision: dict[str, Any], number: int) -> None:
+    assert settings_of({"model_type": "qwen3_vl", "vision_config": vision})["num_deep_layers"] == number
+
+
+def described(folder: Path) -> Decoder:
+    config = json.loads((folder / "config.json").read_text())
+    settings = settings_of(config)
+    family = FAMILIES[settings["model_type"]]
+    files = TensorFiles(folder, of_wrapper=is_wrapper(config))
+    with torch.inference_mode():
+        return describe(HubTensors(files, family.names, torch.float32), settings, family, 128)
+
+
+def axes_of(decoder: Decoder) -> Any:
+    attention = decoder.layers[0].attention
+    assert attention is not None
+    assert attention.rotary is not None
+    return None if attention.rotary.axes is None else attention.rotary.axes.tolist()
