@@ -30,14 +30,22 @@ def fit(decoder: Decoder) -> bool:
 
 def _lengths(length: int, *vectors: Norm | Tensor | None) -> Sizes:
     for vector in vectors:
-        if vector is not None:
-            yield len(vector.weight if isinstance(vector, Norm) else vector), length
+        if isinstance(vector, Norm):
+            yield from _lengths(length, vector.weight, vector.bias)
+        elif vector is not None:
+            yield vector.shape, (length,)
 
 
 def _shapes(rows: int, columns: int, *matrices: Matrix | None) -> Sizes:
     for matrix in matrices:
         if matrix is not None:
             yield matrix.weight.shape, (rows, columns)
+            yield from _lengths(rows, matrix.bias)
+
+
+def _columns(columns: int, *matrices: Matrix) -> Sizes:
+    for matrix in matrices:
+        yield from _shapes(matrix.weight.shape[0], columns, matrix)
 
 
 def _num_rows(matrices: list[Matrix]) -> int:
@@ -50,6 +58,11 @@ def _decoder(decoder: Decoder) -> Sizes:
         numbers = len(inputs.norm.weight)  # of a layer
         yield inputs.table.shape[1], len(decoder.layers) * numbers
         yield from _shapes(len(decoder.layers) * numbers, width, inputs.projection)
+    if decoder.position_embedding is not None:
+        yield decoder.position_embedding.shape[1], width
+    yield from _lengths(width, decoder.final_norm)
+    yield from _columns(width, decoder.head)
+    yield decoder.head.weight.shape[0] <= decoder.embedding.shape[0], True
     for layer in decoder.layers:
         yield from _layer(layer, width, numbers)
 
@@ -73,7 +86,9 @@ def _layer(layer: Layer, width: int, numbers: int) -> Sizes:
 def _attention(attention: Attention, width: int) -> Sizes:
     heads, shape, qkv, rotary = attention.heads, attention.shape, attention.qkv, attention.rotary
     for norm, of_norm in ((attention.query_norm, heads), (attention.key_norm, shape.kv_heads)):
-        yield norm is None or len(norm.weight) in (shape.key_dim, of_norm * shape.key_dim), True
+        if norm is not None:
+            yield len(norm.weight) in (shape.key_dim, of_norm * shape.key_dim), True
+            yield from _lengths(len(norm.weight), norm)
     yield from _lengths(shape.value_dim, attention.value_norm)
     yield from _shapes(width, heads * shape.value_dim, attention.out)
     yield from _shapes(heads * shape.value_dim, width, attention.gate)
@@ -88,8 +103,7 @@ def _attention(attention: Attention, width: int) -> Sizes:
         rotated = 2 * pairs if rotary.is_interleaved else rotary.apart + pairs
         yield attention.rotary_offset + rotated <= shape.key_dim, True
     if isinstance(qkv, list):
-        for matrix in qkv:
-            yield matrix.weight.shape[1], width
+        yield from _columns(width, *qkv)
     else:
         yield from _latent(qkv, attention, width, rotated)
 
@@ -123,8 +137,7 @@ def _mixer(mixer: Mixer, width: int) -> Sizes:
         yield from _lengths(numbers, mixer.norm)
     else:
         yield rows, 3 * numbers
-    for matrix in mixer.projections:
-        yield matrix.weight.shape[1], width
+    yield from _columns(width, *mixer.projections)
     yield from _shapes(width, numbers, mixer.out)
     yield mixer.convolution.weight.shape[1], channels
     yield from _lengths(channels, mixer.convolution.bias)
@@ -133,8 +146,7 @@ def _mixer(mixer: Mixer, width: int) -> Sizes:
 def _delta_net(net: DeltaNet, width: int, rows: int, numbers: int) -> Sizes:
     yield numbers, net.value_heads * net.value_dim
     yield rows, 2 * net.key_heads * net.key_dim + 2 * numbers
-    for matrix in net.rates:
-        yield matrix.weight.shape[1], width
+    yield from _columns(width, *net.rates)
     yield _num_rows(net.rates), 2 * net.value_heads
     yield net.value_heads % net.key_heads, 0
     yield from _lengths(net.value_heads, net.speeds, net.biases)
