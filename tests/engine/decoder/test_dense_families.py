@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from oaiserve.engine.decoder.dense import describe
 from oaiserve.engine.decoder.description import Attention, Decoder, Matrix, NotKnown
@@ -14,6 +15,7 @@ from oaiserve.engine.decoder.settings import settings_of
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from tests.models.decoders import random_model
+from tests.models.fingerprints import text_of
 from tests.models.small_configs import config_of
 
 _OPT = {"ffn_dim": 96, "word_embed_proj_dim": 64}
@@ -58,6 +60,14 @@ def test_settings_of_gpt2_scale_its_scores(changes: dict[str, Any], scalings: li
     assert found == pytest.approx(scalings, rel=1e-12)
 
 
+@pytest.mark.parametrize(("model_type", "softcap"), [("gemma2", 2.0), ("vaultgemma", 2.0), ("gemma3_text", None)])
+def test_gemma3_does_not_limit_scores_whatever_its_settings_say(
+    model_type: str, softcap: float | None, tmp_path: Path
+) -> None:
+    decoder = described(tmp_path, model_type, attn_logit_softcapping=2.0)
+    assert {one.parameters.softcap for one in attention_of(decoder)} == {softcap}
+
+
 def test_gpt_bigcode_with_keys_for_each_head_sorts_rows_by_head(tmp_path: Path) -> None:
     model = random_model(config_of("gpt_bigcode", multi_query=False))
     model.save_pretrained(tmp_path)
@@ -100,6 +110,27 @@ def test_a_tied_head_keeps_its_bias(tmp_path: Path) -> None:
     decoder = described(tmp_path, "phi", tie_word_embeddings=True)
     assert decoder.head.weight is decoder.embedding
     assert decoder.head.bias is not None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "old", "new", "without_effect"),
+    [
+        ("gpt2", "transformer.", "", ["h.0.attn.bias", "h.2.attn.masked_bias", "lm_head.weight"]),
+        ("gpt_neox", "lm_head.", "embed_out.", ["gpt_neox.layers.0.attention.bias"]),
+        ("gpt_neox", "attention.dense.", "attention.dense.", ["gpt_neox.layers.1.attention.rotary_emb.inv_freq"]),
+        ("llama", "model.", "", ["layers.0.self_attn.rotary_emb.inv_freq"]),
+        ("opt", "model.decoder.", "decoder.", ["lm_head.weight"]),
+    ],
+)
+def test_files_of_all_ages_are_read(
+    model_type: str, old: str, new: str, without_effect: list[str], tmp_path: Path
+) -> None:
+    changes = _OPT if model_type == "opt" else {}
+    expected = text_of(described(tmp_path, model_type, **changes))
+    file = tmp_path / "model.safetensors"
+    tensors = {name.replace(old, new): tensor.clone() for name, tensor in load_file(file).items()}
+    save_file(tensors | {name: torch.ones(97, 64) for name in without_effect}, file)
+    assert text_of(read(tmp_path)) == expected
 
 
 def described(folder: Path, model_type: str, length: int = 128, **changes: Any) -> Decoder:

@@ -27,20 +27,23 @@ def _gemma(settings: Settings, function: str = "hidden_act") -> Facts:
     )
 
 
-def _gemma2(settings: Settings) -> Facts:
+def _with_windows(settings: Settings) -> Facts:
     return replace(
         _gemma(settings, "hidden_activation"),
         scaling=settings["query_pre_attn_scalar"] ** -0.5,
         windows=windows_by_type(settings),
-        softcap=settings["attn_logit_softcapping"],
         logits_softcap=settings["final_logit_softcapping"] or 0.0,
     )
 
 
+def _gemma2(settings: Settings) -> Facts:
+    return replace(_with_windows(settings), softcap=settings["attn_logit_softcapping"])
+
+
 def _gemma3(settings: Settings) -> Facts:
-    if settings["use_bidirectional_attention"]:  # in Gemma and Gemma 2, text is read from left to right all the same
+    if settings["use_bidirectional_attention"]:  # in Gemma and Gemma 2, texts are read from left to right all the same
         raise NotKnown("its tokens see those behind them")
-    return _gemma2(settings)
+    return _with_windows(settings)
 
 
 FAMILIES = (
