@@ -67,6 +67,8 @@ def describe(tensors: Tensors, settings: Settings, family: Family, length: int) 
     attending = next((number for number, layer in enumerate(layers) if layer.attention is not None), None)
     if attending is not None:
         refuse_other_tensors(settings, reader.at(f"layers.{attending}"))
+    for number in range(facts.num_layers, facts.num_layers + facts.guessing_layers):
+        tensors.leave_out(f"layers.{number}")
     if unread := tensors.unread():
         raise NotKnown(f"its files have a tensor '{unread[0][:100]}'")
     if not fit(decoder):
@@ -155,6 +157,8 @@ def attention(reader: Reader, facts: Facts, _settings: Settings, rotary: Rotary,
     rows = sum(len(matrix.weight) for matrix in qkv)
     if rows != (facts.heads + 2 * facts.kv_heads) * facts.head_dim:
         raise NotKnown(f"its projections have {rows} rows for {facts.heads} heads of {facts.head_dim} numbers")
+    if facts.has_qk_norms not in (None, reader.has("q_norm")):
+        raise NotKnown("its settings and its files differ in whether queries have a norm")
     sinks = reader.numbers_or_none("sinks")
     scaling = facts.scaling / (number + 1) if facts.scaling_falls else facts.scaling
     return Attention(

@@ -60,6 +60,7 @@ class Facts:
     """The facts of one decoder. A family replaces those of Llama that it has otherwise."""
 
     num_layers: int
+    guessing_layers: int = 0  # behind these, which guess further tokens, and are left out
     heads: int
     kv_heads: int
     head_dim: int
@@ -70,6 +71,7 @@ class Facts:
     rotates: tuple[bool, ...]  # whether layers rotate queries and keys by position
     is_interleaved: bool = False  # neighbours are rotated together, and not the numbers of two halves
     rotates_before_norms: bool = False
+    has_qk_norms: bool | None = None  # queries and keys are normed; None: if the files have norms of theirs
     softcap: float | None = None  # of scores of attention
     scaling_falls: bool = False  # layers divide it by their numbers, counted from 1
     thetas: tuple[float, ...] | None = None  # bases of the rotary tables of layers, if they differ

@@ -172,6 +172,7 @@ def _experts(experts: Experts, width: int) -> Sizes:
     yield from _lengths(number, router.logits_bias, router.bias, router.factors)
     yield 0 < router.top_k <= number // router.groups * router.top_groups, True
     yield number % router.groups, 0
+    yield 0 < router.top_groups <= router.groups, True
     if experts.shared is not None:
         yield from _mlp(experts.shared, width)
     yield from _shapes(1, width, experts.shared_gate)

@@ -42,7 +42,7 @@ class Tensors(Protocol):
         """Return the name by which adapters name a module."""
 
     def leave_out(self, path: str) -> None:
-        """Count a tensor as read, if it is there."""
+        """Count a tensor as read, if it is there, or all tensors of a part of the model, such as `layers.61`."""
 
     def unread(self) -> list[str]:
         """Return the names of tensors that nothing has read."""

@@ -48,6 +48,7 @@ def _deepseek_v2(settings: Settings) -> Facts:
 def _deepseek_v3(settings: Settings) -> Facts:
     return replace(
         _latent(settings),
+        guessing_layers=1,
         is_interleaved=settings["rope_interleave"],
         mixture=grouped_mixture(settings, after_dense_layers(settings)),
     )
@@ -56,6 +57,7 @@ def _deepseek_v3(settings: Settings) -> Facts:
 def _glm4_moe_lite(settings: Settings) -> Facts:
     return replace(
         _latent(settings),
+        guessing_layers=1,
         is_interleaved=settings["rope_interleave"],
         mixture=grouped_mixture(settings, by_mlp_types(settings)),
     )
@@ -65,6 +67,7 @@ def _minicpm3(settings: Settings) -> Facts:
     return replace(
         _latent(settings),
         embedding_scale=float(settings["scale_emb"]),
+        rounds_embedding_scale=True,
         residual_scale=settings["scale_depth"] / math.sqrt(settings["num_hidden_layers"]),
         logits_scale=1 / (settings["hidden_size"] / settings["dim_model_base"]),
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from oaiserve.engine.decoder.experts import in_all_layers
 from oaiserve.engine.decoder.facts import Facts, Mixture
 from oaiserve.engine.decoder.families.family import Family
-from oaiserve.engine.decoder.families.llama import granite
+from oaiserve.engine.decoder.families.llama import granite, granite_swa
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.names import Names
 
@@ -21,12 +21,25 @@ NAMES: Names = {
 
 
 def _granitemoe(settings: Settings) -> Facts:
-    mixture = Mixture(
-        layers=in_all_layers(settings),
-        top_k=settings["num_experts_per_tok"],
-        has_shared=settings.get("shared_intermediate_size", 0) > 0,
-    )
-    return replace(granite(settings), mixture=mixture)
+    return replace(granite(settings), mixture=_mixture(settings, has_shared=False))
 
 
-FAMILIES = tuple(Family(type=name, facts=_granitemoe, other_names=NAMES) for name in ("granitemoe", "granitemoeshared"))
+def _granitemoeshared(settings: Settings) -> Facts:
+    has_shared = settings["shared_intermediate_size"] > 0
+    return replace(granite(settings), mixture=_mixture(settings, has_shared=has_shared))
+
+
+def _granitemoe_swa(settings: Settings) -> Facts:
+    has_shared = settings["shared_intermediate_size"] > 0
+    return replace(granite_swa(settings), mixture=_mixture(settings, has_shared=has_shared))
+
+
+def _mixture(settings: Settings, *, has_shared: bool) -> Mixture:
+    return Mixture(layers=in_all_layers(settings), top_k=settings["num_experts_per_tok"], has_shared=has_shared)
+
+
+FAMILIES = (
+    Family(type="granitemoe", facts=_granitemoe, other_names=NAMES),
+    Family(type="granitemoeshared", facts=_granitemoeshared, other_names=NAMES),
+    Family(type="granitemoe_swa", facts=_granitemoe_swa, other_names=NAMES),
+)

@@ -11,7 +11,7 @@ from oaiserve.engine.decoder.sources.names import Names
 
 _QWEN2_OF_IMAGES = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")
 _GLM4_NORMS: Names = {"attention_out_norm": "post_self_attn_layernorm", "mlp_out_norm": "post_mlp_layernorm"}
-_HUNYUAN_NORMS: Names = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
+HUNYUAN_NORMS: Names = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
 
 
 def granite(settings: Settings) -> Facts:
@@ -26,7 +26,8 @@ def granite(settings: Settings) -> Facts:
     )
 
 
-def _granite_swa(settings: Settings) -> Facts:
+def granite_swa(settings: Settings) -> Facts:
+    """Return the facts of Granite with windows, where a part of the layers may not rotate."""
     thetas = tuple(settings["layer_rope_theta"])  # 0 in layers that do not rotate
     return replace(
         granite(settings),
@@ -66,7 +67,7 @@ FAMILIES = (
     *(Family(type=name, facts=_pairs) for name in ("helium", "ernie4_5", "glm")),
     *(Family(type=name, facts=_pairs, other_names=_GLM4_NORMS) for name in ("glm4", "glm4v_text", "glm_ocr_text")),
     Family(type="granite", facts=granite),
-    Family(type="granite_swa", facts=_granite_swa),
-    Family(type="hunyuan_v1_dense", facts=_hunyuan, other_names=_HUNYUAN_NORMS),
+    Family(type="granite_swa", facts=granite_swa),
+    Family(type="hunyuan_v1_dense", facts=_hunyuan, other_names=HUNYUAN_NORMS),
     Family(type="smollm3", facts=_smollm3),
 )

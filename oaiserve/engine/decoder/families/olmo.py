@@ -11,7 +11,7 @@ from oaiserve.engine.decoder.reader import NormKind
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.names import Names
 
-_NORMS_BEHIND: Names = {
+NORMS_BEHIND: Names = {
     "attention_norm": (),
     "attention_out_norm": "post_attention_layernorm",
     "mlp_norm": (),
@@ -40,7 +40,7 @@ def _exaone4(settings: Settings) -> Facts:
 
 FAMILIES = (
     Family(type="olmo", facts=_olmo),
-    Family(type="olmo2", other_names=_NORMS_BEHIND),
-    Family(type="olmo3", facts=_olmo3, other_names=_NORMS_BEHIND),
-    Family(type="exaone4", facts=_exaone4, other_names=_NORMS_BEHIND),
+    Family(type="olmo2", other_names=NORMS_BEHIND),
+    Family(type="olmo3", facts=_olmo3, other_names=NORMS_BEHIND),
+    Family(type="exaone4", facts=_exaone4, other_names=NORMS_BEHIND),
 )

@@ -29,11 +29,13 @@ def _minimax_m2(settings: Settings) -> Facts:
 
 
 def _glm4_moe(settings: Settings) -> Facts:
-    return replace(llama(settings), mixture=grouped_mixture(settings, after_dense_layers(settings)))
+    mixture = grouped_mixture(settings, after_dense_layers(settings))
+    return replace(llama(settings), guessing_layers=1, has_qk_norms=settings["use_qk_norm"], mixture=mixture)
 
 
 def _dots1(settings: Settings) -> Facts:
-    return replace(_glm4_moe(settings), windows=windows_by_type(settings))
+    mixture = grouped_mixture(settings, after_dense_layers(settings))
+    return replace(llama(settings), windows=windows_by_type(settings), mixture=mixture)
 
 
 def _exaone_moe(settings: Settings) -> Facts:

@@ -8,6 +8,8 @@ from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.experts import by_mlp_types, in_all_layers
 from oaiserve.engine.decoder.facts import Facts, Mixture, llama, windows_by_type, windows_of_all
 from oaiserve.engine.decoder.families.family import Family
+from oaiserve.engine.decoder.families.llama import HUNYUAN_NORMS
+from oaiserve.engine.decoder.families.olmo import NORMS_BEHIND
 from oaiserve.engine.decoder.reader import NormKind
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.names import Names
@@ -24,15 +26,8 @@ QWEN: Names = {
     "shared.down": "mlp.shared_expert.down_proj",
     "shared_gate": "mlp.shared_expert_gate",
 }
-_FLEX_OLMO: Names = {
-    "attention_norm": (),
-    "attention_out_norm": "post_attention_layernorm",
-    "mlp_norm": (),
-    "mlp_out_norm": "post_feedforward_layernorm",
-}
 _HUNYUAN: Names = {
-    "q_norm": "self_attn.query_layernorm",
-    "k_norm": "self_attn.key_layernorm",
+    **HUNYUAN_NORMS,
     "router": "mlp.gate.wg",
     "shared.gate": "mlp.shared_mlp.gate_proj",
     "shared.up": "mlp.shared_mlp.up_proj",
@@ -158,7 +153,7 @@ FAMILIES = (
     Family(type="qwen3_moe", facts=_qwen3_moe),
     Family(type="mellum", facts=_mellum),
     Family(type="olmoe", facts=_olmoe),
-    Family(type="flex_olmo", facts=_olmoe, other_names=_FLEX_OLMO),
+    Family(type="flex_olmo", facts=_olmoe, other_names=NORMS_BEHIND),
     Family(type="hunyuan_v1_moe", facts=_hunyuan, other_names=_HUNYUAN),
     Family(type="ernie4_5_moe", facts=_ernie, other_names=_ERNIE),
     Family(type="cohere2_moe", facts=_cohere2_moe),

@@ -13,7 +13,9 @@ from oaiserve.engine.decoder.sources.names import Names, names_of
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 
 # Tensors that files have and no model reads: masks, frequencies, and layers that guess further tokens.
-_UNUSED = re.compile(r"(\.attn\.(bias|masked_bias)|\.attention\.(bias|masked_bias)|rotary_emb\.inv_freq)$|^mtp\.")
+_UNUSED = re.compile(
+    r"(\.attn\.(bias|masked_bias)|\.attention\.(bias|masked_bias)|rotary_emb\.inv_freq)$|^(model\.)?mtp[._]"
+)
 
 
 class HubTensors:
@@ -77,10 +79,13 @@ class HubTensors:
         return names_of(path, self._names)[0]
 
     def leave_out(self, path: str) -> None:
-        """Count a tensor as read, if it is there."""
-        name = self._find(path)
-        if name is not None:
-            self._read.add(name)
+        """Count a tensor as read, if it is there, or all tensors of a part of the model, such as `layers.61`."""
+        tensor = self._find(path)
+        if tensor is not None:
+            self._read.add(tensor)
+        for name in names_of(path, self._names):
+            starts = (f"{name}.", f"{name.partition('.')[2]}.")
+            self._read.update(one for one in self._files.names() if one.startswith(starts))
 
     def unread(self) -> list[str]:
         """Return the names of tensors that were not read, apart from those that no model reads."""
