@@ -14,7 +14,11 @@ from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.settings import settings_of
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
+from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.model.cpu.native import NativeDecoder
+from tests.models.decoders import random_model
 from tests.models.pinned import pinned_model
+from tests.models.small_configs import config_of
 
 LENGTH = 32
 
@@ -95,3 +99,11 @@ def test_files_and_settings_that_do_not_fit_the_family_decline_the_description(
 ) -> None:
     with pytest.raises(NotKnown, match=reason):
         written(name, tmp_path, changes, **settings)
+
+
+def test_native_code_refuses_small_latent_vectors(tmp_path: Path) -> None:
+    small = {"qk_nope_head_dim": 40, "qk_rope_head_dim": 8}
+    random_model(config_of("deepseek_v3", **small)).save_pretrained(tmp_path)
+    decoder = described(tmp_path)
+    with pytest.raises(NotKnown, match="its latent vectors have sizes that are no multiples of 16"):
+        NativeDecoder(Library(torch.float32), decoder, num_threads=1, num_blocks=4, block_size=16)

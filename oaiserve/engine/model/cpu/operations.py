@@ -25,7 +25,7 @@ from oaiserve.engine.decoder.description import (
 )
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.cpu.expert_operations import Buffers, ExpertOperations
-from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache
+from oaiserve.engine.model.cpu.kv_layout import LANES, latent_dim, new_cache
 from oaiserve.engine.model.cpu.library import AttentionOptions, CacheMemory, Library, Normalize, Rotary
 from oaiserve.engine.model.cpu.mixer_operations import MixerOperations
 from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
@@ -202,6 +202,8 @@ class Operations:
         operations = self._operations
         heads, shape = attention.heads, attention.shape
         own, rank = attention.rotary_offset, len(qkv.norm.weight)
+        if not latent_dim(rank, shape.key_dim - own, shape):
+            raise NotKnown("its latent vectors have sizes that are no multiples of 16, or that are too large")
         x = self._normed
         if qkv.query_down is not None:
             operations.project("qkv", x, self._latent, [qkv.query_down])
