@@ -34,7 +34,7 @@ def written(name: str, folder: Path, changes: dict[str, torch.Tensor | None], **
     return described(folder)
 
 
-def described(folder: Path) -> Decoder:
+def described(folder: Path, length: int = LENGTH) -> Decoder:
     settings = settings_of(json.loads((folder / "config.json").read_text()))
     family = FAMILIES[settings["model_type"]]
     tensors = HubTensors(
@@ -44,7 +44,7 @@ def described(folder: Path) -> Decoder:
         has_transposed_experts=family.has_transposed_experts,
     )
     with torch.inference_mode():
-        return describe(tensors, settings, family, LENGTH)
+        return describe(tensors, settings, family, length)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe", "glm4_moe_lite"])
