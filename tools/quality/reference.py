@@ -20,11 +20,11 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from oaiserve.engine.decoder.sources.mxfp4_weights import Mxfp4Weights
+from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
-from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
-from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.checkpoints.weights import Weights
 from oaiserve.engine.model.loaded import base_of
 from oaiserve.engine.model.model_config import is_mxfp4

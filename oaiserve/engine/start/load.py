@@ -24,12 +24,12 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils.quantization_config import Mxfp4Config
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.sources.mxfp4_weights import Mxfp4Weights
+from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.decoder.sources.wrapped_names import KEYS
 from oaiserve.engine.model.checkpoints.empty_model import empty_model
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
-from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
-from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.checkpoints.weights import Weights
 from oaiserve.engine.model.checkpoints.wrapper import bring_layout, text_config
 from oaiserve.engine.model.device import limit_compiled_shapes, move, select_device

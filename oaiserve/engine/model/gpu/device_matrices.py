@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Linear, Module
 from torch.nn.functional import linear
 
-from oaiserve.engine.model.checkpoints.integer_layouts import Floats, Integers
+from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers
 
 Multiply = Callable[[Tensor, "PackedMatrix", Tensor | None], Tensor]
 Kind = Literal["int4", "int8", "float8", "mxfp4"]  # the last one for experts alone

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
-from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
-from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.sources.mxfp4_weights import Mxfp4Weights
+from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.model.gpu.device_experts import keep_experts, mxfp4, stacked
 from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, PackedLinear, PackedMatrix, joined, of_integers
 from oaiserve.files.bad_file import BadFile
@@ -71,7 +71,7 @@ def experts_in_mxfp4(folder: Path) -> Mxfp4Weights | None:
     """Return the weights of a checkpoint whose experts can stay in MXFP4, or None if they have to be expanded."""
     try:
         weights = Mxfp4Weights(folder)
-    except (NotKept, BadFile) as error:
+    except (NotKnown, BadFile) as error:
         log.debug("The experts are expanded: %s", error)
         return None
     if any(weights.shape(name)[1] % MXFP4_TILE for name in weights.of_experts()):

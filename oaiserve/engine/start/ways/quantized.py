@@ -26,18 +26,19 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.blocks import FORMATS, Blocks, ExpertBlocks
 from oaiserve.engine.decoder.description import Decoder, NotKnown
+from oaiserve.engine.decoder.sources.encoded_weights import EncodedWeights
+from oaiserve.engine.decoder.sources.mxfp4_weights import Mxfp4Weights
+from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import refuse_unless_they_fit
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
-from oaiserve.engine.model.checkpoints.encoded_weights import EncodedWeights
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept, refuse_unless_whole, scale_frequencies
-from oaiserve.engine.model.checkpoints.mxfp4_weights import Mxfp4Weights
-from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
 from oaiserve.engine.model.checkpoints.weights import Weights
 from oaiserve.engine.model.checkpoints.wrapper import text_config
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.describe import describe
+from oaiserve.engine.model.cpu.encoder import Encoder
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
@@ -185,7 +186,8 @@ def _read(
     weights: EncodedWeights | PackedWeights
     if quantization is None:
         in_4_bits = options.quantize == "int4"
-        weights = EncodedWeights(folder, library, num_threads, in_4_bits=in_4_bits, of_wrapper=is_wrapped)
+        encode = Encoder(library, num_threads)
+        weights = EncodedWeights(folder, encode, in_4_bits=in_4_bits, of_wrapper=is_wrapped)
     else:
         # Longer sums cost more without tiles, because x has two levels for them.
         has_tiles = library.has_integer_tiles()

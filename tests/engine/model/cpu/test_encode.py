@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 
 from oaiserve.engine.decoder.blocks import FORMATS
-from oaiserve.engine.model.checkpoints.encoded_weights import Encoder
+from oaiserve.engine.model.cpu.encoder import Encoder
 from oaiserve.engine.model.cpu.library import Library
 from tests.engine.model.cpu.small_models import compiled_for
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.nn.functional import silu
 
-from oaiserve.engine.model.checkpoints.integer_layouts import Floats, Integers, floats
-from oaiserve.engine.model.checkpoints.packed_weights import PackedWeights
+from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers, floats
+from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.files.quantization import read_quantization
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_hidden_layers": 2}

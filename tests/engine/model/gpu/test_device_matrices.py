@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from oaiserve.engine.decoder.description import Matrix
-from oaiserve.engine.model.checkpoints.integer_layouts import BadLayout, floats
+from oaiserve.engine.decoder.sources.integer_layouts import BadLayout, floats
 from oaiserve.engine.model.gpu.device_matrices import (
     PackedMatrix,
     expanded_product,

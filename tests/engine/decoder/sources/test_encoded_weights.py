@@ -9,8 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from oaiserve.config import Bytes
+from oaiserve.engine.decoder.sources.encoded_weights import EncodedWeights
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.checkpoints.encoded_weights import EncodedWeights
+from oaiserve.engine.model.cpu.encoder import Encoder
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.ways.quantized import reason_to_expand
@@ -62,7 +63,7 @@ def saved(folder: Path, family: str = "llama", **changes: object) -> PreTrainedM
 
 def with_quantized_weights(model: PreTrainedModel, folder: Path, *, in_4_bits: bool = True) -> PreTrainedModel:
     """Give the model the weights that the native step will have, and its matrices what they read there."""
-    weights, quantized = EncodedWeights(folder, Library(torch.float32), 1, in_4_bits=in_4_bits), set()
+    weights, quantized = EncodedWeights(folder, Encoder(Library(torch.float32), 1), in_4_bits=in_4_bits), set()
     for name in weights.names():
         if (blocks := weights.blocks(name)) is not None:
             parameter = model.get_parameter(name)

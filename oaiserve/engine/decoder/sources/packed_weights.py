@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import Blocks, of_integers
+from oaiserve.engine.decoder.sources import integer_layouts
+from oaiserve.engine.decoder.sources.integer_layouts import BadLayout, Floats, Integers
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
-from oaiserve.engine.model.checkpoints import integer_layouts
-from oaiserve.engine.model.checkpoints.integer_layouts import BadLayout, Floats, Integers
 from oaiserve.errors import StartupError
 from oaiserve.files.quantization import Quantization
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import FORMATS, MXFP4, Blocks, ExpertBlocks
+from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
-from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
 
 _CODES, _SCALES = "_blocks", "_scales"
 _OTHER_KINDS = ("BF16", "F16", "F32")  # of tensors that are not in blocks
@@ -24,18 +24,18 @@ class Mxfp4Weights(TensorFiles):
     """The weights of mapped safetensors files: those of experts in blocks, and all other tensors as they are."""
 
     def __init__(self, folder: Path) -> None:
-        """Map the files of a folder. Raises BadFile, and NotKept for tensors that are not known."""
+        """Map the files of a folder. Raises BadFile, and NotKnown for tensors that are not known."""
         super().__init__(folder)
         self._experts = {name.removesuffix(_CODES) for name in self._places if name.endswith(_CODES)}
         for name in self._experts:
             codes, scales = self._places[f"{name}{_CODES}"], self._places.get(f"{name}{_SCALES}")
             if scales is None or codes.shape != (*scales.shape, 16) or {codes.dtype, scales.dtype} != {"U8"}:
-                raise NotKept(f"its '{name}' is no MXFP4")
+                raise NotKnown(f"its '{name}' is no MXFP4")
         if not self._experts:
-            raise NotKept("it has no weights in MXFP4")
+            raise NotKnown("it has no weights in MXFP4")
         for name in self.names() - self._experts:
             if self.kind(name) not in _OTHER_KINDS:
-                raise NotKept(f"its tensor '{name[:100]}' is of type {self.kind(name)}")
+                raise NotKnown(f"its tensor '{name[:100]}' is of type {self.kind(name)}")
 
     def names(self) -> set[str]:
         of_experts = {f"{name}{part}" for name in self._experts for part in (_CODES, _SCALES)}
