@@ -13,43 +13,13 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, MixtralConfig, PreTrainedConfig
 
+from oaiserve.engine.decoder.sources.gguf.metadata import Metadata
+from oaiserve.engine.decoder.sources.gguf.settings import common_fields
 from oaiserve.engine.model.families import BY_ARCHITECTURE
-from oaiserve.engine.model.families.gguf_metadata import Metadata, rope
 from oaiserve.engine.text.gguf_head import without_vocabulary
 from oaiserve.errors import StartupError
 from oaiserve.files.bad_file import BadFile
 from oaiserve.files.gguf import READ_BY_TRANSFORMERS, GgufTensor, architecture, read_tensors, read_values
-
-# Fields of configurations, and the metadata that are all of each. A field whose metadata are missing has its default.
-_FIELDS = {
-    "max_position_embeddings": "context_length",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "norm_eps": "attention.layer_norm_rms_epsilon",
-    "layer_norm_eps": "attention.layer_norm_epsilon",
-    "norm_epsilon": "attention.layer_norm_epsilon",
-    "layer_norm_epsilon": "attention.layer_norm_epsilon",
-    "sliding_window": "attention.sliding_window",
-    "logit_scale": "logit_scale",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "num_experts": "expert_count",
-    "num_local_experts": "expert_count",
-    "n_routed_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-    "n_shared_experts": "expert_shared_count",
-    "n_group": "expert_group_count",
-    "topk_group": "expert_group_used_count",
-    "routed_scaling_factor": "expert_weights_scale",
-    "first_k_dense_replace": "leading_dense_block_count",
-    "num_dense_layers": "leading_dense_block_count",
-    "conv_L_cache": "shortconv.l_cache",
-}
 
 
 def read_config(path: Path) -> PreTrainedConfig:
@@ -71,30 +41,10 @@ def read_config(path: Path) -> PreTrainedConfig:
 def config_of(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> PreTrainedConfig:
     """Return the configuration by metadata. Raises BadFile for a file without all required ones."""
     metadata = Metadata(values, tensors)
-    family = BY_ARCHITECTURE[metadata.architecture]
-    own = family.architectures[metadata.architecture](metadata)
-    kind: Any = CONFIG_MAPPING[own.pop("model_type", family.type)]
-    fields = {field: metadata.get(name) for field, name in _FIELDS.items()}
-    fields |= {
-        "vocab_size": metadata.vocab_size,
-        "num_hidden_layers": metadata.num_layers,
-        "rope_parameters": rope(metadata, metadata.head_dim),
-        "attention_bias": metadata.has(r"attn_(q|qkv)\.bias$"),
-        "attention_out_bias": metadata.has(r"attn_output\.bias$"),
-        "mlp_bias": metadata.has(r"ffn_up\.bias$"),
-        "use_bias": metadata.has(r"ffn_up\.bias$"),
-        "tie_word_embeddings": "output.weight" not in tensors,
-        "bos_token_id": metadata.token("bos"),
-        "eos_token_id": metadata.token("eos"),
-        "pad_token_id": metadata.token("padding"),
-    }
-    if (downs := metadata.shape(r"ffn_down_exps\.weight$")) is not None:
-        fields["moe_intermediate_size"] = downs[-1]
-    if (downs := metadata.shape(r"ffn_down_shexp\.weight$")) is not None:
-        fields["shared_expert_intermediate_size"] = downs[-1]
-    known = {field: value for field, value in fields.items() if value is not None and hasattr(kind, field)}
-    if "head_dim" in known:
-        known["head_dim"] = metadata.head_dim
+    of_files = BY_ARCHITECTURE[metadata.architecture]
+    own = of_files.fields(metadata)
+    kind: Any = CONFIG_MAPPING[own.pop("model_type", of_files.type)]
+    known = {field: value for field, value in common_fields(metadata).items() if hasattr(kind, field)}
     config: PreTrainedConfig = kind(**known | own)
     return config
 

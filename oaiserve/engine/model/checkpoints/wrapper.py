@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 
-from oaiserve.engine.model.families.gguf_metadata import rope_axes
+from oaiserve.engine.decoder.sources.gguf.metadata import rope_axes
 
 # The wrappers whose text model reads a text as it does without the wrapper. Others have layers for images between those
 # of the text model. PaliGemma reads the text beside an image in both directions, and text alone from left to right.

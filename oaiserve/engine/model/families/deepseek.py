@@ -10,35 +10,7 @@ from torch import Tensor
 
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import Change
-from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, rope
 from oaiserve.engine.model.families.small_sizes import GROUPED_EXPERTS, HEADS_FOR_EACH, LATENT
-
-
-def _fields(metadata: Metadata) -> Fields:
-    rotated, width = metadata["rope.dimension_count"], metadata.get("attention.key_length_mla")
-    values = metadata.get("attention.value_length_mla")
-    if width is None or values is None:  # older files have the widths of heads in these
-        width, values = metadata["attention.key_length"], metadata["attention.value_length"]
-    has_bias = metadata.has(r"exp_probs_b")
-    own_rope = rope(metadata, head_dim=rotated)
-    if (log_factor := metadata.get("rope.scaling.yarn_log_multiplier")) is not None:
-        own_rope |= dict.fromkeys(("mscale", "mscale_all_dim"), round(log_factor * 10, 6))
-    groups = metadata.get("expert_group_count", 1)
-    return {
-        "model_type": "deepseek_v3" if has_bias else "deepseek_v2",
-        "topk_method": "greedy" if groups == 1 else "group_limited_greedy",
-        "num_key_value_heads": metadata["attention.head_count"],
-        "head_dim": rotated,
-        "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": width - rotated,
-        "v_head_dim": values,
-        "kv_lora_rank": metadata["attention.kv_lora_rank"],
-        "q_lora_rank": metadata.get("attention.q_lora_rank"),
-        "rope_parameters": own_rope,
-        "norm_topk_prob": metadata.get("expert_weights_norm", False),
-        "n_group": groups,
-        "topk_group": metadata.get("expert_group_used_count", 1),
-    }
 
 
 def _of_latent(config: Any, name: str, tensors: Sequence[Tensor]) -> Tensor:
@@ -55,6 +27,6 @@ _SMALL = {**LATENT, **GROUPED_EXPERTS, **HEADS_FOR_EACH}
 _CHANGES = (Change(r"kv_b_proj\.weight$", joined=_of_latent),)
 _TENSORS = ((r"kv_b_proj\.weight$", (("attn_k_b.weight", "attn_v_b.weight"), ("attn_kv_b.weight",))),)
 FAMILIES = (
-    Family(type="deepseek_v2", architectures={"deepseek2": _fields}, changes=_CHANGES, tensors=_TENSORS, small=_SMALL),
+    Family(type="deepseek_v2", changes=_CHANGES, tensors=_TENSORS, small=_SMALL),
     Family(type="deepseek_v3", changes=_CHANGES, tensors=_TENSORS, small=_SMALL),
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from transformers import PreTrainedConfig
 
+from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, windows
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import Change, Order
-from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, windows
 
 
 def _bert(metadata: Metadata) -> Fields:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from oaiserve.engine.model.families.gguf_changes import Change
 
 if TYPE_CHECKING:
-    from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata
+    from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata
     from oaiserve.engine.model.families.own_attention import Handed
 
 # Makes a module compute paged attention; true if it needs what the forward was called with (`Handed`).
@@ -28,7 +28,7 @@ class Family:
     type: str  # transformers' name of it
 
     # -- its GGUF files
-    # By the name that files have for it: the configuration's fields beside the common ones. They may name another type.
+    # Of an encoder, by the name that files have for it: the configuration's fields beside the common ones.
     architectures: Mapping[str, Callable[[Metadata], Fields]] = field(default_factory=dict)
     changes: tuple[Change, ...] | None = None  # of llama.cpp's conversion, which are undone; None: they are not known
     tensors: Tensors = ()  # those that the package gguf does not know

@@ -14,7 +14,6 @@ _SMALL = {
 FAMILIES = (
     Family(
         type="nemotron",
-        architectures={"nemotron": lambda metadata: {"norm_eps": metadata["attention.layer_norm_epsilon"]}},
         changes=(NORMS_ADD_ONE,),
         attention={"NemotronAttention": hand_over},
     ),

@@ -8,37 +8,7 @@ import numpy as np
 
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import NORMS_ADD_ONE, RATES, Change, Order
-from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata, rope_axes
 from oaiserve.engine.model.families.small_sizes import DELTA, EXPERTS
-
-
-def _axes(metadata: Metadata) -> Fields:
-    sections, is_interleaved = metadata["rope.dimension_sections"], metadata.architecture != "qwen2vl"
-    return {"rope_axes": rope_axes(sections[:3], is_interleaved=is_interleaved)}
-
-
-def _deep(metadata: Metadata) -> Fields:
-    return _axes(metadata) | {"num_deep_layers": metadata.get("n_deepstack_layers", 0)}
-
-
-def _deep_with_experts(metadata: Metadata) -> Fields:
-    return _deep(metadata) | {"norm_topk_prob": True}
-
-
-def _delta(metadata: Metadata) -> Fields:
-    interval, heads = metadata.get("full_attention_interval", 4), metadata["ssm.time_step_rank"]
-    keeps_state = metadata.get("attention.recurrent_layers")
-    if not isinstance(keeps_state, list):
-        keeps_state = [(layer + 1) % interval != 0 for layer in range(metadata.num_layers)]
-    axes = _axes(metadata) if metadata.get("rope.dimension_sections") else {}  # Qwen3-Next has none
-    return axes | {
-        "layer_types": ["linear_attention" if keeps else "full_attention" for keeps in keeps_state],
-        "linear_conv_kernel_dim": metadata["ssm.conv_kernel"],
-        "linear_key_head_dim": metadata["ssm.state_size"],
-        "linear_num_key_heads": metadata["ssm.group_count"],
-        "linear_num_value_heads": heads,
-        "linear_value_head_dim": metadata["ssm.inner_size"] // heads,
-    }
 
 
 def _by_key_head(config: Any, name: str) -> Order:
@@ -87,13 +57,12 @@ _SMALL = {
     "shared_expert_intermediate_size": 16,
 }  # fmt: skip
 FAMILIES = (
-    Family(type="qwen2", architectures={"qwen2vl": _axes}, changes=()),
-    Family(type="qwen3", architectures={"qwen3vl": _deep}, changes=()),
+    Family(type="qwen2", changes=()),
+    Family(type="qwen3", changes=()),
     Family(type="qwen2_moe", changes=(), small=EXPERTS),
-    Family(type="qwen3_moe", architectures={"qwen3vlmoe": _deep_with_experts}, changes=(), small=EXPERTS),
+    Family(type="qwen3_moe", changes=(), small=EXPERTS),
     Family(
         type="qwen3_next",
-        architectures={"qwen3next": _delta},
         changes=(*_NORMS, Change(r"in_proj_qkvz\.weight$", rows=_by_key_head), RATES),
         tensors=((r"in_proj_qkvz\.weight$", (("attn_qkv.weight", "attn_gate.weight"),)),),
         mixer="Qwen3NextGatedDeltaNet",
@@ -101,14 +70,12 @@ FAMILIES = (
     ),
     Family(
         type="qwen3_5_text",
-        architectures={"qwen35": _delta},
         changes=_GROUPED,
         mixer="Qwen3_5GatedDeltaNet",
         small=DELTA,
     ),
     Family(
         type="qwen3_5_moe_text",
-        architectures={"qwen35moe": _delta},
         changes=_GROUPED,
         mixer="Qwen3_5MoeGatedDeltaNet",
         small=_SMALL,

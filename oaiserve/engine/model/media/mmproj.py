@@ -18,9 +18,9 @@ import transformers
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata
 from oaiserve.engine.model.checkpoints.gguf_weights import MappedFile, NotKept, expanded
 from oaiserve.engine.model.families.gguf_changes import TURNED
-from oaiserve.engine.model.families.gguf_metadata import Fields, Metadata
 from oaiserve.engine.model.media.families import Settings
 from oaiserve.engine.model.media.tower import tower_parameters
 from oaiserve.engine.text.tokenizer import Tokenizer

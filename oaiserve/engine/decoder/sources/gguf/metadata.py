@@ -1,4 +1,4 @@
-"""The metadata in the head of a GGUF file, and how fields of configurations follow from them in several families."""
+"""The metadata in the head of a GGUF file, and how fields of a config.json follow from them in several families."""
 
 from __future__ import annotations
 
@@ -99,6 +99,12 @@ def rope_axes(section: list[int], *, is_interleaved: bool) -> list[int]:
     if not is_interleaved:
         return [axis for axis, number in enumerate(section) for _ in range(number)]
     return [pair % 3 if pair < 3 * section[pair % 3] else 0 for pair in range(sum(section))]
+
+
+def axes(metadata: Metadata) -> Fields:
+    """Return the axes of rotated pairs, by the numbers of pairs of each axis in the file."""
+    is_interleaved = metadata.architecture != "qwen2vl"
+    return {"rope_axes": rope_axes(metadata["rope.dimension_sections"][:3], is_interleaved=is_interleaved)}
 
 
 def windows(metadata: Metadata) -> Fields:

@@ -1,0 +1,46 @@
+"""The value for each architecture of GGUF files: what they have otherwise than files on the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oaiserve.engine.decoder.facts import Settings
+from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, no_fields
+from oaiserve.engine.decoder.sources.names import Names
+
+Order = NDArray[np.int64]
+MakeOrder = Callable[[Settings], Order]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """All mappings are by roles, such as `q`."""
+
+    name: str  # in the files
+    type: str  # transformers' name of the family, unless the fields name another one
+    fields: Callable[[Metadata], Fields] = no_fields  # of a config.json, beside those that all have
+    names: Names = field(default_factory=dict)  # of tensors, where they are not the usual ones
+    # The tensors of a role that is one matrix elsewhere. Their rows follow each other.
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Makes a tensor of those in `joined`, which are float32, where no order of rows does.
+    make: Mapping[str, Callable[[Sequence[Tensor]], Tensor]] = field(default_factory=dict)
+    rows: Mapping[str, MakeOrder] = field(default_factory=dict)  # the rows of the file in their order on the hub
+    columns: Mapping[str, MakeOrder] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()  # tensors
+
+
+def _neighbours_as_halves(heads: int, head_dim: int) -> Order:
+    """Return the rows of heads in whose file the pairs that are rotated together are neighbours."""
+    return np.arange(heads * head_dim).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+# llama.cpp rotates neighbours in these architectures, whose rows the conversion reorders for that.
+TURNED: Mapping[str, MakeOrder] = {
+    "q": lambda settings: _neighbours_as_halves(settings["num_attention_heads"], settings["head_dim"]),
+    "k": lambda settings: _neighbours_as_halves(settings["num_key_value_heads"], settings["head_dim"]),
+}

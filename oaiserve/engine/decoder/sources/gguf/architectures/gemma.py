@@ -1,0 +1,75 @@
+"""Gemma, whose norms have 1 added in the files."""
+
+from __future__ import annotations
+
+from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
+from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, rope, windows
+
+
+def _gemma3(metadata: Metadata) -> Fields:
+    """Read the fields of Gemma 3. What scales its rotary tables is for layers without a window alone."""
+    own = rope(metadata, metadata.head_dim)
+    scaling = None if own["rope_type"] == "default" else {"rope_type": own["rope_type"], "factor": own["factor"]}
+    return windows(metadata) | {
+        "rope_parameters": None,
+        "rope_theta": metadata.get("rope.freq_base", 1e6),
+        "rope_local_base_freq": metadata.get("rope.freq_base_swa", 1e4),
+        "rope_scaling": scaling,
+    }
+
+
+def _gemma4(metadata: Metadata) -> Fields:
+    """Read the fields of Gemma 4. Of wide heads, a quarter is rotated in all published models."""
+    slides = metadata.of_layers("attention.sliding_window_pattern")
+    heads, widths = metadata.of_layers("attention.head_count_kv"), metadata.of_layers("feed_forward_length")
+    shared = metadata.get("attention.shared_kv_layers", 0)
+    wide = [layer for layer, own in enumerate(slides) if not own]
+    with_values = [layer for layer in wide if layer < metadata.num_layers - shared]
+    of_windows = [number for number, own in zip(heads, slides, strict=True) if own] or heads
+    return windows(metadata) | {
+        "head_dim": metadata["attention.key_length_swa"],
+        "global_head_dim": metadata["attention.key_length"],
+        "num_key_value_heads": of_windows[0],
+        "num_global_key_value_heads": heads[wide[0]] if wide else None,
+        "attention_k_eq_v": any(f"blk.{layer}.attn_v.weight" not in metadata.tensors for layer in with_values),
+        "intermediate_size": min(widths),
+        "use_double_wide_mlp": max(widths) > min(widths),
+        "num_kv_shared_layers": shared,
+        "hidden_size_per_layer_input": metadata.get("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": (metadata.shape(r"^per_layer_token_embd") or (metadata.vocab_size,))[0],
+        "enable_moe_block": metadata.has("ffn_gate_inp"),
+        "top_k_experts": metadata.get("expert_used_count"),
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": metadata["rope.freq_base"],
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", 1e4)},
+        },
+    }
+
+
+def _embedding(metadata: Metadata) -> Fields:
+    """Read the fields of EmbeddingGemma, whose tokens see those after them."""
+    every = metadata.get("attention.sliding_window_pattern", 6)
+    theta = {"full_attention": metadata["rope.freq_base"], "sliding_attention": metadata.get("rope.freq_base_swa", 1e4)}
+    layers = windows(metadata) or {
+        "layer_types": [
+            "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(metadata.num_layers)
+        ]
+    }
+    return layers | {
+        "use_bidirectional_attention": True,
+        "query_pre_attn_scalar": metadata.head_dim,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in theta.items()},
+    }
+
+
+ARCHITECTURES = (
+    Architecture(name="gemma", type="gemma"),
+    Architecture(name="gemma2", type="gemma2"),
+    Architecture(name="gemma3", type="gemma3_text", fields=_gemma3),
+    Architecture(name="gemma-embedding", type="gemma3_text", fields=_embedding),
+    Architecture(name="gemma4", type="gemma4_text", fields=_gemma4, unused=("rope_freqs.weight",)),
+)

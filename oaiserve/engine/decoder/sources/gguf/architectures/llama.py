@@ -1,0 +1,49 @@
+"""Llama, Mistral and Mixtral, Qwen 2 and 3, and others like them, also with experts."""
+
+from __future__ import annotations
+
+from oaiserve.engine.decoder.sources.gguf.architecture import TURNED, Architecture
+from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, axes
+from oaiserve.engine.decoder.sources.names import Names
+
+
+def _llama(metadata: Metadata) -> Fields:
+    """Read the fields of Llama, or those of Mixtral, whose files name the same architecture."""
+    fields = {"head_dim": metadata.get("attention.key_length", metadata.get("rope.dimension_count"))}
+    if not metadata.has(r"^blk\.0\.ffn_gate_exps\.weight$"):
+        return fields
+    return fields | {"model_type": "mixtral", "num_experts_per_tok": metadata["expert_used_count"]}
+
+
+def _deep(metadata: Metadata) -> Fields:
+    return axes(metadata) | {"num_deep_layers": metadata.get("n_deepstack_layers", 0)}
+
+
+def _deep_with_experts(metadata: Metadata) -> Fields:
+    return _deep(metadata) | {"norm_topk_prob": True}
+
+
+def _phi3(metadata: Metadata) -> Fields:
+    """Read the fields of Phi-3. The length that its rotary tables are scaled from is beside them in a config.json."""
+    original = metadata.get("rope.scaling.original_context_length")
+    return {} if original is None else {"original_max_position_embeddings": original}
+
+
+_UP_HAS_BOTH: Names = {"gate_up": "ffn_up", "up": ()}
+ARCHITECTURES = (
+    *(Architecture(name=name, type="llama", fields=_llama, rows=TURNED) for name in ("llama", "mistral")),
+    Architecture(name="qwen2", type="qwen2"),
+    Architecture(name="qwen2vl", type="qwen2", fields=axes),
+    Architecture(name="qwen2moe", type="qwen2_moe"),
+    Architecture(name="qwen3", type="qwen3"),
+    Architecture(name="qwen3vl", type="qwen3", fields=_deep),
+    Architecture(name="qwen3moe", type="qwen3_moe", fields=lambda _: {"norm_topk_prob": True}),
+    Architecture(name="qwen3vlmoe", type="qwen3_moe", fields=_deep_with_experts),
+    Architecture(name="phi3", type="phi3", fields=_phi3, names=_UP_HAS_BOTH),
+    Architecture(name="arcee", type="arcee", rows=TURNED),
+    Architecture(name="seed_oss", type="seed_oss", names={"mlp_norm": "post_attention_norm", "attention_out_norm": ()}),
+    Architecture(name="smollm3", type="smollm3", rows=TURNED),
+    Architecture(name="ernie4_5", type="ernie4_5"),
+    Architecture(name="hunyuan-dense", type="hunyuan_v1_dense"),
+    Architecture(name="glm4", type="glm4", names=_UP_HAS_BOTH),
+)
