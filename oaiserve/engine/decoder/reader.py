@@ -16,6 +16,7 @@ class Tensors(Protocol):
     """The tensors of one model, by paths such as `layers.3.q.weight`. Raises NotKnown for one that is not there."""
 
     dtype: torch.dtype  # of matrices that are not in blocks
+    bias_dtype: torch.dtype  # of their biases: float32 in files that have some matrices in blocks
     has_norms_as_computed: bool  # also those of families whose other files have them minus 1
 
     def has(self, path: str) -> bool: ...
@@ -83,7 +84,7 @@ class Reader:
         path = f"{self._place}{role}"
         return Matrix(
             self.tensors.matrix(f"{path}.weight"),
-            self.in_dtype(f"{role}.bias") if self.tensors.has(f"{path}.bias") else None,
+            self.tensors.numbers(f"{path}.bias").to(self.tensors.bias_dtype) if self.has_bias(role) else None,
             self.tensors.module(path),
         )
 

@@ -37,6 +37,7 @@ class HubTensors:
         With `has_transposed_experts`, tensors of all experts are [experts, k, n].
         """
         self.dtype = dtype
+        self.bias_dtype = dtype
         self._files = files
         self._names = names
         self._is_transposed = is_transposed

@@ -1,0 +1,228 @@
+"""Reads the tensors of a decoder from a GGUF file, with the changes of llama.cpp's conversion undone.
+
+Matrices stay in the blocks of the file, whose rows may get another order. The weights of norms and the speeds of states
+are taken as the file has them: as a step needs them.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oaiserve.engine.decoder.blocks import FORMATS, Blocks, expand, one_behind_the_other
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.facts import Settings
+from oaiserve.engine.decoder.sources.gguf.architecture import Order
+from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
+from oaiserve.engine.decoder.sources.gguf.names import GGUF
+from oaiserve.engine.decoder.sources.names import Names, names_of, split_path
+from oaiserve.files.gguf import GgufTensor, architecture, read_tensors, read_values, shard_paths
+
+_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # by the formats that torch has a type for
+# What the file has with dimensions more, or fewer: vectors, and the weights of convolutions.
+_VECTORS = ("choice_bias", "mixer.A_log", "mixer.D", "mixer.norm")
+_CONVOLUTION = "mixer.conv.weight"
+
+
+class _File:
+    """A mapped file, or one part of a model."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.resolve().name
+        with path.open("rb") as file:
+            # The map is private, because torch warns of memory that it must not write to.
+            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.data = np.frombuffer(self.map, np.uint8)
+
+
+class GgufTensors:
+    """Reads the tensors of a decoder, and keeps track of those that were read."""
+
+    has_norms_as_computed = True
+    bias_dtype = torch.float32
+
+    def __init__(self, path: Path, names: Names, settings: Settings, dtype: torch.dtype) -> None:
+        """Map the file, and the other parts of its model. Raises BadFile.
+
+        `names` are those of the family on the hub, by which adapters name modules. `dtype` is that of matrices which
+        are not in blocks.
+        """
+        self.dtype = dtype
+        self._path = path
+        self._names_on_hub = names
+        self._settings = settings
+        values = read_values(path)
+        self._architecture = ARCHITECTURES[architecture(values) or ""]
+        self._names = {**GGUF, **self._architecture.names}
+        self._tensors = read_tensors(path)
+        for name in self._architecture.unused:
+            self._tensors.pop(name, None)
+        # The layers behind the model's guess further tokens.
+        num_layers = settings["num_hidden_layers"]
+        num_guessing = values.get(f"{self._architecture.name}.nextn_predict_layers") or 0
+        guessing = tuple(f"blk.{num_layers + number}." for number in range(num_guessing))
+        self._unread = {name for name in self._tensors if not name.startswith(guessing)}
+
+    @cached_property
+    def _files(self) -> list[_File]:
+        return [_File(shard) for shard in shard_paths(self._path)]
+
+    def has(self, path: str) -> bool:
+        return bool(self._find(path))
+
+    def shape(self, path: str) -> tuple[int, ...]:
+        """Return the shape on the hub."""
+        tensors = self._found(path)
+        role = _role(path)
+        if role in self._architecture.make:
+            return tuple(self._expanded(path).shape)
+        first = tensors[0].shape
+        if len(tensors) > 1:
+            first = (sum(tensor.shape[0] for tensor in tensors), *first[1:])
+        return _shape_on_hub(path, first)
+
+    def matrix(self, path: str) -> Tensor | Blocks:
+        """Return a matrix [n, k]."""
+        tensors = self._take(path)
+        role = _role(path)
+        formats = {(tensor.kind, tensor.shard) for tensor in tensors}
+        is_kept = role not in self._architecture.make and len(tensors[0].shape) == 2
+        if not is_kept or len(formats) > 1 or tensors[0].kind not in FORMATS:
+            found = self._expanded(path).to(self.dtype)
+            return found if found.dim() > 1 else found[None]
+        matrices = [self._blocks(tensor) for tensor in tensors]
+        blocks = one_behind_the_other(matrices)
+        if (rows := self._rows(role)) is not None:
+            blocks = blocks[rows]
+        if (columns := self._columns(role)) is not None:
+            blocks = blocks.with_columns(np.argsort(columns))
+        return blocks
+
+    def experts(self, path: str) -> list[Tensor | Blocks]:
+        """Return the matrix [n, k] of each expert, of which the file has one tensor."""
+        (tensor,) = self._take(path)
+        if len(tensor.shape) != 3:
+            raise NotKnown(f"its tensor '{tensor.name[:100]}' is not of several experts")
+        if tensor.kind not in FORMATS:
+            return list(self._expanded(path).to(self.dtype))
+        experts, rows, _ = tensor.shape
+        num_bytes = (tensor.end - tensor.begin) // experts
+        begins = [tensor.begin + number * num_bytes for number in range(experts)]
+        return [
+            self._blocks(tensor._replace(begin=begin, end=begin + num_bytes, shape=(rows, tensor.shape[2])))
+            for begin in begins
+        ]
+
+    def numbers(self, path: str) -> Tensor:
+        """Return any tensor in float32, where those of several dimensions are rounded to the dtype of the model."""
+        self._take(path)
+        found = self._expanded(path)
+        if found.dim() > 1:
+            found = found.to(self.dtype)
+        return found.float().view(_shape_on_hub(path, tuple(found.shape)))
+
+    def exact(self, path: str) -> Tensor:
+        """Return any tensor as it is if it has the dtype of the model, else in float32."""
+        self._take(path)
+        found = self._expanded(path)
+        found = found if found.dtype == self.dtype else found.float()
+        return found.view(_shape_on_hub(path, tuple(found.shape)))
+
+    def module(self, path: str) -> str:
+        """Return the name of a module in transformers, by which adapters name it."""
+        return names_of(path, self._names_on_hub)[0]
+
+    def unread(self) -> list[str]:
+        """Return the names of tensors that were not read, apart from those that no model reads."""
+        return sorted(self._unread)
+
+    def _take(self, path: str) -> list[GgufTensor]:
+        tensors = self._found(path)
+        self._unread -= {tensor.name for tensor in tensors}
+        return tensors
+
+    def _found(self, path: str) -> list[GgufTensor]:
+        tensors = self._find(path)
+        if not tensors:
+            raise NotKnown(f"its file has no tensor for '{path}'")
+        return tensors
+
+    def _find(self, path: str) -> list[GgufTensor]:
+        """Return the tensors of a path, whose rows follow each other; an empty list if not all are there."""
+        module, last = path, ""
+        for suffix in (".weight", ".bias"):
+            if path.endswith(suffix):
+                module, last = path.removesuffix(suffix), suffix
+        if (parts := self._architecture.joined.get(_role(path))) is not None:
+            layer = module.split(".")[1]
+            found = [self._tensors.get(f"blk.{layer}.{part}{last}") for part in parts]
+            if all(found):
+                return [tensor for tensor in found if tensor is not None]
+        for name in names_of(module, self._names):
+            if (tensor := self._tensors.get(f"{name}{last}")) is not None:
+                return [tensor]
+        return []
+
+    def _rows(self, role: str) -> Order | None:
+        make = self._architecture.rows.get(role)
+        return None if make is None else make(self._settings)
+
+    def _columns(self, role: str) -> Order | None:
+        make = self._architecture.columns.get(role)
+        return None if make is None else make(self._settings)
+
+    def _blocks(self, tensor: GgufTensor) -> Blocks:
+        file = self._files[tensor.shard]
+        rows = self._bytes(tensor).reshape(tensor.shape[0], -1)
+        part = file.name if len(self._files) > 1 else None
+        return Blocks(rows, tensor.kind, np.arange(tensor.shape[0]), file.map, tensor.begin, part=part)
+
+    def _bytes(self, tensor: GgufTensor) -> NDArray[np.uint8]:
+        return self._files[tensor.shard].data[tensor.begin : tensor.end]
+
+    def _expanded(self, path: str) -> Tensor:
+        """Return a tensor in the order of the hub, in a dtype of the file or in float32."""
+        tensors = self._found(path)
+        role = _role(path)
+        parts = [self._floats(tensor) for tensor in tensors]
+        if len(parts) > 1 and role in self._architecture.make:
+            return self._architecture.make[role]([part.float() for part in parts])
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+        if (rows := self._rows(role)) is not None:
+            whole = whole[torch.from_numpy(rows)]
+        if (columns := self._columns(role)) is not None and whole.dim() > 1:
+            whole = whole[:, torch.from_numpy(columns)]
+        return whole
+
+    def _floats(self, tensor: GgufTensor) -> Tensor:
+        data = self._bytes(tensor)
+        if tensor.kind not in _DTYPES:
+            try:
+                return expand(data.reshape(math.prod(tensor.shape[:-1]), -1), tensor.kind).view(tensor.shape)
+            except NotImplementedError as error:
+                raise NotKnown(f"its tensor '{tensor.name[:100]}' has a format that cannot be expanded") from error
+        dtype = _DTYPES[tensor.kind]
+        aligned = data.copy() if tensor.begin % dtype.itemsize else data
+        return torch.from_numpy(aligned).view(dtype).view(tensor.shape)
+
+
+def _role(path: str) -> str:
+    """Return the role of a module in its layer, or in the model."""
+    role = split_path(path)[0].removeprefix("layers.{}.")
+    return role.removesuffix(".weight").removesuffix(".bias")
+
+
+def _shape_on_hub(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if _role(path) in _VECTORS:
+        return (math.prod(shape),)
+    if path.endswith(_CONVOLUTION) and len(shape) == 2:
+        channels, taps = shape
+        return channels, 1, taps
+    return shape
