@@ -39,6 +39,9 @@ class EncodedWeights(TensorFiles):
     def names(self) -> set[str]:
         return {name for name in self._places if not name.endswith("inv_freq")}
 
+    def has_blocks(self) -> bool:
+        return True
+
     def write_to_file(self, most_bytes: int) -> None:
         """Have all blocks in a file of the cache, whose files may have so many bytes. Raises OSError and NotPrivate."""
         matrices = []

@@ -37,8 +37,9 @@ class HubTensors:
         With `has_transposed_experts`, tensors of all experts are [experts, k, n].
         """
         self.dtype = dtype
-        self.bias_dtype = dtype
+        self.bias_dtype = torch.float32 if files.has_blocks() else dtype
         self._files = files
+        self._in_files = files.names() - files.zero_biases()
         self._names = names
         self._is_transposed = is_transposed
         self._has_transposed_experts = has_transposed_experts
@@ -50,14 +51,23 @@ class HubTensors:
     def shape(self, path: str) -> tuple[int, ...]:
         return self._files.shape(self._found(path))
 
-    def matrix(self, path: str) -> Tensor:
-        """Return a matrix [n, k] in the dtype of the model, which is the memory of the file if that has the same."""
-        matrix = self._tensor(path).to(self.dtype)
+    def matrix(self, path: str) -> Tensor | Blocks:
+        """Return a matrix [n, k] in blocks, or in the dtype of the model, from the file's memory if that has the same.
+
+        Files that are quantized here are so at each call.
+        """
+        name = self._taken(path)
+        blocks = self._files.blocks(name)
+        if isinstance(blocks, Blocks):
+            return blocks
+        matrix = self._files.tensor(name).to(self.dtype)
         return matrix.T.contiguous() if self._is_transposed and path.startswith("layers.") else matrix
 
     def numbers(self, path: str) -> Tensor:
-        """Return any tensor in float32, rounded to the dtype of the model."""
-        return self._tensor(path).to(self.dtype).float()
+        """Return any tensor in float32, rounded to the dtype of the model, but not vectors beside blocks."""
+        tensor = self._tensor(path)
+        is_exact = self._files.has_blocks() and tensor.dim() == 1
+        return tensor.float() if is_exact else tensor.to(self.dtype).float()
 
     def exact(self, path: str) -> Tensor:
         """Return any tensor unrounded, in the dtype of the model if the files have it so, else in float32."""
@@ -67,7 +77,10 @@ class HubTensors:
     def experts(self, path: str) -> list[Tensor | Blocks]:
         """Return the matrix [n, k] of each expert. The files have one tensor for all experts, or one for each."""
         if self.has(path):
-            stacked = self._tensor(path).to(self.dtype)
+            name = self._taken(path)
+            if (blocks := self._files.expert_blocks(name)) is not None:
+                return list(blocks)
+            stacked = self._files.tensor(name).to(self.dtype)
             return list(stacked.mT if self._has_transposed_experts else stacked)
         place, _, role = path.partition(".experts.")
         found: list[Tensor | Blocks] = [self.matrix(f"{place}.experts.0.{role}")]
@@ -90,12 +103,15 @@ class HubTensors:
 
     def unread(self) -> list[str]:
         """Return the names of tensors that were not read, apart from those that no model reads."""
-        return sorted(name for name in self._files.names() - self._read if not _UNUSED.search(name))
+        return sorted(name for name in self._in_files - self._read if not _UNUSED.search(name))
 
     def _tensor(self, path: str) -> Tensor:
+        return self._files.tensor(self._taken(path))
+
+    def _taken(self, path: str) -> str:
         name = self._found(path)
         self._read.add(name)
-        return self._files.tensor(name)
+        return name
 
     def _found(self, path: str) -> str:
         name = self._find(path)
@@ -115,6 +131,6 @@ class HubTensors:
         for name in names_of(module, self._names):
             for start in (name, name.partition(".")[2]):
                 for ending in endings:
-                    if f"{start}{ending}" in self._files:
+                    if f"{start}{ending}" in self._in_files:
                         return f"{start}{ending}"
         return None

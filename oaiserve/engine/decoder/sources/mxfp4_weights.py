@@ -41,6 +41,9 @@ class Mxfp4Weights(TensorFiles):
         of_experts = {f"{name}{part}" for name in self._experts for part in (_CODES, _SCALES)}
         return self._experts | (self._places.keys() - of_experts)
 
+    def has_blocks(self) -> bool:
+        return True
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a parameter of the model, whose experts have their columns before their rows."""
         if name not in self._experts:
@@ -54,6 +57,9 @@ class Mxfp4Weights(TensorFiles):
             return None
         parts = 2 if name.endswith("gate_up_proj") else 1
         return [tuple(matrix[part::parts] for part in range(parts)) for matrix in self._matrices(name)]
+
+    def expert_blocks(self, name: str) -> list[Blocks] | None:
+        return self._matrices(name) if name in self._experts else None
 
     def of_experts(self) -> set[str]:
         """Return the names of the tensors in quantization blocks."""

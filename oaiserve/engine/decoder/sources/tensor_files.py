@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from oaiserve.engine.decoder.blocks import Blocks, ExpertBlocks
 from oaiserve.engine.decoder.sources.wrapped_names import own_name
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import json_object, weight_files
@@ -60,6 +61,14 @@ class TensorFiles:
             if name == "lm_head.weight" or (name.endswith(".bias") and not self.tensor(name).any()):
                 del self._places[name]
 
+    def has_blocks(self) -> bool:
+        """Tell files with matrices in quantization blocks from those whose tensors are all of torch's types."""
+        return False
+
+    def zero_biases(self) -> set[str]:
+        """Return the names of biases of zeros that are there for the format's sake."""
+        return set()
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._places[name].shape
 
@@ -88,6 +97,14 @@ class TensorFiles:
         )
         # A header of any length may come before the data, so that it begins anywhere.
         return (data.clone() if begin % dtype.itemsize else data).view(dtype).view(shape)
+
+    def blocks(self, name: str) -> Blocks | ExpertBlocks | None:
+        """Return a matrix, or those of each expert, in blocks, or None for a tensor that is computed with as it is."""
+        return None
+
+    def expert_blocks(self, name: str) -> list[Blocks] | None:
+        """Return the matrix [n, k] of each expert in blocks, or None for any other tensor."""
+        return None
 
     def give_back(self) -> None:
         """Have the system drop the read pages, which are read again when needed."""

@@ -14,7 +14,7 @@ from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.dense import describe
 from oaiserve.engine.decoder.description import Decoder, NotKnown, matrices_in
 from oaiserve.engine.decoder.families import FAMILIES
-from oaiserve.engine.decoder.settings import keys_of, settings_of
+from oaiserve.engine.decoder.settings import Settings, keys_of, settings_of
 from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
 from oaiserve.engine.decoder.sources.gguf.tensors import GgufTensors
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
@@ -111,7 +111,7 @@ def test_settings_are_those_that_transformers_reads_of_a_file(name: str, tmp_pat
     assert_same(settings_of_gguf(read_values(path), read_tensors(path)), read_config(path))
 
 
-def assert_same(found: dict[str, Any], config: PreTrainedConfig) -> None:
+def assert_same(found: Settings, config: PreTrainedConfig) -> None:
     expected = settings_of(json.loads(config.to_json_string(use_diff=False), object_hook=with_infinity))
     others = {"head_dim", "layer_types", "num_key_value_heads", "num_deep_layers", "rope_axes", "rope_parameters"}
     keys = keys_of(found["model_type"]) | others

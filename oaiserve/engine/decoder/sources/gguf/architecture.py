@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oaiserve.engine.decoder.facts import Settings
+from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, no_fields
 from oaiserve.engine.decoder.sources.names import Names
 

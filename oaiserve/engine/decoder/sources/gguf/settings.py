@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oaiserve.engine.decoder.description import NotKnown
-from oaiserve.engine.decoder.settings import Values, keys_of, settings_of
+from oaiserve.engine.decoder.settings import Settings, keys_of, settings_of
 from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, rope
 from oaiserve.files.gguf import GgufTensor
@@ -46,7 +46,7 @@ _FIELDS = {
 }
 
 
-def settings_of_gguf(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> Values:
+def settings_of_gguf(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> Settings:
     """Return the settings by a file's metadata and tensors.
 
     Raises NotKnown for an architecture that is not known, and BadFile for a file without all required metadata.

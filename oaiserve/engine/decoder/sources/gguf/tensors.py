@@ -18,7 +18,7 @@ from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import FORMATS, Blocks, expand, one_behind_the_other
 from oaiserve.engine.decoder.description import NotKnown
-from oaiserve.engine.decoder.facts import Settings
+from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.gguf.architecture import Order
 from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.gguf.names import GGUF

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oaiserve.engine.decoder.facts import Settings
+from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.gguf.architecture import Architecture, Order
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, axes
 from oaiserve.engine.decoder.sources.names import Names
