@@ -44,7 +44,7 @@ def describe(tensors: Tensors, settings: Settings, family: Family, length: int) 
     facts = family.facts(settings)
     reader = Reader(tensors)
     embedding = reader.matrix("embedding")
-    rotary = Rotary(settings, facts, length)
+    rotary = Rotary(settings, facts, length, reader.numbers_or_none("frequency_factors"))
     layers = [
         _layer(reader.at(f"layers.{number}"), family, facts, settings, rotary, number)
         for number in range(facts.num_layers)
@@ -79,11 +79,12 @@ def describe(tensors: Tensors, settings: Settings, family: Family, length: int) 
 class Rotary:
     """The rotary tables of a model, which its layers share."""
 
-    def __init__(self, settings: Settings, facts: Facts, length: int) -> None:
+    def __init__(self, settings: Settings, facts: Facts, length: int, frequency_factors: Tensor | None = None) -> None:
         self.query_factors = query_factors(settings, length)
         self._settings = settings
         self._facts = facts
         self._length = length
+        self._frequency_factors = frequency_factors
         self._tables: dict[tuple[str | None, float | None], RotaryTable | None] = {}
 
     def of_layer(self, number: int) -> RotaryTable | None:
@@ -95,8 +96,15 @@ class Rotary:
         layer_type = kinds[number] if kinds and kinds[number] in settings["rope_parameters"] else None
         theta = None if facts.thetas is None else facts.thetas[number]
         if (layer_type, theta) not in self._tables:
+            if self._frequency_factors is not None and (layer_type, theta) != (None, None):
+                raise NotKnown("its files have factors of frequencies, which its layers have several of")
             self._tables[layer_type, theta] = rotary_table(
-                settings, self._length, layer_type=layer_type, theta=theta, is_interleaved=facts.is_interleaved
+                settings,
+                self._length,
+                layer_type=layer_type,
+                theta=theta,
+                is_interleaved=facts.is_interleaved,
+                frequency_factors=self._frequency_factors,
             )
         return self._tables[layer_type, theta]
 
@@ -125,7 +133,7 @@ def _head(reader: Reader, embedding: Matrix, *, is_tied: bool) -> Matrix:
         return reader.matrix("head")
     if reader.has("head"):
         reader.matrix("head")  # files may have it twice; the embedding counts
-    bias = reader.in_dtype("head.bias") if reader.tensors.has("head.bias") else None
+    bias = reader.bias("head") if reader.tensors.has("head.bias") else None
     return Matrix(embedding.weight, bias, reader.tensors.module("head"))
 
 

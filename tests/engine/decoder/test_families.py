@@ -27,7 +27,7 @@ from tests.models.pinned import PINNED, file_of, pinned_model
 
 # The last pairs of these turn so little that their cosines round to 1 at all positions. Their sines do not round to 0,
 # but the pinned tables end before them, since they were cut by their cosines.
-_CUT = {"cwm", "gemma3_text, linear in full layers", "minimax_m2"}
+CUT = {"cwm", "gemma3_text, linear in full layers", "minimax_m2"}
 KNOWN = [name for name, asked in PINNED.items() if asked.config.model_type in FAMILIES]
 WITH_EXPERTS = [name for name in KNOWN if "experts.0 Expert\n" in file_of(name).read_text()]
 
@@ -52,7 +52,7 @@ def test_a_file_in_float32_is_rounded_to_16_bits_as_by_transformers(name: str, t
     loaded = prepare(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16))
     from_modules = described_modules(with_native_cache(loaded, EngineOptions()))
     from_files = described(name, tmp_path, torch.bfloat16)
-    assert text_of(_cut(from_files) if name in _CUT else from_files) == text_of(from_modules)
+    assert text_of(cut(from_files) if name in CUT else from_files) == text_of(from_modules)
 
 
 def _compare_with_pinned(name: str, folder: Path) -> None:
@@ -60,10 +60,10 @@ def _compare_with_pinned(name: str, folder: Path) -> None:
     dtype = PINNED[name].dtype
     shapes = state_shapes(decoder, dtype)
     spec = model_spec(settings_in(folder), decoder, dtype=dtype, device=torch.device("cpu"), state_shapes=shapes)
-    assert fingerprint(_cut(decoder) if name in _CUT else decoder, spec) == file_of(name).read_text()
+    assert fingerprint(cut(decoder) if name in CUT else decoder, spec) == file_of(name).read_text()
 
 
-def _cut(decoder: Decoder) -> Decoder:
+def cut(decoder: Decoder) -> Decoder:
     """Leave out the last pairs of rotary tables whose cosines are all 1."""
     cut: dict[int, RotaryTable] = {}  # by the id of a table, which layers share
     layers = []

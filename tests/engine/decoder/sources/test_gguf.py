@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -14,6 +15,7 @@ from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.dense import describe
 from oaiserve.engine.decoder.description import Decoder, NotKnown, matrices_in
 from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.model_spec import model_spec
 from oaiserve.engine.decoder.settings import Settings, keys_of, settings_of
 from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
 from oaiserve.engine.decoder.sources.gguf.tensors import GgufTensors
@@ -21,6 +23,7 @@ from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.start.ways.quantized import load_quantized
 from oaiserve.files.gguf import GgufTensor, read_tensors, read_values
 from oaiserve.files.source import find_model
+from tests.engine.decoder.test_families import CUT, cut
 from tests.models import pinned
 from tests.models.fingerprints import fingerprint, text_of
 from tests.models.gguf_records import Record, model_of, records
@@ -47,7 +50,11 @@ def described(path: Path, dtype: torch.dtype = torch.float32, length: int = 128)
 def test_a_description_of_what_the_converter_writes_is_the_pinned_one(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     Record(name).write(path, model_of(name), lambda _: Kind.Q8_0)
-    assert pinned.file_of(name, is_gguf=True).read_text().endswith(f"\n{text_of(described(path))}")
+    decoder = described(path)
+    spec = model_spec(SETTINGS[name], decoder, dtype=torch.float32, device=torch.device("cpu"), state_shapes={})
+    found = fingerprint(cut(decoder) if name in CUT else decoder, spec)
+    _, *expected = pinned.file_of(name, is_gguf=True).read_text().splitlines()  # a file has no name of the class
+    assert found.splitlines()[1:] == expected
 
 
 @pytest.mark.compiler
@@ -57,6 +64,12 @@ def test_a_description_of_what_the_converter_writes_is_the_pinned_one(name: str,
 def test_a_description_of_a_file_is_that_of_the_modules(name: str, rest: Kind, dtype: Any, tmp_path: Path) -> None:
     path = file_of(SMALL[name], tmp_path, MIX, rest)
     assert_as_before(path, dtype)
+
+
+@pytest.mark.compiler
+def test_factors_of_rotary_frequencies_are_those_of_the_modules(tmp_path: Path) -> None:
+    factors = np.array([1, 1, 2, 3, 4, 6, 8, 8], np.float32)
+    assert_as_before(file_of(SMALL["llama"], tmp_path, rope_factors=factors))
 
 
 @pytest.mark.compiler

@@ -25,8 +25,9 @@ class Architecture:
     type: str  # transformers' name of the family, unless the fields name another one
     fields: Callable[[Metadata], Fields] = no_fields  # of a config.json, beside those that all have
     names: Names = field(default_factory=dict)  # of tensors, where they are not the usual ones
-    # The tensors of a role that is one matrix elsewhere. Their rows follow each other.
-    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # The tensors of a role that is one matrix elsewhere, maybe by several choices. Their rows follow each other. Those
+    # in several formats are no matrix of one role.
+    joined: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     # Makes a tensor of those in `joined`, which are float32, where no order of rows does.
     make: Mapping[str, Callable[[Sequence[Tensor]], Tensor]] = field(default_factory=dict)
     rows: Mapping[str, MakeOrder] = field(default_factory=dict)  # the rows of the file in their order on the hub

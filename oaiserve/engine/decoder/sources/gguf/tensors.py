@@ -92,9 +92,8 @@ class GgufTensors:
         """Return a matrix [n, k]."""
         tensors = self._take(path)
         role = _role(path)
-        formats = {(tensor.kind, tensor.shard) for tensor in tensors}
-        is_kept = role not in self._architecture.make and len(tensors[0].shape) == 2
-        if not is_kept or len(formats) > 1 or tensors[0].kind not in FORMATS:
+        is_made = role in self._architecture.make and len(tensors) > 1
+        if is_made or len(tensors[0].shape) != 2 or tensors[0].kind not in FORMATS:
             found = self._expanded(path).to(self.dtype)
             return found if found.dim() > 1 else found[None]
         matrices = [self._blocks(tensor) for tensor in tensors]
@@ -160,11 +159,14 @@ class GgufTensors:
         for suffix in (".weight", ".bias"):
             if path.endswith(suffix):
                 module, last = path.removesuffix(suffix), suffix
-        if (parts := self._architecture.joined.get(_role(path))) is not None:
+        role = _role(path)
+        for parts in self._architecture.joined.get(role, ()):
             layer = module.split(".")[1]
-            found = [self._tensors.get(f"blk.{layer}.{part}{last}") for part in parts]
-            if all(found):
-                return [tensor for tensor in found if tensor is not None]
+            names = [f"blk.{layer}.{part}{last}" for part in parts]
+            found = [self._tensors[name] for name in names if name in self._tensors]
+            is_one = role in self._architecture.make or len({(one.kind, one.shard) for one in found}) == 1
+            if len(found) == len(parts) and is_one:
+                return found
         for name in names_of(module, self._names):
             if (tensor := self._tensors.get(f"{name}{last}")) is not None:
                 return [tensor]

@@ -49,7 +49,7 @@ ARCHITECTURES = (
         name="deepseek2",
         type="deepseek_v2",
         fields=_fields,
-        joined={"kv_up": ("attn_k_b", "attn_v_b")},
+        joined={"kv_up": (("attn_k_b", "attn_v_b"),)},
         make={"kv_up": _of_latent},
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oaiserve.engine.decoder.sources.gguf.architecture import TURNED, Architecture
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata
+from oaiserve.engine.decoder.sources.names import Names
 
 
 def _fields(metadata: Metadata) -> Fields:
@@ -41,12 +42,13 @@ def _hybrid(metadata: Metadata) -> Fields:
     }
 
 
-_SHARED = {
-    f"shared.{role}": (f"ffn_{role}_shexp", f"ffn_{role}")  # the latter in models without other experts
-    for role in ("gate", "up", "down")
-}
+# Of the MLP that all tokens share, whose tensors are those of a layer's only MLP in models without experts.
+_SHARED: Names = {"shared.down": ("ffn_down_shexp", "ffn_down")}
+_JOINED = {"shared.gate_up": (("ffn_gate_shexp", "ffn_up_shexp"), ("ffn_gate", "ffn_up"))}
 ARCHITECTURES = (
     Architecture(name="granite", type="granite", fields=_fields, rows=TURNED),
-    Architecture(name="granitemoe", type="granitemoe", fields=_with_experts, rows=TURNED),
-    Architecture(name="granitehybrid", type="granitemoehybrid", fields=_hybrid, names=_SHARED, rows=TURNED),
+    Architecture(name="granitemoe", type="granitemoe", fields=_with_experts, rows=TURNED, joined=_JOINED),
+    Architecture(
+        name="granitehybrid", type="granitemoehybrid", fields=_hybrid, names=_SHARED, rows=TURNED, joined=_JOINED
+    ),
 )

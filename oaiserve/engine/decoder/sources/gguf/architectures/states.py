@@ -95,8 +95,8 @@ ARCHITECTURES = (
         name="qwen3next",
         type="qwen3_next",
         fields=_delta,
-        names={**_NORM_BEFORE_MLP, "mixer.qkv": (), "mixer.z": ()},
-        joined={"mixer.qkvz": ("attn_qkv", "attn_gate")},
+        names=_NORM_BEFORE_MLP,
+        joined={"mixer.qkvz": (("attn_qkv", "attn_gate"),)},
         rows={"mixer.qkvz": _by_key_head},
     ),
     *(
