@@ -131,8 +131,7 @@ def _position_embedding(reader: Reader, facts: Facts, length: int) -> Tensor | N
 def _head(reader: Reader, embedding: Matrix, *, is_tied: bool) -> Matrix:
     if not is_tied:
         return reader.matrix("head")
-    if reader.has("head"):
-        reader.matrix("head")  # files may have it twice; the embedding counts
+    reader.tensors.leave_out("head.weight")  # files may have it twice; the embedding counts
     bias = reader.bias("head") if reader.tensors.has("head.bias") else None
     return Matrix(embedding.weight, bias, reader.tensors.module("head"))
 

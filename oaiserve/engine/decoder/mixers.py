@@ -51,10 +51,12 @@ def delta_net(
     if reader.has("qkvz"):  # sorted by key head, each with its query, its key, its values and their gates
         values = each * value_dim
         projections = [_by_kind(reader.matrix("qkvz"), key_heads, [key_dim, key_dim, values, values])]
-        rates = [_by_kind(reader.matrix("ba"), key_heads, [each, each])]
     else:
         apart = ("qkv", "z") if reader.has("qkv") else ("q", "k", "v", "z")
         projections = [reader.matrix(role) for role in apart]
+    if reader.has("ba"):
+        rates = [_by_kind(reader.matrix("ba"), key_heads, [each, each])]
+    else:
         rates = [reader.matrix(role) for role in ("b", "a")]
     convolutions = ("conv",) if reader.has("conv") else ("conv_q", "conv_k", "conv_v")
     return DeltaNet(
@@ -66,7 +68,7 @@ def delta_net(
         value_heads=value_heads,
         key_dim=key_dim,
         value_dim=value_dim,
-        speeds=_speeds(reader.exact("A_log").float() if has_float32_speeds else reader.numbers("A_log")),
+        speeds=_speeds(reader, is_exact=has_float32_speeds),
         biases=reader.numbers("dt_bias"),
         norm=_gated_norm(reader, facts, epsilon),
         out=reader.matrix("out"),
@@ -89,7 +91,7 @@ def mamba2(reader: Reader, facts: Facts, settings: Settings, *, keys: Sequence[s
         head_dim=head_dim,
         groups=groups,
         state_dim=state_dim,
-        speeds=_speeds(reader.numbers("A_log")),
+        speeds=_speeds(reader),
         biases=reader.numbers("dt_bias"),
         skips=reader.numbers("D"),
         least_time=float(limits[0]),
@@ -156,9 +158,10 @@ def _activation(settings: Settings) -> str:
     return _ACTIVATIONS[name]
 
 
-def _speeds(logarithms: Tensor) -> Tensor:
-    """Return the speeds at which states fade, less than 0."""
-    return -logarithms.exp()
+def _speeds(reader: Reader, *, is_exact: bool = False) -> Tensor:
+    """Return the speeds at which states fade, less than 0, of which files on the hub have the logarithms."""
+    numbers = reader.exact("A_log").float() if is_exact else reader.numbers("A_log")
+    return numbers if reader.tensors.has_norms_as_computed else -numbers.exp()
 
 
 def _gated_norm(reader: Reader, facts: Facts, epsilon: float | None = None) -> Norm:

@@ -17,7 +17,7 @@ class Tensors(Protocol):
 
     dtype: torch.dtype  # of matrices that are not in blocks
     bias_dtype: torch.dtype  # of their biases: float32 in files that have some matrices in blocks
-    has_norms_as_computed: bool  # also those of families whose other files have them minus 1
+    has_norms_as_computed: bool  # also where other files have them minus 1; and so the speeds of states
 
     def has(self, path: str) -> bool: ...
 

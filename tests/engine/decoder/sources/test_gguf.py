@@ -15,6 +15,7 @@ from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.dense import describe
 from oaiserve.engine.decoder.description import Decoder, NotKnown, matrices_in
 from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.mixers import state_shapes
 from oaiserve.engine.decoder.model_spec import model_spec
 from oaiserve.engine.decoder.settings import Settings, keys_of, settings_of
 from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
@@ -51,7 +52,8 @@ def test_a_description_of_what_the_converter_writes_is_the_pinned_one(name: str,
     path = tmp_path / "model.gguf"
     Record(name).write(path, model_of(name), lambda _: Kind.Q8_0)
     decoder = described(path)
-    spec = model_spec(SETTINGS[name], decoder, dtype=torch.float32, device=torch.device("cpu"), state_shapes={})
+    shapes = state_shapes(decoder, torch.float32)
+    spec = model_spec(SETTINGS[name], decoder, dtype=torch.float32, device=torch.device("cpu"), state_shapes=shapes)
     found = fingerprint(cut(decoder) if name in CUT else decoder, spec)
     _, *expected = pinned.file_of(name, is_gguf=True).read_text().splitlines()  # a file has no name of the class
     assert found.splitlines()[1:] == expected

@@ -120,23 +120,22 @@ class GgufTensors:
         ]
 
     def numbers(self, path: str) -> Tensor:
-        """Return any tensor in float32, where those of several dimensions are rounded to the dtype of the model."""
-        self._take(path)
-        found = self._expanded(path)
-        if found.dim() > 1:
-            found = found.to(self.dtype)
-        return found.float().view(_shape_on_hub(path, tuple(found.shape)))
+        """Return any tensor in float32; those of several dimensions are rounded to the dtype of the model."""
+        found = self._on_hub(path)
+        return found.float() if found.dim() == 1 else found.to(self.dtype).float()
 
     def exact(self, path: str) -> Tensor:
-        """Return any tensor as it is if it has the dtype of the model, else in float32."""
-        self._take(path)
-        found = self._expanded(path)
-        found = found if found.dtype == self.dtype else found.float()
-        return found.view(_shape_on_hub(path, tuple(found.shape)))
+        """Return any tensor unrounded, in the dtype of the model if the file has it so, else in float32."""
+        found = self._on_hub(path)
+        return found if found.dtype == self.dtype else found.float()
 
     def module(self, path: str) -> str:
         """Return the name of a module in transformers, by which adapters name it."""
         return names_of(path, self._names_on_hub)[0]
+
+    def leave_out(self, path: str) -> None:
+        """Count a tensor as read, if it is there."""
+        self._unread -= {tensor.name for tensor in self._find(path)}
 
     def unread(self) -> list[str]:
         """Return the names of tensors that were not read, apart from those that no model reads."""
@@ -179,6 +178,12 @@ class GgufTensors:
     def _columns(self, role: str) -> Order | None:
         make = self._architecture.columns.get(role)
         return None if make is None else make(self._settings)
+
+    def _on_hub(self, path: str) -> Tensor:
+        """Return a tensor in the order and the shape of the hub, in a dtype of the file or in float32."""
+        self._take(path)
+        found = self._expanded(path)
+        return found.reshape(_shape_on_hub(path, tuple(found.shape)))
 
     def _blocks(self, tensor: GgufTensor) -> Blocks:
         file = self._files[tensor.shard]

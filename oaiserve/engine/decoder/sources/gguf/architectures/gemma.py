@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, rope, windows
+from oaiserve.engine.decoder.sources.names import Names
 
 
 def _gemma3(metadata: Metadata) -> Fields:
@@ -66,10 +67,27 @@ def _embedding(metadata: Metadata) -> Fields:
     }
 
 
+_GEMMA4: Names = {
+    "factor": "layer_output_scale.weight",
+    "layer_embedding": "per_layer_token_embd",
+    "layer_projection": "per_layer_model_proj",
+    "layer_projection_norm": "per_layer_proj_norm",
+    "input_gate": "inp_gate",
+    "input_projection": "proj",
+    "input_norm": "post_norm",
+    "shared.gate": "ffn_gate",
+    "shared.up": "ffn_up",
+    "shared.down": "ffn_down",
+    "shared_out_norm": "post_ffw_norm_1",
+    "router_scale": "ffn_gate_inp.scale",
+    "router_factors": "ffn_down_exps.scale",
+    "experts_norm": "pre_ffw_norm_2",
+    "experts_out_norm": "post_ffw_norm_2",
+}
 ARCHITECTURES = (
     Architecture(name="gemma", type="gemma"),
     Architecture(name="gemma2", type="gemma2"),
     Architecture(name="gemma3", type="gemma3_text", fields=_gemma3),
     Architecture(name="gemma-embedding", type="gemma3_text", fields=_embedding),
-    Architecture(name="gemma4", type="gemma4_text", fields=_gemma4, unused=("rope_freqs.weight",)),
+    Architecture(name="gemma4", type="gemma4_text", fields=_gemma4, names=_GEMMA4, unused=("rope_freqs.weight",)),
 )

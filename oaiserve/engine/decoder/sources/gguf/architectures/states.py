@@ -84,11 +84,16 @@ _GROUPED = {
     "mixer.z": _grouped_values,
     **dict.fromkeys(("mixer.a", "mixer.b", "mixer.A_log", "mixer.dt_bias"), _grouped),
 }
-_FINAL_NORM: Names = {"final_norm": ("output_norm", "token_embd_norm")}  # by newer and older files
+_LFM2: Names = {
+    "final_norm": ("output_norm", "token_embd_norm"),  # by newer and older files
+    "mixer.in": "shortconv.in_proj",
+    "mixer.conv": "shortconv.conv",
+    "mixer.out": "shortconv.out_proj",
+}
 ARCHITECTURES = (
     Architecture(name="mamba2", type="mamba2", fields=_mamba2),
     *(
-        Architecture(name=name, type=kind, fields=_lfm2, names=_FINAL_NORM)
+        Architecture(name=name, type=kind, fields=_lfm2, names=_LFM2)
         for name, kind in (("lfm2", "lfm2"), ("lfm2moe", "lfm2_moe"))
     ),
     Architecture(
