@@ -78,9 +78,7 @@ def cut(decoder: Decoder) -> Decoder:
     return replace(decoder, layers=layers)
 
 
-def described(
-    name: str, folder: Path, dtype: torch.dtype | None = None, settings: Settings | None = None
-) -> Decoder:
+def described(name: str, folder: Path, dtype: torch.dtype | None = None, settings: Settings | None = None) -> Decoder:
     """Describe one of PINNED from its files, with the settings in the same folder unless there are some."""
     asked = PINNED[name]
     family = FAMILIES[asked.config.model_type]

@@ -82,7 +82,7 @@ def test_tables_of_all_kinds_are_those_of_the_modules_at_all_lengths(name: str) 
         config = config_with(name, kind)
         settings = settings_of(config)
         module = text_module_of(config)
-        for layer_type in set(settings["layer_types"] or ()) if name in BY_LAYER_TYPE else {"full_attention"}:
+        for layer_type in settings["rope_parameters"] if name in BY_LAYER_TYPE else {"full_attention"}:
             changes = kind in ("dynamic", "longrope") and layer_type == "full_attention"
             last = {"dynamic": LONG, "longrope": SHORT}[kind] if changes else 2 * LONG
             for length in (8, SHORT, last):
