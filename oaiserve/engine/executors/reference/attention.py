@@ -95,7 +95,7 @@ def _attend(
     sinks: Tensor | None,
 ) -> Tensor:
     """Return the attention float32 [B, Q, heads, value_dim] of a group of sequences."""
-    _, block_size, kv_heads, value_dim = cache.values.shape
+    kv_heads, value_dim = cache.values.shape[2:]
     num_sequences, num_queries = query.shape[:2]
     window, last = parameters.sliding_window, group.last if parameters.looks_ahead else None
     query = query.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4)  # [B, kv_heads, heads of each, Q, key_dim]
@@ -106,8 +106,8 @@ def _attend(
         most = most.copy_(sinks.view(kv_heads, -1, 1, 1))
         total = torch.ones_like(most)
     out = query.new_zeros(*query.shape[:-1], value_dim)
-    at_once = max(1, PIECE_TOKENS // (num_sequences * block_size)) * block_size
-    begin = 0 if window is None else max(0, group.start - window + 1) // block_size * block_size
+    at_once = max(1, PIECE_TOKENS // num_sequences)
+    begin = 0 if window is None else max(0, group.start - window + 1)
     for first_key in range(begin, group.end, at_once):
         end_key = min(first_key + at_once, group.end)
         keys, values = _gather(cache, group, first_key, end_key)
@@ -145,18 +145,19 @@ def _gather(cache: LayerCache, group: _Group, first: int, end: int) -> tuple[Ten
 
     Values beyond the end of a sequence are 0: its last block may hold NaN there, and NaN times a weight of 0 is NaN.
     """
-    block_size = cache.keys.shape[1]
-    tables = group.tables[:, first // block_size : -(-end // block_size)]
+    _, block_size, kv_heads, _ = cache.keys.shape
+    places = torch.arange(first, end, device=group.tables.device)
+    slots = group.tables[:, places // block_size] * block_size + places % block_size
+    rows = slots[:, None] * kv_heads + torch.arange(kv_heads, device=slots.device)[:, None]  # [B, kv_heads, L]
     keys, values = (
-        # index_select copies whole blocks; indexing with the table is several times as slow on a CPU.
-        _in_float32(blocks, tables, scale).unflatten(0, tables.shape).flatten(1, 2)[:, : end - first].transpose(1, 2)
+        _in_float32(blocks.flatten(0, 2), rows.flatten(), scale).unflatten(0, rows.shape)
         for blocks, scale in zip(cache, cache.scales, strict=True)
     )
-    is_missing = torch.arange(first, end, device=tables.device) >= group.lengths
-    return keys, values.masked_fill(is_missing[:, None, :, None], 0)
+    return keys, values.masked_fill_((places >= group.lengths)[:, None, :, None], 0)
 
 
-def _in_float32(blocks: Tensor, tables: Tensor, scale: float) -> Tensor:
-    if blocks.dtype == FP8:  # of which torch copies none by their index
-        return blocks.view(torch.uint8).index_select(0, tables.flatten()).view(FP8).float() * scale
-    return blocks.index_select(0, tables.flatten()).float()
+def _in_float32(numbers: Tensor, rows: Tensor, scale: float) -> Tensor:
+    """Return a copy of some rows of keys or values in float32."""
+    if numbers.dtype == FP8:  # of which torch copies none by their index
+        return numbers.view(torch.uint8).index_select(0, rows).view(FP8).float() * scale
+    return numbers.index_select(0, rows).float()
