@@ -28,12 +28,13 @@ from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
 from tests.models.gguf_records import model_of, parameters_of, records
 from tests.models.pinned import PINNED, pinned_model, quantized
 
-# The norm of the differences of logits, relative to that of the logits. Sums of other orders differ in the last bits of
-# float32, 6e-8, and layers of random weights multiply that: in norm, transformers' float32 logits are up to 1.4e-5 from
-# its own float64 logits, and 4e-6 in the median.
-TOLERANCE = 2e-5
+# The error of a token is the norm of the difference of its logits, relative to their norm. Sums in another order differ
+# in the last bits of float32, 6e-8, which a few layers of random weights multiply by some 50 for most tokens, and
+# by more where scores are large. Over all tokens, transformers' float32 is up to 1.4e-5 from its own float64.
+MEDIAN_ERROR = 1e-5
+LARGEST_ERROR = 2e-3
 # Today's reader cuts off pairs of rotary tables whose cosines round to 1, though their sines are not 0.
-CUT_TABLES = {"cwm": 5e-4, "minimax_m2": 1e-4}
+CUT_TABLES = {"cwm": 2e-4, "minimax_m2": 5e-5}
 MOST_TOKENS = 128  # beyond the windows of all models, and the lengths from which on rotary embeddings are scaled
 NUM_BLOCKS = 3 * MOST_TOKENS // BLOCK_SIZE
 
@@ -68,10 +69,6 @@ def pinned_case(name: str) -> Case:
     return case_of(original, loaded, described(loaded))
 
 
-def reference(decoder: Decoder, dtype: torch.dtype = torch.float32, num_blocks: int = NUM_BLOCKS) -> ReferenceExecutor:
-    return ReferenceExecutor(decoder, dtype=dtype, device=CPU, num_blocks=num_blocks, block_size=BLOCK_SIZE)
-
-
 def chunk_ends(length: int) -> list[list[int]]:
     """Return where the chunks of three sequences of up to `length` tokens end, few of them at ends of blocks."""
     third = length // 3
@@ -83,36 +80,37 @@ def chunk_ends(length: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def error(case: Case, decoder: Decoder | None = None) -> float:
-    """Return the error of the reference's logits of all tokens, with a step for the next chunk of each sequence."""
-    executor = reference(decoder or case.decoder)
+def errors(case: Case, decoder: Decoder | None = None) -> Tensor:
+    """Return the error of the reference's logits for each token, with a step for the next chunk of each sequence."""
+    sizes: dict[str, Any] = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+    executor = ReferenceExecutor(decoder or case.decoder, dtype=torch.float32, device=CPU, **sizes)
     ends = chunk_ends(len(case.ids[0]))
     blocks = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(2)).view(len(ends), -1).tolist()
     sequences = [
         sequence_of(ids[: own[-1]], own_blocks) for ids, own, own_blocks in zip(case.ids, ends, blocks, strict=True)
     ]
     states = states_of(case.loaded)
-    differences: list[Tensor] = []
-    sizes: list[Tensor] = []
+    found: list[Tensor] = []
     for turn in range(max(map(len, ends))):
-        places = [place for place, own in enumerate(ends) if turn < len(own)]
-        spans = [([0, *ends[place]][turn], ends[place][turn]) for place in places]
-        parts = sorted(zip(places, spans, strict=True), key=lambda part: part[1][1] - part[1][0] > 1)  # decodes first
-        batch = build_batch(
-            Step([Chunk(sequences[place], start, end - start) for place, (start, end) in parts]), BLOCK_SIZE, CPU
-        )
+        parts = [
+            (place, [0, *own][turn], own[turn] - [0, *own][turn]) for place, own in enumerate(ends) if turn < len(own)
+        ]
+        parts.sort(key=lambda part: part[2] > 1)  # decodes come first
+        step = Step([Chunk(sequences[place], start, count) for place, start, count in parts])
+        batch = build_batch(step, BLOCK_SIZE, CPU)
         batch.logits_rows = torch.arange(len(batch.input_ids))
         if states is not None:
-            batch.states = states.of_step([StateChunk(place, start, end - start) for place, (start, end) in parts])
-        expected = torch.cat([case.expected[place, start:end] for place, (start, end) in parts])
-        differences.append(executor.forward(batch) - expected)
-        sizes.append(expected)
-    return float(torch.cat(differences).norm() / torch.cat(sizes).norm())
+            batch.states = states.of_step([StateChunk(*part) for part in parts])
+        expected = torch.cat([case.expected[place, start : start + count] for place, start, count in parts])
+        found.append((executor.forward(batch) - expected).norm(dim=-1) / expected.norm(dim=-1))
+    return torch.cat(found)
 
 
 @pytest.mark.parametrize("name", PINNED)
 def test_logits_are_those_of_transformers(name: str) -> None:
-    assert error(pinned_case(name)) < CUT_TABLES.get(name, TOLERANCE)
+    found = errors(pinned_case(name))
+    assert found.median() < CUT_TABLES.get(name, MEDIAN_ERROR)
+    assert found.max() < LARGEST_ERROR
 
 
 @pytest.mark.compiler
@@ -122,7 +120,9 @@ def test_logits_of_quantized_files_are_those_of_transformers_with_their_weights(
     model, path = model_of(name), tmp_path / "model.gguf"
     weights = GgufWeights(path, read_config(path))
     model.load_state_dict({parameter: weights.tensor(parameter) for parameter in parameters_of(model)}, strict=False)
-    assert error(case_of(model, kept.loaded, kept.decoder)) < CUT_TABLES.get(name, TOLERANCE)
+    found = errors(case_of(model, kept.loaded, kept.decoder))
+    assert found.median() < CUT_TABLES.get(name, MEDIAN_ERROR)
+    assert found.max() < LARGEST_ERROR
 
 
 def with_attention(decoder: Decoder, index: int, **changes: Any) -> Decoder:
@@ -160,4 +160,4 @@ def mistral() -> Case:
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_one_layer_is_seen(mistral: Case, mistake: str) -> None:
-    assert error(mistral, MISTAKES[mistake](mistral.decoder)) > 2 * TOLERANCE
+    assert errors(mistral, MISTAKES[mistake](mistral.decoder)).median() > 2 * MEDIAN_ERROR
