@@ -139,14 +139,15 @@ def _head(reader: Reader, embedding: Matrix, *, is_tied: bool) -> Matrix:
 def _layer(reader: Reader, family: Family, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Layer:
     attention_norm = reader.norm_or_none("attention_norm", facts.norm)
     mlp_norm = reader.norm_or_none("mlp_norm", facts.norm)
-    mixer = family.mixer if number in facts.mixing_layers else None
+    attends = number not in facts.without_attention
+    mixer = family.mixer if number in facts.with_mixer else None
     layer = Layer(
         attention_norm=attention_norm,
-        attention=family.attention(reader, facts, settings, rotary, number) if mixer is None else None,
+        attention=family.attention(reader, facts, settings, rotary, number) if attends else None,
         mixer=None if mixer is None else mixer(reader.at("mixer"), facts, settings),
         attention_out_norm=reader.norm_or_none("attention_out_norm", facts.norm),
         mlp_norm=attention_norm if mlp_norm is None and facts.is_parallel else mlp_norm,
-        mlp=_mlp(reader, facts, number) if facts.has_mlp else None,
+        mlp=None if number in facts.without_mlp else _mlp(reader, facts, number),
         mlp_out_norm=reader.norm_or_none("mlp_out_norm", facts.norm),
         is_parallel=facts.is_parallel,
     )

@@ -273,7 +273,7 @@ class ClampedGate:
 class Expert:
     """The matrices of an MLP, one of many in a layer."""
 
-    gate: Matrix
+    gate: Matrix | None
     up: Matrix
     down: Matrix
 
@@ -294,7 +294,9 @@ class Experts:
 
     router: Router
     experts: list[Expert]
-    activation: str | ClampedGate  # a name in library.ACTIVATIONS, for activation(gate) * up
+    activation: (
+        str | ClampedGate
+    )  # a name in library.ACTIVATIONS, for activation(gate) * up, or activation(up) without gates
     shared: MLP | None  # an MLP that computes all tokens
     shared_gate: Matrix | None = None  # [1, width], whose product with a token decides how much of `shared` it gets
     norms: MixtureNorms | None = None  # None: all components read the output of the norm before the MLP

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from oaiserve.engine.decoder.description import MLP, Expert, Experts, Matrix, NotKnown, Router
@@ -17,21 +19,22 @@ def mixture(reader: Reader, facts: Mixture, activation: str, shared: MLP | None)
     """
     return Experts(
         router=_router(reader, facts),
-        experts=_experts(reader, is_in_turns=facts.is_in_turns),
+        experts=_experts(reader, facts),
         activation=activation if facts.activation is None else facts.activation,
         shared=shared,
         shared_gate=reader.matrix("shared_gate") if facts.has_shared_gate else None,
     )
 
 
-def _experts(reader: Reader, *, is_in_turns: bool) -> list[Expert]:
+def _experts(reader: Reader, facts: Mixture) -> list[Expert]:
+    gates: Sequence[Matrix | None]
     if reader.has("experts.gate_up"):
-        pairs = [_gate_and_up(both, is_in_turns=is_in_turns) for both in reader.experts("gate_up")]
+        pairs = [_gate_and_up(both, is_in_turns=facts.is_in_turns) for both in reader.experts("gate_up")]
         gates = [gate for gate, _ in pairs]
         ups = [up for _, up in pairs]
     else:
-        gates = reader.experts("gate")
         ups = reader.experts("up")
+        gates = reader.experts("gate") if facts.has_gates else [None] * len(ups)
     downs = reader.experts("down")
     if not len(gates) == len(ups) == len(downs) > 0:
         raise NotKnown(f"its experts have {len(gates)} gates, {len(ups)} ups and {len(downs)} downs")

@@ -40,6 +40,7 @@ class Mixture:
     is_router_adaptable: bool = False
     has_shared: bool = False  # an MLP for all tokens
     has_shared_gate: bool = False
+    has_gates: bool = True  # else experts are the activation of ups alone
     is_in_turns: bool = False  # rows of gates and ups, where they are one matrix
     activation: str | ClampedGate | None = None  # None: that of an MLP
 
@@ -78,8 +79,9 @@ class Facts:
     first_position: int = 0  # row of the embedded positions for the first token
     qkv_parts: int = 0  # rows of `qkv` are sorted by key head, each with so many parts; 0: by queries, keys and values
     has_attention_gates: bool = False  # in `q`, where that of each head follows its query
-    mixing_layers: frozenset[int] = frozenset()  # which have a mixer in place of attention
-    has_mlp: bool = True
+    with_mixer: frozenset[int] = frozenset()  # the numbers of layers
+    without_attention: frozenset[int] = frozenset()
+    without_mlp: frozenset[int] = frozenset()
     is_parallel: bool = False  # attention and MLP read the same hidden state
     is_tied: bool = False  # the head is the embedding
     embedding_scale: float = 1.0
@@ -140,7 +142,13 @@ def windows_by_type(settings: Settings) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in settings["layer_types"])
 
 
+def with_mixers(facts: Facts, layers: frozenset[int]) -> Facts:
+    """Return the facts with a mixer in place of attention in these layers."""
+    return replace(facts, with_mixer=layers, without_attention=layers)
+
+
 def layers_of_type(settings: Settings, name: str) -> frozenset[int]:
+    """Return the numbers of the layers of a type."""
     return frozenset(number for number, kind in enumerate(settings["layer_types"]) if kind == name)
 
 

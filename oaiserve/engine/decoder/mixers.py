@@ -75,10 +75,22 @@ def delta_net(
     )
 
 
-def mamba2(reader: Reader, facts: Facts, settings: Settings, *, keys: Sequence[str] = MAMBA_KEYS) -> Mamba2:
-    """Describe a mixer of Mamba 2, whose sizes are in the settings under these `keys`."""
+def mamba2(
+    reader: Reader,
+    facts: Facts,
+    settings: Settings,
+    *,
+    keys: Sequence[str] = MAMBA_KEYS,
+    function: str = "hidden_act",
+    limits: tuple[float, float] | None = None,
+) -> Mamba2:
+    """Describe a mixer of Mamba 2.
+
+    Its sizes are in the settings under these `keys`, and the activation of its convolution under `function`. `limits`
+    are those of times, which are otherwise in the settings.
+    """
     heads, head_dim, groups, state_dim = (settings[key] for key in keys)
-    limits = settings["time_step_limit"]
+    limits = settings["time_step_limit"] if limits is None else limits
     if limits is None:
         raise NotKnown("its time_step_limit is null")
     numbers = heads * head_dim
@@ -86,7 +98,7 @@ def mamba2(reader: Reader, facts: Facts, settings: Settings, *, keys: Sequence[s
     together = reader.matrix("in")
     return Mamba2(
         projections=[together.picked(rows) for rows in (slice(numbers, times), slice(numbers), slice(times, None))],
-        convolution=_convolution(reader, ("conv",), _activation(settings)),
+        convolution=_convolution(reader, ("conv",), _activation(settings, function)),
         heads=heads,
         head_dim=head_dim,
         groups=groups,
@@ -151,8 +163,8 @@ def _convolution(reader: Reader, roles: Sequence[str], activation: str) -> Convo
     return Convolution(weight, torch.cat(own) if own else None, activation)
 
 
-def _activation(settings: Settings) -> str:
-    name = settings["hidden_act"]
+def _activation(settings: Settings, key: str = "hidden_act") -> str:
+    name = settings[key]
     if name not in _ACTIVATIONS:
         raise NotKnown(f"the activation of its convolutions is {name}")
     return _ACTIVATIONS[name]

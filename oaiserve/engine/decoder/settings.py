@@ -58,6 +58,13 @@ _PARTS_ROTATED = {
     **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "stablelm"), 0.25),
     "phi3": 1.0,
 }
+_NEMOTRON_H_LAYERS = {"M": _LINEAR, "E": "moe", "*": _FULL, "-": "mlp"}  # by their letters in a pattern
+_NEMOTRON_H_KEYS = {
+    "mamba_n_groups": "n_groups",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_dt_min": "time_step_min",
+    "mamba_conv_bias": "use_conv_bias",
+}
 _GLM_ENDS = [151329, 151336, 151338]
 _ENDS = {"glm": _GLM_ENDS, "glm4": _GLM_ENDS, "cwm": [128001, 128008, 128009]}
 _OF_ROPE = {"original_max_position_embeddings", "partial_rotary_factor", "rope_scaling", "rope_theta"}
@@ -443,6 +450,18 @@ def _lfm2(values: Values) -> None:
     _renamed("block_ff_dim", "intermediate_size")(values)
 
 
+def _nemotron_h(values: Values) -> None:
+    for old, key in _NEMOTRON_H_KEYS.items():
+        _renamed(old, key)(values)
+    kinds = values["layers_block_type"]
+    pattern = values.get("hybrid_override_pattern")
+    if kinds is None:
+        kinds = [_NEMOTRON_H_LAYERS[one] for one in pattern or "ME*-"]
+    values["layers_block_type"] = [_LAYER_TYPES.get(kind, kind) for kind in kinds]
+    values["num_hidden_layers"] = len(kinds)
+    _or("mtp_layers_block_type", lambda _: [_FULL, "moe"])(values)
+
+
 def _lfm3_layer(_: Values, layer: int) -> str:
     if layer % 4 == 2:
         return _FULL
@@ -524,5 +543,6 @@ _RULES: dict[str, Callable[[Values], None]] = {
     "mamba2": _mamba2,
     "lfm2": _lfm2,
     "lfm3": _types(_lfm3_layer),
+    "nemotron_h": _nemotron_h,
     "lfm2_moe": _renamed("tie_embedding", "tie_word_embeddings"),
 }

@@ -26,6 +26,17 @@ _VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_hidden_layers": 6, "layer_types": None, "tie_word_embeddings": False, "attention_bias": True},
         {"conv_L_cache": 3, "norm_eps": 1e-3, "sliding_window": 9, "num_key_value_heads": 4},
     ),
+    "nemotron_h": (
+        {},
+        {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]},
+        {"use_bias": True, "use_conv_bias": False, "mlp_bias": True, "time_step_min": 0.3, "conv_kernel": 3},
+        {"n_group": 2, "topk_group": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.5, "n_routed_experts": 8},
+        {"layer_norm_epsilon": 1e-3},
+        {"num_experts_per_tok": 3},
+        {"tie_word_embeddings": True},
+        {"n_groups": 1},
+        {"mlp_hidden_act": "silu", "mamba_head_dim": 32, "head_dim": 32, "num_key_value_heads": 4},
+    ),
 }
 _CASES = [(name, changes) for name, variants in _VARIANTS.items() for changes in variants]
 

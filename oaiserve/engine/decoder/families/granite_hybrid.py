@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oaiserve.engine.decoder.experts import in_all_layers
-from oaiserve.engine.decoder.facts import Facts, Mixture, layers_of_type
+from oaiserve.engine.decoder.facts import Facts, Mixture, layers_of_type, with_mixers
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.families.granite_moe import NAMES
 from oaiserve.engine.decoder.families.llama import granite
@@ -20,9 +20,8 @@ def _facts(settings: Settings) -> Facts:
     mixture = Mixture(layers=in_all_layers(settings), top_k=settings["num_experts_per_tok"], has_shared=True)
     rotates = settings["position_embedding_type"] == "rope"
     return replace(
-        granite(settings),
+        with_mixers(granite(settings), layers_of_type(settings, "linear_attention")),
         rotates=(rotates,) * settings["num_hidden_layers"],
-        mixing_layers=layers_of_type(settings, "linear_attention"),
         mixture=mixture if settings["num_local_experts"] else None,
     )
 

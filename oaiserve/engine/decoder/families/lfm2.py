@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from oaiserve.engine.decoder.description import Layer, NotKnown
-from oaiserve.engine.decoder.facts import Facts, Mixture, layers_of_type, llama, windows_by_type
+from oaiserve.engine.decoder.facts import Facts, Mixture, layers_of_type, llama, windows_by_type, with_mixers
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.mixers import short_convolution
 from oaiserve.engine.decoder.reader import Reader
@@ -49,7 +49,7 @@ _OF_EXPERTS = {
 
 def _lfm2(settings: Settings) -> Facts:
     facts = llama(settings, epsilon="norm_eps", function=None)
-    return replace(facts, mixing_layers=layers_of_type(settings, "conv"))
+    return with_mixers(facts, layers_of_type(settings, "conv"))
 
 
 def _with_experts(settings: Settings) -> Facts:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
-from oaiserve.engine.decoder.facts import Facts, layers_of_type, llama
+from oaiserve.engine.decoder.facts import Facts, layers_of_type, llama, with_mixers
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.mixers import mamba2
 from oaiserve.engine.decoder.reader import NormKind
@@ -34,15 +33,15 @@ def _mamba2(settings: Settings) -> Facts:
         scaling=1.0,
         windows=(None,) * num_layers,
         rotates=(False,) * num_layers,
-        mixing_layers=frozenset(range(num_layers)),
-        has_mlp=False,
+        with_mixer=frozenset(range(num_layers)),
+        without_attention=frozenset(range(num_layers)),
+        without_mlp=frozenset(range(num_layers)),
         is_tied=settings["tie_word_embeddings"],
     )
 
 
-def with_mixers(settings: Settings) -> Facts:
-    """Return the facts of Llama with mixers in the layers that have no attention."""
-    return replace(llama(settings), mixing_layers=layers_of_type(settings, "linear_attention"))
+def _bamba(settings: Settings) -> Facts:
+    return with_mixers(llama(settings), layers_of_type(settings, "linear_attention"))
 
 
 FAMILIES = (
@@ -60,7 +59,7 @@ FAMILIES = (
     ),
     Family(
         type="bamba",
-        facts=with_mixers,
+        facts=_bamba,
         other_names={
             "final_norm": "model.final_layernorm",
             "mlp_norm": "pre_ff_layernorm",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oaiserve.engine.decoder.description import DeltaNet, Layer
-from oaiserve.engine.decoder.facts import Facts, layers_of_type, llama
+from oaiserve.engine.decoder.facts import Facts, layers_of_type, llama, with_mixers
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.mixers import delta_net
 from oaiserve.engine.decoder.reader import Reader
@@ -28,11 +28,8 @@ _NAMES: Names = {
 
 def _facts(settings: Settings) -> Facts:
     rotates = settings["rope_parameters"]["rope_theta"] is not None
-    return replace(
-        llama(settings),
-        rotates=(rotates,) * settings["num_hidden_layers"],
-        mixing_layers=layers_of_type(settings, "linear_attention"),
-    )
+    facts = with_mixers(llama(settings), layers_of_type(settings, "linear_attention"))
+    return replace(facts, rotates=(rotates,) * settings["num_hidden_layers"])
 
 
 def _mixer(reader: Reader, facts: Facts, settings: Settings) -> DeltaNet:

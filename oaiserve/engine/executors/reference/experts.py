@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oaiserve.engine.decoder.description import MLP, ClampedGate, Experts
+from oaiserve.engine.decoder.description import MLP, ClampedGate, Expert, Experts
 from oaiserve.engine.executors.reference.products import Products, product
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
 
@@ -49,8 +49,15 @@ def _experts(mixture: Experts, x: Tensor, weights: Tensor) -> Tensor:
     for number, (expert, rows) in enumerate(zip(mixture.experts, tokens, strict=True)):
         if len(rows):
             own = x[rows]
-            gate, up = product(own, expert.gate), product(own, expert.up)
-            way = mixture.activation
-            inner = way(gate, up) if isinstance(way, ClampedGate) else ACTIVATIONS[way](gate) * up
+            inner = _inner(mixture.activation, own, expert)
             out.index_add_(0, rows, product(inner, expert.down) * weights[rows, number, None])
     return out
+
+
+def _inner(way: str | ClampedGate, x: Tensor, expert: Expert) -> Tensor:
+    up = product(x, expert.up)
+    if expert.gate is None:
+        assert isinstance(way, str)
+        return ACTIVATIONS[way](up)
+    gate = product(x, expert.gate)
+    return way(gate, up) if isinstance(way, ClampedGate) else ACTIVATIONS[way](gate) * up

@@ -7,7 +7,9 @@ from typing import NamedTuple
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import (
     ClampedGate,
+    Expert,
     Experts,
+    Matrix,
     MixtureNorms,
     Norm,
     NotKnown,
@@ -131,7 +133,7 @@ class ExpertOperations:
         """Add the operations that compute the rows of each expert, for the normed tokens."""
         operations, weights = self._operations, self._operations.weights
         x, width = self._buffers.normed, self._buffers.width
-        ups = [weights.pack_gated(expert.gate, expert.up) for expert in mixture.experts]
+        ups = [weights.pack_gated(_gate_of(expert), expert.up) for expert in mixture.experts]
         if ups[0] in weights.widths:  # a token is quantized once for all its experts
             x = operations.input_of(x, ups[0], len(ups), with_rests=True)
             rows = self._groups
@@ -156,3 +158,9 @@ class ExpertOperations:
         """Add the operation that sums a token's experts, and writes the sum to `out` or adds it."""
         arguments = (self._out, out, self._buffers.width, assignment, adds, scale)
         self._operations.add("down", "combine", *arguments)
+
+
+def _gate_of(expert: Expert) -> Matrix:
+    if expert.gate is None:
+        raise NotKnown("its experts have no gates")
+    return expert.gate
