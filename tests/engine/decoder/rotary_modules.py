@@ -1,5 +1,6 @@
 """transformers' own rotary modules, which are the oracle of rotary tables, and small config.json files for them."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -56,6 +57,13 @@ def config_with(name: str, kind: str, **rope: Any) -> dict[str, Any]:
         of_windows = {"rope_type": "default", "rope_theta": 500.0}
         config["rope_parameters"] = {"sliding_attention": of_windows, "full_attention": parameters}
     return config
+
+
+def rotating_types(settings: Mapping[str, Any]) -> set[str]:
+    """Return the types of layers whose tables differ; in other models all layers count as full ones."""
+    if settings["model_type"] not in BY_LAYER_TYPE:
+        return {"full_attention"}
+    return set(settings["layer_types"] or ()) & {"full_attention", "sliding_attention"}
 
 
 def kinds_of(name: str) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from oaiserve.engine.decoder.rotary import query_factors, rotary_table
 from oaiserve.engine.decoder.settings import settings_of
 from oaiserve.engine.model.checkpoints.wrapper import text_config
 from tests.engine.decoder.rotary_modules import (
-    BY_LAYER_TYPE,
     LLAMA3,
     LONG,
     ORIGINAL_KEY,
@@ -24,6 +23,7 @@ from tests.engine.decoder.rotary_modules import (
     kinds_of,
     module_of,
     of_module,
+    rotating_types,
     text_module_of,
 )
 from tests.engine.decoder.test_settings import WRAPPERS, of_class
@@ -82,7 +82,7 @@ def test_tables_of_all_kinds_are_those_of_the_modules_at_all_lengths(name: str) 
         config = config_with(name, kind)
         settings = settings_of(config)
         module = text_module_of(config)
-        for layer_type in settings["rope_parameters"] if name in BY_LAYER_TYPE else {"full_attention"}:
+        for layer_type in rotating_types(settings):
             changes = kind in ("dynamic", "longrope") and layer_type == "full_attention"
             last = {"dynamic": LONG, "longrope": SHORT}[kind] if changes else 2 * LONG
             for length in (8, SHORT, last):
@@ -146,6 +146,7 @@ PUBLISHED = (
         "gemma3_text", 9000, {"rope_type": "linear", "factor": 8.0}, rope_theta=1000000.0, rope_local_base_freq=10000.0
     ),
     published("gemma4_text", 9000),
+    published("lfm3", 9000),
     published("ministral3", 20000),
     published("olmo3", 9000, {**YARN, "factor": 8.0, ORIGINAL_KEY: 8192, "attention_factor": 1.2079441541679836}),
     published(
@@ -166,9 +167,7 @@ def test_tables_of_published_files_are_those_of_the_modules(length: int, config:
     settings = settings_of(config)
     module = text_module_of(config)
     rows = torch.cat([torch.arange(0, length, 199), torch.arange(length - 20, length)])
-    for layer_type in (
-        set(settings["layer_types"] or ()) if config["model_type"] in BY_LAYER_TYPE else {"full_attention"}
-    ):
+    for layer_type in rotating_types(settings):
         table = rotary_table(settings, length, layer_type=layer_type)
         assert_equal(table, of_module(module, rows, layer_type), rows)
 
