@@ -534,6 +534,7 @@ _RULES: dict[str, Callable[[Values], None]] = {
     "ernie4_5_moe": _ernie_moe,
     "glm4_moe_lite": _or("mlp_layer_types", lambda v: _dense_first(v, 1)),
     "minicpm3": _minicpm3,
+    "glm_ocr_text": lambda values: values.update(attention_bias=False),  # whatever a file says
     "opt": _or("word_embed_proj_dim", lambda v: v["hidden_size"]),
     "gpt_bigcode": lambda values: values.update(
         num_key_value_heads=1 if values["multi_query"] else values["num_attention_heads"]

@@ -11,6 +11,7 @@ import torch
 from oaiserve.engine.decoder.dense import describe
 from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.keys import refuse_ignored
 from oaiserve.engine.decoder.settings import DEFAULTS, is_wrapper, settings_of
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
@@ -88,7 +89,9 @@ def described(folder: Path) -> Decoder:
     family = FAMILIES[settings["model_type"]]
     files = TensorFiles(folder, of_wrapper=is_wrapper(config))
     with torch.inference_mode():
-        return describe(HubTensors(files, family.names, torch.float32), settings, family, 128)
+        decoder = describe(HubTensors(files, family.names, torch.float32), settings, family, 128)
+    refuse_ignored(settings)
+    return decoder
 
 
 def axes_of(decoder: Decoder) -> Any:

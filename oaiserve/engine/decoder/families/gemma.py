@@ -18,6 +18,7 @@ _FOUR_NORMS: Names = {
 
 
 def _gemma(settings: Settings, function: str = "hidden_act") -> Facts:
+    settings.read.add("use_bidirectional_attention")  # PaliGemma's, which counts beside images alone
     facts = llama(settings, function=function)
     return replace(
         facts,
@@ -41,7 +42,7 @@ def _gemma2(settings: Settings) -> Facts:
 
 
 def _gemma3(settings: Settings) -> Facts:
-    if settings["use_bidirectional_attention"]:  # in Gemma and Gemma 2, texts are read from left to right all the same
+    if settings["use_bidirectional_attention"]:
         raise NotKnown("its tokens see those behind them")
     return _with_windows(settings)
 
