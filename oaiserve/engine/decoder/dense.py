@@ -132,8 +132,7 @@ def _head(reader: Reader, embedding: Matrix, *, is_tied: bool) -> Matrix:
     if not is_tied:
         return reader.matrix("head")
     reader.tensors.leave_out("head.weight")  # files may have it twice; the embedding counts
-    bias = reader.bias_or_none("head") if reader.tensors.has("head.bias") else None
-    return Matrix(embedding.weight, bias, reader.tensors.module("head"))
+    return Matrix(embedding.weight, reader.bias("head"), reader.tensors.module("head"))
 
 
 def _layer(reader: Reader, family: Family, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Layer:

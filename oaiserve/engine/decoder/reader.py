@@ -80,17 +80,15 @@ class Reader:
     def has_bias(self, role: str) -> bool:
         return self.tensors.has(f"{self._place}{role}.bias")
 
-    def bias_or_none(self, role: str) -> Tensor | None:
-        """Return the bias of a matrix."""
-        if not self.has_bias(role):
-            return None
-        return self.tensors.numbers(f"{self._place}{role}.bias").to(self.tensors.bias_dtype)
+    def bias(self, role: str) -> Tensor | None:
+        """Return the bias of a matrix, if there is one."""
+        return self.numbers(f"{role}.bias").to(self.tensors.bias_dtype) if self.has_bias(role) else None
 
     def matrix(self, role: str) -> Matrix:
         path = f"{self._place}{role}"
         return Matrix(
             self.tensors.matrix(f"{path}.weight"),
-            self.bias_or_none(role),
+            self.bias(role),
             self.tensors.module(path),
         )
 
