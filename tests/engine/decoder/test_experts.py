@@ -41,6 +41,7 @@ def described(folder: Path, length: int = LENGTH) -> Decoder:
         TensorFiles(folder),
         family.names,
         torch.float32,
+        is_transposed=family.is_transposed,
         has_transposed_experts=family.has_transposed_experts,
     )
     with torch.inference_mode():
