@@ -490,6 +490,16 @@ def _cwm(values: Values) -> None:
     values["sliding_window"] = values["sliding_window"] or None
 
 
+def _llama4(values: Values) -> None:
+    every = values["no_rope_layer_interval"]
+    if not values["no_rope_layers"]:
+        values["no_rope_layers"] = [int((i + 1) % every != 0) for i in range(values["num_hidden_layers"])]
+    step = values["interleave_moe_layer_step"]
+    _or("moe_layers", lambda v: list(range(step - 1, v["num_hidden_layers"], step)))(values)
+    has_chunks = values["attention_chunk_size"] is not None
+    _types(lambda v, i: "chunked_attention" if has_chunks and v["no_rope_layers"][i] else _FULL)(values)
+
+
 def _dense_first(values: Values, dense: int) -> list[str]:
     return ["dense" if layer < dense else "sparse" for layer in range(values["num_hidden_layers"])]
 
@@ -530,6 +540,7 @@ _RULES: dict[str, Callable[[Values], None]] = {
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), _gemma4),
     "olmo3": _EVERY_FOURTH,
     "cwm": _cwm,
+    "llama4_text": _llama4,
     **dict.fromkeys(("granite_swa", "granitemoe_swa"), _full_every("", 4, first=0)),
     "ernie4_5_moe": _ernie_moe,
     "glm4_moe_lite": _or("mlp_layer_types", lambda v: _dense_first(v, 1)),
