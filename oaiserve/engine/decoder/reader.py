@@ -16,7 +16,7 @@ class Tensors(Protocol):
     """The tensors of one model, by paths such as `layers.3.q.weight`. Raises NotKnown for one that is not there."""
 
     dtype: torch.dtype  # of matrices that are not in blocks
-    bias_dtype: torch.dtype  # of their biases: float32 in files that have some matrices in blocks
+    bias_dtype: torch.dtype  # of the biases of matrices: float32 in files that may have blocks
     has_norms_as_computed: bool  # also where other files have them minus 1; and so the speeds of states
 
     def has(self, path: str) -> bool: ...

@@ -45,3 +45,5 @@ TURNED: Mapping[str, MakeOrder] = {
     "q": lambda settings: _neighbours_as_halves(settings["num_attention_heads"], settings["head_dim"]),
     "k": lambda settings: _neighbours_as_halves(settings["num_key_value_heads"], settings["head_dim"]),
 }
+# Of architectures whose files name the norm before the MLP as Llama's modules do.
+NORM_BEFORE_MLP: Names = {"mlp_norm": "post_attention_norm", "attention_out_norm": ()}

@@ -57,7 +57,7 @@ def settings_of_gguf(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor
     architecture = ARCHITECTURES[metadata.architecture]
     own = architecture.fields(metadata)
     name = own.pop("model_type", architecture.type)
-    keys = keys_of(name)
+    keys = keys_of(name) | {"head_dim"}  # which types have that do not list it
     known = {key: value for key, value in common_fields(metadata).items() if key in keys}
     return settings_of({"model_type": name, **known, **own})
 

@@ -29,6 +29,7 @@ _DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # by the for
 # What the file has with dimensions more, or fewer: vectors, and the weights of convolutions.
 _VECTORS = ("choice_bias", "mixer.A_log", "mixer.D", "mixer.norm")
 _CONVOLUTION = "mixer.conv.weight"
+_MAPPED_BYTES = 2**20
 
 
 class _File:
@@ -36,10 +37,26 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.name = path.resolve().name
+        self._path = path
         with path.open("rb") as file:
-            # The map is private, because torch warns of memory that it must not write to.
-            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.data = np.frombuffer(self.map, np.uint8)
+
+    def bytes_of(self, tensor: GgufTensor) -> NDArray[np.uint8]:
+        return self.data[tensor.begin : tensor.end]
+
+    def floats(self, tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
+        """Return a tensor in a type of torch, whose memory is the file's if it is a large one."""
+        num_bytes = tensor.end - tensor.begin
+        if num_bytes < _MAPPED_BYTES or tensor.begin % dtype.itemsize:
+            return torch.from_numpy(self.bytes_of(tensor).copy()).view(dtype).view(tensor.shape)
+        # The map is private, because torch warns of memory that it must not write to. The system may refuse such a map
+        # of more bytes than it has memory, as a whole file may have.
+        start = tensor.begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        with self._path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), tensor.end - start, access=mmap.ACCESS_COPY, offset=start)
+        data = torch.frombuffer(mapped, dtype=torch.uint8, count=num_bytes, offset=tensor.begin - start)
+        return data.view(dtype).view(tensor.shape)
 
 
 class GgufTensors:
@@ -120,7 +137,7 @@ class GgufTensors:
         ]
 
     def numbers(self, path: str) -> Tensor:
-        """Return any tensor in float32; those of several dimensions are rounded to the dtype of the model."""
+        """Return any tensor in float32, rounded to the dtype of the model unless it is a vector."""
         found = self._on_hub(path)
         return found.float() if found.dim() == 1 else found.to(self.dtype).float()
 
@@ -187,12 +204,9 @@ class GgufTensors:
 
     def _blocks(self, tensor: GgufTensor) -> Blocks:
         file = self._files[tensor.shard]
-        rows = self._bytes(tensor).reshape(tensor.shape[0], -1)
+        rows = file.bytes_of(tensor).reshape(tensor.shape[0], -1)
         part = file.name if len(self._files) > 1 else None
         return Blocks(rows, tensor.kind, np.arange(tensor.shape[0]), file.map, tensor.begin, part=part)
-
-    def _bytes(self, tensor: GgufTensor) -> NDArray[np.uint8]:
-        return self._files[tensor.shard].data[tensor.begin : tensor.end]
 
     def _expanded(self, path: str) -> Tensor:
         """Return a tensor in the order of the hub, in a dtype of the file or in float32."""
@@ -209,15 +223,14 @@ class GgufTensors:
         return whole
 
     def _floats(self, tensor: GgufTensor) -> Tensor:
-        data = self._bytes(tensor)
-        if tensor.kind not in _DTYPES:
-            try:
-                return expand(data.reshape(math.prod(tensor.shape[:-1]), -1), tensor.kind).view(tensor.shape)
-            except NotImplementedError as error:
-                raise NotKnown(f"its tensor '{tensor.name[:100]}' has a format that cannot be expanded") from error
-        dtype = _DTYPES[tensor.kind]
-        aligned = data.copy() if tensor.begin % dtype.itemsize else data
-        return torch.from_numpy(aligned).view(dtype).view(tensor.shape)
+        file = self._files[tensor.shard]
+        if tensor.kind in _DTYPES:
+            return file.floats(tensor, _DTYPES[tensor.kind])
+        try:
+            rows = file.bytes_of(tensor).reshape(math.prod(tensor.shape[:-1]), -1)
+            return expand(rows, tensor.kind).view(tensor.shape)
+        except NotImplementedError as error:
+            raise NotKnown(f"its tensor '{tensor.name[:100]}' has a format that cannot be expanded") from error
 
 
 def _role(path: str) -> str:

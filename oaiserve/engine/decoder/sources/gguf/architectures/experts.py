@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
+from oaiserve.engine.decoder.sources.gguf.architecture import NORM_BEFORE_MLP, Architecture
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata
 
 
@@ -48,15 +48,8 @@ def _gpt_oss(metadata: Metadata) -> Fields:
 ARCHITECTURES = (
     Architecture(name="dots1", type="dots1", fields=_dots1),
     Architecture(name="ernie4_5-moe", type="ernie4_5_moe", fields=_ernie4_5_moe),
-    Architecture(
-        name="glm4moe",
-        type="glm4_moe",
-        fields=_glm4_moe,
-        names={"mlp_norm": "post_attention_norm", "attention_out_norm": ()},
-    ),
-    Architecture(
-        name="gpt-oss", type="gpt_oss", fields=_gpt_oss, names={"mlp_norm": ("ffn_norm", "post_attention_norm")}
-    ),
+    Architecture(name="glm4moe", type="glm4_moe", fields=_glm4_moe, names=NORM_BEFORE_MLP),
+    Architecture(name="gpt-oss", type="gpt_oss", fields=_gpt_oss, names=NORM_BEFORE_MLP),
     Architecture(
         name="hunyuan-moe",
         type="hunyuan_v1_moe",

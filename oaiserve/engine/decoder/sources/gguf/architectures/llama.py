@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oaiserve.engine.decoder.sources.gguf.architecture import TURNED, Architecture
+from oaiserve.engine.decoder.sources.gguf.architecture import NORM_BEFORE_MLP, TURNED, Architecture
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, axes
 from oaiserve.engine.decoder.sources.names import Names
 
@@ -41,7 +41,7 @@ ARCHITECTURES = (
     Architecture(name="qwen3vlmoe", type="qwen3_moe", fields=_deep_with_experts),
     Architecture(name="phi3", type="phi3", fields=_phi3, names=_UP_HAS_BOTH),
     Architecture(name="arcee", type="arcee", rows=TURNED),
-    Architecture(name="seed_oss", type="seed_oss", names={"mlp_norm": "post_attention_norm", "attention_out_norm": ()}),
+    Architecture(name="seed_oss", type="seed_oss", names=NORM_BEFORE_MLP),
     Architecture(name="smollm3", type="smollm3", rows=TURNED),
     Architecture(name="ernie4_5", type="ernie4_5"),
     Architecture(name="hunyuan-dense", type="hunyuan_v1_dense"),

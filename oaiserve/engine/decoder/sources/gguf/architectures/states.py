@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from oaiserve.engine.decoder.settings import Settings
-from oaiserve.engine.decoder.sources.gguf.architecture import Architecture, Order
+from oaiserve.engine.decoder.sources.gguf.architecture import NORM_BEFORE_MLP, Architecture, Order
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, axes
 from oaiserve.engine.decoder.sources.names import Names
 
@@ -78,7 +78,6 @@ def _grouped_behind_keys(settings: Settings) -> Order:
     return np.concatenate([np.arange(before), before + _grouped_values(settings)])
 
 
-_NORM_BEFORE_MLP: Names = {"mlp_norm": "post_attention_norm", "attention_out_norm": ()}
 _GROUPED = {
     **dict.fromkeys(("mixer.qkv", "mixer.conv"), _grouped_behind_keys),
     "mixer.z": _grouped_values,
@@ -100,7 +99,7 @@ ARCHITECTURES = (
         name="qwen3next",
         type="qwen3_next",
         fields=_delta,
-        names=_NORM_BEFORE_MLP,
+        names=NORM_BEFORE_MLP,
         joined={"mixer.qkvz": (("attn_qkv", "attn_gate"),)},
         rows={"mixer.qkvz": _by_key_head},
     ),
@@ -109,7 +108,7 @@ ARCHITECTURES = (
             name=name,
             type=kind,
             fields=_delta,
-            names=_NORM_BEFORE_MLP,
+            names=NORM_BEFORE_MLP,
             rows=_GROUPED,
             columns={"mixer.out": _grouped_values},
         )
