@@ -11,7 +11,6 @@ from oaiserve.engine.model.adapters import refuse_unless_they_fit
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
-from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.served_model import ServedModel
@@ -45,14 +44,14 @@ class FromDescription:
 
 def _started(request: StartRequest) -> Started:
     options = request.options
-    spec, decoder = describe_model(request.source, options)
+    spec, decoder, library = describe_model(request.source, options)
     refuse_unless_it_fits(spec.kv_shapes.values(), options.block_size)
     adaptable = decoder.adaptable()
     refuse_unless_they_fit(options.adapters, adaptable)
     num_blocks, num_states = cpu_sizes(spec, options)
     torch.set_num_threads(NativeDecoder.torch_threads)  # before torch computes anything and starts more
     native = NativeDecoder(
-        Library(spec.dtype),
+        library,
         decoder,
         num_blocks=num_blocks,
         block_size=options.block_size,
