@@ -22,7 +22,7 @@ from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache
 from oaiserve.engine.model.batch import Batch
 
 PIECE_TOKENS = 2048  # keys and values that are gathered at once, for all sequences of a group together
-TILE_QUERIES = 128  # tokens whose scores are computed at once
+TILE_QUERIES = 64  # tokens whose scores are computed at once
 GROUP_DECODES = 32  # sequences with one token each that are computed together
 _LEAST = torch.finfo(torch.float32).min  # finite, so that subtracting it from itself is 0
 
@@ -127,12 +127,12 @@ def _attend(
             scores = (query[:, :, :, tile].flatten(2, 3) @ keys.mT).unflatten(2, (-1, end - first))
             scores *= parameters.scaling
             if parameters.softcap:
-                scores = (scores / parameters.softcap).tanh() * parameters.softcap
-            scores = scores.masked_fill(~visible[:, None, None], -torch.inf)
+                scores = scores.div_(parameters.softcap).tanh_().mul_(parameters.softcap)
+            scores.masked_fill_(~visible[:, None, None], -torch.inf)
             before = most[:, :, :, tile]
             largest = torch.maximum(before, scores.amax(-1, keepdim=True))
             factor = (before - largest).exp()
-            weights = (scores - largest).exp()
+            weights = scores.sub_(largest).exp_()
             total[:, :, :, tile] = total[:, :, :, tile] * factor + weights.sum(-1, keepdim=True)
             added = (weights.flatten(2, 3) @ values).unflatten(2, (-1, end - first))
             out[:, :, :, tile] = out[:, :, :, tile] * factor + added
