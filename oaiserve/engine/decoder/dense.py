@@ -17,6 +17,7 @@ from oaiserve.engine.decoder.description import (
     Experts,
     Layer,
     Matrix,
+    Norm,
     NotKnown,
     RotaryTable,
     by_kind,
@@ -81,12 +82,16 @@ class Rotary:
     """The rotary tables of a model, which its layers share."""
 
     def __init__(self, settings: Settings, facts: Facts, length: int, frequency_factors: Tensor | None = None) -> None:
-        self.query_factors = query_factors(settings, length)
+        self._query_factors = query_factors(settings, length)
         self._settings = settings
         self._facts = facts
         self._length = length
         self._frequency_factors = frequency_factors
         self._tables: dict[tuple[str | None, float | None], RotaryTable | None] = {}
+
+    def query_factors_of_layer(self, number: int) -> Tensor | None:
+        facts = self._facts
+        return None if facts.factors_are_for_unrotated and facts.rotates[number] else self._query_factors
 
     def of_layer(self, number: int) -> RotaryTable | None:
         facts = self._facts
@@ -165,8 +170,6 @@ def attention(reader: Reader, facts: Facts, _settings: Settings, rotary: Rotary,
     rows = sum(len(matrix.weight) for matrix in qkv)
     if rows != (facts.heads + 2 * facts.kv_heads) * facts.head_dim:
         raise NotKnown(f"its projections have {rows} rows for {facts.heads} heads of {facts.head_dim} numbers")
-    if facts.has_qk_norms not in (None, reader.has("q_norm")):
-        raise NotKnown("its settings and its files differ in whether queries have a norm")
     sinks = reader.numbers_or_none("sinks")
     scaling = facts.scaling / (number + 1) if facts.scaling_falls else facts.scaling
     return Attention(
@@ -177,16 +180,24 @@ def attention(reader: Reader, facts: Facts, _settings: Settings, rotary: Rotary,
         out=reader.matrix("out"),
         heads=facts.heads,
         shape=KVShape(facts.kv_heads, facts.head_dim, facts.head_dim),
-        query_norm=reader.norm_or_none("q_norm", facts.norm),
-        key_norm=reader.norm_or_none("k_norm", facts.norm),
+        query_norm=_head_norm(reader, facts, "q_norm", number),
+        key_norm=_head_norm(reader, facts, "k_norm", number),
         value_norm=None,
         rotary=rotary.of_layer(number),
         rotary_offset=0,
         rotates_before_norms=facts.rotates_before_norms,
-        query_factors=rotary.query_factors,
+        query_factors=rotary.query_factors_of_layer(number),
         sinks=sinks,
         parameters=AttentionParameters(scaling, facts.windows[number], facts.softcap, has_sinks=sinks is not None),
     )
+
+
+def _head_norm(reader: Reader, facts: Facts, role: str, number: int) -> Norm | None:
+    """Return the norm of queries or of keys, if the layer has one."""
+    if facts.has_weightless_qk_norms:
+        norm = Norm(torch.ones(facts.head_dim), None, facts.norm.epsilon, subtracts_mean=False)
+        return norm if facts.rotates[number] else None
+    return reader.norm_or_none(role, facts.norm)
 
 
 def _qkv(reader: Reader, facts: Facts) -> list[Matrix]:

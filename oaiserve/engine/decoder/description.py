@@ -300,6 +300,7 @@ class Experts:
     shared: MLP | None  # an MLP that computes all tokens
     shared_gate: Matrix | None = None  # [1, width], whose product with a token decides how much of `shared` it gets
     norms: MixtureNorms | None = None  # None: all components read the output of the norm before the MLP
+    scales_inputs: bool = False  # the weight of an expert multiplies its input, and not its output
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ def mixture(reader: Reader, facts: Mixture, activation: str, shared: MLP | None)
         activation=activation if facts.activation is None else facts.activation,
         shared=shared,
         shared_gate=reader.matrix("shared_gate") if facts.has_shared_gate else None,
+        scales_inputs=facts.scales_inputs,
     )
 
 

@@ -43,6 +43,7 @@ class Mixture:
     has_gates: bool = True  # else experts are the activation of ups alone
     is_in_turns: bool = False  # rows of gates and ups, where they are one matrix
     activation: str | ClampedGate | None = None  # None: that of an MLP
+    scales_inputs: bool = False  # the weight of an expert multiplies its input, and not its output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,8 @@ class Facts:
     rotates: tuple[bool, ...]  # whether layers rotate queries and keys by position
     is_interleaved: bool = False  # neighbours are rotated together, and not the numbers of two halves
     rotates_before_norms: bool = False
-    has_qk_norms: bool | None = None  # queries and keys are normed; None: if the files have norms of theirs
+    has_weightless_qk_norms: bool = False  # queries and keys are normed where they are rotated
+    factors_are_for_unrotated: bool = False  # only layers that do not rotate queries scale them by position
     softcap: float | None = None  # of scores of attention
     scaling_falls: bool = False  # layers divide it by their numbers, counted from 1
     thetas: tuple[float, ...] | None = None  # bases of the rotary tables of layers, if they differ

@@ -20,7 +20,8 @@ _PARTLY_ROTATED = {
     *("mellum", "minimax_m2", "nemotron", "persimmon", "phi", "phi3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
     *("solar_open", "stablelm"),
 }
-_COMPLEX = {"deepseek_v2"}  # multiplies complex numbers, whose parts differ from cosines and sines in their last bits
+# Types that multiply complex numbers, whose parts differ from cosines and sines in their last bits.
+_COMPLEX = {"deepseek_v2", "llama4_text"}
 _LENGTH = "max_position_embeddings"
 _ORIGINAL = "original_max_position_embeddings"
 _WITH_ALPHA = "dynamic with alpha"  # no file has this name
@@ -70,7 +71,9 @@ def rotary_table(
 
 
 def query_factors(settings: Settings, length: int) -> Tensor | None:
-    """Return Ministral 3's factors of queries by position, float32 [length], or None if all are 1."""
+    """Return the factors of queries by position, float32 [length], or None if all are 1."""
+    if settings["model_type"] == "llama4_text":
+        return _llama4_query_factors(settings, length)
     rope = settings.get("rope_parameters") or {}
     beta = rope.get("llama_4_scaling_beta")
     if beta is None:
@@ -79,6 +82,15 @@ def query_factors(settings: Settings, length: int) -> Tensor | None:
         raise NotKnown(f"models of type '{settings['model_type']}' don't scale queries by their positions")
     intervals = torch.arange(length) // _number(rope, _ORIGINAL)
     factors = 1 + beta * (1 + intervals).float().log()
+    return None if bool((factors == 1).all()) else factors
+
+
+def _llama4_query_factors(settings: Settings, length: int) -> Tensor | None:
+    """Return the factors of Llama 4, which are for the layers that do not rotate."""
+    if not settings["attn_temperature_tuning"]:
+        return None
+    intervals = ((torch.arange(length).float() + 1) / settings["floor_scale"]).floor()
+    factors = intervals.log1p() * settings["attn_scale"] + 1
     return None if bool((factors == 1).all()) else factors
 
 

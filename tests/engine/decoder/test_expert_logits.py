@@ -71,6 +71,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v3", {"rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.0}}),
     ("glm4_moe_lite", {"rope_interleave": False, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
     ("glm4_moe_lite", {"n_routed_experts": 8, "n_group": 2}),
+    ("llama4_text", {}),
+    ("llama4_text", {"floor_scale": 8, "attn_scale": 0.5, "num_experts_per_tok": 2}),
+    ("llama4_text", {"floor_scale": 8, "attn_temperature_tuning": False, "no_rope_layers": [1, 0, 0]}),
+    ("llama4_text", {"use_qk_norm": False, "interleave_moe_layer_step": 2, "attention_bias": True}),
+    ("llama4_text", {"moe_layers": [1, 2], "attention_chunk_size": None, "no_rope_layer_interval": 3}),
     ("minicpm3", {"scale_depth": None, "dim_model_base": None, "tie_word_embeddings": False}),
     ("minicpm3", {"scale_emb": 3, "q_lora_rank": None, "mlp_bias": True}),
 ]

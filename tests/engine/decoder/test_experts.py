@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from oaiserve.engine.decoder.dense import describe
 from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
-from oaiserve.engine.decoder.settings import settings_of
+from oaiserve.engine.decoder.settings import Settings, settings_of
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.model.cpu.library import Library
@@ -34,8 +34,10 @@ def written(name: str, folder: Path, changes: dict[str, torch.Tensor | None], **
     return described(folder)
 
 
-def described(folder: Path, length: int = LENGTH) -> Decoder:
-    settings = settings_of(json.loads((folder / "config.json").read_text()))
+def described(folder: Path, length: int = LENGTH, settings: Settings | None = None) -> Decoder:
+    """Describe the files in a folder, with the settings there unless there are some."""
+    if settings is None:
+        settings = settings_of(json.loads((folder / "config.json").read_text()))
     family = FAMILIES[settings["model_type"]]
     tensors = HubTensors(
         TensorFiles(folder),
@@ -85,7 +87,7 @@ _EXPERT = "model.layers.1.mlp.experts.{}.{}_proj.weight"
         ("hunyuan_v1_moe", {}, {"moe_topk": [1, 2, 2]}, "choose different numbers of experts"),
         ("ernie4_5_moe", {}, {"moe_num_shared_experts": 0}, "a tensor 'model.layers.1.mlp.shared_experts"),
         ("cohere2_moe", {}, {"num_shared_experts": 1}, "it averages its experts and the MLP that they share"),
-        ("glm4_moe", {}, {"use_qk_norm": False}, "differ in whether queries have a norm"),
+        ("glm4_moe", {}, {"use_qk_norm": False}, "sets use_qk_norm to False, but its first layer has such tensors"),
         ("glm4_moe", {}, {"topk_group": 8}, "sizes of its matrices do not fit"),
         ("glm4_moe", {"model.layers.1.mlp.gate.e_score_correction_bias": None}, {}, "no tensor '.*_correction_bias'"),
         ("gpt_oss", {"model.layers.1.mlp.experts.down_proj_bias": torch.zeros(3, 64)}, {}, "4 experts with 3 biases"),
@@ -102,9 +104,21 @@ def test_files_and_settings_that_do_not_fit_the_family_decline_the_description(
         written(name, tmp_path, changes, **settings)
 
 
-def test_native_code_refuses_small_latent_vectors(tmp_path: Path) -> None:
-    small = {"qk_nope_head_dim": 40, "qk_rope_head_dim": 8}
-    random_model(config_of("deepseek_v3", **small)).save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        (
+            "deepseek_v3",
+            {"qk_nope_head_dim": 40, "qk_rope_head_dim": 8},
+            "its latent vectors have sizes that are no multiples of 16",
+        ),
+        ("llama4_text", {}, "the weights of its experts multiply what these read"),
+    ],
+)
+def test_native_code_refuses_descriptions_that_it_cannot_run(
+    name: str, changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    random_model(config_of(name, **changes)).save_pretrained(tmp_path)
     decoder = described(tmp_path)
-    with pytest.raises(NotKnown, match="its latent vectors have sizes that are no multiples of 16"):
+    with pytest.raises(NotKnown, match=reason):
         NativeDecoder(Library(torch.float32), decoder, num_threads=1, num_blocks=4, block_size=16)

@@ -10,8 +10,11 @@ from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.keys import EFFECTIVE, refuse_ignored, unknown
 from oaiserve.engine.decoder.settings import settings_of
+from tests.engine.decoder.test_experts import described as described_files
 from tests.engine.decoder.test_families import KNOWN, described, settings_in
+from tests.models.decoders import random_model
 from tests.models.pinned import pinned_model
+from tests.models.small_configs import config_of
 
 # Read for all types, or to count tensors: another value makes another description, or none.
 OF_ALL_TYPES = {
@@ -29,6 +32,10 @@ def test_the_list_has_the_keys_that_families_read(tmp_path: Path) -> None:
         settings = settings_in(folder)
         described(name, folder, settings=settings)
         read |= settings.read
+    random_model(config_of("llama4_text")).save_pretrained(tmp_path)
+    settings = settings_in(tmp_path)
+    described_files(tmp_path, settings=settings)
+    read |= settings.read
     assert read - OF_ALL_TYPES == EFFECTIVE
 
 

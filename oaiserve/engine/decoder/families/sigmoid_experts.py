@@ -30,7 +30,7 @@ def _minimax_m2(settings: Settings) -> Facts:
 
 def _glm4_moe(settings: Settings) -> Facts:
     mixture = grouped_mixture(settings, after_dense_layers(settings))
-    return replace(llama(settings), guessing_layers=1, has_qk_norms=settings["use_qk_norm"], mixture=mixture)
+    return replace(llama(settings), guessing_layers=1, mixture=mixture)
 
 
 def _dots1(settings: Settings) -> Facts:

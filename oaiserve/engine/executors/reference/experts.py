@@ -49,8 +49,11 @@ def _experts(mixture: Experts, x: Tensor, weights: Tensor) -> Tensor:
     for number, (expert, rows) in enumerate(zip(mixture.experts, tokens, strict=True)):
         if len(rows):
             own = x[rows]
-            inner = _inner(mixture.activation, own, expert)
-            out.index_add_(0, rows, product(inner, expert.down) * weights[rows, number, None])
+            own_weights = weights[rows, number, None]
+            if mixture.scales_inputs:
+                own = own * own_weights
+            added = product(_inner(mixture.activation, own, expert), expert.down)
+            out.index_add_(0, rows, added if mixture.scales_inputs else added * own_weights)
     return out
 
 

@@ -65,6 +65,8 @@ class ExpertOperations:
         For a mixture whose parts have norms of their own, the hidden state is normed for its shared MLP, and is
         multiplied by `factor` in the end.
         """
+        if mixture.scales_inputs:
+            raise NotKnown("the weights of its experts multiply what these read")
         if mixture.norms is None:
             self._add_mixture(mixture, out_norm, scale)
         else:

@@ -1,0 +1,46 @@
+"""Llama 4, the weights of whose experts multiply what these read. Some of its layers don't rotate queries and keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from oaiserve.engine.decoder.facts import Facts, Mixture, llama
+from oaiserve.engine.decoder.families.family import Family
+from oaiserve.engine.decoder.settings import Settings
+from oaiserve.engine.decoder.sources.names import Names
+
+_NAMES: Names = {
+    "gate": "feed_forward.gate_proj",
+    "up": "feed_forward.up_proj",
+    "down": "feed_forward.down_proj",
+    "router": "feed_forward.router",
+    "experts.gate_up": "feed_forward.experts.gate_up_proj",
+    "experts.down": "feed_forward.experts.down_proj",
+    "shared.gate": "feed_forward.shared_expert.gate_proj",
+    "shared.up": "feed_forward.shared_expert.up_proj",
+    "shared.down": "feed_forward.shared_expert.down_proj",
+}
+
+
+def _llama4(settings: Settings) -> Facts:
+    """Return the facts of sequences within the first chunk, where layers with chunks see all tokens before."""
+    have_experts = settings["moe_layers"]
+    return replace(
+        llama(settings),
+        rotates=tuple(bool(rotates) for rotates in settings["no_rope_layers"]),
+        rotates_before_norms=settings["use_qk_norm"],
+        has_weightless_qk_norms=settings["use_qk_norm"],
+        factors_are_for_unrotated=True,
+        mixture=Mixture(
+            layers=tuple(number in have_experts for number in range(settings["num_hidden_layers"])),
+            top_k=settings["num_experts_per_tok"],
+            is_sigmoid=True,
+            renormalizes=False,
+            is_router_adaptable=True,
+            has_shared=True,
+            scales_inputs=True,
+        ),
+    )
+
+
+FAMILIES = (Family(type="llama4_text", facts=_llama4, other_names=_NAMES, has_transposed_experts=True),)
