@@ -158,6 +158,12 @@ def _values_of(config: Mapping[str, Any]) -> tuple[Values, set[str]]:
     return values | {alias: values[key] for alias, key in aliases.items()}, read
 
 
+def keys_of(model_type: str) -> frozenset[str]:
+    """Return the keys that a config.json of a type may have, each under one name."""
+    row = _table()["types"][model_type]
+    return frozenset(row["keys"].keys() - row.get("aliases", {}).keys())
+
+
 def _with_floats(value: Any) -> Any:
     """Return what a file has with floats for `{"__float__": "Infinity"}` and the like, since JSON has no infinity."""
     if isinstance(value, Mapping):

@@ -17,7 +17,8 @@ _WITHOUT_EXPERTS = {"gate_up": "shared_mlp.input_linear", "down": "shared_mlp.ou
 
 
 def _facts(settings: Settings) -> Facts:
-    mixture = Mixture(layers=in_all_layers(settings), top_k=settings["num_experts_per_tok"], has_shared=True)
+    has_shared = settings["shared_intermediate_size"] > 0
+    mixture = Mixture(layers=in_all_layers(settings), top_k=settings["num_experts_per_tok"], has_shared=has_shared)
     rotates = settings["position_embedding_type"] == "rope"
     return replace(
         with_mixers(granite(settings), layers_of_type(settings, "linear_attention")),

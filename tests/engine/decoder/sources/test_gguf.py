@@ -207,6 +207,26 @@ def test_settings_are_those_that_transformers_reads_of_a_file(name: str, tmp_pat
     assert_same(settings_of_gguf(read_values(path), read_tensors(path)), read_config(path))
 
 
+def test_what_files_do_not_say_or_say_otherwise_is_as_in_a_config_json(tmp_path: Path) -> None:
+    def settings(name: str, **changes: Any) -> Settings:
+        path = file_of(FILES[name], tmp_path)
+        architecture = read_values(path)["general.architecture"]
+        values = {f"{architecture}.{key.replace('__', '.')}": value for key, value in changes.items()}
+        return settings_of_gguf(read_values(path) | values, read_tensors(path))
+
+    for name, layers in (("gemma2", 46), ("gemma3", 62)):
+        assert settings(name)["query_pre_attn_scalar"] == 256
+        assert settings(name, block_count=layers, embedding_length=64)["query_pre_attn_scalar"] == 16
+    scaled = settings("gemma3", rope__scaling__type="linear", rope__scaling__factor=8.0, rope__freq_base=1e6)
+    assert scaled["rope_parameters"] == {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    assert settings("phi3", attention__sliding_window=0)["sliding_window"] is None
+    assert settings("phi3", attention__sliding_window=2047)["sliding_window"] == 2047
+    assert settings("llama", rope__scaling__type="linear", rope__scaling__factor=4.0)["rope_parameters"]["factor"] == 4
+
+
 @pytest.mark.parametrize(
     ("architecture", "plain", "axes", "deep"),
     [

@@ -21,9 +21,11 @@ def _fields(metadata: Metadata) -> Fields:
     if (log_factor := metadata.get("rope.scaling.yarn_log_multiplier")) is not None:
         own_rope |= dict.fromkeys(("mscale", "mscale_all_dim"), round(log_factor * 10, 6))
     groups = metadata.get("expert_group_count", 1)
+    kind = {"model_type": "deepseek_v3"}
+    if not has_bias:
+        kind = {"model_type": "deepseek_v2", "topk_method": "greedy" if groups == 1 else "group_limited_greedy"}
     return {
-        "model_type": "deepseek_v3" if has_bias else "deepseek_v2",
-        "topk_method": "greedy" if groups == 1 else "group_limited_greedy",
+        **kind,
         "num_key_value_heads": metadata["attention.head_count"],
         "head_dim": rotated,
         "qk_rope_head_dim": rotated,

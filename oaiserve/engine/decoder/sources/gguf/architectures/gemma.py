@@ -7,16 +7,31 @@ from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, rope
 from oaiserve.engine.decoder.sources.names import Names
 
 
+def _scale(metadata: Metadata, layers_of_27b: int) -> Fields:
+    """Return what scores are scaled by in the models with 27B parameters. No file has it; in others, it is 256."""
+    if metadata.num_layers != layers_of_27b:
+        return {}
+    return {"query_pre_attn_scalar": metadata["embedding_length"] // metadata["attention.head_count"]}
+
+
+def _gemma2(metadata: Metadata) -> Fields:
+    return _scale(metadata, 46)
+
+
 def _gemma3(metadata: Metadata) -> Fields:
     """Read the fields of Gemma 3. What scales its rotary tables is for layers without a window alone."""
     own = rope(metadata, metadata.head_dim)
     scaling = None if own["rope_type"] == "default" else {"rope_type": own["rope_type"], "factor": own["factor"]}
-    return windows(metadata) | {
-        "rope_parameters": None,
-        "rope_theta": metadata.get("rope.freq_base", 1e6),
-        "rope_local_base_freq": metadata.get("rope.freq_base_swa", 1e4),
-        "rope_scaling": scaling,
-    }
+    return (
+        _scale(metadata, 62)
+        | windows(metadata)
+        | {
+            "rope_parameters": None,
+            "rope_theta": metadata.get("rope.freq_base", 1e6),
+            "rope_local_base_freq": metadata.get("rope.freq_base_swa", 1e4),
+            "rope_scaling": scaling,
+        }
+    )
 
 
 def _gemma4(metadata: Metadata) -> Fields:
@@ -86,7 +101,7 @@ _GEMMA4: Names = {
 }
 ARCHITECTURES = (
     Architecture(name="gemma", type="gemma"),
-    Architecture(name="gemma2", type="gemma2"),
+    Architecture(name="gemma2", type="gemma2", fields=_gemma2),
     Architecture(name="gemma3", type="gemma3_text", fields=_gemma3),
     Architecture(name="gemma-embedding", type="gemma3_text", fields=_embedding),
     Architecture(name="gemma4", type="gemma4_text", fields=_gemma4, names=_GEMMA4, unused=("rope_freqs.weight",)),

@@ -24,9 +24,10 @@ def _deep_with_experts(metadata: Metadata) -> Fields:
 
 
 def _phi3(metadata: Metadata) -> Fields:
-    """Read the fields of Phi-3. The length that its rotary tables are scaled from is beside them in a config.json."""
+    """Read the fields of Phi-3. Files of Phi-4 have a window of 0."""
+    fields = {"sliding_window": metadata.get("attention.sliding_window") or None}
     original = metadata.get("rope.scaling.original_context_length")
-    return {} if original is None else {"original_max_position_embeddings": original}
+    return fields if original is None else fields | {"original_max_position_embeddings": original}
 
 
 _UP_HAS_BOTH: Names = {"gate_up": "ffn_up", "up": ()}
