@@ -173,12 +173,6 @@ def _with_floats(value: Any) -> Any:
     return [_with_floats(one) for one in value] if isinstance(value, list) else value
 
 
-def keys_of(model_type: str) -> frozenset[str]:
-    """Return the keys that a config.json of a type may have, by their names in newer files."""
-    row = _table()["types"][model_type]
-    return frozenset({*row["keys"], *row.get("aliases", {})})
-
-
 @cache
 def _table() -> Any:
     return json.loads(DEFAULTS.read_text())
