@@ -50,26 +50,29 @@ EFFECTIVE = frozenset(
         *_NORMS,
     }
 )
-# Keys of every config.json.
+# Tensors tell how many experts there are.
+_COUNTED = frozenset({"moe_num_experts", "n_routed_experts", "num_experts", "num_local_experts"})
+# Keys of any config.json, also by names in older files.
 _OF_ALL_TYPES = frozenset(
     {
         *("_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id", "model_type"),
-        *("quantization_config", "tokenizer_class", "torch_dtype", "transformers_version"),
+        *("partial_rotary_factor", "quantization_config", "rope_local_base_freq"),
+        *("tokenizer_class", "torch_dtype", "transformers_version"),
     }
 )
 
 
 def refuse_ignored(settings: Settings) -> None:
     """Raise NotKnown for a key that the file states, that other families compute with, and that nothing has read."""
-    for key in sorted(settings.stated.keys() & EFFECTIVE - settings.read):
+    for key in sorted(settings.stated.keys() & EFFECTIVE - settings.read - _COUNTED):
         value = settings.stated[key]
         if value != default_of(settings["model_type"], key) and not _is_neutral(value):
             raise NotKnown(f"its config.json sets {key} to {value!r}, which models of its type don't have")
 
 
 def unknown(settings: Settings) -> list[str]:
-    """Return the keys that the file states and that no type is known to have."""
-    known = known_keys() | _OF_ALL_TYPES
+    """Return the keys that the file states, that nothing has read and that no type is known to have."""
+    known = known_keys() | _OF_ALL_TYPES | settings.read
     return sorted(key for key in settings.stated if key not in known and not _is_neutral(settings.stated[key]))
 
 

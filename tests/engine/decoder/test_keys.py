@@ -58,6 +58,14 @@ def test_a_setting_of_another_family_declines_the_description(
         refuse_ignored(settings)
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "lfm2_moe", "olmoe"])
+def test_the_number_of_experts_is_told_by_tensors(name: str, tmp_path: Path) -> None:
+    pinned_model(name).save_pretrained(tmp_path)
+    settings = settings_in(tmp_path)
+    described(name, tmp_path, settings=settings)
+    refuse_ignored(settings)
+
+
 @pytest.mark.parametrize(
     "stated",
     [

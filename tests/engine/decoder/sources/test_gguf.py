@@ -17,6 +17,7 @@ from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.dense import describe
 from oaiserve.engine.decoder.description import Attention, Decoder, DeltaNet, Layer, Matrix, Norm, NotKnown, matrices_in
 from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.keys import refuse_ignored, unknown
 from oaiserve.engine.decoder.mixers import state_shapes
 from oaiserve.engine.decoder.model_spec import model_spec
 from oaiserve.engine.decoder.settings import Settings, keys_of, settings_of
@@ -61,7 +62,10 @@ def described(path: Path, dtype: torch.dtype = torch.float32, length: int = 128)
     settings = settings_of_gguf(read_values(path), read_tensors(path))
     family = FAMILIES[settings["model_type"]]
     with torch.inference_mode():
-        return describe(GgufTensors(path, family.names, settings, dtype), settings, family, length)
+        decoder = describe(GgufTensors(path, family.names, settings, dtype), settings, family, length)
+    refuse_ignored(settings)
+    assert not unknown(settings)
+    return decoder
 
 
 @pytest.mark.parametrize("name", records())
