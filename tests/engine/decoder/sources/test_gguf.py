@@ -15,7 +15,17 @@ from transformers import PreTrainedConfig
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.dense import describe
-from oaiserve.engine.decoder.description import Attention, Decoder, DeltaNet, Layer, Matrix, Norm, NotKnown, matrices_in
+from oaiserve.engine.decoder.description import (
+    Attention,
+    Decoder,
+    DeltaNet,
+    LatentProjection,
+    Layer,
+    Matrix,
+    Norm,
+    NotKnown,
+    matrices_in,
+)
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.keys import refuse_ignored, unknown
 from oaiserve.engine.decoder.mixers import state_shapes
@@ -134,6 +144,26 @@ def test_tensors_of_one_matrix_in_two_formats_stay_apart_in_blocks(tmp_path: Pat
     assert isinstance(apart[0], Blocks)
     assert isinstance(together, Blocks)
     torch.testing.assert_close(apart[0].expand(), together.expand()[: len(apart[0])], rtol=0, atol=0)
+
+
+def test_keys_and_values_of_latent_vectors_may_be_one_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, path = Record("deepseek_v2"), tmp_path / "model.gguf"
+    tensors = record.file_tensors(model_of("deepseek_v2"))
+    expected = latent_matrices(record, path)
+    for layer in range(3):
+        keys, values = (tensors.pop(f"blk.{layer}.attn_{part}_b.weight") for part in "kv")
+        together = np.concatenate([keys.swapaxes(1, 2), values], axis=1)
+        tensors[f"blk.{layer}.attn_kv_b.weight"] = together.reshape(-1, together.shape[2])
+    monkeypatch.setattr(record, "file_tensors", lambda _: tensors)
+    assert torch.equal(latent_matrices(record, path), expected)
+
+
+def latent_matrices(record: Record, path: Path) -> torch.Tensor:
+    """Write a record's file, and return the matrices of keys and values in its description."""
+    record.write(path, model_of("deepseek_v2"), lambda _: Kind.F32)
+    found = [layer.attention.qkv for layer in described(path).layers if layer.attention is not None]
+    weights = [one.up.weight for one in found if isinstance(one, LatentProjection)]
+    return torch.stack([weight for weight in weights if isinstance(weight, torch.Tensor)])
 
 
 def test_large_matrices_in_the_dtype_of_the_model_are_those_of_the_file(tmp_path: Path) -> None:
