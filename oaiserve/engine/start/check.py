@@ -21,6 +21,7 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.reserved import ReservedMemory
+from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import compare
@@ -50,7 +51,7 @@ def batches(spec: ModelSpec, block_size: int, adapter: Adapter | None = None) ->
 
 @torch.inference_mode()
 def refuse_unless_equal(
-    native: NativeDecoder,
+    executor: Executor,
     spec: ModelSpec,
     expected: list[Tensor],
     limit: float,
@@ -58,20 +59,20 @@ def refuse_unless_equal(
     block_size: int,
     probe: Adapter | None = None,
 ) -> None:
-    """Raise NotKnown unless the native step computes `expected`: transformers' logits of the batches, first without an
+    """Raise NotKnown unless the executor computes `expected`: transformers' logits of the batches, first without an
     adapter, and then with the `probe`, if there is one."""
     computed = batches(spec, block_size) + ([] if probe is None else batches(spec, block_size, probe))
     named = (("logits", pair) for pair in zip(computed, expected, strict=True))
-    found = compare(lambda pair: native.forward(pair[0]), lambda pair: pair[1], named, limit)
+    found = compare(lambda pair: executor.forward(pair[0]), lambda pair: pair[1], named, limit)
     if found is not None:
         raise NotKnown(f"its outputs differ by {found.apart:.1%} from those of transformers' code")
 
 
 @torch.inference_mode()
-def refuse_unless_finite(native: NativeDecoder, spec: ModelSpec, block_size: int) -> None:
+def refuse_unless_finite(executor: Executor, spec: ModelSpec, block_size: int) -> None:
     """Raise NotKnown if the logits of the whole model are no numbers: a part has been compared."""
     for batch in batches(spec, block_size):
-        if not native.forward(batch).isfinite().all():
+        if not executor.forward(batch).isfinite().all():
             raise NotKnown("its outputs are no finite numbers")
 
 

@@ -26,7 +26,7 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start.cache import remember_checked
-from oaiserve.engine.start.check import refuse_unless_as_checked, refuse_unless_finite
+from oaiserve.engine.start.check import Part, refuse_unless_as_checked, refuse_unless_finite
 from oaiserve.engine.start.small_model import (
     Reference,
     attention_parameters,
@@ -141,6 +141,16 @@ def native_step(
 
 def _reference(loaded: LoadedModel, decoder: Decoder, options: EngineOptions) -> Reference:
     """Let transformers' code compute a part of a loaded model. Raises NotKnown unless that is described alike."""
+    model, part = small_model_of(loaded, decoder)
+    cache: KVCacheDtype = "int8" if any(shape.is_int8 for shape in loaded.kv_shapes.values()) else "auto"
+    sized = replace(options, max_model_len=loaded.max_model_len, kv_cache_dtype=cache)
+    found = reference_of(model, part, loaded.name, sized, loaded.dtype, is_quantized=decoder.has_experts)
+    refuse_unless_described_alike(describe(found.loaded, found.parameters), decoder, part)
+    return found
+
+
+def small_model_of(loaded: LoadedModel, decoder: Decoder) -> tuple[PreTrainedModel, Part]:
+    """Make a model in float32 of a part of a loaded one, which has a layer of each kind."""
     config = loaded.model.config
     whole = dict(loaded.model.named_buffers()) | loaded.model.state_dict()
     part = part_described(config, decoder.layers, loaded.vocab_size)
@@ -149,13 +159,13 @@ def _reference(loaded: LoadedModel, decoder: Decoder, options: EngineOptions) ->
         own = whole[part.name_in_whole(name)]
         if own.shape == buffer.shape:
             buffer.copy_(own)  # rotary frequencies may be of a file
-    cache: KVCacheDtype = "int8" if any(shape.is_int8 for shape in loaded.kv_shapes.values()) else "auto"
-    sized = replace(options, max_model_len=loaded.max_model_len, kv_cache_dtype=cache)
-    found = reference_of(model, part, loaded.name, sized, loaded.dtype, is_quantized=decoder.has_experts)
-    layers = describe(found.loaded, found.parameters).layers
-    if [outline(layer) for layer in layers] != [outline(decoder.layers[layer]) for layer in part.layers]:
+    return model, part
+
+
+def refuse_unless_described_alike(small: Decoder, whole: Decoder, part: Part) -> None:
+    """Raise NotKnown unless the layers of a part have, in a model of their own, the description that the whole has."""
+    if [outline(layer) for layer in small.layers] != [outline(whole.layers[layer]) for layer in part.layers]:
         raise NotKnown("a part of its layers is described otherwise than in the whole model")
-    return found
 
 
 def refuse_unless_adaptable(model: PreTrainedModel, decoder: Decoder) -> None:

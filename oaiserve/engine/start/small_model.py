@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.blocks import Blocks
-from oaiserve.engine.decoder.description import AttentionParameters, Layer, NotKnown
+from oaiserve.engine.decoder.description import AttentionParameters, Decoder, Layer, NotKnown
 from oaiserve.engine.decoder.key_sizes import key_sizes
 from oaiserve.engine.decoder.spec import KEY_GROUP, LayerStateShapes
 from oaiserve.engine.model.adapted_modules import adaptable
@@ -31,6 +31,7 @@ from oaiserve.engine.model.cpu.kv_layout import NO_SIZES, refuse_unless_it_fits,
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
+from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.model_config import context_length
@@ -225,13 +226,26 @@ def reference_of(
 
 def _refuse_unless_described(loaded: LoadedModel, options: EngineOptions) -> None:
     """Raise NotKnown unless the native step computes what transformers' code does, both in float32."""
-    with short_windows(loaded.model):
-        parameters = attention_parameters(loaded, options.block_size)
-        expected = transformers_logits(loaded, options.block_size, parameters)
-    decoder = describe(loaded, parameters)
     sizes: Any = {"num_blocks": 1, "block_size": options.block_size, "num_threads": 1}
-    native = NativeDecoder(Library(torch.float32), decoder, **sizes)
-    refuse_unless_equal(native, loaded, expected, FLOAT32_TOLERANCE, block_size=options.block_size)
+    refuse_unless_described(
+        loaded, options.block_size, lambda decoder: NativeDecoder(Library(torch.float32), decoder, **sizes)
+    )
+
+
+def refuse_unless_described(
+    loaded: LoadedModel, block_size: int, make: Callable[[Decoder], Executor], probe: Adapter | None = None
+) -> None:
+    """Raise NotKnown unless an executor of its description computes what transformers' code does, both in float32.
+
+    With a `probe`, they are compared with this adapter, too.
+    """
+    with short_windows(loaded.model):
+        parameters = attention_parameters(loaded, block_size)
+        expected = transformers_logits(loaded, block_size, parameters)
+        if probe is not None:
+            expected += transformers_logits(loaded, block_size, parameters, probe)
+    executor = make(describe(loaded, parameters))
+    refuse_unless_equal(executor, loaded, expected, FLOAT32_TOLERANCE, block_size=block_size, probe=probe)
 
 
 def _kept_states(model: PreTrainedModel, dtype: torch.dtype) -> dict[int, LayerStateShapes]:

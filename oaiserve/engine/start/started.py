@@ -28,6 +28,7 @@ from oaiserve.errors import StartupError
 from oaiserve.files.adapters import BadAdapter, read_adapter
 
 if TYPE_CHECKING:
+    from oaiserve.engine.executors.reference.executor import ReferenceExecutor
     from oaiserve.engine.model.eager import EagerExecutor  # which imports transformers
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Started(NamedTuple):
 
 
 def started_on_cpu(
-    executor: EagerExecutor | NativeDecoder,
+    executor: EagerExecutor | NativeDecoder | ReferenceExecutor,
     spec: ModelSpec,
     options: EngineOptions,
     adaptable: Mapping[str, tuple[int, int]],
@@ -71,7 +72,7 @@ def started_on_cpu(
     device = torch.device("cpu")
     states = States(spec.state_shapes, num_states, device) if num_states else None
     runner = ModelRunner(executor, device, options.block_size, states=states)
-    features = dict.fromkeys(("native_step", "amx"), "transformers' code computes the steps; the log says why")
+    features = dict.fromkeys(("native_step", "amx"), "PyTorch computes the steps; the log says why")
     if runner.native is not None:
         has_amx = usable_features() >= AMX_FEATURES
         features = {"native_step": "", "amx": "" if has_amx else "the CPU, or --cpu-features, has none"}

@@ -16,12 +16,14 @@ from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.model.cpu import build, prebuilt, variants
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.families import small_sizes
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.native import eager_on_cpu, native_or_none, native_step
 from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.reference import reference_or_none
 from oaiserve.engine.start.small_model import attention_parameters
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE
@@ -257,8 +259,9 @@ def native_runner(loaded: LoadedModel, *, num_blocks: int = 64) -> ModelRunner:
 def started_runner(
     loaded: LoadedModel, *, num_blocks: int = 64, block_size: int = BLOCK_SIZE, **options: Any
 ) -> ModelRunner:
-    """Return the runner of a model that has been started on a CPU, in the native step if it can."""
+    """Return the runner of a model that has been started on a CPU, in the native step or the reference if it can."""
     settings = EngineOptions(block_size=block_size, **options)
     sizes = {"num_blocks": num_blocks, "num_threads": 1}
-    executor = native_or_none(loaded, settings, **sizes) or eager_on_cpu(loaded, settings, **sizes)
+    executor: Executor | None = native_or_none(loaded, settings, **sizes)
+    executor = executor or reference_or_none(loaded, settings, **sizes) or eager_on_cpu(loaded, settings, **sizes)
     return ModelRunner(executor, loaded.device, block_size, states=states_of(loaded))

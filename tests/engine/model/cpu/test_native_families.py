@@ -81,7 +81,7 @@ NOT_KNOWN = {
 
 
 @pytest.mark.parametrize("case", NOT_KNOWN)
-def test_an_unsupported_model_is_logged_in_one_line_and_served_eagerly(
+def test_an_unsupported_model_is_logged_in_one_line_and_served_in_another_way(
     case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -90,15 +90,13 @@ def test_an_unsupported_model_is_logged_in_one_line_and_served_eagerly(
     with pytest.raises(NotKnown, match=reason):
         native(loaded)
     runner = started_runner(loaded)
-    line, attention = [
+    line, other = [
         text for name, level, text in caplog.record_tuples if name.startswith("oaiserve") and level >= logging.DEBUG
     ]
     assert line.startswith("The model runs without native code, which is slower: ")
     assert reason in line
     fits = "heads" not in case
-    assert attention.startswith(
-        "Attention runs natively after " if fits else "Attention runs in plain PyTorch: its heads"
-    )
+    assert other.startswith("Attention runs natively after " if fits else "The reference, in plain PyTorch, is ready")
     with make_engine(loaded, runner, max_running=8, max_step_tokens=100) as engine:
         assert greedy_answers(engine, PROMPTS[:2]) == generate(make_model(asked), PROMPTS[:2], 12)
 
