@@ -189,7 +189,8 @@ class Mamba2:
     skips: Tensor  # float32 [heads]
     least_time: float
     most_time: float
-    norm: Norm  # [heads * head_dim], of which each of the groups has its part by itself, behind the gates
+    # [heads * head_dim], of which each of the groups has its part by itself, behind the gates; None: there is none.
+    norm: Norm | None
     out: Matrix
 
 
@@ -325,6 +326,15 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Scales:
+    """The factors of what the components of a layer add to the hidden state, beside the decoder's own."""
+
+    mixer: float = 1.0
+    attention: float = 1.0
+    mlp: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: Norm | None = None  # before attention, or before the mixer
     attention: Attention | None = None
@@ -336,6 +346,7 @@ class Layer:
     is_parallel: bool = False  # the MLP reads the same hidden state as attention, without its addition
     input_gate: InputGate | None = None  # which comes last
     factor: float = 1.0  # of the hidden state behind the layer
+    scales: Scales | None = None  # None: all are 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,8 +83,9 @@ def mamba2(
     keys: Sequence[str] = MAMBA_KEYS,
     function: str = "hidden_act",
     limits: tuple[float, float] | None = None,
+    has_norm: bool = True,
 ) -> Mamba2:
-    """Describe a mixer of Mamba 2.
+    """Describe a mixer of Mamba 2, maybe without a norm.
 
     Its sizes are in the settings under these `keys`, and the activation of its convolution under `function`. `limits`
     are those of times, which are otherwise in the settings.
@@ -108,7 +109,7 @@ def mamba2(
         skips=reader.numbers("D"),
         least_time=float(limits[0]),
         most_time=float(limits[1]),
-        norm=_gated_norm(reader, facts),
+        norm=_gated_norm(reader, facts) if has_norm else None,
         out=reader.matrix("out"),
     )
 

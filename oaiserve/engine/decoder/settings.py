@@ -450,6 +450,16 @@ def _lfm2(values: Values) -> None:
     _renamed("block_ff_dim", "intermediate_size")(values)
 
 
+def _falcon_h1(values: Values) -> None:
+    if values["mamba_d_head"] == "auto":
+        numbers = values["mamba_d_ssm"]
+        numbers = values["mamba_expand"] * values["hidden_size"] if numbers is None else numbers
+        values["mamba_d_head"] = numbers // values["mamba_n_heads"]
+    _or("mlp_multipliers", lambda _: [1.0] * 2)(values)
+    _or("ssm_multipliers", lambda _: [1.0] * 5)(values)
+    values["layer_types"] = ["hybrid"] * values["num_hidden_layers"]
+
+
 def _nemotron_h(values: Values) -> None:
     for old, key in _NEMOTRON_H_KEYS.items():
         _renamed(old, key)(values)
@@ -556,5 +566,6 @@ _RULES: dict[str, Callable[[Values], None]] = {
     "lfm2": _lfm2,
     "lfm3": _types(_lfm3_layer),
     "nemotron_h": _nemotron_h,
+    "falcon_h1": _falcon_h1,
     "lfm2_moe": _renamed("tie_embedding", "tie_word_embeddings"),
 }

@@ -12,15 +12,19 @@ from oaiserve.engine.decoder.keys import EFFECTIVE, refuse_ignored, unknown
 from oaiserve.engine.decoder.settings import settings_of
 from tests.engine.decoder.test_experts import described as described_files
 from tests.engine.decoder.test_families import KNOWN, described, settings_in
+from tests.engine.executors.test_described_families import VARIANTS
+from tests.engine.executors.test_described_families import described as described_settings
 from tests.models.decoders import random_model
-from tests.models.pinned import pinned_model
+from tests.models.pinned import model_with_numbers, pinned_model
 from tests.models.small_configs import config_of
 
-# Read for all types, or to count tensors: another value makes another description, or none.
+# Read for all types, or to count tensors: another value makes another description, or none. Others have another name
+# in one type, and are without effect or shown by tensors in the rest.
 OF_ALL_TYPES = {
     *("architectures", "eos_token_id", "head_dim", "hidden_size", "max_position_embeddings", "model_type"),
     *("num_attention_heads", "num_deep_layers", "num_hidden_layers", "num_key_value_heads", "pad_token_id"),
     *("tie_word_embeddings", "vocab_size", "word_embed_proj_dim", "rope_axes", "qk_head_dim"),
+    *("layers_block_type", "mamba_conv_bias", "mamba_d_conv", "mamba_dt_min", "mtp_layers_block_type"),
 }
 
 
@@ -36,6 +40,12 @@ def test_the_list_has_the_keys_that_families_read(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     described_files(tmp_path, settings=settings)
     read |= settings.read
+    for name in VARIANTS:
+        folder = tmp_path / name
+        model_with_numbers(config_of(name)).save_pretrained(folder)
+        settings = settings_in(folder)
+        described_settings(settings, folder)
+        read |= settings.read
     assert read - OF_ALL_TYPES == EFFECTIVE
 
 

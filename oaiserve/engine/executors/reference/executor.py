@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import Blocks
-from oaiserve.engine.decoder.description import MLP, Decoder, InputGate, Layer, LayerInputs, Norm, matrices_in
+from oaiserve.engine.decoder.description import MLP, Decoder, InputGate, Layer, LayerInputs, Norm, Scales, matrices_in
 from oaiserve.engine.executors.reference.attention import PagedAttention
 from oaiserve.engine.executors.reference.experts import mixture_output, mlp_output
 from oaiserve.engine.executors.reference.heads import Attending
@@ -104,16 +104,17 @@ class _Forward(NamedTuple):
     def _layer(self, index: int, layer: Layer, hidden: Tensor) -> Tensor:
         """Return the hidden state float32 [T, width] with the additions of a layer."""
         scale = self.decoder.residual_scale
+        scales = layer.scales or Scales()
         x = _normed(hidden, layer.attention_norm)
         before = hidden
         if layer.mixer is not None:
             assert self.batch.states is not None
             mixed = mixer_output(layer.mixer, x, self.products, self.batch.states, index)
-            hidden = hidden + scale * _normed(mixed, layer.attention_out_norm)
+            hidden = hidden + scale * scales.mixer * _normed(mixed, layer.attention_out_norm)
         if (attention := layer.attention) is not None:
             cache = self.caches[index if attention.cache_of is None else attention.cache_of]
             attended = Attending(self.batch, self.products, self.paged)(attention, x, cache)
-            hidden = hidden + scale * _normed(attended, layer.attention_out_norm)
+            hidden = hidden + scale * scales.attention * _normed(attended, layer.attention_out_norm)
         if layer.mlp is None:
             return hidden
         read = before if layer.is_parallel else hidden
@@ -122,7 +123,7 @@ class _Forward(NamedTuple):
             out = mlp_output(layer.mlp, x, self.products)
         else:
             out = mixture_output(layer.mlp, x, read, self.products)
-        return hidden + scale * _normed(out, layer.mlp_out_norm)
+        return hidden + scale * scales.mlp * _normed(out, layer.mlp_out_norm)
 
 
 def _embedded(ids: Tensor, table: Tensor | Blocks) -> Tensor:

@@ -94,8 +94,12 @@ def _mamba2(mixer: Mamba2, rows: Tensor, cache: StateCache) -> Tensor:
         outputs.append(torch.einsum("nhds,nhs->nhd", state, c[:, token]))
     cache.update_recurrent_state(state)
     out = torch.stack(outputs, dim=1) + mixer.skips[:, None] * x
-    gated = (out.flatten(-2) * silu(gates)).unflatten(-1, (mixer.groups, -1))
-    return rms_norm(gated, gated.shape[-1:], eps=mixer.norm.epsilon).flatten(-2) * mixer.norm.weight
+    gated: Tensor = out.flatten(-2) * silu(gates)
+    if mixer.norm is None:
+        return gated
+    of_groups_apart = gated.unflatten(-1, (mixer.groups, -1))
+    normed = rms_norm(of_groups_apart, of_groups_apart.shape[-1:], eps=mixer.norm.epsilon)
+    return normed.flatten(-2) * mixer.norm.weight
 
 
 def _short_convolution(mixer: ShortConvolution, rows: Tensor, cache: StateCache) -> Tensor:

@@ -21,6 +21,7 @@ from oaiserve.engine.decoder.description import (
     Matrix,
     Norm,
     NotKnown,
+    Scales,
     matrices_in,
 )
 from oaiserve.engine.model.attention import LayerCache
@@ -142,24 +143,27 @@ class Operations:
     def _layer(self, index: int, layer: Layer, residual_scale: float) -> None:
         if layer.attention is not None or layer.mixer is not None:
             self._norm(layer.attention_norm)
+        scales = layer.scales or Scales()
         if (mixer := layer.mixer) is not None:
             self._mixers.add(mixer, self._normed, self._attended)
-            self._add("output", self._attended, mixer.out, layer.attention_out_norm, residual_scale)
+            self._add("output", self._attended, mixer.out, layer.attention_out_norm, residual_scale * scales.mixer)
         if (attention := layer.attention) is not None:
             self._attention(index, attention)
             if layer.is_parallel and layer.mlp_norm is not layer.attention_norm:
                 self._norm(layer.mlp_norm)
-            self._add("output", self._attended, attention.out, layer.attention_out_norm, residual_scale)
+            scale = residual_scale * scales.attention
+            self._add("output", self._attended, attention.out, layer.attention_out_norm, scale)
         if not layer.is_parallel and layer.mlp is not None:
             self._norm(layer.mlp_norm)
         factor = layer.factor if layer.input_gate is None else 1.0
+        scale = residual_scale * scales.mlp
         if layer.mlp is None:
             pass
         elif isinstance(layer.mlp, MLP):
             self._operations.project_inner(layer.mlp, self._normed, self._mlp)
-            self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, residual_scale, factor)
+            self._add("down", self._mlp, layer.mlp.down, layer.mlp_out_norm, scale, factor)
         else:
-            self._experts.add(layer.mlp, layer.mlp_out_norm, residual_scale, factor)
+            self._experts.add(layer.mlp, layer.mlp_out_norm, scale, factor)
         if layer.input_gate is not None:
             self._input_gate(index, layer.input_gate, layer.factor)
 
