@@ -1,4 +1,4 @@
-"""Families that are described from files alone: the reference computes transformers' logits in float32."""
+"""Families that are described from files alone compute transformers' logits in float32."""
 
 import json
 from pathlib import Path
@@ -8,15 +8,17 @@ import pytest
 import torch
 
 from oaiserve.engine.decoder.dense import describe
-from oaiserve.engine.decoder.description import Decoder
+from oaiserve.engine.decoder.description import Decoder, Experts, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.mixers import state_shapes
 from oaiserve.engine.decoder.model_spec import model_spec
 from oaiserve.engine.decoder.settings import Settings, settings_of
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
-from tests.engine.executors.test_reference import LARGEST_ERROR, MEDIAN_ERROR, case_of, errors
-from tests.engine.model.steps import CPU
+from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.model.cpu.native import NativeDecoder
+from tests.engine.executors.test_reference import LARGEST_ERROR, MEDIAN_ERROR, NUM_BLOCKS, Case, case_of, errors
+from tests.engine.model.steps import BLOCK_SIZE, CPU
 from tests.models.pinned import model_with_numbers
 from tests.models.small_configs import config_of
 
@@ -57,18 +59,42 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 _CASES = [(name, changes) for name, variants in VARIANTS.items() for changes in variants]
 
 
-@pytest.mark.parametrize(("name", "changes"), _CASES, ids=[f"{name} {list(changes)}" for name, changes in _CASES])
-@torch.inference_mode()
+_NAMES = [f"{name} {list(changes)}" for name, changes in _CASES]
+
+
+@pytest.mark.parametrize(("name", "changes"), _CASES, ids=_NAMES)
 def test_logits_are_those_of_transformers(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    model = model_with_numbers(config_of(name, **changes))
-    model.save_pretrained(tmp_path)
-    settings = settings_of(json.loads((tmp_path / "config.json").read_text()))
-    decoder = described(settings, tmp_path)
-    shapes = state_shapes(decoder, torch.float32)
-    spec = model_spec(settings, decoder, dtype=torch.float32, device=CPU, state_shapes=shapes)
-    found = errors(case_of(model, spec, decoder))
+    found = errors(case_in(tmp_path, name, changes))
     assert found.median() < MEDIAN_ERROR
     assert found.max() < LARGEST_ERROR
+
+
+@pytest.mark.parametrize(("name", "changes"), _CASES, ids=_NAMES)
+def test_the_native_step_computes_them_too(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    case = case_in(tmp_path, name, changes)
+    if any(isinstance(layer.mlp, Experts) for layer in case.decoder.layers):
+        with pytest.raises(NotKnown, match="its experts have no gates"):
+            native(case.decoder)
+        return
+    found = errors(case, executor=native(case.decoder))
+    assert found.median() < MEDIAN_ERROR
+    assert found.max() < LARGEST_ERROR
+
+
+def native(decoder: Decoder) -> NativeDecoder:
+    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+    return NativeDecoder(Library(torch.float32), decoder, **sizes, num_threads=1)
+
+
+@torch.inference_mode()
+def case_in(folder: Path, name: str, changes: dict[str, Any]) -> Case:
+    model = model_with_numbers(config_of(name, **changes))
+    model.save_pretrained(folder)
+    settings = settings_of(json.loads((folder / "config.json").read_text()))
+    decoder = described(settings, folder)
+    shapes = state_shapes(decoder, torch.float32)
+    spec = model_spec(settings, decoder, dtype=torch.float32, device=CPU, state_shapes=shapes)
+    return case_of(model, spec, decoder)
 
 
 @torch.inference_mode()

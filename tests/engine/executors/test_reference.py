@@ -18,6 +18,7 @@ from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
+from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import prepare
@@ -80,10 +81,13 @@ def chunk_ends(length: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def errors(case: Case, decoder: Decoder | None = None) -> Tensor:
-    """Return the error of the reference's logits for each token, with a step for the next chunk of each sequence."""
+def errors(case: Case, decoder: Decoder | None = None, executor: Executor | None = None) -> Tensor:
+    """Return the error of logits for each token, with a step for the next chunk of each sequence.
+
+    The executor is the reference for this decoder, unless another one is given.
+    """
     sizes: dict[str, Any] = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
-    executor = ReferenceExecutor(decoder or case.decoder, dtype=torch.float32, device=CPU, **sizes)
+    executor = executor or ReferenceExecutor(decoder or case.decoder, dtype=torch.float32, device=CPU, **sizes)
     ends = chunk_ends(len(case.ids[0]))
     blocks = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(2)).view(len(ends), -1).tolist()
     sequences = [

@@ -79,9 +79,8 @@ class MixerOperations:
         operations.add("recurrence", "prepare_scan", self._rows, heads, mixer.speeds, mixer.biases)
         operations.add("recurrence", "scan", self._rows, heads, mixer.skips, self._num_layers)
         gated = GatedNorm(0, channels, mixer.groups, "silu", True, True)
-        if mixer.norm is None:
-            raise NotKnown("its mixers have no norm")
-        normalize = replace(Normalize.of(mixer.norm), width=numbers // mixer.groups)
+        width = numbers // mixer.groups
+        normalize = replace(Normalize.of(mixer.norm, width), width=width)
         operations.add("recurrence", "gate_and_norm", self._rows, self._rows, out, gated, normalize)
 
     def _convolve(self, convolution: description.Convolution, *, before: int = NONE, after: int = NONE) -> int:
