@@ -55,7 +55,7 @@ def _solar_open(settings: Settings) -> Facts:
 
 FAMILIES = (
     Family(type="minimax_m2", facts=_minimax_m2, other_names=_MINIMAX),
-    Family(type="glm4_moe", facts=_glm4_moe),
+    *(Family(type=name, facts=_glm4_moe) for name in ("glm4_moe", "glm4v_moe_text")),
     Family(type="dots1", facts=_dots1),
     Family(type="exaone_moe", facts=_exaone_moe, other_names=_EXAONE),
     Family(type="solar_open", facts=_solar_open),

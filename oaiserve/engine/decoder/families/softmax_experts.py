@@ -55,6 +55,15 @@ def _qwen3_moe(settings: Settings) -> Facts:
     return replace(llama(settings), windows=windows_of_all(settings), mixture=qwen_mixture(settings))
 
 
+def _qwen3_omni(settings: Settings) -> Facts:
+    return replace(llama(settings), mixture=qwen_mixture(settings))
+
+
+def _qwen3_vl(settings: Settings) -> Facts:
+    mixture = replace(qwen_mixture(settings), renormalizes=True)  # whatever a file says
+    return replace(llama(settings), mixture=mixture)
+
+
 def qwen_mixture(settings: Settings) -> Mixture:
     """Return the facts of the mixtures of Qwen, without the MLP that all tokens may share."""
     every = settings["decoder_sparse_step"]
@@ -62,7 +71,7 @@ def qwen_mixture(settings: Settings) -> Mixture:
     return Mixture(
         layers=tuple((n + 1) % every == 0 and n not in dense for n in range(settings["num_hidden_layers"])),
         top_k=settings["num_experts_per_tok"],
-        renormalizes=settings["norm_topk_prob"],
+        renormalizes=settings.get("norm_topk_prob", True),
     )
 
 
@@ -151,6 +160,8 @@ FAMILIES = (
     Family(type="mixtral", facts=_mixtral, other_names=MIXTRAL),
     Family(type="qwen2_moe", facts=_qwen2_moe, other_names=QWEN),
     Family(type="qwen3_moe", facts=_qwen3_moe),
+    Family(type="qwen3_omni_moe_text", facts=_qwen3_omni),
+    Family(type="qwen3_vl_moe_text", facts=_qwen3_vl),
     Family(type="mellum", facts=_mellum),
     Family(type="olmoe", facts=_olmoe),
     Family(type="flex_olmo", facts=_olmoe, other_names=NORMS_BEHIND),

@@ -81,12 +81,20 @@ class HubTensors:
             if (blocks := self._files.expert_blocks(name)) is not None:
                 return list(blocks)
             stacked = self._files.tensor(name).to(self.dtype)
-            return list(stacked.mT if self._has_transposed_experts else stacked)
+            return list(stacked.mT if self._has_transposed_experts or self._is_turned(path, stacked) else stacked)
         place, _, role = path.partition(".experts.")
         found: list[Tensor | Blocks] = [self.matrix(f"{place}.experts.0.{role}")]
         while self.has(path_of_next := f"{place}.experts.{len(found)}.{role}"):
             found.append(self.matrix(path_of_next))
         return found
+
+    def _is_turned(self, path: str, stacked: Tensor) -> bool:
+        """Return whether a tensor of all experts is [experts, k, n], as files of Qwen3-VL have it."""
+        width = self.shape("embedding.weight")[1]
+        _, rows, columns = stacked.shape
+        if path.endswith(".down.weight"):
+            return columns == width != rows
+        return rows == width != columns
 
     def module(self, path: str) -> str:
         """Return the name of a module in transformers, by which adapters name it."""
