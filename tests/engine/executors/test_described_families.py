@@ -81,6 +81,25 @@ def test_the_native_step_computes_them_too(name: str, changes: dict[str, Any], t
     assert found.max() < LARGEST_ERROR
 
 
+@pytest.mark.parametrize(
+    ("name", "stated", "reason"),
+    [
+        ("lfm3", {"use_sandwich_norm": False}, "its files and its use_sandwich_norm disagree"),
+        ("falcon_h1", {"mamba_rms_norm": True}, "its mixers have a norm before their gates"),
+        ("falcon_h1", {"attention_bias": True, "attention_in_multiplier": 2.0}, "have biases, and what they are made"),
+        ("nemotron_h", {"moe_latent_size": 32}, "its experts read vectors of their own"),
+        ("nemotron_h", {"layers_block_type": ["linear_attention", "conv"]}, "it has layers of type 'conv'"),
+    ],
+)
+def test_a_family_refuses_what_a_description_cannot_say(
+    name: str, stated: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    model_with_numbers(config_of(name)).save_pretrained(tmp_path)
+    settings = settings_of(json.loads((tmp_path / "config.json").read_text()) | stated)
+    with pytest.raises(NotKnown, match=reason):
+        described(settings, tmp_path)
+
+
 def native(decoder: Decoder) -> NativeDecoder:
     sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
     return NativeDecoder(Library(torch.float32), decoder, **sizes, num_threads=1)
