@@ -52,6 +52,8 @@ def defaults_of(kind: Any) -> dict[str, Any]:
         if field.name not in _OF_ALL:
             found["keys"][field.name] = field.default if field.default is not MISSING else field.default_factory()
     aliases = {alias: name for alias, name in kind.attribute_map.items() if name in found["keys"]}
+    # Newer files have some keys under names that are no fields of the class.
+    aliases |= {name: key for key, name in kind.attribute_map.items() if key in found["keys"] and name not in aliases}
     if aliases:
         found["aliases"] = aliases
     if kind.default_theta != 10_000.0:
