@@ -53,11 +53,14 @@ def _router(reader: Reader, facts: Mixture) -> Router:
     def numbers(name: str, *, is_float32: bool) -> Tensor:
         return reader.exact(name) if is_float32 else reader.numbers(name).to(reader.tensors.dtype)
 
+    weight = numbers("router.weight", is_float32=facts.is_float32)
+    if facts.num_experts not in (None, len(weight)):
+        raise NotKnown(f"its config.json states {facts.num_experts} experts, but its files have {len(weight)}")
     choice_bias = None
     if facts.has_choice_bias:
         choice_bias = numbers("choice_bias", is_float32=facts.is_float32 or facts.has_float32_bias).float().flatten()
     return Router(
-        weight=numbers("router.weight", is_float32=facts.is_float32),
+        weight=weight,
         module=reader.module("router") if facts.is_router_adaptable else "",
         logits_bias=reader.numbers_or_none("router.bias"),
         bias=choice_bias,
@@ -88,11 +91,12 @@ def by_mlp_types(settings: Settings) -> tuple[bool, ...]:
     return tuple(kind == "sparse" for kind in settings["mlp_layer_types"])
 
 
-def grouped_mixture(settings: Settings, layers: tuple[bool, ...]) -> Mixture:
+def grouped_mixture(settings: Settings, layers: tuple[bool, ...], num_experts: int) -> Mixture:
     """Return the facts of mixtures like DeepSeek V3's in these layers."""
     groups = settings["n_group"] or 1
     return Mixture(
         layers=layers,
+        num_experts=num_experts,
         top_k=settings["num_experts_per_tok"],
         is_sigmoid=True,
         has_choice_bias=True,

@@ -27,6 +27,7 @@ class Mixture:
     """The facts of the mixtures of experts of one decoder, whose defaults are Mixtral's."""
 
     layers: tuple[bool, ...]  # which have experts in place of an MLP
+    num_experts: int | None = None  # of a layer, which the files must have; None: as many as they have
     top_k: int
     is_sigmoid: bool = False  # scores are sigmoids, else a softmax
     has_choice_bias: bool = False

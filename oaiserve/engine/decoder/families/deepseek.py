@@ -34,6 +34,7 @@ def _deepseek_v2(settings: Settings) -> Facts:
     has_groups = method == "group_limited_greedy"
     mixture = Mixture(
         layers=after_dense_layers(settings),
+        num_experts=settings["n_routed_experts"],
         top_k=settings["num_experts_per_tok"],
         groups=settings["n_group"] if has_groups else 1,
         top_groups=settings["topk_group"] if has_groups else 1,
@@ -48,9 +49,9 @@ def _deepseek_v2(settings: Settings) -> Facts:
 def _deepseek_v3(settings: Settings) -> Facts:
     return replace(
         _latent(settings),
-        guessing_layers=1,
+        guessing_layers=settings["num_mtp_layers"] or 0,
         is_interleaved=settings["rope_interleave"],
-        mixture=grouped_mixture(settings, after_dense_layers(settings)),
+        mixture=grouped_mixture(settings, after_dense_layers(settings), settings["n_routed_experts"]),
     )
 
 
@@ -59,7 +60,7 @@ def _glm4_moe_lite(settings: Settings) -> Facts:
         _latent(settings),
         guessing_layers=1,
         is_interleaved=settings["rope_interleave"],
-        mixture=grouped_mixture(settings, by_mlp_types(settings)),
+        mixture=grouped_mixture(settings, by_mlp_types(settings), settings["n_routed_experts"]),
     )
 
 

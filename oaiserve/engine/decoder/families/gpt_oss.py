@@ -14,6 +14,7 @@ from oaiserve.engine.decoder.settings import Settings
 def _gpt_oss(settings: Settings) -> Facts:
     mixture = Mixture(
         layers=in_all_layers(settings),
+        num_experts=settings["num_local_experts"],
         top_k=settings["num_experts_per_tok"],
         is_in_turns=True,
         activation=ClampedGate(settings["swiglu_alpha"], settings["swiglu_limit"]),

@@ -35,7 +35,12 @@ def _granitemoe_swa(settings: Settings) -> Facts:
 
 
 def _mixture(settings: Settings, *, has_shared: bool) -> Mixture:
-    return Mixture(layers=in_all_layers(settings), top_k=settings["num_experts_per_tok"], has_shared=has_shared)
+    return Mixture(
+        layers=in_all_layers(settings),
+        num_experts=settings["num_local_experts"],
+        top_k=settings["num_experts_per_tok"],
+        has_shared=has_shared,
+    )
 
 
 FAMILIES = (

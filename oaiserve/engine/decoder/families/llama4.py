@@ -33,6 +33,7 @@ def _llama4(settings: Settings) -> Facts:
         factors_are_for_unrotated=True,
         mixture=Mixture(
             layers=tuple(number in have_experts for number in range(settings["num_hidden_layers"])),
+            num_experts=settings["num_local_experts"],
             top_k=settings["num_experts_per_tok"],
             is_sigmoid=True,
             renormalizes=False,

@@ -44,7 +44,7 @@ def _facts(settings: Settings) -> Facts:
         raise NotKnown("its experts read vectors of their own")
     mixing = layers_of_type(settings, "linear_attention")
     attending = layers_of_type(settings, "full_attention")
-    mixture = grouped_mixture(settings, tuple(kind == "moe" for kind in kinds))
+    mixture = grouped_mixture(settings, tuple(kind == "moe" for kind in kinds), settings["n_routed_experts"])
     return replace(
         llama(settings, epsilon="layer_norm_epsilon", function="mlp_hidden_act"),
         rotates=(False,) * len(kinds),

@@ -21,6 +21,7 @@ _EXAONE: Names = {"choice_bias": ("mlp.gate.e_score_correction_bias", "mlp.e_sco
 def _minimax_m2(settings: Settings) -> Facts:
     mixture = Mixture(
         layers=in_all_layers(settings),
+        num_experts=settings["num_local_experts"],
         top_k=settings["num_experts_per_tok"],
         is_sigmoid=True,
         has_choice_bias=True,
@@ -29,12 +30,12 @@ def _minimax_m2(settings: Settings) -> Facts:
 
 
 def _glm4_moe(settings: Settings) -> Facts:
-    mixture = grouped_mixture(settings, after_dense_layers(settings))
-    return replace(llama(settings), guessing_layers=1, mixture=mixture)
+    mixture = grouped_mixture(settings, after_dense_layers(settings), settings["n_routed_experts"])
+    return replace(llama(settings), guessing_layers=settings["num_mtp_layers"] or 0, mixture=mixture)
 
 
 def _dots1(settings: Settings) -> Facts:
-    mixture = grouped_mixture(settings, after_dense_layers(settings))
+    mixture = grouped_mixture(settings, after_dense_layers(settings), settings["n_routed_experts"])
     return replace(llama(settings), windows=windows_by_type(settings), mixture=mixture)
 
 
@@ -45,12 +46,14 @@ def _exaone_moe(settings: Settings) -> Facts:
         llama(settings),
         windows=windows,
         rotates=tuple(window is not None or not has_windows for window in windows),
-        mixture=grouped_mixture(settings, by_mlp_types(settings)),
+        mixture=grouped_mixture(settings, by_mlp_types(settings), settings["num_experts"]),
     )
 
 
 def _solar_open(settings: Settings) -> Facts:
-    return replace(llama(settings), mixture=grouped_mixture(settings, in_all_layers(settings)))
+    return replace(
+        llama(settings), mixture=grouped_mixture(settings, in_all_layers(settings), settings["n_routed_experts"])
+    )
 
 
 FAMILIES = (

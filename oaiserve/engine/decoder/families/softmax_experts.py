@@ -42,7 +42,11 @@ _ERNIE: Names = {
 
 
 def _mixtral(settings: Settings) -> Facts:
-    mixture = Mixture(layers=in_all_layers(settings), top_k=settings["num_experts_per_tok"])
+    mixture = Mixture(
+        layers=in_all_layers(settings),
+        num_experts=settings["num_local_experts"],
+        top_k=settings["num_experts_per_tok"],
+    )
     return replace(llama(settings), windows=windows_of_all(settings), mixture=mixture)
 
 
@@ -70,6 +74,7 @@ def qwen_mixture(settings: Settings) -> Mixture:
     dense = settings["mlp_only_layers"]
     return Mixture(
         layers=tuple((n + 1) % every == 0 and n not in dense for n in range(settings["num_hidden_layers"])),
+        num_experts=settings["num_experts"],
         top_k=settings["num_experts_per_tok"],
         renormalizes=settings.get("norm_topk_prob", True),
     )
@@ -78,6 +83,7 @@ def qwen_mixture(settings: Settings) -> Mixture:
 def _mellum(settings: Settings) -> Facts:
     mixture = Mixture(
         layers=by_mlp_types(settings),
+        num_experts=settings["num_experts"],
         top_k=settings["num_experts_per_tok"],
         renormalizes=settings["norm_topk_prob"],
     )
@@ -89,6 +95,7 @@ def _olmoe(settings: Settings) -> Facts:
         raise NotKnown("it limits queries, keys and values")
     mixture = Mixture(
         layers=in_all_layers(settings),
+        num_experts=settings["num_experts"],
         top_k=settings["num_experts_per_tok"],
         renormalizes=settings["norm_topk_prob"],
     )
@@ -96,19 +103,24 @@ def _olmoe(settings: Settings) -> Facts:
 
 
 def _hunyuan(settings: Settings) -> Facts:
-    top_k = settings["moe_topk"]
-    if isinstance(top_k, list):  # by layer
-        if len(set(top_k)) != 1:
-            raise NotKnown("its layers choose different numbers of experts")
-        top_k = top_k[0]
     mixture = Mixture(
         layers=in_all_layers(settings),
-        top_k=top_k,
+        num_experts=_of_all_layers(settings["num_experts"]),
+        top_k=_of_all_layers(settings["moe_topk"]),
         is_float32=True,
         is_router_adaptable=True,
         has_shared=True,
     )
     return replace(llama(settings), rotates_before_norms=True, mixture=mixture)
+
+
+def _of_all_layers(number: int | list[int]) -> int:
+    """Return a number that files may have once for each layer. Raises NotKnown if layers differ."""
+    if not isinstance(number, list):
+        return number
+    if len(set(number)) != 1:
+        raise NotKnown("its layers choose different numbers of experts, or have different ones")
+    return number[0]
 
 
 def _ernie(settings: Settings) -> Facts:
@@ -117,6 +129,7 @@ def _ernie(settings: Settings) -> Facts:
     last = settings["moe_layer_end_index"]
     mixture = Mixture(
         layers=tuple((n + 1) % every == 0 and first <= n <= last for n in range(settings["num_hidden_layers"])),
+        num_experts=settings["moe_num_experts"],
         top_k=settings["moe_k"],
         has_choice_bias=True,
         is_float32=True,
@@ -132,6 +145,7 @@ def _cohere2_moe(settings: Settings) -> Facts:
     is_sigmoid = settings["expert_selection_fn"] == "sigmoid"
     mixture = Mixture(
         layers=by_mlp_types(settings),
+        num_experts=settings["num_experts"],
         top_k=settings["num_experts_per_tok"],
         is_sigmoid=is_sigmoid,
         renormalizes=settings["norm_topk_prob"] or not is_sigmoid,
