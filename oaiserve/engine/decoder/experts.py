@@ -11,6 +11,8 @@ from oaiserve.engine.decoder.facts import Mixture
 from oaiserve.engine.decoder.reader import Reader
 from oaiserve.engine.decoder.settings import Settings
 
+_METHOD = "noaux_tc"  # the name that files have for the choice of experts by DeepSeek V3
+
 
 def mixture(reader: Reader, facts: Mixture, activation: str, shared: MLP | None) -> Experts:
     """Describe the experts of a layer and the MLP that computes all tokens beside them. Raises NotKnown.
@@ -92,7 +94,10 @@ def by_mlp_types(settings: Settings) -> tuple[bool, ...]:
 
 
 def grouped_mixture(settings: Settings, layers: tuple[bool, ...], num_experts: int) -> Mixture:
-    """Return the facts of mixtures like DeepSeek V3's in these layers."""
+    """Return the facts of mixtures like DeepSeek V3's in these layers. Raises NotKnown."""
+    method = settings.get("topk_method")
+    if method not in (None, _METHOD):
+        raise NotKnown(f"it chooses experts by the method '{method}'")
     groups = settings["n_group"] or 1
     return Mixture(
         layers=layers,

@@ -87,11 +87,9 @@ def query_factors(settings: Settings, length: int) -> Tensor | None:
 
 def _llama4_query_factors(settings: Settings, length: int) -> Tensor | None:
     """Return the factors of Llama 4, which are for the layers that do not rotate."""
-    if not settings["attn_temperature_tuning"]:
-        return None
     intervals = ((torch.arange(length).float() + 1) / settings["floor_scale"]).floor()
     factors = intervals.log1p() * settings["attn_scale"] + 1
-    return None if bool((factors == 1).all()) else factors
+    return factors if settings["attn_temperature_tuning"] and bool((factors != 1).any()) else None
 
 
 def scaling_with_yarn(settings: Settings, scaling: float) -> float:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from oaiserve.engine.decoder.dense import describe
 from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.keys import refuse_ignored
 from oaiserve.engine.decoder.settings import Settings, settings_of
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
@@ -98,6 +99,7 @@ _EXPERT = "model.layers.1.mlp.experts.{}.{}_proj.weight"
         ("glm4_moe", {"model.layers.1.mlp.gate.e_score_correction_bias": None}, {}, "no tensor '.*_correction_bias'"),
         ("gpt_oss", {"model.layers.1.mlp.experts.down_proj_bias": torch.zeros(3, 64)}, {}, "4 experts with 3 biases"),
         ("deepseek_v2", {}, {"topk_method": "noaux_tc"}, "by the method 'noaux_tc'"),
+        ("deepseek_v3", {}, {"topk_method": "greedy"}, "by the method 'greedy'"),
         ("deepseek_v3", {}, {"q_lora_rank": None}, r"no tensor 'model\.layers\.0\.self_attn\.q_proj'"),
         ("deepseek_v3", {}, {"v_head_dim": 64}, "sizes of its matrices do not fit"),
         ("deepseek_v3", {"model.layers.1.self_attn.kv_b_proj.bias": torch.zeros(320)}, {}, "vectors with a bias"),
@@ -128,3 +130,18 @@ def test_native_code_refuses_descriptions_that_it_cannot_run(
     decoder = described(tmp_path)
     with pytest.raises(NotKnown, match=reason):
         NativeDecoder(Library(torch.float32), decoder, num_threads=1, num_blocks=4, block_size=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "stated"),
+    [
+        ("qwen3_moe", {"num_experts": 8}),
+        ("granitemoe", {"num_local_experts": 40}),
+        ("deepseek_v3", {"n_routed_experts": 8, "topk_method": "noaux_tc", "num_nextn_predict_layers": 1}),
+        ("mixtral", {"num_experts": 16}),
+    ],
+)
+def test_settings_of_published_files_are_not_taken_for_those_of_others(name: str, stated: dict[str, Any]) -> None:
+    settings = settings_of({"model_type": name, **stated})
+    FAMILIES[name].facts(settings)
+    refuse_ignored(settings)
