@@ -1,7 +1,7 @@
 """The reference's attention equals a softmax over all keys, and its memory does not grow with the context."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -103,10 +103,24 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-def largest_bytes(context: int, *, num_decodes: int = 0, prompt: int = 0, window: int | None = None) -> int:
-    """Return the bytes of the largest tensor of attention with the sizes of Llama 3.1 8B, computed without numbers."""
+class Sizes(NamedTuple):
+    """The sizes of a model's attention."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+LLAMA_3_1_8B, LATENT_OF_DEEPSEEK = Sizes(32, 8, 128, 128), Sizes(128, 1, 576, 512)
+
+
+def largest_bytes(
+    context: int, sizes: Sizes, *, num_decodes: int = 0, prompt: int = 0, window: int | None = None
+) -> int:
+    """Return the bytes of the largest tensor that attention makes, computed without numbers."""
     lens = [1] * num_decodes + ([prompt] if prompt else [])
-    block_size, num_blocks = 16, context // 16
+    num_blocks = context // 16
     with torch.device("meta"):
         batch = Batch(
             *(torch.empty(sum(lens), dtype=torch.int64) for _ in range(3)),
@@ -119,24 +133,31 @@ def largest_bytes(context: int, *, num_decodes: int = 0, prompt: int = 0, window
             query_lens=lens,
             context_lens=[context] * len(lens),
         )
-        cache = LayerCache(*(torch.empty(num_blocks, block_size, 8, 128, dtype=torch.bfloat16) for _ in range(2)))
-        query, key, value = (torch.empty(sum(lens), heads, 128) for heads in (32, 8, 8))
+        keys = torch.empty(num_blocks, 16, sizes.kv_heads, sizes.key_dim, dtype=torch.bfloat16)
+        # Latent vectors are the first numbers of keys.
+        values = keys[..., : sizes.value_dim] if sizes.kv_heads == 1 else torch.empty_like(keys)
+        query = torch.empty(sum(lens), sizes.heads, sizes.key_dim)
+        new = torch.empty(sum(lens), sizes.kv_heads, sizes.key_dim)
         with LargestTensor() as largest:
             paged = PagedAttention(batch)
-            for blocks, new in zip(cache, (key, value), strict=True):
-                paged.write(blocks, new)
-            out = paged.attend(query, cache, AttentionParameters(0.1, window, None), None)
-    assert out.shape == query.shape
+            paged.write(keys, new)
+            out = paged.attend(query, LayerCache(keys, values), AttentionParameters(0.1, window, None), None)
+    assert out.shape == (sum(lens), sizes.heads, sizes.value_dim)
     return largest.num_bytes
 
 
-STEPS = [{"prompt": 512}, {"num_decodes": 5}, {"num_decodes": 3, "prompt": 200, "window": 4096}]
-
-
-@pytest.mark.parametrize("sizes", STEPS)
-def test_no_tensor_of_attention_grows_with_the_context(sizes: dict[str, Any]) -> None:
-    long = largest_bytes(131_072, **sizes)
-    assert long <= 32 << 20
-    assert long == largest_bytes(32_768, **sizes)
-    whole = 131_072 * 8 * 128 * 2  # the keys of one sequence
-    assert 4 * long < whole, "the measurement must be able to see a gathered context"
+@pytest.mark.parametrize(
+    ("sizes", "step"),
+    [
+        (LLAMA_3_1_8B, {"prompt": 512}),
+        (LLAMA_3_1_8B, {"num_decodes": 5}),
+        (LLAMA_3_1_8B, {"num_decodes": 3, "prompt": 200, "window": 4096}),
+        (LATENT_OF_DEEPSEEK, {"num_decodes": 3, "prompt": 100}),
+    ],
+)
+def test_no_tensor_of_attention_grows_with_the_context(sizes: Sizes, step: dict[str, Any]) -> None:
+    long = largest_bytes(131_072, sizes, **step)
+    assert long <= 64 << 20
+    assert long == largest_bytes(32_768, sizes, **step)
+    whole = 131_072 * sizes.kv_heads * sizes.key_dim * 2  # the keys of one sequence
+    assert 2 * long < whole, "the measurement must be able to see a gathered context"

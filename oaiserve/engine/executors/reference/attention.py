@@ -59,7 +59,8 @@ class PagedAttention:
 
     def attend(self, query: Tensor, cache: LayerCache, parameters: AttentionParameters, sinks: Tensor | None) -> Tensor:
         """Return the attention float32 [T, heads, value_dim] of queries [T, heads, key_dim], whose keys are written."""
-        out = torch.empty(*query.shape[:2], cache.values.shape[-1], device=query.device)
+        shape = (*query.shape[:2], cache.values.shape[-1])
+        out = torch.empty(shape, dtype=torch.float32, device=query.device)
         for group in self._groups:
             of_group = query[group.rows].float().unflatten(0, group.queries.shape)
             out[group.rows] = _attend(of_group, group, cache, parameters, sinks).flatten(0, 1)

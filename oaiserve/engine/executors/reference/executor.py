@@ -25,7 +25,7 @@ from oaiserve.engine.model.layer_operations import ACTIVATIONS
 class ReferenceExecutor:
     """Runs one decoder in plain torch, and owns its KV cache.
 
-    Hidden states, norms and scores are in float32. Products are in `dtype`, as are weights and the cache.
+    Weights, products and the cache are in `dtype`; hidden states, norms, attention and recurrences are in float32.
     """
 
     is_exact = False  # matrix products round by the number of rows
@@ -33,7 +33,10 @@ class ReferenceExecutor:
     def __init__(
         self, decoder: Decoder, *, dtype: torch.dtype, device: torch.device, num_blocks: int, block_size: int
     ) -> None:
-        """Copy what is not on the device in this dtype. Raises NotKnown for a form of cache that only others keep."""
+        """Copy the tensors that are not on the device in this dtype yet.
+
+        Raises NotKnown for a cache in integers, and for keys and values that are made from latent vectors with a bias.
+        """
         self.caches = {
             index: new_cache(layer.attention.shape, dtype, device, num_blocks=num_blocks, block_size=block_size)
             for index, layer in enumerate(decoder.layers)
@@ -45,7 +48,9 @@ class ReferenceExecutor:
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits float32 [R, vocab] of `batch.logits_rows`."""
-        return _Forward(self._decoder, self.caches, batch, Products(batch), PagedAttention(batch)).logits()
+        products = Products(batch)
+        attend = Attending(batch, products, PagedAttention(batch))
+        return _Forward(self._decoder, self.caches, batch, products, attend).logits()
 
     def prepare(self, adapter: Adapter) -> Adapter:
         return adapter  # which is used as it is
@@ -62,7 +67,7 @@ class _Forward(NamedTuple):
     caches: dict[int, LayerCache]
     batch: Batch
     products: Products
-    paged: PagedAttention
+    attend: Attending
 
     def logits(self) -> Tensor:
         decoder, media = self.decoder, self.batch.media
@@ -113,7 +118,7 @@ class _Forward(NamedTuple):
             hidden = hidden + scale * scales.mixer * _normed(mixed, layer.attention_out_norm)
         if (attention := layer.attention) is not None:
             cache = self.caches[index if attention.cache_of is None else attention.cache_of]
-            attended = Attending(self.batch, self.products, self.paged)(attention, x, cache)
+            attended = self.attend(attention, x, cache)
             hidden = hidden + scale * scales.attention * _normed(attended, layer.attention_out_norm)
         if layer.mlp is None:
             return hidden

@@ -42,27 +42,29 @@ def new_cache(
 def placed(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Return the decoder with its tensors on the device, and weights of matrices and embeddings in the dtype.
 
-    Blocks are expanded, and tensors that were shared stay so. Raises NotKnown for latent vectors that are multiplied
-    with a bias, which a cache of latent vectors leaves no place for.
+    Blocks are expanded, and tensors that were shared stay so. Raises NotKnown if keys and values are made from latent
+    vectors with a bias, for which attention over the vectors themselves has no place.
     """
     projections = [layer.attention.qkv for layer in decoder.layers if layer.attention is not None]
     if any(isinstance(qkv, LatentProjection) and qkv.up.bias is not None for qkv in projections):
         raise NotKnown("its keys and values are made from latent vectors with a bias")
-    placed: Decoder = _Placing(dtype, device).part(decoder)
-    return placed
+    found: Decoder = _Placing(dtype, device).part(decoder)
+    return found
 
 
 class _Placing:
+    """Places the parts of one description, each tensor once. The description must live as long."""
+
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._device = device
-        # By class, the tensors whose dtype changes. Products of routers are in float32, since experts follow from them.
+        # By class, the tensors whose dtype changes. Routers multiply in float32: rounding must not change the choice.
         self._dtypes: dict[type, dict[str, torch.dtype]] = {
             Decoder: {"embedding": dtype, "position_embedding": dtype},
             LayerInputs: {"table": dtype},
             Matrix: {"weight": dtype},
             Router: {"weight": torch.float32},
         }
-        self._tensors: dict[object, Tensor] = {}
+        self._tensors: dict[object, Tensor] = {}  # by what the original is, and the dtype
 
     def part(self, part: Any, dtype: torch.dtype | None = None) -> Any:
         """Return a part of a description, with its own tensor in the dtype if it is one."""
@@ -84,8 +86,8 @@ class _Placing:
             key: object = (id(part), dtype)
             if key not in self._tensors:
                 self._tensors[key] = part.expand(dtype).to(self._device)
-        else:
-            key = (part.data_ptr(), part.shape, part.stride(), part.dtype, dtype)
+        else:  # two tensors may have the same memory, such as an embedding and a head that is tied to it
+            key = (part.data_ptr() or id(part), part.shape, part.stride(), part.dtype, dtype)
             if key not in self._tensors:
                 self._tensors[key] = part.to(self._device, dtype or part.dtype)
         return self._tensors[key]
