@@ -69,6 +69,7 @@ _GLM_ENDS = [151329, 151336, 151338]
 _ENDS = {"glm": _GLM_ENDS, "glm4": _GLM_ENDS, "cwm": [128001, 128008, 128009]}
 _OF_ROPE = {"original_max_position_embeddings", "partial_rotary_factor", "rope_scaling", "rope_theta"}
 _WITH_LENGTH = ("llama3", "yarn", "longrope")  # kinds of rotation that compare the length with an original one
+_FORMER_TYPES = ("exaone4_5_text",)  # which text models of first releases had
 _QWEN2 = ("qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")
 
 
@@ -207,7 +208,7 @@ def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     row = _table()["wrappers"][wrapper["model_type"]]
     own = wrapper.get("text_config")
     text = dict(wrapper if own is None else own)
-    if text.get("model_type") in (None, wrapper["model_type"]):
+    if text.get("model_type") in (None, wrapper["model_type"], *_FORMER_TYPES):
         text["model_type"] = row["text"]
     is_tied = wrapper.get("tie_word_embeddings")
     if not is_tied and text.get("tie_word_embeddings"):  # which counts in some wrappers

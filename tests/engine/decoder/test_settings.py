@@ -209,6 +209,12 @@ def test_older_wrappers_have_the_settings_of_the_text_model_among_their_own() ->
     assert {key: found[key] for key in keys} == {key: getattr(expected, key) for key in keys}
 
 
+def test_a_text_model_may_have_the_type_of_its_first_release() -> None:
+    config = {"model_type": "exaone4_5", "text_config": {"model_type": "exaone4_5_text", "hidden_size": 96}}
+    assert of_class(config).get_text_config().model_type == "exaone4"
+    assert settings_of(config)["model_type"] == "exaone4"
+
+
 def test_a_type_without_defaults_is_refused() -> None:
     with pytest.raises(KeyError, match="unheard"):
         settings_of({"model_type": "unheard"})
