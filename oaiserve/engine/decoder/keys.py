@@ -67,13 +67,20 @@ _OF_ALL_TYPES = frozenset(
         *("tokenizer_class", "torch_dtype", "transformers_version"),
     }
 )
+# Values that mean nothing out of the ordinary, though they are not 0, 1, false or null.
+_NEUTRAL = {"do_layer_norm_before": True, "scale_attn_weights": True}
+# Names of one and the same thing. Files state several, of which each family reads one.
+_SYNONYMS = (
+    {"activation_function", "hidden_act", "hidden_activation"},
+    {"layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rms_norm_eps"},
+)
 
 
 def refuse_ignored(settings: Settings) -> None:
     """Raise NotKnown for a key that the file states, that other families compute with, and that nothing has read."""
     for key in sorted(settings.stated.keys() & EFFECTIVE - settings.read - _COUNTED):
         value = settings.stated[key]
-        if value != default_of(settings["model_type"], key) and not _is_neutral(value):
+        if value != default_of(settings["model_type"], key) and not _is_without_effect(settings, key):
             raise NotKnown(f"its config.json sets {key} to {value!r}, which models of its type don't have")
 
 
@@ -99,9 +106,19 @@ def refuse_other_tensors(settings: Settings, layer: Reader) -> None:
 
 
 def _compare(settings: Settings, key: str, has_tensors: bool) -> None:
+    is_known = default_of(settings["model_type"], key) is not None
+    if not settings[key] and not is_known:
+        return  # models of some types have biases though their files have such a key, which transformers doesn't read
     if bool(settings[key]) != has_tensors:
         has = "has such tensors" if has_tensors else "has no such tensors"
         raise NotKnown(f"its config.json sets {key} to {settings[key]!r}, but its first layer {has}")
+
+
+def _is_without_effect(settings: Settings, key: str) -> bool:
+    """Return whether a stated key that nothing has read changes nothing."""
+    value = settings.stated[key]
+    has_other_name = any(key in names and names & settings.read for names in _SYNONYMS)
+    return has_other_name or _is_neutral(value) or value == _NEUTRAL.get(key)
 
 
 def _is_neutral(value: Any) -> bool:

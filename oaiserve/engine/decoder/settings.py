@@ -68,6 +68,14 @@ _NEMOTRON_H_KEYS = {
 _GLM_ENDS = [151329, 151336, 151338]
 _ENDS = {"glm": _GLM_ENDS, "glm4": _GLM_ENDS, "cwm": [128001, 128008, 128009]}
 _OF_ROPE = {"original_max_position_embeddings", "partial_rotary_factor", "rope_scaling", "rope_theta"}
+# What no class has today: older names of the above, generation settings, and what wrappers have beside a text model.
+_OLDER_KEYS = {
+    *("rope_local_base_freq", "rotary_dim", "rotary_emb_base", "rotary_pct"),
+    *("_attn_implementation", "cache_implementation", "max_length", "prefix", "return_dict", "task_specific_params"),
+    *("temperature", "top_k", "top_p"),
+    *("audio_config", "image_token_id", "num_deep_layers", "video_token_id", "vision_config", "vision_end_token_id"),
+    *("vision_start_token_id", "vision_token_id"),
+}
 _WITH_LENGTH = ("llama3", "yarn", "longrope")  # kinds of rotation that compare the length with an original one
 _FORMER_TYPES = ("exaone4_5_text",)  # which text models of first releases had
 _QWEN2 = ("qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")
@@ -186,9 +194,9 @@ def default_of(model_type: str, key: str) -> Any:
 
 @cache
 def known_keys() -> frozenset[str]:
-    """Return the keys that any type has."""
+    """Return the keys that any type has or had."""
     rows = _table()["types"].values()
-    return frozenset(key for row in rows for key in (*row["keys"], *row.get("aliases", ())))
+    return frozenset(key for row in rows for key in (*row["keys"], *row.get("aliases", ()))) | _OLDER_KEYS
 
 
 def is_wrapper(config: Mapping[str, Any]) -> bool:

@@ -1,14 +1,17 @@
 """No setting of a model is ignored by mistake."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
-from oaiserve.engine.decoder.keys import EFFECTIVE, refuse_ignored, unknown
+from oaiserve.engine.decoder.keys import EFFECTIVE, refuse_ignored, refuse_other_tensors, unknown
+from oaiserve.engine.decoder.reader import Reader
 from oaiserve.engine.decoder.settings import settings_of
 from tests.engine.decoder.test_experts import described as described_files
 from tests.engine.decoder.test_families import KNOWN, described, settings_in
@@ -78,6 +81,43 @@ def test_the_number_of_experts_is_told_by_tensors(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("model_type", "stated"),
+    [
+        ("gemma2", {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}),
+        ("starcoder2", {"activation_function": "gelu", "layer_norm_epsilon": 1e-5, "norm_epsilon": 1e-5}),
+        ("starcoder2", {"rms_norm_eps": 1e-5, "scale_attn_weights": True}),
+    ],
+)
+def test_a_setting_under_several_names_or_with_its_usual_value_is_ignored(
+    model_type: str, stated: dict[str, Any]
+) -> None:
+    settings = settings_of({"model_type": model_type, **stated})
+    FAMILIES[model_type].facts(settings)
+    refuse_ignored(settings)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "stated", "has_biases", "is_refused"),
+    [
+        ("llama", {"attention_bias": False}, True, True),
+        ("llama", {"attention_bias": True}, False, True),
+        ("qwen2", {"attention_bias": True}, False, True),  # which its class does not read
+        ("qwen2", {"attention_bias": True}, True, False),
+        ("qwen2", {"attention_bias": False}, True, False),
+        ("phi", {"attention_bias": False}, True, False),
+    ],
+)
+def test_biases_are_compared_with_the_settings_that_transformers_reads(
+    model_type: str, stated: dict[str, Any], has_biases: bool, is_refused: bool
+) -> None:
+    settings = settings_of({"model_type": model_type, **stated})
+    tensors: Any = SimpleNamespace(has=lambda path: has_biases and path == "layers.0.q.bias")
+    with pytest.raises(NotKnown, match="attention_bias") if is_refused else nullcontext():
+        refuse_other_tensors(settings, Reader(tensors, "layers.0."))
+        refuse_ignored(settings)
+
+
+@pytest.mark.parametrize(
     "stated",
     [
         {"sliding_window": None, "use_sliding_window": False, "layer_types": ["full_attention"]},
@@ -95,3 +135,21 @@ def test_a_setting_without_an_effect_is_ignored(stated: dict[str, Any]) -> None:
 def test_keys_that_no_type_has_are_listed() -> None:
     config = json.loads('{"model_type": "llama", "x_scale": 2.5, "x_off": false, "torch_dtype": "bfloat16"}')
     assert unknown(settings_of(config)) == ["x_scale"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 5000},
+        {"model_type": "minimax_m2", "rotary_dim": 64},
+        {"model_type": "gemma3_text", "rope_local_base_freq": 5000.0, "cache_implementation": "hybrid"},
+        {"model_type": "lfm2", "block_ff_dim": 1024},
+        {"model_type": "qwen3_next", "full_attention_interval": 4},
+        {"model_type": "phi", "partial_rotary_factor": 0.75},
+        {"model_type": "gpt2", "task_specific_params": {"text-generation": {"max_length": 50}}},
+        {"model_type": "qwen2_5_vl", "vision_config": {"depth": 32}, "image_token_id": 5, "hidden_size": 64},
+    ],
+    ids=lambda config: "-".join(config),
+)
+def test_keys_that_are_read_or_are_of_all_types_are_not_listed(config: dict[str, Any]) -> None:
+    assert not unknown(settings_of(config))
