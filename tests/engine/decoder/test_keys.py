@@ -86,6 +86,7 @@ def test_the_number_of_experts_is_told_by_tensors(name: str, tmp_path: Path) -> 
         ("gemma2", {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}),
         ("starcoder2", {"activation_function": "gelu", "layer_norm_epsilon": 1e-5, "norm_epsilon": 1e-5}),
         ("starcoder2", {"rms_norm_eps": 1e-5, "scale_attn_weights": True}),
+        ("deepseek_v3", {"topk_method": "noaux_tc"}),
     ],
 )
 def test_a_setting_under_several_names_or_with_its_usual_value_is_ignored(
@@ -94,6 +95,12 @@ def test_a_setting_under_several_names_or_with_its_usual_value_is_ignored(
     settings = settings_of({"model_type": model_type, **stated})
     FAMILIES[model_type].facts(settings)
     refuse_ignored(settings)
+
+
+def test_another_choice_of_experts_declines_the_description() -> None:
+    settings = settings_of({"model_type": "deepseek_v3", "topk_method": "greedy"})
+    with pytest.raises(NotKnown, match="greedy"):
+        FAMILIES["deepseek_v3"].facts(settings)
 
 
 @pytest.mark.parametrize(
