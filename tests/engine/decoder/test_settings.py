@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
-from oaiserve.engine.decoder.settings import DEFAULTS, settings_of
+from oaiserve.engine.decoder.settings import DEFAULTS, Settings, settings_of
 from oaiserve.engine.model.checkpoints.wrapper import text_config
 from tests.models.wrappers import wrapper_config
 from tools.config_defaults import defaults_of, text_of
@@ -66,16 +66,21 @@ def plain(value: Any) -> Any:
 
 def differing(config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the settings that are not the class's, with these."""
-    expected, found = of_class(config), settings_of(config)
+    return differences(of_class(config), settings_of(config))
+
+
+def differences(expected: Any, found: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that are not those of a class's configuration, with these."""
+    name = found["model_type"]
     keys = {
-        *ROWS[config["model_type"]]["keys"],
+        *ROWS[name]["keys"],
         "layer_types",
         "head_dim",
         "num_key_value_heads",
         "qk_head_dim",
         "rope_parameters",
     }
-    of_layers = GEMMA4 & keys if config["model_type"].startswith("gemma4") else frozenset()
+    of_layers = GEMMA4 & keys if name.startswith("gemma4") else frozenset()
     pairs = {key: (found.get(key), plain(getattr(expected, key))) for key in keys - of_layers if hasattr(expected, key)}
     of_full_layers = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
     for key in of_layers:
