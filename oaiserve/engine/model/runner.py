@@ -24,7 +24,7 @@ from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.sampling.sampler import Sampling, take
-from oaiserve.engine.model.states import StateChunk, States
+from oaiserve.engine.model.states import KeptStates, StateChunk
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, Step, StepResult
 
@@ -74,7 +74,7 @@ class ModelRunner:
         prompt_graphs: PromptGraphs | None = None,
         mixed_graphs: MixedGraphs | None = None,
         tables: BlockTables | None = None,
-        states: States | None = None,
+        states: KeptStates | None = None,
     ) -> None:
         self.is_asynchronous = device.type == "cuda"  # `launch` returns before the step has been computed
         self._executor = executor

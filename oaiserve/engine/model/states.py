@@ -7,7 +7,7 @@ fixed size, which each token changes. So it is computed for each prompt of a ste
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,16 @@ class StateChunk(NamedTuple):
     state: int
     start: int
     num_tokens: int
+
+
+class KeptStates(Protocol):
+    """What is kept of sequences between steps, in numbered places: tensors, or something else that an executor has."""
+
+    def copy(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy states (from, to), in this order."""
+
+    def of_step(self, parts: list[StateChunk]) -> StepStates:
+        """Return the states of a step, of which sequences with one token come first."""
 
 
 class States:
