@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import dataclass, replace
 
 from oaiserve.config import EngineOptions
@@ -18,6 +19,7 @@ STATES_SHARE = 0.5  # the share of this memory, or of a GPU's rest, that states 
 # computes too slowly to have more in use.
 CPU_TOKENS = 65_536
 CPU_LONGEST_REQUESTS = 8
+FEW_CACHES = 4  # of whole sequences: requests are limited to lengths at which so many fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,56 @@ def cpu_sizes(spec: ModelSpec, options: EngineOptions) -> tuple[int, int]:
     most_states = num_states(spec, options)
     state_bytes = most_states * spec.state_bytes
     return kv_blocks(spec, options, spec.max_model_len, state_bytes=state_bytes), most_states
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """The size of a cache that transformers' code keeps of one sequence, in bytes."""
+
+    fixed: int  # of states, and of what else does not grow
+    per_token: float
+
+    def of(self, num_tokens: int) -> float:
+        return self.fixed + num_tokens * self.per_token
+
+    def most_tokens(self, num_bytes: float) -> int:
+        """Return the tokens of the longest sequence whose cache takes at most so many bytes."""
+        room = max(0.0, num_bytes - self.fixed)
+        return int(room / self.per_token) if self.per_token else int(room and sys.maxsize)
+
+
+def sizes_of_caches(size: CacheSize, spec: ModelSpec, options: EngineOptions, room: float) -> tuple[int, int, int]:
+    """Return the number of caches, the most tokens of a request, and the number of blocks, which only count tokens.
+
+    All caches together fit into `room`, in bytes, however long their sequences get. With a prefix cache there are twice
+    as many as sequences may run. If few fit, requests are limited, unless --max-model-len asks for long ones. Raises
+    StartupError if not even a cache of one block fits.
+    """
+    wanted = options.max_running * (2 if options.prefix_cache else 1)
+    least = 1 if options.max_model_len is not None else min(FEW_CACHES, wanted)
+    longest = min(spec.max_model_len, size.most_tokens(room / least))
+    if options.kv_blocks is not None:
+        longest = min(longest, options.kv_blocks * options.block_size)
+    if longest < min(spec.max_model_len, options.block_size):
+        raise StartupError(
+            f"The cache of a sequence of {options.block_size} tokens takes {gib(size.of(options.block_size))} GiB, and "
+            f"{gib(room)} GiB are left for at least {least} caches on {spec.device}."
+        )
+    num_caches = max(1, min(wanted, int(room / size.of(longest))))
+    most = max(CPU_TOKENS, CPU_LONGEST_REQUESTS * longest) // options.block_size
+    num_blocks = options.kv_blocks or min(num_caches * -(-longest // options.block_size), most)
+    log.debug(
+        "transformers' own cache takes %.1f MiB for a sequence and %.1f KiB for each of its tokens. There is room for "
+        "%d sequences of %d tokens, so at most %d run at once (--max-running is %d); the others keep prefixes. There "
+        "are no drafts, because a cache cannot go back to fewer tokens",
+        size.fixed / 2**20,
+        size.per_token / 2**10,
+        num_caches,
+        longest,
+        min(num_caches, options.max_running),
+        options.max_running,
+    )
+    return num_caches, longest, num_blocks
 
 
 def longest_request(spec: ModelSpec, capacity: int) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.model import memory
-from oaiserve.engine.model.memory import MemoryUse, kv_blocks, num_states
+from oaiserve.engine.model.memory import CacheSize, MemoryUse, kv_blocks, num_states, sizes_of_caches
 from oaiserve.errors import StartupError
 
 GIB = 2**30
@@ -149,3 +149,36 @@ def test_blocks_fit_into_the_memory_left_and_hold_the_tokens_of_a_step(
     assert num_blocks * block_size >= least_tokens
     assert num_blocks * block_size * token_bytes <= use.left
     assert num_blocks <= 64 * -(-max_model_len // block_size)
+
+
+@pytest.mark.parametrize(
+    ("options", "caches", "tokens", "blocks"),
+    [
+        (EngineOptions(max_running=2), 4, 4096, 4 * 4096 // 16),  # as many as may run, and as many to keep
+        (EngineOptions(max_running=2, prefix_cache=False), 2, 4096, 2 * 4096 // 16),
+        (EngineOptions(), 10, 4096, 10 * 4096 // 16),  # as many as fit
+        (EngineOptions(max_model_len=4096), 10, 4096, 10 * 4096 // 16),
+        (EngineOptions(kv_blocks=128), 17, 2048, 128),
+    ],
+)
+def test_caches_of_whole_sequences_fit_into_memory(
+    options: EngineOptions, caches: int, tokens: int, blocks: int
+) -> None:
+    size = CacheSize(fixed=2**20, per_token=2**10)  # 5 MiB for 4,096 tokens
+    spec = SimpleNamespace(device=LOADED.device, max_model_len=4096)
+    assert sizes_of_caches(size, spec, options, 52 * 2**20) == (caches, tokens, blocks)
+
+
+def test_requests_are_shorter_where_few_caches_fit_unless_long_ones_are_asked_for() -> None:
+    size, room = CacheSize(fixed=2**20, per_token=2**10), 8 * 2**20
+    spec = SimpleNamespace(device=LOADED.device, max_model_len=2**20)
+    assert sizes_of_caches(size, spec, EngineOptions(), room)[:2] == (4, 1024)
+    assert sizes_of_caches(size, spec, EngineOptions(max_model_len=2**20), room)[:2] == (1, 7 * 1024)
+    with pytest.raises(StartupError, match="0.0 GiB are left for at least 4 caches"):
+        sizes_of_caches(size, spec, EngineOptions(), 4 * 2**20)
+
+
+def test_a_cache_that_does_not_grow_is_as_large_for_any_length() -> None:
+    size = CacheSize(fixed=2**20, per_token=0.0)
+    spec = SimpleNamespace(device=LOADED.device, max_model_len=2**20)
+    assert sizes_of_caches(size, spec, EngineOptions(), 100 * 2**20) == (100, 2**20, 8 * 2**20 // 16)

@@ -1,0 +1,146 @@
+"""The fallback executor: transformers' own code computes the steps of a model that has no description.
+
+It is called through its public interface alone: the forward of a model, and the cache that this makes for a sequence.
+To the engine, such a model has layers that keep a state of each sequence, and no KV cache. That state is the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.states import StateChunk, StepStates
+
+
+class NoCache(ValueError):
+    """A model's forward cannot go on from the cache that it returns."""
+
+
+class CachedForward:
+    """The forward of a model over one text, of which earlier tokens are in a cache."""
+
+    _cache_name: str  # of the argument, and of the output
+
+    def __init__(self, model: Module) -> None:
+        self.model = model
+        self._parameters = signature(model.forward).parameters.keys()
+        self.takes_embeddings = "inputs_embeds" in self._parameters
+
+    def __call__(self, text: Tensor, start: int, cache: Any, rows: list[int]) -> tuple[Tensor, Any]:
+        """Compute tokens from position `start` on: ids int64 [T], or their embeddings [T, hidden size].
+
+        `cache` has the tokens before them and may be changed; None if there are none. Returns the logits
+        [len(rows), vocab] of these rows of the text, and the cache with all tokens. Raises NoCache.
+        """
+        arguments: dict[str, Any] = {"inputs_embeds" if text.is_floating_point() else "input_ids": text[None]}
+        arguments["use_cache"] = True
+        if "position_ids" in self._parameters:  # the code of some models takes wrong ones from their caches
+            arguments["position_ids"] = torch.arange(start, start + len(text), device=text.device)[None]
+        kept = torch.tensor(rows or [0], device=text.device)
+        if "logits_to_keep" in self._parameters:
+            arguments["logits_to_keep"] = kept
+        if cache is not None:
+            arguments[self._cache_name] = cache
+        output = self.model(**arguments)
+        # Versions of transformers, and models, have different names for it.
+        names = [name for name in output if name in self._parameters]
+        if len(names) != 1:
+            raise NoCache("the forward of its code returns no cache that it takes again")
+        (self._cache_name,) = names
+        logits = output["logits"][0]
+        if "logits_to_keep" not in self._parameters:
+            logits = logits[kept]
+        return logits[: len(rows)], output[self._cache_name]
+
+
+class Caches:
+    """The caches of sequences, in the places of their states: see `KeptStates`."""
+
+    def __init__(self, num_sequences: int) -> None:
+        self.of_sequences: list[Any] = [None] * num_sequences
+
+    @torch.inference_mode()
+    def copy(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy caches (from, to), in this order."""
+        for source, target in copies:
+            self.of_sequences[target] = deepcopy(self.of_sequences[source])
+
+    def of_step(self, parts: list[StateChunk]) -> StepStates:
+        """Return the places of a step's sequences."""
+        return StepStates({}, slice(0), 0, places=[part.state for part in parts])
+
+
+class _Part(NamedTuple):
+    """The chunk of one sequence, and the rows of its logits that are wanted."""
+
+    text: Tensor
+    start: int
+    place: int
+    rows: list[int]
+
+
+class FallbackExecutor:
+    """Computes the sequences of a step one after the other. `caches` are the states that its runner needs."""
+
+    is_exact = False  # matrix products round by the number of rows
+
+    def __init__(self, forward: CachedForward, num_sequences: int, *, continues_chunks: bool = True) -> None:
+        """Hold caches of so many sequences. Without `continues_chunks`, the model's code takes only one token at a time
+        after the first chunk."""
+        self.caches = Caches(num_sequences)
+        self.weight_bytes = sum(each.nbytes for each in (*forward.model.parameters(), *forward.model.buffers()))
+        self._forward = forward
+        self._continues_chunks = continues_chunks
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the logits [R, vocab] of `batch.logits_rows` in the model's dtype."""
+        assert batch.states is not None
+        drawing = set(batch.sample_chunks)
+        num_predicted = {chunk: number for chunk, _, number in batch.prompt_rows}
+        texts = self._texts(batch).split(batch.query_lens)
+        draws: list[Tensor] = []
+        predictions: list[Tensor] = []  # of tokens of prompts
+        for chunk, (text, end, place) in enumerate(zip(texts, batch.context_lens, batch.states.places, strict=True)):
+            number = num_predicted.get(chunk, 0)
+            last = [len(text) - 1] if chunk in drawing else []
+            logits = self._computed(_Part(text, end - len(text), place, [*range(number), *last]))
+            predictions.append(logits[:number])
+            draws.append(logits[number:])
+        return torch.cat([*draws, *predictions])
+
+    def _texts(self, batch: Batch) -> Tensor:
+        """Return the ids [T] of a batch; with media, embeddings [T, hidden size], of which some are replaced."""
+        if (media := batch.media) is None:
+            return batch.input_ids
+        ids = batch.input_ids.index_fill(0, media.rows, 0)  # those of images may be outside of the vocabulary
+        embeddings: Tensor = self._forward.model.get_input_embeddings()(ids)  # type: ignore[operator]
+        return embeddings.index_copy(0, media.rows, media.vectors.to(embeddings.dtype))
+
+    def _computed(self, part: _Part) -> Tensor:
+        """Compute a chunk, and return the logits [len(rows), vocab] of its rows."""
+        caches = self.caches.of_sequences
+        cache = caches[part.place] if part.start else None
+        size = len(part.text) if self._continues_chunks or not part.start else 1
+        found: list[Tensor] = []
+        for first, piece in zip(range(0, len(part.text), size), part.text.split(size), strict=True):
+            rows = [row - first for row in part.rows if 0 <= row - first < size]
+            logits, cache = self._forward(piece, part.start + first, cache, rows)
+            found.append(logits)
+        caches[part.place] = cache
+        return torch.cat(found)
+
+    def prepare(self, adapter: Adapter) -> Adapter:
+        """Raise NotImplementedError: adapters would have to change the model's modules."""
+        raise NotImplementedError("transformers' own code takes no adapters in a step")
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """Do nothing: blocks only count tokens."""

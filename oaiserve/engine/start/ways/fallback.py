@@ -1,0 +1,162 @@
+"""Starts a model that has no description: transformers' own code computes its steps, with its own cache."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.sources.wrapped_names import KEYS
+from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.fallback import CachedForward, FallbackExecutor
+from oaiserve.engine.model.checkpoints.wrapper import bring_layout, text_config
+from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.engine.model.device import move, select_device
+from oaiserve.engine.model.memory import CPU_SHARE, STATES_SHARE, gib, longest_request, sizes_of_caches
+from oaiserve.engine.model.model_config import context_length, quantization_of, refuse_longer, select_dtype
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.start.load import config_of
+from oaiserve.engine.start.measure import measure
+from oaiserve.engine.start.request import StartRequest
+from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS, Started, assemble
+from oaiserve.engine.system_memory import available_bytes
+from oaiserve.errors import StartupError
+from oaiserve.files.load_errors import reported, tensors_named
+
+log = logging.getLogger(__name__)
+
+
+class Fallback:
+    """The start of a model in transformers' own code, on a CPU or a GPU."""
+
+    name = "in transformers' own code"
+
+    def accepts(self, request: StartRequest) -> str | None:
+        return None
+
+    def start(self, request: StartRequest) -> ServedModel:
+        options, name = request.options, request.source.location
+        model = request.load("weights", lambda: load(request, select_device(options.device)))
+        with request.times.part("measuring the cache"), reported(f"'{name}' cannot be served"):
+            return assemble(start_fallback(model, options, name), request.tokenizer, options)
+
+
+def load(request: StartRequest, device: torch.device) -> PreTrainedModel:
+    """Let transformers load a model. Raises StartupError for one that its code cannot compute."""
+    source, options, name = request.source, request.options, request.source.location
+    if source.gguf_file is not None:
+        raise StartupError(
+            f"'{name}' cannot be served: models of its type are not read from GGUF files; serve its safetensors."
+        )
+    arguments: dict[str, Any] = {}
+    with reported(f"No model could be loaded from {source.shown}"):
+        config = config_of(source)
+        if (text := text_config(config)) is not None:
+            bring_layout(config)
+            config = text
+            arguments |= {"key_mapping": KEYS, "config": config}
+        refuse_unless_computable(config, name)
+        refuse_longer(options.max_model_len, config)
+    dtype = select_dtype(options.dtype, config, device, is_gguf=False, for_tensor_cores=True)
+    with reported(f"The weights of '{name}' could not be loaded"), tensors_named(allows_unread=text is not None):
+        pair: Any = AutoModelForCausalLM.from_pretrained(
+            source.location,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            weights_only=True,
+            output_loading_info=True,
+            **arguments,
+        )
+    model, found = pair
+    if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
+        raise StartupError(f"'{name}' has no weights for {len(missing)} tensors of its model, such as {missing[0]}.")
+    move(model, device, name)
+    return model  # type: ignore[no-any-return]
+
+
+def refuse_unless_computable(config: PreTrainedConfig, name: str) -> None:
+    """Raise StartupError for a model that is no text model, or whose code or weights transformers does not have."""
+    problem = None
+    if "/" in str(config._attn_implementation):
+        problem = f"it names code from the Hub for its attention ({config._attn_implementation})"
+    elif config.is_encoder_decoder:
+        problem = "it is an encoder-decoder model"
+    elif set(config.sub_configs) & {"vision_config", "audio_config"}:
+        problem = "its text model needs images or audio"
+    elif config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        problem = f"transformers has no text generation model of type '{config.model_type}'"
+    elif (quantization := quantization_of(config, name)) is not None:
+        problem = f"its weights are in {quantization.name}, which are not read for its type"
+    if problem is not None:
+        raise StartupError(f"'{name}' cannot be served: {problem}.")
+
+
+def start_fallback(model: PreTrainedModel, options: EngineOptions, name: str) -> Started:
+    """Start a loaded model. Raises StartupError for options that need code of ours, and for too little memory."""
+    unheard = {
+        "--lora" if options.lora else "--lora-dir": options.has_adapters,
+        f"--kv-cache-dtype {options.kv_cache_dtype}": options.kv_cache_dtype != "auto",
+        f"--quantize {options.quantize}": options.quantize != "none",
+        "--exact": options.exact,
+    }
+    if flag := next((flag for flag, is_set in unheard.items() if is_set), None):
+        raise StartupError(f"{flag} is not for '{name}', which runs in transformers' own code.")
+    if model.device.type == "cpu":
+        torch.set_num_threads(options.cpu_threads or default_threads())
+    model.eval()
+    forward = CachedForward(model)
+    measured = measure(forward)
+    spec = ModelSpec(
+        name=type(model).__name__,
+        device=model.device,
+        dtype=model.dtype,
+        vocab_size=measured.vocab_size,
+        max_model_len=options.max_model_len or context_length(model.config),
+        eos_token_ids=_ids(model.config.eos_token_id) | _ids(getattr(model.generation_config, "eos_token_id", None)),
+        kv_shapes={},
+    )
+    num_caches, longest, num_blocks = sizes_of_caches(measured.cache, spec, options, _room(spec, options))
+    executor = FallbackExecutor(forward, num_caches, continues_chunks=measured.continues_chunks)
+    runner = ModelRunner(executor, model.device, options.block_size, states=executor.caches)
+    return Started(
+        spec,
+        {},
+        runner,
+        num_blocks,
+        longest_request(spec, longest),
+        CPU_STEP_TOKENS if spec.is_on_cpu else GPU_STEP_TOKENS,
+        num_states=num_caches,
+        weight_bytes=executor.weight_bytes,
+        features={"native_step" if spec.is_on_cpu else "fused_layers": "transformers' own code computes the steps"},
+    )
+
+
+def _room(spec: ModelSpec, options: EngineOptions) -> float:
+    """Return the bytes for caches: those of --kv-cache-memory, or a share of what is free.
+
+    The steps of a GPU get as much, since a cache that grows is copied.
+    """
+    free: float = available_bytes()
+    room = free * CPU_SHARE
+    if not spec.is_on_cpu:
+        on_device, total = torch.cuda.mem_get_info(spec.device)
+        free = max(0.0, on_device - total * (1 - options.gpu_memory_utilization))
+        room = free * STATES_SHARE
+    if options.kv_cache_memory is None:
+        return room
+    if options.kv_cache_memory > free:
+        raise StartupError(
+            f"--kv-cache-memory is {options.kv_cache_memory}, but only {gib(free)} GiB are free on {spec.device}."
+        )
+    return options.kv_cache_memory
+
+
+def _ids(value: int | list[int] | None) -> frozenset[int]:
+    return frozenset() if value is None else frozenset([value] if isinstance(value, int) else value)
