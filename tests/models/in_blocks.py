@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
+from tokenizers import pre_tokenizers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
@@ -45,6 +46,12 @@ FAMILIES = {
 }
 # As llama.cpp mixes them: some matrices have more bits, and some are not quantized.
 MIX = {"attn_v": Kind.Q8_0, "ffn_down": Kind.Q5_1, "token_embd": Kind.Q8_0, "attn_output": Kind.F16}
+# The tokenizer of a GGUF file.
+TOKENS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "ll", "hell", "<end>"]
+TOKENIZER: dict[str, Any] = {
+    "model": "gpt2", "tokens": TOKENS, "token_type": [1] * (len(TOKENS) - 1) + [3],
+    "merges": ["h e", "l l", "he ll"], "eos_token_id": len(TOKENS) - 1,
+}  # fmt: skip
 
 
 def file_of(

@@ -15,7 +15,6 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from tokenizers import pre_tokenizers
 from transformers import PreTrainedConfig
 
 from oaiserve.config import EngineOptions
@@ -46,6 +45,8 @@ from tests.models.gguf_records import Record, model_of
 from tests.models.in_blocks import (
     FAMILIES,
     OPTIONS,
+    TOKENIZER,
+    TOKENS,
     WIDE,
     batch_of,
     dequantized,
@@ -386,13 +387,6 @@ def test_a_file_with_adapters_starts_again_after_a_check_that_had_one(tmp_path: 
     assert torch.equal(native.forward(batch), load_quantized(find_model(path), options).native.forward(batch))
     with pytest.raises(NotRemembered):  # what was found with adapters is another check
         recall_model(cache_key(path, OPTIONS), OPTIONS)
-
-
-TOKENS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "ll", "hell", "<end>"]
-TOKENIZER: dict[str, Any] = {
-    "model": "gpt2", "tokens": TOKENS, "token_type": [1] * (len(TOKENS) - 1) + [3],
-    "merges": ["h e", "l l", "he ll"], "eos_token_id": len(TOKENS) - 1,
-}  # fmt: skip
 
 
 def test_a_gguf_file_of_gpt_oss_has_its_tokenizer_and_the_token_that_ends_a_text(tmp_path: Path) -> None:
