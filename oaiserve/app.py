@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -29,7 +28,6 @@ from oaiserve.engine.model.cpu.prebuilt import usable_features
 from oaiserve.engine.model.gpu.found import gpu_names
 from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.errors import ANTHROPIC_PATH
-from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.forecast import FORECAST_HEADER
 from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import monotonic_ns
@@ -76,7 +74,7 @@ from oaiserve.telemetry.metrics import Numbers
 from oaiserve.telemetry.recording import Recording
 
 if TYPE_CHECKING:
-    from oaiserve.engine.engine import Engine  # a front end has none
+    from oaiserve.engine.engine import Engine
     from oaiserve.http.fetch import Fetcher
 
 LAG_INTERVAL_SECONDS = 0.1
@@ -104,18 +102,14 @@ def create_app(
     engine: Engine,
     telemetry: Telemetry,
     responses: ResponseDatabase | None = None,
-    created: float | None = None,
 ) -> Starlette:
     """Return the application, which starts and stops the engine, and closes telemetry and the store of responses.
 
-    Without `responses`, it makes the store of the settings. `created` is the start of the server in Unix seconds; None
-    is now. Raises StartupError for unusable files of keys or of responses.
+    Without `responses`, it makes the store of the settings. Raises StartupError for unusable files of keys or of
+    responses.
     """
     stored = response_store(config.server) if responses is None else responses
-    num_sharing = max(1, config.server.front_ends)  # processes that share the limits on memory
-    has_batches = config.server.stores_responses and (
-        not config.server.front_ends or config.server.response_store is not None
-    )
+    has_batches = config.server.stores_responses
     batches = BatchStore(config.server.response_store, store_limits(config.server)) if has_batches else None
     ring, key_store = keyring(config.server)
 
@@ -126,14 +120,14 @@ def create_app(
         app.state.serving = Serving(
             config=config,
             engine=engine,
-            streams=LoopStreams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS // num_sharing),
+            streams=LoopStreams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS),
             telemetry=telemetry,
             feed=feed,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
             kind=_kind(config, sampling),
-            created=int(time.time() if created is None else created),
-            received_bytes=SharedLimit(MOST_RECEIVED_BYTES // num_sharing),
+            created=int(time.time()),
+            received_bytes=SharedLimit(MOST_RECEIVED_BYTES),
             responses=stored,
             key_store=key_store,
             runs=Runs(store_limits(config.server)),
@@ -205,13 +199,10 @@ def server_telemetry(
     connections: Connections | None,
     responses: ResponseDatabase,
     log_limit: LogLimit | None = None,
-    snapshot: Callable[[], EngineNumbers] | None = None,
-    more: Mapping[names.Metric, Callable[[], Numbers]] = MappingProxyType({}),
 ) -> Telemetry:
     """Return the telemetry of a server with these components, without `connections` if another server has these.
 
-    `snapshot` stands in for that of the engine, and `more` has the numbers of further parts. Raises StartupError for
-    wrong OTEL_* variables.
+    Raises StartupError for wrong OTEL_* variables.
     """
     elsewhere: dict[names.Metric, Callable[[], Numbers]] = {
         names.ENGINE_FEATURE: lambda: {(name,): int(not reason) for name, reason in engine.features.items()},
@@ -219,7 +210,6 @@ def server_telemetry(
         names.STORED_RESPONSES: lambda: {(): responses.counts().number},
         names.STORED_RESPONSE_BYTES: lambda: {(): responses.counts().num_bytes},
         names.STORED_RESPONSES_DROPPED: lambda: {(why,): number for why, number in responses.counts().dropped.items()},
-        **more,
     }
     if connections is not None:
         elsewhere[names.CONNECTIONS] = lambda: {(): connections.num_open}
@@ -228,7 +218,7 @@ def server_telemetry(
         Measured(
             model=config.model_name,
             version=__version__,
-            snapshot=snapshot or engine.snapshot,
+            snapshot=engine.snapshot,
             take_steps=engine.take_steps,
             open_requests=engine.open_requests,
             read_meters=engine.energy.read,

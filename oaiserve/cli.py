@@ -463,20 +463,8 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
 
         connections = allowed_connections(config.server)
         responses = response_store(config.server)
-        if config.server.front_ends:
-            from oaiserve.scale.front_ends.child import start_child
-            from oaiserve.scale.front_ends.front_end import Shared
-            from oaiserve.scale.front_ends.supervisor import FrontEnds, Supervisor
-
-            front_ends = FrontEnds(engine)
-            telemetry = server_telemetry(
-                config, engine, connections, responses, log_limit, front_ends.snapshot, front_ends.measured()
-            )
-            shared = Shared(engine, telemetry, responses, connections, log_limit, front_ends.tell)
-            supervisor = Supervisor(front_ends, start_child, config, shared)
-        else:
-            telemetry = server_telemetry(config, engine, connections, responses, log_limit)
-            app = create_app(config, engine, telemetry, responses)
+        telemetry = server_telemetry(config, engine, connections, responses, log_limit)
+        app = create_app(config, engine, telemetry, responses)
     # Python's garbage collector shall not look again at all that stays: torch and transformers alone are a million
     # objects, and a full collection would stop all threads for a sixth of a second. Imports leave hardly any garbage,
     # but the load of a model by transformers does.
@@ -497,13 +485,9 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
         logger.info("%s", "; ".join(facts.values()))
         on_ready = ready
     with nullcontext() if ready is not None else announced(url, config.model_name):
-        if config.server.front_ends:
-            _listen(config.server, sock, on_ready)
-            supervisor.serve(sock)
-        else:
-            run_until_signal(
-                app, config.server, sock, connections, on_ready, on_drain=engine.drain, failure=lambda: engine.failure
-            )
+        run_until_signal(
+            app, config.server, sock, connections, on_ready, on_drain=engine.drain, failure=lambda: engine.failure
+        )
     return 0 if engine.failure is None else 1
 
 

@@ -39,7 +39,6 @@ HostedTools = Literal["ignore", "refuse"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "short", "console", "json"]
 
-MOST_FRONT_ENDS = 64
 FREQUENT = {"frequent": True}  # on the fields whose flags most people use: --help has these, --help-all has all
 
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -159,10 +158,6 @@ class ListenerOptions:
 class ServerOptions(ListenerOptions):
     """Settings of the HTTP server: address, access, timeouts and log."""
 
-    front_ends: int = 0
-    """Extra processes that serve HTTP and tokenize, one core each. 0: one process does all, up to about 40,000 streamed
-    tokens per second."""
-
     # A log line or traceback must not show it.
     api_key: tuple[str, ...] = field(default=(), repr=False, metadata=FREQUENT)
     """Key that clients must send as "Authorization: Bearer KEY". Repeatable; without one, everyone has access. Set it
@@ -254,7 +249,6 @@ class ServerOptions(ListenerOptions):
     def __post_init__(self) -> None:
         _check(bool(self.host), "--host", "empty", "an address or a name")
         _check(0 <= self.port <= 65535, "--port", self.port, "between 0 and 65535")
-        _check(0 <= self.front_ends <= MOST_FRONT_ENDS, "--front-ends", self.front_ends, f"0 to {MOST_FRONT_ENDS}")
         if (self.tls_certificate is None) != (self.tls_key is None):
             missing = "--tls-certificate" if self.tls_certificate is None else "--tls-key"
             raise OptionError(f"{missing} is missing. TLS needs both --tls-certificate and --tls-key.")

@@ -45,10 +45,6 @@ class APIError(Exception):
         self.code = code if code is not None else type(self).code
         self.retry_after_seconds = retry_after_seconds
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the error by its attributes: a subclass may make its message of other arguments."""
-        return restored, (type(self), self.args, vars(self))
-
     def body(self, path: str = "", **ids: str) -> dict[str, Any]:
         """Return `{"error": {...}}` with all keys, as the route of this path has it; `code` is a string or None.
 
@@ -77,13 +73,6 @@ class APIError(Exception):
             return {"retry-after": str(self.retry_after_seconds)}
         # The same input would meet the same bug again, so the SDK should skip its two automatic retries.
         return {"x-should-retry": "false"} if self.status == 500 else {}
-
-
-def restored(kind: type[APIError], args: tuple[Any, ...], attributes: dict[str, Any]) -> APIError:
-    """Restore an error of another process from its kind, arguments and attributes."""
-    error = kind.__new__(kind, *args)
-    vars(error).update(attributes)
-    return error
 
 
 class ClientError(APIError):

@@ -1,16 +1,17 @@
-"""The flags of vLLM, SGLang and llama.cpp's server, with the names of ours."""
+"""The flags of vLLM, SGLang and llama.cpp's server, and removed ones, with what takes their place here."""
 
 from __future__ import annotations
 
 _MODEL = "MODEL, which comes first and has no flag, as in: oaiserve serve demo"
 _SAMPLING = "--default-params"
+_REPLICAS = "oaiserve route, in front of several servers: one server is one process"
 _PARALLEL = "oaiserve route or Ray, which serve several copies: a model is on one device"
 
 # Without those that cannot be misread, and those that have the same name.
 OUR_FLAGS = {
     "--alias": "--served-model-name",
     "--allowed-origins": "--cors-origin",
-    "--api-server-count": "--front-ends",
+    "--api-server-count": _REPLICAS,
     "--cache-type-k": "--kv-cache-dtype",
     "--chat-template-file": "--chat-template",
     "--chunked-prefill-size": "--max-step-tokens",
@@ -23,6 +24,7 @@ OUR_FLAGS = {
     "--kv-cache-memory-bytes": "--kv-cache-memory",
     "--lora-modules": "--lora",
     "--lora-paths": "--lora",
+    "--front-ends": _REPLICAS,
     "--max-num-batched-tokens": "--max-step-tokens",
     "--max-num-seqs": "--max-running",
     "--max-running-requests": "--max-running",

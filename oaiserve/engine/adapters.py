@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,10 +57,6 @@ class AdapterTable:
 
     def get(self, name: str) -> ServedAdapter | None:
         return self._by_name.get(name)
-
-    def replace(self, served: Iterable[ServedAdapter]) -> None:
-        """Have the adapters of another process's table, which loads them."""
-        self._by_name = {adapter.name: adapter for adapter in served}
 
     def load(self, name: str, path: Path) -> ServedAdapter:
         """Load an adapter, which takes a while. Raises BadAdapter, and InvalidRequest for a taken name."""

@@ -51,7 +51,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.plan import start_model
-from oaiserve.engine.tokenize import REST, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
+from oaiserve.engine.tokenize import REST, Tokenized, TokenizeStage
 from oaiserve.engine.turn_workers import Work
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.explain.step_cost import StepCost
@@ -307,11 +307,6 @@ class Engine:
         the engine drains and after its end, and Overloaded if too much waits. If nothing waits, a request of any size
         is taken. If one client has filled the queue, others still get their share.
         """
-        self.open(request, deliver)
-        self._tokenize.submit(request, partial(self._body_bytes.give_back, request.client, request.num_bytes))
-
-    def open(self, request: Request, deliver: Deliver, submitted_ns: int | None = None) -> None:
-        """Accept a request whose prompts another process encodes, with the next three methods. Raises as `submit`."""
         self._check_open()
         if not request.is_background:
             self._take(request.client, request.num_choices, request.num_bytes)
@@ -319,19 +314,8 @@ class Engine:
             self._take(request.client, 0, request.num_bytes)
         else:  # of as many as others may wait
             raise self._overloaded(f"{self._max_waiting} requests in the background are open already, the limit")
-        self._loop.post(Submitted(request, deliver, self._clock_ns() if submitted_ns is None else submitted_ns))
-
-    def encoding_started(self, started: TokenizeStarted) -> None:
-        self._loop.post(started)
-
-    def encoded(self, tokenized: Tokenized) -> None:
-        """Go on with an open request: its prompts have been encoded. Its grammar is compiled here, if it has one."""
-        request = tokenized.request
-        self._body_bytes.give_back(request.client, request.num_bytes)
-        if request.params.grammar is None or not tokenized.token_ids:
-            self._post(tokenized)
-        else:
-            self._tokenize.compile(tokenized)
+        self._loop.post(Submitted(request, deliver, self._clock_ns()))
+        self._tokenize.submit(request, partial(self._body_bytes.give_back, request.client, request.num_bytes))
 
     def _post(self, event: FromTokenizer) -> None:
         """Pass the result of a tokenize worker on to the engine thread. The prompts of a request for which somebody
@@ -359,20 +343,6 @@ class Engine:
             event = replace(event, forecast=forecaster.forecast(asked, now_ns))
         self._loop.post(event)
 
-    def not_encoded(self, failed: TokenizeFailed) -> None:
-        """Fail an open request: its prompts cannot be encoded."""
-        self._body_bytes.give_back(failed.request.client, failed.request.num_bytes)
-        self._loop.post(failed)
-
-    def take_room(self, client: str, num_bytes: int) -> None:
-        """Count work on a body as waiting, which another process does in turns. Raises as `run_in_turns` does."""
-        self._check_open()
-        self._take(client, 1, num_bytes)
-
-    def give_room_back(self, client: str, num_bytes: int) -> None:
-        self._waiting.give_back(client, 1)
-        self._body_bytes.give_back(client, num_bytes)
-
     def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
         """Return the token ids of a prompt, in turns, for `run_in_turns`. Raises as `Tokenizer.encode_in_pieces`."""
         return self._tokenize.encode(prompt, most_tokens)
@@ -383,8 +353,13 @@ class Engine:
         Cancelling the future ends it. `num_bytes` is the size of its body. Raises Unavailable and
         Overloaded, as `submit` does.
         """
-        self.take_room(client, num_bytes)
-        on_end = partial(self.give_room_back, client, num_bytes)
+        self._check_open()
+        self._take(client, 1, num_bytes)
+
+        def on_end() -> None:
+            self._waiting.give_back(client, 1)
+            self._body_bytes.give_back(client, num_bytes)
+
         return self._tokenize.run(work, client=client, num_bytes=num_bytes, on_end=on_end)
 
     def give_back_later(self) -> None:

@@ -1,8 +1,7 @@
 """Requests, which go into the engine, and events, which come out of it. Stdlib only, no tensors, no HTTP.
 
 An accepted request gets any number of `PromptProgress`, if it asks for them, then of `PromptDone` and `TokenChunk`, or
-of `Pooled`, then exactly one terminal event: `Finished`, `Failed` or `Aborted`. Requests and events can be pickled, and
-nothing writes into a request.
+of `Pooled`, then exactly one terminal event: `Finished`, `Failed` or `Aborted`. Nothing writes into a request.
 """
 
 from __future__ import annotations

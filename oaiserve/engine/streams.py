@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from oaiserve.engine.request import (
     TERMINAL,
-    Deliver,
     Event,
     Pooled,
     PromptDone,
@@ -23,20 +22,15 @@ from oaiserve.engine.request import (
 from oaiserve.facts.forecast import NO_FORECAST
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 
+if TYPE_CHECKING:
+    from oaiserve.engine.engine import Engine
+
 # These limits count tokens. An alternative of a logprob counts as one, because it is kept and rendered like one. A
 # token takes 20 to 60 bytes, and so do eight numbers of a vector.
 MAX_CHUNK_TOKENS = 256  # of joined chunks: rendered within about half a millisecond
 MAX_UNREAD_TOKENS = 2**18  # of one stream
 MAX_HELD_TOKENS = 2**23  # of all answers together, until they are written: 170 to 500 MB
 STALLED_NS = 1_000_000_000  # a client that takes nothing for so long does not keep up
-
-
-class RequestEngine(Protocol):
-    """An engine takes the requests of streams and delivers their events, in this process or from another one."""
-
-    def submit(self, request: Request, deliver: Deliver) -> None: ...
-
-    def abort(self, request_id: str) -> None: ...
 
 
 class LoopStream:
@@ -49,7 +43,7 @@ class LoopStream:
     def __init__(
         self,
         request: Request,
-        engine: RequestEngine,
+        engine: Engine,
         max_unread_tokens: int = MAX_UNREAD_TOKENS,
         held: HeldTokens | None = None,
     ) -> None:
@@ -249,7 +243,7 @@ class LoopStreams:
 
     def __init__(
         self,
-        engine: RequestEngine,
+        engine: Engine,
         loop: asyncio.AbstractEventLoop,
         max_unread_tokens: int = MAX_UNREAD_TOKENS,
         max_held_tokens: int = MAX_HELD_TOKENS,

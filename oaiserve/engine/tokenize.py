@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oaiserve.engine.media import MediaReader, Prepared, PromptMedia
@@ -92,7 +92,7 @@ class TokenizeStage:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        compile_grammar: Compile | None,
+        compile_grammar: Compile,
         post: Post,
         *,
         max_model_len: int,
@@ -104,8 +104,7 @@ class TokenizeStage:
     ) -> None:
         """Start the workers, which call `post`. `max_model_len` is in tokens, `vocab_size` is the model's, and `clock`
         returns nanoseconds. After a piece of a large prompt, its thread rests for `encode_rest` times as long. Without
-        workers, `submit` encodes on the caller's thread, for comparisons. Without `compile_grammar`, another process
-        compiles grammars: it passes the encoded prompts to `compile` here."""
+        workers, `submit` encodes on the caller's thread, for comparisons."""
         self._tokenizer = tokenizer
         self._compile_grammar = compile_grammar
         self._post = post
@@ -125,16 +124,6 @@ class TokenizeStage:
 
     def submit(self, request: Request, on_end: OnEnd = lambda: None) -> None:
         """Add a request, without blocking. `on_end` is called before its result is posted."""
-        self._add(request, self._tokenize(request), on_end)
-
-    def compile(self, encoded: Tokenized) -> None:
-        """Add a request whose prompts another process has encoded: its grammar is left to compile.
-
-        The result is posted as for any other request. It is tokenized when its grammar is ready.
-        """
-        self._add(encoded.request, self._with_grammar(encoded), lambda: None)
-
-    def _add(self, request: Request, work: Work[Tokenized], on_end: OnEnd) -> None:
         aborted = threading.Event()
         with self._lock:
             self._aborted[request.request_id] = aborted
@@ -150,7 +139,7 @@ class TokenizeStage:
             Task(
                 request.client,
                 request.num_bytes,
-                work,
+                self._tokenize(request),
                 done=ended,
                 failed=lambda error: ended(TokenizeFailed(request, error)),
                 dropped=lambda: ended(Tokenized(request, [])),
@@ -167,14 +156,13 @@ class TokenizeStage:
         client: str,
         num_bytes: int,
         on_end: OnEnd = lambda: None,
-        future: Future[Result] | None = None,
     ) -> Future[Result]:
         """Run other work of a client between the requests: a turn goes on to its next `yield`.
 
-        It ends early if the future is cancelled, which may be given. Any error but an APIError becomes an
+        It ends early if the future is cancelled. Any error but an APIError becomes an
         InternalError. `on_end` is called when the stage has done with it.
         """
-        promised: Future[Result] = Future() if future is None else future
+        promised: Future[Result] = Future()
 
         def settle(settle: Callable[[Any], None], value: object) -> None:
             on_end()
@@ -231,8 +219,9 @@ class TokenizeStage:
         closing_ids: list[int] = []
         if params.reasoning is not None and params.reasoning.budget is not None:
             closing_ids = self._tokenizer.encode_plain(params.reasoning.closing)
-        if params.grammar is not None and self._compile_grammar is not None:
-            grammar = self._compiled(request, params.grammar, self._compile_grammar)
+        if params.grammar is not None:
+            grammar = self._compile_grammar(params.grammar, request.client)
+            self._post(GrammarCompiled(request, grammar, self._clock()))
             yield None  # it may have taken long
         token_ids: list[list[int]] = []
         second_starts: list[int | None] = []
@@ -263,19 +252,6 @@ class TokenizeStage:
                 prepared.append(self._media.prepare(file, salt, only_text=only_text))
             yield None
         return prepared
-
-    def _with_grammar(self, encoded: Tokenized) -> Work[Tokenized]:
-        yield from ()
-        asked = encoded.request.params.grammar
-        assert asked is not None
-        assert self._compile_grammar is not None
-        grammar = self._compiled(encoded.request, asked, self._compile_grammar)
-        return replace(encoded, grammar=grammar, at_ns=self._clock())
-
-    def _compiled(self, request: Request, asked: Grammar, compile_grammar: Compile) -> CompiledGrammar:
-        grammar = compile_grammar(asked, request.client)
-        self._post(GrammarCompiled(request, grammar, self._clock()))
-        return grammar
 
     def _encode(
         self, prompt: Prompt, max_tokens: int | None, prepared: list[Prepared]

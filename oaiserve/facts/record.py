@@ -10,17 +10,12 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from oaiserve.facts.fact import fact
 from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
-
-if TYPE_CHECKING:
-    Integers = array[int]
-else:  # Python 3.11 has no array[int] when annotations are read, as they are for messages between processes
-    Integers = array
 
 # A request keeps its first events only, because it may have a thousand prefill chunks or be preempted all the time.
 MOST_EVENTS = 64
@@ -145,7 +140,7 @@ class EngineAccount:
     )
     waits_ns: dict[WaitReason, int] = field(default_factory=dict)  # the parts of the phase `queue`
     # Between two tokens of a choice in the engine, of all choices; 0 where both are of one step.
-    inter_token_ns: Integers = field(default_factory=lambda: array("q"))
+    inter_token_ns: array[int] = field(default_factory=lambda: array("q"))
     # The token ids of each prompt, for hashes of them: nothing may keep these. Empty if they were never known.
     prompts: list[list[int]] = field(default_factory=list)
     cache_salt: str = ""
@@ -284,7 +279,7 @@ class EngineAccount:
 
 
 class Origin(NamedTuple):
-    """The part of a record about how a request came, kept by the engine in case its front end is lost."""
+    """The part of a record that is known when a request arrives. The engine keeps it for its open requests."""
 
     request_id: str = "unknown"
     operation: str = "unknown"
@@ -404,8 +399,8 @@ class RequestRecord:
         "The decision of the router that chose this replica, if there is one.", new=dict, json=True
     )
     # What the client of a stream saw: the tokens of each event, and the times between two events of a choice.
-    event_tokens: Integers = field(default_factory=lambda: array("q"))
-    event_gaps_ns: Integers = field(default_factory=lambda: array("q"))
+    event_tokens: array[int] = field(default_factory=lambda: array("q"))
+    event_gaps_ns: array[int] = field(default_factory=lambda: array("q"))
     account: EngineAccount = field(default_factory=EngineAccount)
 
     @property

@@ -10,8 +10,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -33,14 +32,12 @@ POLL_SECONDS = 0.02
 TLS_GOODBYE_SECONDS = 5.0  # that a client has to answer the end of TLS, before its connection is cut
 RETRY_AFTER_SECONDS = 5  # for clients whose connection is one too many
 HEADERS = [("x-content-type-options", "nosniff")]  # of every answer: a browser must not guess its type
-ENCODED_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS]
 
 
 class Server(uvicorn.Server):
     """A uvicorn server that serves until a signal arrives or `failure()` returns an exception.
 
-    `on_drain` is called when the shutdown begins. The call may come from a signal handler, and more than once. Without
-    `takes_signals`, the server ends only when another component of the process calls `handle_exit`.
+    `on_drain` is called when the shutdown begins. The call may come from a signal handler, and more than once.
     """
 
     def __init__(
@@ -51,7 +48,6 @@ class Server(uvicorn.Server):
         *,
         on_drain: Callable[[], None] = lambda: None,
         failure: Callable[[], BaseException | None] = lambda: None,
-        takes_signals: bool = True,
     ) -> None:
         config = uvicorn.Config(
             TrustedProxies(app, options.trusted_proxy),
@@ -74,15 +70,8 @@ class Server(uvicorn.Server):
         self._tls_options: dict[str, Any] = {}
         self._beginning: set[asyncio.Task[None]] = set()  # connections before their end of the handshake
         self._is_closed = False
-        self._takes_signals = takes_signals
         self._on_drain = on_drain
         self._failure = failure
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM in the block. uvicorn calls this around its whole run."""
-        with super().capture_signals() if self._takes_signals else nullcontext():
-            yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal: the first begins the shutdown, the second skips the wait for running requests.
@@ -201,7 +190,7 @@ def log_end(num_finished: int, num_cut_off: int) -> None:
         log.info("Shut down. Requests finished: %d, cut off: %d", num_finished, num_cut_off)
 
 
-def too_many_connections(headers: Iterable[tuple[bytes, bytes]] = ENCODED_HEADERS) -> bytes:
+def too_many_connections(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return the answer to a connection one too many, with these headers."""
     error = Unavailable(
         "The server has too many open connections. Please try again later, and reuse connections.",

@@ -82,7 +82,6 @@ class MediaReader:
         """`contents` are those of media that the body only names."""
         self._model, self._kinds = serving.config.model_name, serving.engine.media
         self._most = serving.config.server.max_images
-        self._has_front_ends = serving.config.server.front_ends > 0
         self.contents = contents or {}
         self._adaptations = adaptations or Adaptations()
         self._asked: set[str] = set()  # the places of the media in the user's last turn
@@ -131,8 +130,7 @@ class MediaReader:
         if kind not in self._kinds:
             reads = " and ".join(["text", *sorted(_NOUNS[each] for each in self._kinds)])
             alone = "text alone" if not self._kinds else reads
-            also = ", with --front-ends" if self._has_front_ends else ""
-            raise invalid(param, f"the model '{self._model}' reads {alone}, no {_NOUNS[kind]}{also}", where)
+            raise invalid(param, f"the model '{self._model}' reads {alone}, no {_NOUNS[kind]}", where)
 
     def taken(self, messages: Iterable[Mapping[str, Any]], adaptations: Adaptations) -> tuple[MediaFile, ...]:
         """Take the files out of the parts of messages, in their order. If they are too many, the oldest are left out.

@@ -53,7 +53,7 @@ _INSTEAD = {
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The server for its routes. In a front end, parts with the same faces stand for engine, telemetry and store."""
+    """The components of the server that its routes use."""
 
     config: Config
     engine: Engine  # its tokenizer blocks, so routes use that only in `run_in_turns`

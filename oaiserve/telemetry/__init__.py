@@ -20,7 +20,7 @@ from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import logs, names
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Measured, Metrics
-from oaiserve.telemetry.otel import exporter_kind, resource
+from oaiserve.telemetry.otel import exporter_kind
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.telemetry.recorder import Consumer, Recorder
 from oaiserve.telemetry.recording import Recording
@@ -28,16 +28,7 @@ from oaiserve.telemetry.recording import Recording
 if TYPE_CHECKING:
     from oaiserve.telemetry.tracing import Tracing
 
-__all__ = ["Measured", "Telemetry", "make_tracing", "sampling"]
-
-
-def sampling(version: str) -> Callable[[TraceContext], bool]:
-    """Return the sampling decision on traces, for another process with the same environment."""
-    if exporter_kind(os.environ) is None:
-        return lambda trace: False
-    from oaiserve.telemetry import tracing  # late, as below
-
-    return tracing.TraceSampling(resource(version)).is_sampled
+__all__ = ["Measured", "Telemetry", "make_tracing"]
 
 
 def make_tracing(environ: Mapping[str, str] = os.environ, **settings: Any) -> Tracing | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from threading import Lock
 from types import TracebackType
@@ -48,11 +48,6 @@ class LogLimit:
         """Return the number of messages so far by level and by result, which is "written" or "left_out"."""
         with self._lock:
             return dict(self._counts)
-
-    def add(self, more: Mapping[tuple[str, ...], int]) -> None:
-        """Count messages of another process, by level and by result."""
-        with self._lock:
-            self._counts.update(more)
 
     def tell(self, *, at_once: bool = False) -> None:
         """Write the number of messages left out in each past minute, or so far. Call it about once a second."""

@@ -85,8 +85,6 @@ class Metrics:
             },
             vllm_names.LORA_REQUESTS: lambda: _lora_requests(measured.model, self._now),
             vllm_names.CACHE_CONFIG: lambda: {(*cache_config, str(self._now.blocks_total)): 1},
-            names.FRONT_ENDS: lambda: {(): 0},
-            names.FRONT_ENDS_ENDED: lambda: {(): 0},
             **measured.elsewhere,
         }
         self._families = [self._family(metric) for metric in (*names.METRICS, *names.GEN_AI_METRICS)]
@@ -200,9 +198,3 @@ def _lora_requests(model: str, now: EngineNumbers) -> Numbers:
         ",".join(sorted(name for name, numbers in now.adapters.items() if numbers[state])) for state in (0, 1)
     )
     return {(model, vllm_names.ENGINE_INDEX, str(vllm_names.MOST_ADAPTERS), running, waiting): time.time()}
-
-
-def numbers_of(pid: int) -> dict[str, float]:
-    """Return the client library's numbers of a process by name; none if it is gone, or where there is no /proc."""
-    families = ProcessCollector(pid=lambda: pid, registry=None).collect()
-    return {family.name: sample.value for family in families for sample in family.samples}

@@ -285,15 +285,6 @@ CONNECTIONS_REFUSED = _metric(
     "(--max-connections-per-address), header_timeout, handshake (TLS) or invalid (HTTP).",
     "reason",
 )
-FRONT_ENDS = _metric("oaiserve_front_ends", "Running front ends (--front-ends).")
-FRONT_ENDS_ENDED = _metric("oaiserve_front_ends_ended_total", "Front ends that ended and were restarted.")
-FRONT_END_CPU_SECONDS = _metric(
-    "oaiserve_front_end_cpu_seconds_total",
-    "CPU time of each front end since its last start.",
-    "front_end",
-)
-FRONT_END_RESIDENT_BYTES = _metric("oaiserve_front_end_resident_memory_bytes", "Memory of each front end.", "front_end")
-FRONT_END_OPEN_FDS = _metric("oaiserve_front_end_open_fds", "Open files and sockets of each front end.", "front_end")
 STORED_RESPONSES = _metric(
     "oaiserve_stored_responses",
     "Stored answers of /v1/responses.",

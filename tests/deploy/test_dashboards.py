@@ -115,7 +115,7 @@ def test_the_objectives_of_the_slo_dashboard_match_the_budgets_of_the_rules() ->
 
 
 def test_dashboards_and_rules_use_all_metrics_but_some() -> None:
-    """The exceptions are of what is constant, of finish reasons, and of the processes of front ends."""
+    """The exceptions are of what is constant, and of finish reasons."""
     expressions = [expr for board in BOARDS.values() for expr in queries(board)]
     expressions += [rule["expr"] for rule in promql.rules()]
     used = {name for expr in expressions for name, _ in promql.selectors(expr)}
@@ -123,8 +123,6 @@ def test_dashboards_and_rules_use_all_metrics_but_some() -> None:
     assert unused == {
         *("oaiserve_build_info", "oaiserve_model_info", "oaiserve_engine_feature"),
         "oaiserve_finished_choices_total",
-        *("oaiserve_front_end_cpu_seconds_total", "oaiserve_front_end_resident_memory_bytes"),
-        "oaiserve_front_end_open_fds",
     }
 
 

@@ -1,4 +1,4 @@
-"""Stored keys with front ends as processes: limits are those of the server, and the command changes them meanwhile."""
+"""Stored keys in a running server: the `keys` command changes their limits, and the next requests notice it."""
 
 import re
 import subprocess
@@ -18,16 +18,16 @@ def command(store: Path, *words: str) -> str:
 
 
 def complete(url: str, key: str) -> tuple[int, str | None]:
-    """Ask on a connection of its own, which any front end may get."""
+    """Send a request on a connection of its own."""
     headers, body = {"authorization": f"Bearer {key}"}, {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
     answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
     return answer.status_code, answer.headers.get("x-ratelimit-remaining-requests")
 
 
-def test_front_ends_share_the_limits_of_keys_which_change_while_they_run(small_model: Path, tmp_path: Path) -> None:
+def test_limits_of_stored_keys_change_while_the_server_runs(small_model: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     alice, bob = (command(store, "add", name, "--requests-per-day", "12") for name in ("alice", "bob"))
-    flags = ("--front-ends", "2", "--kv-blocks", "1024", "--stored-keys", "--response-store", str(store))
+    flags = ("--kv-blocks", "1024", "--stored-keys", "--response-store", str(store))
     with serve_process(str(small_model), tmp_path / "log", *flags) as server, ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: complete(server.url, alice), range(30)))
         assert sorted(rest for status, rest in found if status == 200) == sorted(str(number) for number in range(12))

@@ -176,10 +176,9 @@ def test_prometheus_has_every_value_of_the_page(watched: Watched) -> None:
     assert found == on_page
 
 
-WITHOUT_SERIES = (  # in a server without errors, adapters, a meter of energy and front ends
+WITHOUT_SERIES = (  # in a server without errors, adapters and a meter of energy
     *(names.TELEMETRY_ERRORS, names.ADAPTER_REQUESTS, vllm_names.LORA_REQUESTS),
     *(metric for metric in names.METRICS if "joules" in metric.name),
-    *(names.FRONT_END_CPU_SECONDS, names.FRONT_END_RESIDENT_BYTES, names.FRONT_END_OPEN_FDS),
 )
 
 

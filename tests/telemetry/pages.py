@@ -49,9 +49,6 @@ def metrics_of(*, vllm: bool = True, **changes: Any) -> Metrics:
         names.STORED_RESPONSES_DROPPED: lambda: {("age",): 6},
         names.ENGINE_FEATURE: lambda: {("attention",): 1},
         names.METER_JOULES: lambda: {(): 812.5},
-        names.FRONT_END_CPU_SECONDS: lambda: {("1",): 1.5},
-        names.FRONT_END_RESIDENT_BYTES: lambda: {("1",): 7},
-        names.FRONT_END_OPEN_FDS: lambda: {("1",): 3},
         names.LOG_MESSAGES: lambda: {("warning", "left_out"): 3},
     }
     measured = Measured(

@@ -1,15 +1,12 @@
 """Every number on /metrics equals a plain recomputation from the records, in both formats."""
 
 import math
-import os
 import re
-import subprocess
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event, Lock, Semaphore, Thread
-from time import process_time
 from typing import Any
 from unittest.mock import Mock
 
@@ -22,7 +19,7 @@ from oaiserve.errors import APIError, kinds_of
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, RequestRecord, StepKind, StepRecord, WaitReason
 from oaiserve.telemetry import names, observations, vllm_names
-from oaiserve.telemetry.metrics import Metrics, numbers_of
+from oaiserve.telemetry.metrics import Metrics
 from oaiserve.telemetry.page import Form
 from tests.telemetry.pages import (
     FORMS,
@@ -51,7 +48,7 @@ def metrics(snapshot: EngineNumbers) -> Metrics:
 
 def of_records(page: dict[Key, float]) -> dict[Key, float]:
     """Return the samples that are made of records, without counters that are 0."""
-    others = "event_loop|engine|scrape|telemetry|spans|connections|stored_response|front_end|log_messages|meter"
+    others = "event_loop|engine|scrape|telemetry|spans|connections|stored_response|log_messages|meter"
     gauges = {m.name for m in ALL if m.type in ("gauge", "info") or isinstance(m.of, str)}
     counters = {m.name for m in ALL if m.type == "counter"}
     return {
@@ -132,7 +129,6 @@ MODEL_INFO = dict.fromkeys(names.MODEL_INFO.labels, "") | {"model": "demo", "dty
         # kept elsewhere
         (names.CONNECTIONS, {}, 2),
         (names.STORED_RESPONSES_DROPPED, {"reason": "age"}, 6),
-        (names.FRONT_END_CPU_SECONDS, {"front_end": "1"}, 1.5),
         (names.LOG_MESSAGES, {"level": "warning", "result": "left_out"}, 3),
         (names.ENGINE_FEATURE, {"feature": "attention"}, 1),
         # counters with known labels, from the start
@@ -228,20 +224,6 @@ def test_process_metrics_do_not_go_back_between_formats(metrics: Metrics) -> Non
     pages = [samples(metrics, form) for form in (TEXT, OPENMETRICS) * 10]
     cpu_seconds = [page[key("process_cpu_seconds_total")] for page in pages]
     assert cpu_seconds == sorted(cpu_seconds)
-
-
-def test_the_numbers_of_a_process_are_those_that_it_knows_itself() -> None:
-    before, now, after = process_time(), numbers_of(os.getpid()), process_time()
-    tick = 1 / os.sysconf("SC_CLK_TCK")
-    assert before - 2 * tick <= now["process_cpu_seconds"] <= after + 2 * tick
-    assert now["process_resident_memory_bytes"] > 2**20
-    assert now["process_open_fds"] >= 3
-
-
-def test_a_process_that_is_gone_has_none() -> None:
-    with subprocess.Popen(["true"]) as process:
-        pass
-    assert numbers_of(process.pid) == {}
 
 
 def test_vllms_names_can_be_turned_off(make_record) -> None:

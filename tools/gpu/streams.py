@@ -1,4 +1,4 @@
-"""Measures streams over HTTP: those of a server with front ends, as the processes of the load test read them."""
+"""Measures streams over HTTP, as the processes of the load test read them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PROMPT = {"--random-form": "words", "--input-len": 3}
 
 
 def run(target: Target) -> Iterator[dict[str, Any]]:
-    count, num_tokens, front_ends, clients = (4, 8, 1, 1) if target.quick else (256, 256, 4, 8)
-    flags = ["--device", target.device.type, "--front-ends", str(front_ends), "--max-running", str(count)]
+    count, num_tokens, clients = (4, 8, 1) if target.quick else (256, 256, 8)
+    flags = ["--device", target.device.type, "--max-running", str(count)]
     flags += ["--max-connections-per-address", "0", "--log-level", "warning"]
     load = PROMPT | {"--num-requests": count, "--concurrency": count, "--max-new-tokens": num_tokens}
     with (
@@ -43,7 +43,6 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
     yield {
         "streams": {
             "streams": count,
-            "front_ends": front_ends,
             "tokens_each": num_tokens,
             "start_seconds": server.start_seconds,
             "output_tokens_per_second": metrics["completion_tokens_per_second"],

@@ -58,7 +58,7 @@ _GPT2 = "GPT-2 124M, 256 requests of 64 tokens, batch 64: output"
 _ONE_TOKEN = "GPT-2 124M, 256 prompts of 259 tokens, one new token, batch 16: submit p99"
 _UNEVEN = "1B, decode step of one sequence of 65,536 tokens and 63 of 300, to its floor"
 _ARRIVALS = "1B, 64 decodes while prompts arrive: ITL p99, to the steady one"
-_STREAMS = "GPT-2, 256 streams over HTTP, four front ends: output"
+_STREAMS = "GPT-2, 256 streams over HTTP: output"
 _FLOOR = "decode step of 64 at 512 tokens, to its floor"
 _GAP = "gap between decode steps of 64"
 SPEED_TARGETS = tuple(
@@ -77,7 +77,7 @@ SPEED_TARGETS = tuple(
         (f"GPT-2, {_GAP}", "≤", 5, "%", lambda s: 100 * s["gpt2"]["steps"]["gap_share"]),
         (_UNEVEN, "≤", 1.5, "times", lambda s: _times_floor(s, s["uneven"]["uneven"])),
         (_ARRIVALS, "≤", 1.5, "times", lambda s: s["uneven"]["arrivals"]["itl_p99_to_steady"]),
-        (_STREAMS, "≥", 90_000, "tokens/s", lambda s: s["streams"]["streams"]["output_tokens_per_second"]),
+        (_STREAMS, "≥", 40_000, "tokens/s", lambda s: s["streams"]["streams"]["output_tokens_per_second"]),
     )
 )
 

@@ -71,7 +71,7 @@ class Tokenizer:
             tokenizer = stored(tokenizer)
         if chat_template is not None:
             tokenizer = replace(tokenizer, chat_template=chat_template)
-        self.stored: StoredTokenizer = tokenizer  # from which another process makes it without transformers
+        self.stored: StoredTokenizer = tokenizer
         self.backend: RustTokenizer = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these on each call, which fails while another thread encodes.
         self.backend.no_truncation()

@@ -212,9 +212,7 @@ async def answers(request: Request) -> Response:
 def _runner(request: Request) -> BatchRunner:
     runner: BatchRunner | None = request.app.state.batches
     if runner is None:
-        stores = serving_of(request).config.server.stores_responses
-        reason = "--front-ends and without --response-store" if stores else "--response-store-number 0"
-        raise InvalidRequest(f"This server has no files and no batches, as it runs with {reason}.")
+        raise InvalidRequest("This server has no files and no batches, as it runs with --response-store-number 0.")
     return runner
 
 

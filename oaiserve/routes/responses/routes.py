@@ -235,9 +235,5 @@ def _shown(tool: ResponseTool) -> dict[str, Any]:
 
 
 def _check_background(body: ResponsesBody, serving: Serving) -> None:
-    if serving.config.server.front_ends > 1:
-        raise invalid(
-            "background", "this server has several front ends (--front-ends), of which each knows only its own"
-        )
     if body.store is False or not serving.config.server.stores_responses:
         raise invalid("background", "a response that is made in the background has to be stored")

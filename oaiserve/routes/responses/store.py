@@ -135,7 +135,7 @@ class ResponseDatabase:
         with database.usable(path):
             self._counts = self._count()  # replaced whole by the thread, and read by any
 
-    async def put(self, owner: str, stored: StoredResponse, /) -> None:
+    async def put(self, owner: str, stored: StoredResponse) -> None:
         """Keep a response, in place of one with the same id. When this returns, a crash of the process does not lose
         it, if the store is a file.
 
@@ -144,21 +144,21 @@ class ResponseDatabase:
         """
         await self._commits.put((owner, stored))
 
-    async def get(self, owner: str, response_id: str, /) -> StoredResponse | None:
+    async def get(self, owner: str, response_id: str) -> StoredResponse | None:
         return await self._in_thread(partial(self._get, owner, response_id))
 
-    async def conversation(self, owner: str, response_id: str, most_bytes: int, /) -> list[StoredResponse]:
+    async def conversation(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
         """Return the turns of a conversation up to this response, in order; none if one of them is not there.
 
         Raises ConversationTooLarge.
         """
         return await self._in_thread(partial(self._conversation, owner, response_id, most_bytes))
 
-    async def replace(self, owner: str, old: StoredResponse, new: StoredResponse, /) -> bool:
+    async def replace(self, owner: str, old: StoredResponse, new: StoredResponse) -> bool:
         """Keep `new` in the place of `old`, and return whether that was still there as it is."""
         return await self._in_thread(partial(self._replace, owner, old, new))
 
-    async def delete(self, owner: str, response_id: str, /) -> bool:
+    async def delete(self, owner: str, response_id: str) -> bool:
         """Forget a response, and return whether it was there."""
         return await self._in_thread(partial(self._delete, owner, response_id))
 

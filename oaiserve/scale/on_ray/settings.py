@@ -16,7 +16,7 @@ from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, T
 
 # These are of the listener, which is Ray's in a replica, and the gateway's for clients.
 LISTENER_SETTINGS = {
-    *("host", "port", "front-ends", "tls-certificate", "tls-key", "max-connections", "max-connections-per-address"),
+    *("host", "port", "tls-certificate", "tls-key", "max-connections", "max-connections-per-address"),
     *("write-timeout-seconds", "header-timeout-seconds", "idle-timeout-seconds"),
 }
 

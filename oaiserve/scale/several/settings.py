@@ -21,7 +21,7 @@ _NAMED = re.compile(r"([\w.-]+)=(.+)")
 _OPTIONS = {"server": ServerOptions, "engine": EngineOptions, "telemetry": TelemetryOptions}
 # Settings of the one server that clients see, which a model cannot have for itself.
 _OF_THE_SERVER = {field.name for field in fields(ListenerOptions)} | {
-    *("front_ends", "api_key", "api_key_file", "stored_keys", "guard_all", "cors_origin", "served_model_name"),
+    *("api_key", "api_key_file", "stored_keys", "guard_all", "cors_origin", "served_model_name"),
     *("max_connections", "max_connections_per_address", "header_timeout_seconds", "idle_timeout_seconds"),
     *("response_store", "response_store_number", "response_store_bytes", "response_store_seconds"),
 }
@@ -59,7 +59,6 @@ def models_of(given: Iterable[str], tables: Mapping[str, Mapping[str, Any]], bas
 def _refuse_what_one_has(base: Config, num_models: int) -> None:
     """Refuse what is for a server with one model in its own process. Raises OptionError."""
     for flag, is_set, instead in (
-        ("--front-ends", base.server.front_ends, "the process in front does their work"),
         ("--lora-dir", base.engine.lora_dir, "name adapters by lora in a table [models.NAME] of --config"),
         ("--served-model-name", bool(base.server.served_model_name) and num_models > 1, "give names as in NAME=MODEL"),
     ):
@@ -94,7 +93,6 @@ def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config) -> 
         tls_key=None,
         allowed_host=(),
         cors_origin=(),
-        front_ends=0,
         max_connections_per_address=0,
         share_prefix_cache=base.server.shares_prefix_cache,
     )

@@ -15,7 +15,6 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.forecast.calibration import ENOUGH
 from oaiserve.engine.forecast.forecaster import PACES, Asked, Forecaster, _Pace
 from oaiserve.engine.request import Aborted, Finished, PromptDone, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.tokenize import Tokenized
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.facts.forecast import NO_FORECAST
 from oaiserve.facts.open_row import OpenRow
@@ -59,11 +58,6 @@ def test_every_end_of_a_request_leaves_nothing_behind() -> None:
         engine.submit(Request("long", (TokenPrompt([5, 6]),), SamplingParams(max_tokens=200, ignore_eos=True)), inbox)
         engine.abort("long")
         assert isinstance(inbox.wait_terminal("long")["long"], Aborted)
-        early = Request("early", (TokenPrompt(()),))
-        engine.open(early, inbox)
-        engine.abort("early")  # before its prompt is known
-        inbox.wait_terminal("early")
-        engine.encoded(Tokenized(early, [[5, 6]], [None]))
         answer(engine, "one")
         answer(engine, "more")
         assert {*forecaster._open} <= {"more"}

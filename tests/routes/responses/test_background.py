@@ -177,10 +177,6 @@ def test_a_response_has_to_be_stored(serve: Serve, stream: bool) -> None:
     refused(keeps_none.post(RESPONSES, input="Hi", background=True, stream=stream), "background", "stored")
 
 
-def test_a_server_with_several_front_ends_makes_none(serve: Serve) -> None:
-    refused(serve(front_ends=2).post(RESPONSES, input="Hi", background=True), "background", "--front-ends")
-
-
 def test_a_deleted_response_is_gone_whether_it_runs_or_not(served: Served) -> None:
     for script in (starts("Hel"), says("Hello")):
         served.engine.script = script

@@ -52,9 +52,8 @@ def test_one_model_that_is_unloaded_when_idle_has_the_name_that_it_is_given() ->
 
 
 def test_what_only_one_model_in_its_own_process_has_is_refused(tmp_path: Path) -> None:
-    for options in ({"server": ServerOptions(front_ends=1)}, {"engine": EngineOptions(lora_dir=tmp_path)}):
-        with pytest.raises(OptionError, match="is not for several models"):
-            models_of(["demo", "b=demo"], {}, Config("models", **options))
+    with pytest.raises(OptionError, match="is not for several models"):
+        models_of(["demo", "b=demo"], {}, Config("models", engine=EngineOptions(lora_dir=tmp_path)))
 
 
 @pytest.mark.parametrize(
