@@ -82,7 +82,6 @@ VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.files.private`
 OTHER_COMMANDS = {
     "bench": "Measure a server, or the engine in process, under load.",
     "diff": "Compare two recordings of requests, and say what took more or less time.",
-    "plan": "Estimate how much load a server can take, and which setting would help.",
 }
 # Each is a file of its name in `oaiserve.commands`.
 SMALL_COMMANDS = {
@@ -104,10 +103,6 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["bench"]:
         return _bench(argv[1:])
-    if argv[:1] == ["plan"]:
-        from oaiserve.plan.command import main as plan
-
-        return plan(argv[1:])
     if argv[:1] == ["diff"]:
         from oaiserve.explain.diff.command import main as diff
 

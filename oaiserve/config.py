@@ -650,7 +650,7 @@ class TelemetryOptions:
     """Number of ended requests that /debug/requests shows."""
 
     record_requests: Path | None = None
-    """File that records the load, without any text, for `oaiserve plan` and the load test. At 64 MiB it is renamed to
+    """File that records the load, without any text, for the load test and `oaiserve diff`. At 64 MiB it is renamed to
     end in .1, and a new one begins."""
 
     slo: str | None = None

@@ -281,8 +281,6 @@ def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["plan"], "oaiserve plan: --from is missing. See 'oaiserve plan --help'.\n"),
-        (["plan", "--from"], "oaiserve plan: Parameter --from requires an argument.\n"),
         (["diff"], "oaiserve diff: A is missing. See 'oaiserve diff --help'.\n"),
     ],
 )

@@ -1,6 +1,6 @@
 """Forecasts beside what came of them, on five simulated loads or of a real server: python -m tools.forecasts
 
-The replay of `oaiserve plan` has the engine's scheduler, fit of the cost of steps, and forecasts; only the times of
+The replay (tools/replay) has the engine's scheduler, fit of the cost of steps, and forecasts; only the times of
 steps and the lengths of answers are drawn. A step takes its cost times noise, on a machine whose speed drifts, and
 other programs disturb some. The forecasts know neither these nor the lengths, which scatter as those of people do.
 """
@@ -30,10 +30,10 @@ from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.explain.step_cost_fit import StepCostFit
 from oaiserve.facts.forecast import Forecast
 from oaiserve.facts.times import RequestTimes
-from oaiserve.plan.recorded import Arrival, Cost, RecordedServer
-from oaiserve.plan.replay import LoadReplay, Served
 from tools.charts import curves
 from tools.markdown import as_markdown
+from tools.replay.recorded import Arrival, Cost, RecordedServer
+from tools.replay.replay import LoadReplay, Served
 
 # A step takes 14 ms for up to 24 rows, 0.33 ms for each further one, and 60 ns for each token that a decode attends to.
 STEP = StepCost(tuple(1e6 * (14 + 0.33 * max(0, rows - 24)) for rows in KNOTS), 60.0, 60.0, 20.0, 20_000.0)

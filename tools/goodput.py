@@ -26,12 +26,12 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from oaiserve.explain.step_cost import Load
-from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, RecordedServer, read
-from oaiserve.plan.replay import LoadReplay, UseOfDeadlines
-from oaiserve.plan.search import calibrated
 from tools.charts import curves
 from tools.load import run_bench
 from tools.markdown import as_markdown
+from tools.replay.calibration import calibrated
+from tools.replay.recorded import Arrival, Cost, RecordedLoad, RecordedServer, read
+from tools.replay.replay import LoadReplay, UseOfDeadlines
 from tools.server_process import exit_on_sigterm, running_oaiserve
 
 LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)

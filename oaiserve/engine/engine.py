@@ -118,7 +118,7 @@ class Engine:
         is_drafting = options.drafts == "lookup" or (options.drafts == "auto" and self.is_on_cpu)
         has_drafts = is_drafting and not model.num_states
         self._has_drafts, self._runner, self._features = has_drafts, model.runner, model.features
-        self.capacity = {  # for whoever simulates the scheduler
+        self.capacity = {  # recordings have it, too, so that a replay has the same limits
             "drafts": has_drafts,
             "block_size": options.block_size,
             "kv_blocks": model.num_blocks,

@@ -1,4 +1,5 @@
-"""The form of recordings (`serve --record-requests`), which one part of the program writes and three read.
+"""The form of recordings (`serve --record-requests`). The server writes them; `oaiserve diff`, the load test and tools
+read them.
 
 A recording is JSON lines. The first one has the version, the size of blocks and the server's settings. The others are
 prompts, in the fields that docs/planning.md lists, and in between the cost of steps as far as it was learnt.

@@ -13,7 +13,6 @@ from rich.console import Console
 
 import loadtest.cli
 import oaiserve.explain.diff.command
-import oaiserve.plan.command
 from oaiserve import cli
 
 FRAME = re.compile("[│╭╮╰╯─]")
@@ -22,7 +21,6 @@ COMMANDS: dict[str, tuple[App, list[str]]] = {
     **{name: (cli.command_line(lambda config, sock: 0, all_flags=True), [name]) for name in ("serve", "route")},
     **{name: (cli.small_command(name), []) for name in cli.SMALL_COMMANDS if name != "keys"},
     **{f"keys {name}": (cli.small_command("keys"), [name]) for name in ("add", "list", "limit", "revoke")},
-    "plan": (oaiserve.plan.command._command_line(), []),
     "diff": (oaiserve.explain.diff.command._command_line(), []),
     **{f"bench {name}": (loadtest.cli._command_line("bench"), [name]) for name in ("run", "find-max", "compare")},
 }

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from oaiserve.explain.step_cost import KNOTS, StepCost
-from oaiserve.plan import replay
-from oaiserve.plan.recorded import Arrival, Cost, RecordedLoad, RecordedServer
-from oaiserve.plan.replay import LoadReplay, ReplayedLoad
-from oaiserve.plan.search import calibrated, changes, highest_rate, is_good
+from tools.replay import replay
+from tools.replay.calibration import busiest, calibrated
+from tools.replay.recorded import Arrival, Cost, RecordedLoad, RecordedServer
+from tools.replay.replay import LoadReplay, ReplayedLoad
 
 FLAT = StepCost((10e6,) * len(KNOTS))  # 10 ms for any step
 LINEAR = StepCost(tuple(1e6 * knot for knot in KNOTS))  # 1 ms for each row
@@ -70,19 +70,6 @@ def load_of_one_second(rate: int = 20) -> RecordedLoad:
     return RecordedLoad(arrivals, RecordedServer(max_running=16, max_step_tokens=128), Cost(LINEAR))
 
 
-def test_the_highest_rate_is_between_one_that_holds_and_one_that_does_not() -> None:
-    load = load_of_one_second()
-    limits = {"ttft": 0.5, "tpot": 0.05}
-    best = highest_rate(load, Cost(LINEAR), load.server, limits, 0.95, precision=0.2)
-    # A row is a millisecond, so no rate beyond 1000 / 70 rows of a mean request can hold.
-    assert 5 < best.rate < 1000 / 70
-    good = sum(is_good(served, limits) for served in best.replayed.served)
-    assert good >= 0.95 * len(best.replayed.served)
-    stricter = highest_rate(load, Cost(LINEAR), load.server, {"ttft": 0.12, "tpot": 0.01}, 0.95, precision=0.2)
-    assert stricter.rate < best.rate
-    assert highest_rate(load, Cost(LINEAR), load.server, {"ttft": 1e-6}, 0.95) is None
-
-
 def test_drafts_take_the_steps_that_they_took_and_end_where_they_were_wrong() -> None:
     # A token alone, 20 from drafts, 19 alone. The first drafts are short: the engine learns that they come true.
     arrival = Arrival(0, prompt(20), 40, drafts=[1, 20, 19])
@@ -106,14 +93,11 @@ def test_the_disturbance_is_found_with_which_a_load_was_recorded(monkeypatch: py
     assert calibrated(load) == load
 
 
-def test_settings_are_tried_one_at_a_time() -> None:
-    server = RecordedServer(max_running=16, max_step_tokens=128, policy="fcfs")
-    flags = dict(changes(server, {"itl": 0.05}))
-    assert set(flags) == {
-        *("--max-running 8", "--max-running 32", "--max-step-tokens 64", "--max-step-tokens 256"),
-        *("--policy fair", "--policy shortest", "--kv-blocks 8192", "--itl-target-seconds 0.05"),
-    }
-    assert all(other != server for other in flags.values())
+def test_the_busiest_time_of_a_load_is_a_load() -> None:
+    arrivals = [Arrival(seconds, [1], 1) for seconds in (0.0, 5.0, 6.0, 6.5, 20.0)]
+    part = busiest(RecordedLoad(arrivals, RecordedServer()), 3)
+    assert [one.seconds for one in part.arrivals] == [0, 1, 1.5]
+    assert busiest(RecordedLoad(arrivals, RecordedServer()), 9).arrivals == arrivals
 
 
 def test_late_prompts_are_computed_ended_or_refused() -> None:

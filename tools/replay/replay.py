@@ -31,7 +31,7 @@ from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.times import RequestTimes
-from oaiserve.plan.recorded import Arrival, Cost, RecordedServer
+from tools.replay.recorded import Arrival, Cost, RecordedServer
 
 DISTURBANCE_SECONDS = 0.02  # the mean of one disturbance, which holds up one step
 UseOfDeadlines = Literal["kept", "ended", "ignored"]
