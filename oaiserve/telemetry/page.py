@@ -1,4 +1,4 @@
-"""The page for /metrics is rendered in Prometheus' text and protobuf formats, and in OpenMetrics 1 and 2.
+"""Renders the page for /metrics in Prometheus' text format or in OpenMetrics 1.
 
 A scrape comes every few seconds, or twenty times a second from a router, and most numbers have not changed since the
 previous one. So each histogram keeps its rendered lines. This module is not thread-safe.
@@ -16,9 +16,7 @@ from prometheus_client.metrics_core import Metric as LibraryMetric
 from prometheus_client.utils import floatToGoString
 
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.telemetry import protobuf
 from oaiserve.telemetry.names import Metric
-from oaiserve.telemetry.native import SCHEMA, ZERO_THRESHOLD
 from oaiserve.telemetry.series import (
     NS_PER_SECOND,
     CallbackFamily,
@@ -32,22 +30,19 @@ from oaiserve.telemetry.series import (
 
 
 class Form(StrEnum):
-    """The formats of the page; the value of each is its content type. The last two have native histograms, too."""
+    """The formats of the page; the value of each is its content type."""
 
     TEXT = "text/plain; version=0.0.4; charset=utf-8"
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    OPENMETRICS_2 = "application/openmetrics-text; version=2.0.0; charset=utf-8"
-    PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
 
 
 def negotiate(accept: str | None) -> Form:
     """Return the first format of ours that the Accept header asks for, or the classic text format."""
     for asked in (accept or "").split(","):
         kind, *params = (part.strip() for part in asked.split(";"))
-        if kind == "application/vnd.google.protobuf" and "encoding=delimited" in params:
-            return Form.PROTOBUF
-        if kind == "application/openmetrics-text" and "version=0.0.1" not in params:
-            return Form.OPENMETRICS_2 if "version=2.0.0" in params else Form.OPENMETRICS
+        version = next((param for param in params if param.startswith("version=")), "version=1.0.0")
+        if kind == "application/openmetrics-text" and version == "version=1.0.0":
+            return Form.OPENMETRICS
     return Form.TEXT
 
 
@@ -74,7 +69,7 @@ class Page:
             self._blocks_of_registry = [
                 _Numbers(_family_of(found)) for found in self._registry.collect() if found.samples
             ]
-        end = b"# EOF\n" if form in (Form.OPENMETRICS, Form.OPENMETRICS_2) else b""
+        end = b"# EOF\n" if form is Form.OPENMETRICS else b""
         return b"".join((*(block.render(form) for block in chain(self._blocks, self._blocks_of_registry)), end))
 
 
@@ -85,7 +80,7 @@ def _family_of(found: LibraryMetric) -> CallbackFamily:
 
 
 class _Numbers:
-    """Renders a family of counters, gauges or infos: one line per sample, the same in all text formats."""
+    """Renders a family of counters, gauges or infos: one line per sample, the same in both formats."""
 
     def __init__(self, family: CounterFamily | CallbackFamily) -> None:
         self._headers = _headers(family.metric)
@@ -93,12 +88,7 @@ class _Numbers:
         self._start = cache(partial(_start_of_line, family.metric))
 
     def render(self, form: Form) -> bytes:
-        metric, points = self._family.metric, self._family.points().items()
-        if form is Form.PROTOBUF:
-            return protobuf.family_of(
-                metric, b"".join(protobuf.sample_of(metric, at, protobuf.number(value)) for at, value in points)
-            )
-        lines = (f"{self._start(values)}{_number(value)}\n" for values, value in points)
+        lines = (f"{self._start(values)}{_number(value)}\n" for values, value in self._family.points().items())
         return self._headers[form] + "".join(lines).encode()
 
 
@@ -115,17 +105,16 @@ class _Histograms:
             if child.labels not in self._histograms:
                 self._histograms[child.labels] = _Histogram(self._family, child)
         samples = b"".join(histogram.render(form) for histogram in self._histograms.values())
-        if form is Form.PROTOBUF:
-            return protobuf.family_of(self._family.metric, samples)
         return self._headers[form] + samples
 
 
 class _Histogram:
     def __init__(self, family: HistogramFamily, child: HistogramChild) -> None:
         start = partial(_start_of_line, family.metric, child.labels)
-        self._bounds = [_number(bound) for bound in (*family.metric.buckets, float("inf"))]
-        self._buckets = [start("_bucket", le=bound) for bound in self._bounds] if family.metric.buckets else []
-        self._start, self._count, self._sum = start(), start("_count"), start("_sum")
+        bounds = (*family.metric.buckets, float("inf")) if family.metric.buckets else ()
+        self._buckets = [start("_bucket", le=_number(bound)) for bound in bounds]
+        self._count = start("_count")
+        self._sum = start("_sum")
         self._family = family
         self._child = child
         self._num = dict.fromkeys(Form, -1)
@@ -134,11 +123,7 @@ class _Histogram:
     def render(self, form: Form) -> bytes:
         if self._child.num != self._num[form]:
             self._num[form] = self._child.num
-            if form is Form.PROTOBUF:
-                value = protobuf.histogram(self._family, self._child)
-                self._rendered[form] = protobuf.sample_of(self._family.metric, self._child.labels, value)
-            else:
-                self._rendered[form] = self._text(form).encode()
+            self._rendered[form] = self._text(form).encode()
         return self._rendered[form]
 
     def _text(self, form: Form) -> str:
@@ -149,46 +134,25 @@ class _Histogram:
         for bucket, (value, origin) in family.exemplars(child).items() if form is not Form.TEXT else ():
             at_seconds, trace_id = origin.at_unix_ns / NS_PER_SECOND, f"{origin.trace_id:032x}"
             exemplars[bucket] = f' # {{trace_id="{trace_id}"}} {_number(value / family.per_unit)} {at_seconds}'
-        if form is Form.OPENMETRICS_2:
-            return f"{self._start}{{{self._composite(counts, total)}}}{''.join(exemplars.values())}\n"
         lines = zip(self._buckets, counts, exemplars.values(), strict=True)
         buckets = "".join(f"{start}{count}.0{exemplar}\n" for start, count, exemplar in lines)
         return f"{buckets}{self._count}{child.num}.0\n{self._sum}{total}\n"
 
-    def _composite(self, counts: Iterable[int], total: str) -> str:
-        """Return the value of OpenMetrics 2, which is all of a histogram, or of a summary."""
-        fields = [f"count:{self._child.num}", f"sum:{total}"]
-        if not self._buckets:
-            return ",".join((*fields, "quantile:[]"))
-        zeros, gaps, native = self._family.native(self._child)
-        fields += [f"schema:{SCHEMA}", f"zero_threshold:{ZERO_THRESHOLD}", f"zero_count:{zeros}"]
-        if native:
-            fields.append(f"positive_spans:[{','.join(f'{gap}:1' for gap in gaps)}]")
-            fields.append(f"positive_buckets:[{','.join(map(str, native))}]")
-        classic = (f"{bound}:{count}" for bound, count in zip(self._bounds, counts, strict=True))
-        return ",".join((*fields, f"bucket:[{','.join(classic)}]"))
-
 
 def _headers(metric: Metric) -> dict[Form, bytes]:
-    """Return the HELP and TYPE lines of a metric in each text format, and the UNIT line, which only OpenMetrics has.
+    """Return the HELP and TYPE lines of a metric in each format, and the UNIT line, which only OpenMetrics has.
 
-    In OpenMetrics 1 the suffixes `_total` and `_info` belong to the samples, and not to the name of the family.
+    In OpenMetrics the suffixes `_total` and `_info` belong to the samples, and not to the name of the family.
     """
     help_text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
     kind = "gauge" if metric.type == "info" else metric.type
     text = f"# HELP {metric.name} {help_text}\n# TYPE {metric.name} {kind}\n"
     suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
     help_text = help_text.replace('"', r"\"")
-
-    def of_openmetrics(name: str) -> bytes:
-        unit = f"# UNIT {name} {metric.unit}\n" if metric.unit else ""
-        return f"# HELP {name} {help_text}\n# TYPE {name} {metric.type}\n{unit}".encode()
-
-    return {
-        Form.TEXT: text.encode(),
-        Form.OPENMETRICS: of_openmetrics(metric.name.removesuffix(suffix)),
-        Form.OPENMETRICS_2: of_openmetrics(metric.name),
-    }
+    name = metric.name.removesuffix(suffix)
+    unit = f"# UNIT {name} {metric.unit}\n" if metric.unit else ""
+    openmetrics = f"# HELP {name} {help_text}\n# TYPE {name} {metric.type}\n{unit}"
+    return {Form.TEXT: text.encode(), Form.OPENMETRICS: openmetrics.encode()}
 
 
 def _start_of_line(metric: Metric, values: LabelValues, suffix: str = "", **more: str) -> str:

@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from oaiserve.telemetry.names import RENAMED, RENAMED_VALUES, Metric
-from oaiserve.telemetry.native import NativeBuckets, native_boundaries, native_buckets
 
 LabelValues = tuple[str, ...]
 Number = int | float
@@ -58,11 +57,10 @@ class Counter:
 class DistributionChild:
     """The distribution of the values with one combination of label values."""
 
-    __slots__ = ("counts", "exemplars", "native", "num", "total")
+    __slots__ = ("counts", "exemplars", "num", "total")
 
     def __init__(self, num_buckets: int) -> None:
         self.counts = [0] * num_buckets  # not cumulative; the last bucket has the values above all boundaries
-        self.native: dict[int, int] = defaultdict(int)  # counts by place in the boundaries of native histograms
         self.exemplars: dict[int, Exemplar] = {}  # by bucket: the latest exemplar
         self.num = 0
         self.total: Number = 0
@@ -78,7 +76,6 @@ class Distribution:
         self.labels = labels
         self.per_unit = per_unit
         self.boundaries = sorted({round(bound * per_unit) for metric in shown_as for bound in metric.buckets})
-        self.native_boundaries = native_boundaries(per_unit)
         num_buckets = len(self.boundaries) + 1
         # It only grows.
         self.children: dict[LabelValues, DistributionChild] = defaultdict(lambda: DistributionChild(num_buckets))
@@ -87,7 +84,6 @@ class Distribution:
         child = self.children[labels]
         bucket = bisect_left(self.boundaries, value)  # `le`: a boundary itself is in
         child.counts[bucket] += 1
-        child.native[bisect_left(self.native_boundaries, value)] += 1
         child.num += 1
         child.total += value
         if origin is not None:
@@ -103,8 +99,6 @@ class Distribution:
             buckets = list(map(partial(bisect_left, self.boundaries), part))
             for bucket, num in Tally(buckets).items():
                 child.counts[bucket] += num
-            for place, num in Tally(map(partial(bisect_left, self.native_boundaries), part)).items():
-                child.native[place] += num
             if origin is not None:
                 for bucket, value in dict(zip(buckets, part, strict=True)).items():
                     child.exemplars[bucket] = Exemplar(value, origin)
@@ -212,9 +206,6 @@ class HistogramFamily:
         added = counts[0] if len(counts) == 1 else map(sum, zip(*counts, strict=True))
         sums = list(accumulate(added))
         return [sums[end] for end in self._ends]
-
-    def native(self, child: HistogramChild) -> NativeBuckets:
-        return native_buckets(self.per_unit, [part.native for part in child.parts])
 
     def total(self, child: HistogramChild) -> float:
         """Return the sum of the histogram's values, in units of the metric."""

@@ -55,7 +55,7 @@ class Prometheus:
 
 @contextmanager
 def running_prometheus(
-    folder: Path, targets: Mapping[str, str], rule_files: Sequence[Path] = (), features: Sequence[str] = ()
+    folder: Path, targets: Mapping[str, str], rule_files: Sequence[Path] = ()
 ) -> Iterator[Prometheus]:
     """Run a Prometheus that scrapes each target, a URL without a path, as the job of that name."""
     jobs = [
@@ -76,7 +76,7 @@ def running_prometheus(
         f"--config.file={config_file}",
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
-        f"--enable-feature={','.join(('exemplar-storage', *features))}",
+        "--enable-feature=exemplar-storage",
     ]
     with (
         running_process(command, port, log_file=log_file, ready_path="/-/ready", stop_limit_seconds=0) as server,

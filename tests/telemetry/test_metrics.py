@@ -24,8 +24,6 @@ from oaiserve.telemetry.page import Form
 from tests.telemetry.pages import (
     FORMS,
     OPENMETRICS,
-    OPENMETRICS_2,
-    PROTOBUF,
     TEXT,
     Key,
     families,
@@ -38,6 +36,7 @@ from tests.telemetry.reported import PROCESS_METRICS
 
 LABELS = {"outcome": "finished", "operation": "chat", "model": "demo"}
 VLLM = {"model_name": "demo", "engine": "0"}
+PROTOBUF = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
 ALL = (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)
 
 
@@ -208,9 +207,9 @@ def test_every_metric_in_names_is_on_the_page_and_no_other(form: str, full: Metr
     assert found == {(m.name, kinds.get(m.type, m.type), m.help): {frozenset(m.labels)} for m in ALL}
 
 
-@pytest.mark.parametrize("form", [OPENMETRICS, OPENMETRICS_2, PROTOBUF])
-def test_all_formats_but_the_classic_one_have_the_units(form: str, full: Metrics) -> None:
-    units = {family.name: family.unit for family in families(full.render(form)[0], form) if family.unit}
+def test_openmetrics_has_the_units(full: Metrics) -> None:
+    page = full.render(OPENMETRICS)[0]
+    units = {family.name: family.unit for family in families(page, OPENMETRICS) if family.unit}
     assert units == {m.name.removesuffix("_total"): m.unit for m in ALL if m.unit}
 
 
@@ -338,15 +337,16 @@ def test_requests_that_end_within_two_milliseconds_leave_exemplars_of_the_first_
             "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.3",
             Form.OPENMETRICS,
         ),
-        ("application/openmetrics-text;version=2.0.0,application/openmetrics-text;version=1.0.0", Form.OPENMETRICS_2),
-        (f"{PROTOBUF.replace(' ', '')};q=0.6,application/openmetrics-text;version=1.0.0;q=0.5", Form.PROTOBUF),
-        (f"text/html,{PROTOBUF.replace('delimited', 'text')}", Form.TEXT),
+        ("application/openmetrics-text;version=2.0.0", Form.TEXT),
+        ("application/openmetrics-text;version=2.0.0,application/openmetrics-text;version=1.0.0", Form.OPENMETRICS),
+        (f"{PROTOBUF};q=0.6,application/openmetrics-text;version=1.0.0;q=0.5", Form.OPENMETRICS),
+        (f"{PROTOBUF},text/html", Form.TEXT),
     ],
 )
 def test_render_negotiates_the_format(accept: str | None, form: Form, metrics: Metrics) -> None:
     page, chosen = metrics.render(accept)
     assert chosen == form.value
-    assert page.endswith(b"# EOF\n") is (form in (Form.OPENMETRICS, Form.OPENMETRICS_2))
+    assert page.endswith(b"# EOF\n") is (form is Form.OPENMETRICS)
 
 
 # -- threads ----------------------------------------------------------------------------------------------------------
