@@ -6,16 +6,15 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import uvloop
 from cyclopts import App, CoercionError, CycloptsError, Group, Parameter
 
 from loadtest.arrivals import NEEDS_RATE, Arrivals
 from loadtest.comparison import compare, load_report
-from loadtest.engine_target import EngineRun, run_engine
 from loadtest.errors import UsageError
 from loadtest.experiment import OnSamples, make_report, open_experiment
 from loadtest.find_max import RateResult, Trial, find_max, render_result, render_search
@@ -33,10 +32,7 @@ from oaiserve.explain.commands import message_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of a run: its target, its repeats, and where its report goes."""
-
-    target: Literal["http", "engine"] = "http"
-    """Send to a server (http), or to oaiserve's engine in this process."""
+    """The options of a run: its repeats, and where its report goes."""
 
     repeats: int = 1
     """Runs of each point, each with different prompts. With two or more, intervals are over the repeats."""
@@ -134,7 +130,7 @@ def _flags(title: str, position: int) -> Parameter:
 def _command_line(name: str) -> App:
     app = App(
         name=name,
-        help="Load tests for OpenAI-compatible servers, and for oaiserve's engine in process.",
+        help="Load tests for OpenAI-compatible servers.",
         version_flags=[],
         default_parameter=Parameter(negative_iterable=()),
     )
@@ -146,12 +142,8 @@ def _command_line(name: str) -> App:
         workload: Annotated[Workload, _flags("Workload", 2)] = Workload(),  # noqa: B008 - frozen
         arrivals: Annotated[Arrivals, _flags("Arrivals", 3)] = Arrivals(),  # noqa: B008 - frozen
         http: Annotated[HttpOptions, _flags("Server", 4)] = HttpOptions(),  # noqa: B008 - frozen
-        engine: Annotated[EngineRun, _flags("Engine in process", 5)] = EngineRun(),  # noqa: B008 - frozen
     ) -> int:
         """Send requests to a server, and report its latencies and throughput and the health of the client."""
-        _refuse_flags_of_the_other_target(run, arrivals, http, engine)
-        if run.target == "engine":
-            return _run_engine(run, workload, arrivals, http.model, engine)
         return _run_http(run, workload, arrivals, http)
 
     @app.command(name="find-max")
@@ -216,7 +208,7 @@ def _run_http(run: RunOptions, workload: Workload, arrivals: Arrivals, http: Htt
         points = [experiment.run_point(point, run.repeats, point.label, line.show, on_samples) for point in sweep]
         shown = {key: value for key, value in asdict(experiment.http).items() if key not in ("api_key", "header")}
     line.clear()
-    report = make_report("http", points, workload=_json_options(workload), http=shown, slos=slos, repeats=run.repeats)
+    report = make_report(points, workload=_json_options(workload), http=shown, slos=slos, repeats=run.repeats)
     return publish(report, run)
 
 
@@ -252,46 +244,6 @@ def _find_max(search: Search, workload: Workload, http: HttpOptions) -> int:
     content = asdict(bracket) | {"search": _json_options(search)}
     _write("--json", search.json, lambda: json.dumps(content, indent=1) + "\n")
     return 1 if bracket.problem else 0
-
-
-def _refuse_flags_of_the_other_target(
-    run: RunOptions, arrivals: Arrivals, http: HttpOptions, engine: EngineRun
-) -> None:
-    """Raise UsageError for flags of the other target, so that none is ignored."""
-    if run.target == "http":
-        if given := _given(engine):
-            raise UsageError(f"{', '.join(given)} {_need(given)} --target engine.")
-        return
-    in_loop = _given(arrivals, ("concurrency", "sweep", "max_in_flight"))
-    if given := [*_given(run, ("repeats", "warmup")), *in_loop, *_given(http, but="model")]:
-        hint = " In process these are --repeat-runs and --warmup-runs." if {"--repeats", "--warmup"} & {*given} else ""
-        raise UsageError(f"{', '.join(given)} {_need(given)} --target http.{hint}")
-    decides = "--mode offline" if engine.mode == "offline" else "--submit-interval-ms"
-    if (engine.mode == "offline" or engine.submit_interval_ms > 0) and (given := _given(arrivals)):
-        raise UsageError(f"{', '.join(given)}: {decides} says already when requests are submitted.")
-
-
-def _need(flags: Sequence[str]) -> str:
-    return "needs" if len(flags) == 1 else "need"
-
-
-def _given(options: Any, only: Sequence[str] | None = None, but: str = "") -> list[str]:
-    """Return the flags whose values are not the defaults."""
-    return [
-        "--" + field.name.replace("_", "-")
-        for field in fields(options)
-        if (only is None or field.name in only) and field.name != but
-        if getattr(options, field.name) != field.default
-    ]
-
-
-def _run_engine(run: RunOptions, workload: Workload, arrivals: Arrivals, model: str | None, engine: EngineRun) -> int:
-    _check_writable(("--json", run.json), ("--html", run.html), ("--samples", run.samples))
-    line, on_samples = ProgressLine(), _sample_writer(run.samples)
-    point = run_engine(model, workload, arrivals, engine, parse_slos(run.slo), line.show, on_samples)
-    line.clear()
-    settings = {"workload": _json_options(workload), "engine": _json_options(engine), "model": model or "demo"}
-    return publish(make_report("engine", [point], **settings), run)
 
 
 def sweep_points(arrivals: Arrivals) -> list[Arrivals]:

@@ -48,27 +48,24 @@ class ProcessHealth:
 
 
 class ProcessWatch:
-    """Observes the health of this process between `start` and `stop`. Call both in the event loop that sends, or
-    pass `watch_loop=False`."""
+    """Observes the health of this process between `start` and `stop`. Call both in the event loop that
+    sends."""
 
     def __init__(self) -> None:
         self._health = ProcessHealth()
         self._gc_started_ns = 0
-        self._sampler: asyncio.Task[None] | None = None
 
-    def start(self, *, watch_loop: bool = True) -> None:
+    def start(self) -> None:
         gc.collect()
         gc.freeze()  # objects from before the run are not garbage, and scanning them would only cause pauses
         gc.callbacks.append(self._on_gc)
         self._health.wall_ns, self._health.cpu_ns = -monotonic_ns(), -process_time_ns()
-        if watch_loop:
-            self._sampler = asyncio.create_task(self._sample_lag())
+        self._sampler = asyncio.create_task(self._sample_lag())
 
     def stop(self) -> ProcessHealth:
         self._health.wall_ns += monotonic_ns()
         self._health.cpu_ns += process_time_ns()
-        if self._sampler is not None:
-            self._sampler.cancel()
+        self._sampler.cancel()
         gc.callbacks.remove(self._on_gc)
         gc.unfreeze()
         unit = 1 if sys.platform == "darwin" else 1024
@@ -138,8 +135,7 @@ def verdict(
     distributions = metrics["distributions"]
     shortest = min((d["p50"] for d in (distributions["ttft"], distributions["tpot"]) if d is not None), default=0.0)
     lag = max((p["loop_lag_seconds"]["p99"] for p in processes if p["loop_lag_seconds"]), default=0.0)
-    # A process whose event loop was not watched also runs the engine, so its CPU is busy on purpose.
-    cpu = max((p["cpu_share"] for p in processes if p["loop_lag_seconds"]), default=0.0)
+    cpu = max((p["cpu_share"] for p in processes), default=0.0)
     rules: list[tuple[float, float, float, str]] = [  # a value, the limits for suspect and for invalid, and the reason
         (
             0.0 if holds_back else facts["late_share"],

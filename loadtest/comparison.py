@@ -19,7 +19,7 @@ SCHEMA = "oaiserve-loadtest/1"
 SHOWN = (
     *("requests_per_second", "completion_tokens_per_second", "steady_completion_tokens_per_second"),
     *("total_tokens_per_second", "goodput_per_second"),
-    *("submit_p50", "submit_p99", "phase_tokenize_p50", "phase_queue_p50", "phase_prefill_p50"),
+    *("phase_tokenize_p50", "phase_queue_p50", "phase_prefill_p50"),
     *("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p99", "latency_p50", "latency_p99"),
 )  # fmt: skip
 
@@ -62,7 +62,7 @@ def _row(name: str, a: Report, b: Report) -> list[str]:
 def _differences(a: Report, b: Report) -> Iterator[str]:
     if len(a["points"]) != len(b["points"]):
         yield f"DIFFERENT: A has {len(a['points'])} points, B has {len(b['points'])}."
-    for part in ("target", "workload", "engine", "slos", "environment"):
+    for part in ("workload", "slos", "environment"):
         old, new = a.get(part), b.get(part)
         if isinstance(old, dict) and isinstance(new, dict):
             for key in sorted(

@@ -37,7 +37,7 @@ OnProgress = Callable[[str, Progress, int], None]  # takes the run's title, its 
 OnSamples = Callable[[str, Sequence[Sample]], None]
 
 _RATES = ("requests_per_second", "completion_tokens_per_second", "total_tokens_per_second", "goodput_per_second")
-_TIMES = ("send_lag", "submit", "ttft", "tpot", "itl", "latency")
+_TIMES = ("send_lag", "ttft", "tpot", "itl", "latency")
 
 
 @contextmanager
@@ -268,11 +268,10 @@ def _summary_entry(values: list[float]) -> dict[str, Any]:
     return entry
 
 
-def make_report(target: str, points: list[dict[str, Any]], **settings: Any) -> dict[str, Any]:
+def make_report(points: list[dict[str, Any]], **settings: Any) -> dict[str, Any]:
     """Return the whole report, ready for JSON. `settings` are the options of the run."""
     return {
         "schema": SCHEMA,
-        "target": target,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "arguments": _without_secrets(sys.argv[1:]),
         "environment": environment(),

@@ -1,4 +1,4 @@
-"""Make the calls of a run from a description of the workload and a seed, the same for both targets."""
+"""Make the calls of a run from a description of the workload and a seed."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request or one conversation, for either target."""
+    """One request or one conversation."""
 
     prompt: str | list[int]
     max_tokens: int

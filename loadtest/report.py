@@ -12,7 +12,6 @@ from loadtest.measure import LEAST_STEADY, distribution
 
 _TIMES = {
     "send_lag": "Send lag",
-    "submit": "Submit",
     "ttft": "TTFT",
     "tpot": "TPOT",
     "itl": "ITL",
@@ -28,10 +27,7 @@ def render(report: dict[str, Any]) -> str:
         f"load average {machine['load_average']:.1f}"
     ]
     for point in report["points"]:
-        if report["target"] == "engine":
-            blocks += [_engine(point, report["engine"]), _client(point)]
-        else:
-            blocks += [_metrics(point), _client(point), _server(point)]
+        blocks += [_metrics(point), _client(point), _server(point)]
     if len(report["points"]) > 1:
         head, *rows = sweep_rows(report["points"])
         blocks.append(table(head, rows))
@@ -39,10 +35,8 @@ def render(report: dict[str, Any]) -> str:
 
 
 def subject(report: dict[str, Any]) -> str:
-    """Return the name of what was measured: the model and the server's URL, or the model in process."""
-    if report["target"] == "http":
-        return f"{report['http'].get('model')} at {report['http']['url']}"
-    return f"{report['model']}, the engine in process"
+    """Return the name of what was measured: the model and the server's URL."""
+    return f"{report['http'].get('model')} at {report['http']['url']}"
 
 
 def _interval(entry: dict[str, Any], form: Callable[[float | None], str]) -> str:
@@ -120,52 +114,6 @@ def _times(summary: dict[str, Any]) -> str:
             cells = [ms(summary[f"{name}_{key}"]["mean"]) for key in keys]
             rows.append([title, *cells, *(_interval(summary[f"{name}_{key}"], ms) for key in ("p50", "p99"))])
     return table(("ms", "mean", "p50", "p95", "p99", "max", "95 % of p50", "95 % of p99"), rows)
-
-
-def _engine(point: dict[str, Any], options: dict[str, Any]) -> str:
-    """Return the report of a point of the engine in process, with the lines of the streaming benchmark. Each percentile
-    is the mean over the runs."""
-    runs, summary = point["runs"], point["summary"]
-    metrics = runs[0]["metrics"]
-    interval = (
-        f"{options['submit_interval_ms']:g} ms" if options["submit_interval_ms"] else point["arrivals"]["arrival"]
-    )
-    wall = sum(run["submit_wall_seconds"] for run in runs) / len(runs)
-    names = {
-        "Submit lag": "send_lag",
-        "Submit (add_request) latency": "submit",
-        "Tokenize wait": "phase_tokenize_wait",
-        "Tokenize": "phase_tokenize",
-        "Queue wait (post-tok)": "phase_queue",
-        "Prefill->first token": "phase_prefill",
-        "TTFT": "ttft",
-        "TPOT": "tpot",
-        "ITL": "itl",
-        "Latency": "latency",
-    }
-    rows = []
-    for title, name in names.items():
-        keys = ("p50", "p95", "p99", "mean", "max")
-        cells = [ms(summary[f"{name}_{key}"]["mean"]) if f"{name}_{key}" in summary else "-" for key in keys]
-        rows.append([title, *cells])
-    lines = [
-        f"== {point['label']}: {point['verdict']}, {len(runs)} run{'s' * (len(runs) > 1)}",
-        f"Requests: {metrics['num_requests']} ({metrics['num_ok']} ok)",
-        f"Prompt tokens: {metrics['prompt_tokens']:,} ({metrics['cached_tokens']:,} cached)",
-        f"Completion tokens: {metrics['completion_tokens']:,}",
-        f"Submit wall: {ms(wall)} ms",
-        f"Submit interval/schedule: {interval} / {options['submit_schedule']}",
-        *_errors(runs),
-        "",
-        table(("ms", "p50", "p95", "p99", "mean", "max"), rows),
-        "",
-        f"Throughput: completion {number(summary['completion_tokens_per_second']['mean'])} tokens/s, "
-        f"total {number(summary['total_tokens_per_second']['mean'])} tokens/s",
-    ]
-    if len(runs) > 1:
-        speeds = ", ".join(number(value) for value in summary["completion_tokens_per_second"]["values"])
-        lines.append(f"Each run, completion: {speeds} tokens/s")
-    return "\n".join(lines)
 
 
 def _client(point: dict[str, Any]) -> str:
