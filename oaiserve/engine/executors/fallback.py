@@ -32,7 +32,6 @@ class CachedForward:
     def __init__(self, model: Module) -> None:
         self.model = model
         self._parameters = signature(model.forward).parameters.keys()
-        self.takes_embeddings = "inputs_embeds" in self._parameters
 
     def __call__(self, text: Tensor, start: int, cache: Any, rows: list[int]) -> tuple[Tensor, Any]:
         """Compute tokens from position `start` on: ids int64 [T], or their embeddings [T, hidden size].

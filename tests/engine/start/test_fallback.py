@@ -10,7 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.fallback import CachedForward, NoCache
-from oaiserve.engine.start.measure import measure
+from oaiserve.engine.start.measure import Measured, measure
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.ways.fallback import Fallback, load, refuse_unless_computable
 from oaiserve.errors import StartupError
@@ -24,8 +24,8 @@ from tests.models.wrappers import save_wrapper
 OPTIONS: dict[str, Any] = {"device": "cpu", "max_running": 2, "max_step_tokens": 32, "cpu_threads": 1}
 
 
-def measured_of(name: str, **changes: Any) -> Any:
-    return measure(CachedForward(random_model(config_of(name, **changes))))
+def measured_of(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Measured:
+    return measure(CachedForward(random_model(config_of(name, **changes), dtype=dtype)))
 
 
 def test_the_bytes_of_a_cache_are_those_of_its_tensors() -> None:
@@ -39,8 +39,19 @@ def test_the_bytes_of_a_cache_are_those_of_its_tensors() -> None:
 
 
 @pytest.mark.parametrize(("name", "continues"), [("llama", True), ("falcon_h1", True), ("mamba", False)])
-def test_code_that_forgets_a_state_in_a_second_chunk_gets_single_tokens(name: str, continues: bool) -> None:
-    assert measured_of(name).continues_chunks is continues
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_code_that_forgets_a_state_in_a_second_chunk_gets_single_tokens(
+    name: str, continues: bool, dtype: torch.dtype
+) -> None:
+    assert measured_of(name, dtype, initializer_range=0.1).continues_chunks is continues
+
+
+def test_much_rounding_in_16_bits_is_no_refusal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("oaiserve.engine.start.measure.tolerance", lambda _: -1.0)  # beyond any difference
+    assert measured_of("llama", torch.bfloat16).continues_chunks
+    assert "--dtype float32 tells which" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["recurrent_gemma", "openai-gpt"])
@@ -84,6 +95,14 @@ def test_the_text_model_of_a_multimodal_checkpoint_is_served(tmp_path: Path) -> 
     prompts = [[5, 9, 3, 17], [7] * 12]
     with started(find_model(tmp_path)) as engine:
         assert greedy_answers(engine, prompts, 8) == generate(wrapper, prompts, 8)
+
+
+def test_images_that_text_code_takes_no_positions_of_are_refused(tmp_path: Path) -> None:
+    save_wrapper("qwen2_vl", tmp_path)
+    with pytest.raises(StartupError, match="--no-media serves its text"):
+        started(find_model(tmp_path))
+    with started(find_model(tmp_path), media=False) as engine:
+        assert engine.media == frozenset()
 
 
 def test_requests_are_as_long_as_memory_has_room_for(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -61,6 +61,11 @@ def load(request: StartRequest, device: torch.device) -> PreTrainedModel:
             config = text
             arguments |= {"key_mapping": KEYS, "config": config}
         refuse_unless_computable(config, name)
+        if options.media and (hasattr(config, "rope_axes") or hasattr(config, "num_deep_layers")):
+            raise StartupError(
+                f"'{name}' reads images by positions, or into layers, that transformers' code for its text model does "
+                "not take; --no-media serves its text."
+            )
         refuse_longer(options.max_model_len, config)
     dtype = select_dtype(options.dtype, config, device, is_gguf=False, for_tensor_cores=True)
     with reported(f"The weights of '{name}' could not be loaded"), tensors_named(allows_unread=text is not None):
