@@ -68,12 +68,14 @@ _OF_ALL_TYPES = frozenset(
     }
 )
 # Values that mean nothing out of the ordinary, though they are not 0, 1, false or null.
-_NEUTRAL = {"do_layer_norm_before": True, "scale_attn_weights": True}
+_NEUTRAL = {"do_layer_norm_before": True, "rope_theta": 10_000, "scale_attn_weights": True}
 # Names of one and the same thing. Files state several, of which each family reads one.
 _SYNONYMS = (
     {"activation_function", "hidden_act", "hidden_activation"},
     {"layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rms_norm_eps"},
+    {"num_attention_heads", "num_heads"},
 )
+_UNUSED = {"time_step_rank"}  # has a default that follows from other settings, but no layer computes with it
 
 
 def refuse_ignored(settings: Settings) -> None:
@@ -118,7 +120,7 @@ def _is_without_effect(settings: Settings, key: str) -> bool:
     """Return whether a stated key that nothing has read changes nothing."""
     value = settings.stated[key]
     has_other_name = any(key in names and names & settings.read for names in _SYNONYMS)
-    return has_other_name or _is_neutral(value) or value == _NEUTRAL.get(key)
+    return has_other_name or key in _UNUSED or _is_neutral(value) or value == _NEUTRAL.get(key)
 
 
 def _is_neutral(value: Any) -> bool:
