@@ -27,10 +27,19 @@ from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.sources.wrapped_names import own_name
 from oaiserve.engine.model import model_config
 from oaiserve.engine.model.checkpoints.wrapper import text_config
-from tests.engine.decoder.test_settings import differences, of_class
+from tests.engine.decoder.test_settings import ROWS, TABLE, differences, of_class
 
 FOLDER = Path(__file__).with_name("published_configs")
-CONFIGS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+FILES: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+
+
+def _text_type(file: dict[str, Any]) -> str:
+    """Return the model type of the text model."""
+    name: str = file["model_type"]
+    return TABLE["wrappers"][name]["text"] if is_wrapper(file) else name
+
+
+CONFIGS = {name: file for name, file in FILES.items() if _text_type(file) in ROWS}
 DECLINED = {"embeddinggemma-300m": "tokens see those behind"}
 DESCRIBED = [
     name for name, file in CONFIGS.items() if settings_of(file)["model_type"] in FAMILIES and name not in DECLINED
@@ -46,14 +55,20 @@ UNKNOWN = {
     "gpt-oss-20b": "experts_per_token initial_context_length",
     "gpt2": "n_ctx",
     "hunyuan-mt-7b": "attention_head_dim use_rotary_pos_emb",
+    "lfm2.5-vl-1.6b": (
+        "block_dim block_norm_eps block_use_swiglu block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init "
+        "use_pos_enc"
+    ),
     "minimax-m2.7": "attn_type_list num_mtp_modules qk_norm_type scoring_func use_mtp use_routing_bias",
+    "nemotron-h-56b-base-8k": "attention_head_dim",
+    **dict.fromkeys(("qwen3.5-27b", "qwen3.5-35b-a3b"), "attn_output_gate full_attention_interval mamba_ssm_dtype"),
     "smollm2-135m-instruct": "is_llama_config transformers.js_config",
     **dict.fromkeys(("starcoder2-7b", "starcoder2-15b"), "mlp_type norm_type"),
 }
 
 
 class _Shapes(TensorFiles):
-    """Tensors that have shapes and no numbers."""
+    """Tensors that have shapes and no numbers, except for single numbers, which are 1."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = tensors
@@ -68,7 +83,8 @@ class _Shapes(TensorFiles):
         return tuple(self._tensors[name].shape)
 
     def tensor(self, name: str) -> Tensor:
-        return self._tensors[name]
+        tensor = self._tensors[name]
+        return torch.ones(tensor.shape) if tensor.numel() == 1 else tensor
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -93,8 +109,9 @@ def test_layers_have_windows_and_rotation_as_in_the_class(name: str) -> None:
     kinds = getattr(expected, "layer_types", None) or ["sliding_attention"] * expected.num_hidden_layers
     window = getattr(expected, "sliding_window", None)
     assert facts.windows == tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    rotates_in_windows_alone = expected.model_type == "exaone4"
-    is_rotated = [kind == "sliding_attention" or not rotates_in_windows_alone for kind in kinds]
+    is_rotated = [bool(one) for one in getattr(expected, "no_rope_layers", None) or [1] * len(kinds)]
+    if expected.model_type == "exaone4":
+        is_rotated = [kind == "sliding_attention" for kind in kinds]
     if getattr(expected, "rope_parameters", None) is None:
         is_rotated = [False] * len(kinds)
     attend = [number for number, kind in enumerate(kinds) if kind.endswith("_attention") and kind != "linear_attention"]
@@ -130,7 +147,7 @@ def test_a_file_of_another_kind_of_model_declines_the_description(name: str) -> 
 
 def test_the_readme_has_a_row_for_each_file() -> None:
     rows = [line.split("|") for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith("| `")]
-    assert sorted(row[1].strip().strip("`") for row in rows) == sorted(CONFIGS)
+    assert sorted(row[1].strip().strip("`") for row in rows) == sorted(FILES)
 
 
 def _text_of_class(file: dict[str, Any]) -> PreTrainedConfig:
