@@ -27,6 +27,7 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start.cache import remember_checked
 from oaiserve.engine.start.check import Part, refuse_unless_as_checked, refuse_unless_finite
+from oaiserve.engine.start.request import needing_native
 from oaiserve.engine.start.small_model import (
     Reference,
     attention_parameters,
@@ -68,7 +69,7 @@ def native_or_none(
     try:
         native = native_step(loaded, options, key, num_blocks=num_blocks, num_threads=num_threads)
     except (BuildError, NotKnown, MemoryError) as error:
-        if (needed_by := _needing_native(options)) is not None:
+        if (needed_by := needing_native(options)) is not None:
             raise StartupError(f"{needed_by} needs the native step, which cannot be used: {error}.") from error
         # About a reason in the model, no user can do anything.
         log.log(logging.DEBUG if isinstance(error, NotKnown) else logging.WARNING, _SLOWER, error)
@@ -76,7 +77,7 @@ def native_or_none(
     except StartupError:
         raise
     except Exception:  # transformers' code can raise anything: it is read and called in unusual ways
-        if _needing_native(options) is not None:
+        if needing_native(options) is not None:
             raise
         log.exception(_SLOWER, "its code could not be read")
         return None
@@ -103,15 +104,6 @@ def eager_on_cpu(loaded: LoadedModel, options: EngineOptions, *, num_blocks: int
         torch.set_num_threads(num_threads)
     backend = select_backend(loaded.device, options.attention)
     return EagerExecutor.with_cache(loaded, backend=backend, **sizes)
-
-
-def _needing_native(options: EngineOptions) -> str | None:
-    """Return the flag that only the native step obeys, or None."""
-    if options.kv_cache_dtype != "auto":
-        return f"--kv-cache-dtype {options.kv_cache_dtype}"
-    if options.exact:
-        return "--exact"
-    return None if options.prefix_cache_dir is None else "--prefix-cache-dir"
 
 
 @torch.inference_mode()

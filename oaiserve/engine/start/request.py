@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def needing_native(options: EngineOptions) -> str | None:
+    """Return the flag that only the native step obeys, or None."""
+    if options.kv_cache_dtype != "auto":
+        return f"--kv-cache-dtype {options.kv_cache_dtype}"
+    if options.exact:
+        return "--exact"
+    return None if options.prefix_cache_dir is None else "--prefix-cache-dir"
+
+
 class Declined(Exception):
     """A way cannot start a model. The message is the reason, without a full stop."""
 

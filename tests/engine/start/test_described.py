@@ -1,5 +1,6 @@
 """Models start from descriptions of their files, and answer as when transformers' modules are read."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.ways.described import FromDescription
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import FAMILIES, config, make_model
+from tests.engine.model.cpu.small_models import DELTA, FAMILIES, GROUPED_MOE, LATENT, config, make_model
 from tests.engine.remembered import answer, save
+from tests.models.decoders import generate
 from tests.models.in_blocks import MIX, TOKENIZER, TOKENS, WIDE, file_of, written
 from tests.models.packed import Packing
 from tests.models.small_configs import config_of
@@ -55,6 +57,37 @@ def test_answers_of_packed_weights_are_the_same(
 ) -> None:
     written(tmp_path, Packing("awq"))
     assert described_answer(tmp_path, monkeypatch) == answer(tmp_path, **OPTIONS)
+
+
+# What native code has no operations or no layout for.
+ODD_SIZES = {
+    "narrow heads": config("gemma3_text", head_dim=8, sliding_window=6, query_pre_attn_scalar=8),
+    "an odd width": config("llama", hidden_size=72),
+    "narrow states": config("qwen3_5_text", **DELTA | {"linear_key_head_dim": 8}),
+    "small latent vectors": config(
+        "deepseek_v3",
+        **LATENT | {"qk_rope_head_dim": 8, "head_dim": 8, "qk_nope_head_dim": 40},
+        **GROUPED_MOE,
+        num_experts_per_tok=3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD_SIZES)
+def test_models_of_odd_sizes_run_in_plain_pytorch(
+    name: str,
+    tmp_path: Path,
+    empty_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    model = make_model(ODD_SIZES[name])
+    save(model, tmp_path)
+    assert described_answer(tmp_path, monkeypatch) == generate(model, [[5, 9, 3, 17]], 12)
+    assert "The model runs in plain PyTorch, which is slower: " in caplog.text
+    with pytest.raises(Declined, match="no multiples? of 16"):
+        FromDescription().start(StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS, exact=True)))
 
 
 def test_a_type_without_a_description_is_left_to_other_ways(tmp_path: Path) -> None:
