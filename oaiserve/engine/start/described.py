@@ -13,7 +13,7 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.context_length import context_length
-from oaiserve.engine.decoder.dense import describe
+from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, LatentProjection, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.families.family import Family

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from oaiserve.engine.decoder.dense import describe
+from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.keys import refuse_ignored

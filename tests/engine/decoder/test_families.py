@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.context_length import context_length
-from oaiserve.engine.decoder.dense import describe
+from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, NotKnown, RotaryTable
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.mixers import state_shapes

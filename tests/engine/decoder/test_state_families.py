@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.decoder.dense import describe
+from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, DeltaNet, Mamba2, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.mixers import state_shapes

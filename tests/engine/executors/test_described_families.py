@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.engine.decoder.dense import describe
+from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, Experts, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.mixers import state_shapes

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.plan.recordings import row, written
 
 from oaiserve.cli import main
 from oaiserve.explain.diff.difference import Account, difference, read
+from tests.recordings import row, written
 
 PARTS = [("queue", "batch_full"), ("prefill", "alone"), ("decode", "neighbour_decodes"), ("respond", "")]
 

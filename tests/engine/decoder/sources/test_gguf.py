@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.blocks import Blocks
-from oaiserve.engine.decoder.dense import describe
+from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import (
     Attention,
     Decoder,

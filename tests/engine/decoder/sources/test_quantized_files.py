@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.blocks import Blocks
-from oaiserve.engine.decoder.dense import describe
+from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, matrices_in
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.settings import settings_of

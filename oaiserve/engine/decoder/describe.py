@@ -1,0 +1,108 @@
+"""Describes a decoder from the tensors and settings of its files, as its family says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.decoder.dense import Rotary, mlp
+from oaiserve.engine.decoder.description import (
+    Decoder,
+    Layer,
+    Matrix,
+    NotKnown,
+)
+from oaiserve.engine.decoder.facts import Facts
+from oaiserve.engine.decoder.families.family import Family
+from oaiserve.engine.decoder.fit import fit
+from oaiserve.engine.decoder.key_sizes import with_key_sizes
+from oaiserve.engine.decoder.keys import refuse_other_tensors
+from oaiserve.engine.decoder.reader import Reader, Tensors
+from oaiserve.engine.decoder.settings import Settings
+
+
+def describe(tensors: Tensors, settings: Settings, family: Family, length: int) -> Decoder:
+    """Describe a decoder whose sequences have up to `length` tokens.
+
+    Raises NotKnown if its files have something that the family doesn't.
+    """
+    facts = family.facts(settings)
+    reader = Reader(tensors)
+    embedding = reader.matrix("embedding")
+    has_factors = tensors.has("frequency_factors")
+    rotary = Rotary(settings, facts, length, reader.exact("frequency_factors").float() if has_factors else None)
+    layers = [
+        _layer(reader.at(f"layers.{number}"), family, facts, settings, rotary, number)
+        for number in range(facts.num_layers)
+    ]
+    decoder = Decoder(
+        embedding=embedding.weight,
+        embedding_scale=_embedding_scale(facts, tensors.dtype),
+        position_embedding=_position_embedding(reader, facts, length),
+        layer_inputs=None if family.layer_inputs is None else family.layer_inputs(reader, facts, settings),
+        layers=layers,
+        residual_scale=facts.residual_scale,
+        final_norm=reader.norm("final_norm", facts.norm),
+        head=_head(reader, embedding, is_tied=facts.is_tied),
+        logits_scale=facts.logits_scale,
+        logits_softcap=facts.logits_softcap,
+        vector_scale=facts.vector_scale,
+        padding_id=_padding_id(settings),
+        num_deep=settings.get("num_deep_layers", 0),
+    )
+    attending = next((number for number, layer in enumerate(layers) if layer.attention is not None), None)
+    if attending is not None:
+        refuse_other_tensors(settings, reader.at(f"layers.{attending}"))
+    for number in range(facts.num_layers, facts.num_layers + facts.guessing_layers):
+        tensors.leave_out(f"layers.{number}")
+    if unread := tensors.unread():
+        raise NotKnown(f"its files have a tensor '{unread[0][:100]}'")
+    if not fit(decoder):
+        raise NotKnown("the sizes of its matrices do not fit together")
+    return replace(decoder, layers=[with_key_sizes(layer) for layer in layers])
+
+
+def _padding_id(settings: Settings) -> int:
+    token_id = settings["pad_token_id"]
+    return token_id if token_id is not None and 0 <= token_id < settings["vocab_size"] else 0
+
+
+def _embedding_scale(facts: Facts, dtype: torch.dtype) -> float:
+    scale = facts.embedding_scale
+    return float(torch.tensor(scale, dtype=dtype)) if facts.rounds_embedding_scale else scale
+
+
+def _position_embedding(reader: Reader, facts: Facts, length: int) -> Tensor | None:
+    if not reader.has("position_embedding"):
+        return None
+    rows = reader.in_dtype("position_embedding.weight")[facts.first_position :]
+    if len(rows) < length:
+        raise NotKnown(f"its files have embeddings of {len(rows)} positions, and its sequences {length}")
+    return rows
+
+
+def _head(reader: Reader, embedding: Matrix, *, is_tied: bool) -> Matrix:
+    if not is_tied:
+        return reader.matrix("head")
+    reader.tensors.leave_out("head.weight")  # files may have it twice; the embedding counts
+    return Matrix(embedding.weight, reader.bias("head"), reader.tensors.module("head"))
+
+
+def _layer(reader: Reader, family: Family, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Layer:
+    attention_norm = reader.norm_or_none("attention_norm", facts.norm)
+    mlp_norm = reader.norm_or_none("mlp_norm", facts.norm)
+    attends = number not in facts.without_attention
+    mixer = family.mixer if number in facts.with_mixer else None
+    layer = Layer(
+        attention_norm=attention_norm,
+        attention=family.attention(reader, facts, settings, rotary, number) if attends else None,
+        mixer=None if mixer is None else mixer(reader.at("mixer"), facts, settings),
+        attention_out_norm=reader.norm_or_none("attention_out_norm", facts.norm),
+        mlp_norm=attention_norm if mlp_norm is None and facts.is_parallel else mlp_norm,
+        mlp=None if number in facts.without_mlp else mlp(reader, facts, number),
+        mlp_out_norm=reader.norm_or_none("mlp_out_norm", facts.norm),
+        is_parallel=facts.is_parallel,
+    )
+    return layer if family.adjust is None else family.adjust(layer, reader, facts, settings)
