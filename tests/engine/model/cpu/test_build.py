@@ -244,7 +244,7 @@ def test_in_a_folder_that_others_can_change_no_library_is_loaded_or_written(
 def test_two_processes_that_start_at_once_both_find_a_sound_library(compiler: Compiler) -> None:
     folder = compiler('echo ma > "$out"; touch $0.$$; until [ $(ls $0.* | wc -l) = 2 ]; do :; done; echo de >> "$out"')
     code = (
-        "import torch; from oaiserve.engine.model.cpu import build; path = build.buildtorch.float32;"
+        "import torch; from oaiserve.engine.model.cpu import build; path = build.build(torch.float32);"
         "print(path, build.is_built(torch.float32))"
     )
     processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
