@@ -341,7 +341,7 @@ hangs = "--hangs" in sys.argv
 runs = []  # of the garbage collector
 
 def answer(path):
-    if path != "/decode":
+    if not path.endswith("/decode"):
         return b"ok"
     gc.callbacks.append(lambda phase, _: runs.append(phase))
     json.loads("[" + "[]," * 100_000 + "[]]")
