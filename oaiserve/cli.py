@@ -75,9 +75,6 @@ logger = logging.getLogger(__name__)
 # For which a thread that computes in Python may keep the others from it. The engine thread needs Python some times in
 # each step of some milliseconds, so Python's own 5 ms would let one large request double the time of each step.
 SWITCH_SECONDS = 0.0005
-# New objects between two runs of the garbage collector, which hold the GIL, and how many runs of one generation lead to
-# one of the next. With Python's own 700, a body of JSON with 350,000 lists runs it 500 times while it is decoded.
-GC_THRESHOLDS = (50_000, 20, 100)
 BACKLOG = 2048  # connections that the system keeps until they are accepted
 ENV_PREFIX = "OAISERVE_"
 VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.files.private`
@@ -565,7 +562,6 @@ def run_until_signal(
     """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure, as `Server` does. Raises SystemExit if it cannot."""
     from oaiserve.http.server import Server
 
-    gc.set_threshold(*GC_THRESHOLDS)
     server = Server(app, options, connections, on_drain=on_drain, failure=failure)
     # uvicorn restores these handlers when it has stopped. A further signal must then not kill the process, because the
     # exit code would no longer be 0.

@@ -329,8 +329,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 SERVE_A_TINY_APP = """
-import gc
-import json
 import signal
 import sys
 from oaiserve import cli
@@ -338,14 +336,6 @@ from oaiserve.http.connections import allowed_connections
 from oaiserve.telemetry import logs
 
 hangs = "--hangs" in sys.argv
-runs = []  # of the garbage collector
-
-def answer(path):
-    if not path.endswith("/decode"):
-        return b"ok"
-    gc.callbacks.append(lambda phase, _: runs.append(phase))
-    json.loads("[" + "[]," * 100_000 + "[]]")
-    return str(runs.count("start")).encode()
 
 async def app(scope, receive, send):
     if scope["type"] == "lifespan":
@@ -357,7 +347,7 @@ async def app(scope, receive, send):
             await send({"type": message + ".complete"})
     else:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": answer(scope["path"])})
+        await send({"type": "http.response.body", "body": b"ok"})
 
 def serve_app(config, sock):
     if not hangs:
@@ -382,8 +372,6 @@ def test_a_server_says_where_it_is_and_a_signal_ends_it_with_exit_code_0(number:
         banner = next(line for line in lines if line.startswith("oaiserve"))
         url = banner.split(" at ")[1].strip()
         assert urllib.request.urlopen(url).read() == b"ok"
-        # Each run holds the GIL, and looks at all that was decoded so far.
-        assert int(urllib.request.urlopen(f"{url.rstrip('/')}/decode").read()) < 10
         process.send_signal(number)
         rest = process.stderr.read()
     assert process.returncode == 0

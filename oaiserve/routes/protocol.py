@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType, inspect
 
+from oaiserve.collector import paused_for
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.invalid import invalid_type, members, show
@@ -105,7 +106,8 @@ def parse(
         if check_given is not None:
             check_given(given)
         yield
-        parsed: Body = decoder.decode(body)
+        with paused_for(len(body)):
+            parsed: Body = decoder.decode(body)
         yield
         names = (given.keys() & UNSUPPORTED.keys()) - set(parsed.__struct_fields__)
         unsupported = {name: msgspec.json.decode(given[name]) for name in UNSUPPORTED if name in names}

@@ -20,9 +20,7 @@ from oaiserve.scale.on_ray import private
 from oaiserve.scale.on_ray.edge import Edge
 from oaiserve.telemetry import logs
 
-# As in a server without Ray: the engine thread must not wait for Python for long, nor for its garbage collector.
-SWITCH_SECONDS = 0.0005
-GC_THRESHOLDS = (50_000, 20, 100)
+SWITCH_SECONDS = 0.0005  # as in a server without Ray: the engine thread must not wait for Python for long
 TARGETS_PATH = "/cluster/targets"
 
 LoadEngine = Callable[[Config], Engine]
@@ -45,7 +43,6 @@ class Replica:
         self._engine = await asyncio.to_thread(load, config)
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
 
     def __serve_build_asgi_app__(self) -> Edge:
         responses = response_store(self._config.server)

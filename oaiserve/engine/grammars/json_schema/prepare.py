@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from oaiserve.collector import paused_for
 from oaiserve.engine.grammars import regexes
 from oaiserve.engine.grammars.json_schema.exclusion import Exclusion
 from oaiserve.engine.grammars.json_schema.known_patterns import without_look_around
@@ -103,7 +104,8 @@ def _read(text: str) -> Any:
     if len(text.encode(errors="surrogatepass")) > MOST_BYTES:
         raise Refused(f"the schema has more than {MOST_BYTES} bytes")
     try:
-        document = json.loads(text, parse_constant=_no_number)
+        with paused_for(len(text)):
+            document = json.loads(text, parse_constant=_no_number)
         json.dumps(document, ensure_ascii=False).encode()
     except RecursionError:
         raise Refused(f"the schema has more than {MOST_DEPTH} schemas within each other") from None
