@@ -385,15 +385,15 @@ class EngineOptions:
     """Number format of the weights and the KV cache. auto: the model's, if the device is fast with it."""
 
     compile: bool = True
-    """Run the model in native code on a CPU, and with fused layers on a GPU. Otherwise transformers' slower code
-    runs."""
+    """Run the model in native code on a CPU, and with fused layers on a GPU. Otherwise plain PyTorch runs it, which is
+    slower."""
 
     cpu_features: CpuFeatures = "native"
     """CPU instructions to use. native: all. avx2: neither AVX-512 nor AMX, for the same answers as without them."""
 
     recheck: bool = False
-    """Repeat the checks of an earlier start, which more than doubles the start time on a CPU, and on a GPU retries what
-    ended that start."""
+    """Repeat what starts do once: on a CPU, probe native code, quantize weights and convert the tokenizer; on a GPU,
+    try what ended an earlier start."""
 
     overlap: bool = True
     """On a GPU, launch each step before the previous step's results arrive."""
@@ -558,7 +558,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         _check_choices(self)
         if self.quantize != "none" and not self.compile:
-            raise OptionError(f"--quantize {self.quantize} needs --compile: transformers' code cannot do it.")
+            raise OptionError(f"--quantize {self.quantize} needs --compile: only native code can do it.")
         for given in self.lora:
             name, sign, folder = given.partition("=")
             _check(bool(name.strip() and sign and folder), "--lora", f"'{given}'", "NAME=FOLDER")

@@ -26,8 +26,8 @@ NEED_NO_TORCH = (
     "oaiserve.cli",
     "loadtest.cli",
 )
-# What starts a model that has been checked.
-NEED_NO_TRANSFORMERS = ("oaiserve.engine.start.ways.remembered", "oaiserve.engine.text.tokenizer", "oaiserve.app")
+# What starts a model with a description.
+NEED_NO_TRANSFORMERS = ("oaiserve.engine.start.ways.described", "oaiserve.engine.text.tokenizer", "oaiserve.app")
 PS_NEEDS_NONE_OF = {"torch", "transformers", "numpy", "uvicorn", "starlette", "huggingface_hub", "httpx"}
 
 

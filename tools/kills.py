@@ -38,8 +38,8 @@ SERVERS, STREAMS, TOKENS = 3, 8, 150
 FLAGS = ("--kv-cache-memory", "64MiB", "--cpu-threads", "1", "--trusted-proxy", "127.0.0.1", "--log-level", "warning",
          "--served-model-name", "small")  # fmt: skip
 # What a server imports, so that it starts in a moment.
-PRELOADED = [*(f"oaiserve.{name}" for name in ("cli", "app", "engine.engine", "engine.start.ways.expanded")),
-             "transformers.models.llama.modeling_llama"]  # fmt: skip
+PRELOADED = [*(f"oaiserve.{name}" for name in ("cli", "app", "engine.engine", "engine.start.ways.described")),
+             "transformers.models.auto.tokenization_auto"]  # fmt: skip
 MANY = {"type": "array", "items": {"type": "integer"}, "minItems": 200}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": MANY}}
 CHAT = "/v1/chat/completions"

@@ -1,10 +1,10 @@
-"""Finds out which of transformers' model types can be served: python -m tools.model_types [TYPE ...]
+"""Finds out how transformers' model types are served: python -m tools.model_types [TYPE ...]
 
-For each type, greedy answers of a small model with random weights are compared with those of transformers' `generate`.
-The engine computes them batched, in chunks, and with so few blocks that sequences are preempted; first by transformers'
-code, then by the native step or, where that does not know the type, by native attention. The types named embed:TYPE are
-encoders, whose vectors are compared with transformers'. Prints one line per type, with the reason where it is refused,
-and exits with 1 if an answer differs. Takes a minute or two.
+For each type, a small model with random weights is saved and served from its files on a CPU, with and without native
+code, and its greedy answers are compared with those of transformers' `generate`. The engine computes them batched, in
+chunks, and with so few blocks that sequences are preempted. The types named embed:TYPE are encoders, whose vectors are
+compared with transformers'. Prints one line per type, with what computed its steps or why it is refused, and exits with
+1 if an answer differs. Takes some minutes.
 """
 
 from __future__ import annotations
@@ -12,34 +12,32 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 import transformers
+from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.executors.fallback import FallbackExecutor
+from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.checkpoints.wrapper import WRAPPERS
-from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.loaded import LoadedModel
-from oaiserve.engine.model.model_config import refuse_unless_decoder_only
+from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.pooling.files import PoolingFiles
 from oaiserve.engine.model.pooling.pooler import PackedForward
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.kv_form import with_native_cache
-from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.native import native_attention, native_step
-from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.described import describe_model
+from oaiserve.engine.start.plan import start_model
+from oaiserve.engine.start.ways.fallback import refuse_unless_computable
 from oaiserve.engine.start.ways.pooling import prepare_pooler
-from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
+from oaiserve.facts.start_times import StartTimes
+from oaiserve.files.source import find_model
 from tests.models.decoders import byte_tokenizer, generate, random_model
 from tests.models.encoders import OWN, PACKED, encoder_config
 from tests.models.poolers import random_pooler
@@ -60,14 +58,24 @@ qwen4_exp_text recurrent_gemma rwkv seed_oss smollm3 solar_open stablelm starcod
 zamba zamba2 zaya
 """.split()  # noqa: SIM905 - one name per line would be a page
 
+EXECUTORS: dict[type, str] = {NativeDecoder: "native", ReferenceExecutor: "reference", FallbackExecutor: "fallback"}
 _EMBED = "embed:"
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 NUM_TOKENS = 12
-BLOCK_SIZE = 16
+OPTIONS = EngineOptions(
+    device="cpu",
+    cpu_threads=1,
+    block_size=16,
+    max_running=8,
+    max_step_tokens=9,
+    max_model_len=48,
+    media=False,
+)
 
 
 def main(types: list[str]) -> int:
     transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     logging.disable(logging.WARNING)  # the KV cache is meant to be full
     results = {}
     encoders = [f"{_EMBED}{name}" for name in sorted(PACKED | OWN)]
@@ -80,27 +88,23 @@ def main(types: list[str]) -> int:
 
 
 def check(name: str) -> str:
-    """Return "equal" or "DIFFERENT", and whether the native step or native attention ran; or why it is refused."""
-    if name in WRAPPERS:
-        return check_wrapper(name)
+    """Return "equal" or "DIFFERENT", and what computed the steps; or why the type is refused."""
     if name.startswith(_EMBED):
         return check_encoder(name.removeprefix(_EMBED))
-    config = config_of(name)
-    try:
-        refuse_unless_decoder_only(config, name)
-        loaded = prepare(random_model(deepcopy(config)), name)  # a model writes its attention into its config
-    except StartupError as error:
-        return str(error)
-    return compare(loaded, generate(random_model(config), PROMPTS, NUM_TOKENS))
-
-
-def check_wrapper(name: str) -> str:
-    """Do the same for the text model of a multimodal checkpoint, which is loaded from its files."""
     with TemporaryDirectory() as folder:
-        wrapper = save_wrapper(name, Path(folder))
-        loaded = load_model(folder, device="cpu")
-    text = f" (text: {loaded.model.config.model_type})"
-    return compare(loaded, generate(wrapper, PROMPTS, NUM_TOKENS)) + text
+        path = Path(folder)
+        try:
+            if name in WRAPPERS:
+                model = save_wrapper(name, path)
+            else:
+                config = config_of(name)
+                refuse_unless_computable(config, name)
+                model = random_model(config)
+                model.save_pretrained(path)
+            byte_tokenizer().save_pretrained(path)
+            return compare(path, model)
+        except StartupError as error:
+            return str(error)
 
 
 def check_encoder(name: str) -> str:
@@ -119,41 +123,40 @@ def check_encoder(name: str) -> str:
     return f"{'equal' if is_equal else 'DIFFERENT'}, {way}"
 
 
-def compare(loaded: LoadedModel, expected: list[list[int]]) -> str:
-    step, differs = "native", False
-    for num_blocks in (64, 4):
-        executor: Executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE)
-        differs |= answers(loaded, executor, num_blocks) != expected
-        try:
-            options = EngineOptions(block_size=BLOCK_SIZE)
-            cached = with_native_cache(loaded, options)
-            executor = native_step(cached, options, num_blocks=num_blocks, num_threads=1)
-        except NotKnown as error:
-            step = f"native attention: {error}"
-            attention = native_attention(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=1)
-            executor = EagerExecutor(loaded, attention.caches, attention.prepare)
-        differs |= answers(loaded, executor, num_blocks) != expected
-    return f"{'DIFFERENT' if differs else 'equal'}, {step}"
+def compare(path: Path, model: PreTrainedModel) -> str:
+    """Compare the answers of a model that is served from its files with transformers'."""
+    try:
+        expected = generate(model, PROMPTS, NUM_TOKENS)
+    except (RuntimeError, ValueError) as error:
+        return f"transformers' generate fails: {error}"
+    differs = False
+    executors = []
+    for compiles in (True, False):
+        options = replace(OPTIONS, compile=compiles)
+        for num_blocks in (64, 4):
+            found, executor = answers(path, replace(options, kv_blocks=num_blocks))
+            differs |= found != expected
+        executors.append(executor)
+    computed_by = " and ".join(dict.fromkeys(executors))
+    return f"{'DIFFERENT' if differs else 'equal'}, {computed_by}{reason_without_description(path)}"
 
 
-def answers(loaded: LoadedModel, executor: Executor, num_blocks: int) -> list[list[int]]:
-    options = EngineOptions(block_size=BLOCK_SIZE, max_running=8, max_step_tokens=9)
-    num_states = options.max_running if loaded.state_shapes else 0
-    states = States(loaded.state_shapes, num_states, loaded.device) if num_states else None
-    engine = Engine(
-        ServedModel(
-            tokenizer=Tokenizer(byte_tokenizer()),
-            runner=ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states),
-            num_blocks=num_blocks,
-            max_model_len=48,
-            vocab_size=loaded.vocab_size,
-            num_states=num_states,
-        ),
-        options,
-    )
-    with engine:
+def answers(path: Path, options: EngineOptions) -> tuple[list[list[int]], str]:
+    """Return the answers of a model, and the name of the executor that computed them."""
+    served = start_model(path, options, StartTimes(), lambda: None)
+    assert isinstance(served.runner, ModelRunner)
+    executor = EXECUTORS[type(served.runner._executor)]
+    with Engine(served, options) as engine:
         params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-        return [completion.token_ids for completion in engine.generate(PROMPTS, params)]
+        return [completion.token_ids for completion in engine.generate(PROMPTS, params)], executor
+
+
+def reason_without_description(path: Path) -> str:
+    try:
+        describe_model(find_model(path), OPTIONS)
+    except NotKnown as reason:
+        return f": {reason}"
+    return ""
 
 
 if __name__ == "__main__":

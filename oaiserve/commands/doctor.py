@@ -18,8 +18,10 @@ from oaiserve.commands.table import size
 from oaiserve.engine.model.cpu import prebuilt
 from oaiserve.engine.model.cpu.cores import usable_cpus
 from oaiserve.engine.system_memory import available_bytes
-from oaiserve.files import hub, private
+from oaiserve.files import demo, hub, private
+from oaiserve.files.checkpoint import refuse_unless_sound
 from oaiserve.files.private import NotPrivate, cache_folder
+from oaiserve.files.source import find_model
 from oaiserve.screen import Screen
 
 DEMO_BYTES = 1_500_000_000  # of memory that a server of it takes
@@ -36,8 +38,17 @@ class Finding(NamedTuple):
     fails: bool = False  # no server would start
 
 
-def command() -> int:
-    """Check whether this machine can serve models, and how well. The exit code is 1 if it cannot."""
+def command(model: str | None = None) -> int:
+    """Check whether this machine can serve models, and how well. The exit code is 1 if it cannot.
+
+    Parameters
+    ----------
+    model
+        Compare a model with transformers' code instead: each layer, in float32. This takes eight bytes of memory for
+        each weight. A folder, a .gguf file, a hub id or demo, as for serve.
+    """
+    if model is not None:
+        return _compare(model)
     screen = Screen.of(sys.stdout)
     width = min(100, screen.columns() or 100)
     findings = [*_machine(), *_installation(), *_outside()]
@@ -51,6 +62,33 @@ def command() -> int:
     else:
         print("\n" + screen.painted("This machine can serve models.", "green") + " Try it: oaiserve serve demo")
     return 1 if failing else 0
+
+
+def _compare(model: str) -> int:
+    """Compare a model with transformers' code. The exit code is 1 if they differ."""
+    screen = Screen.of(sys.stdout)
+    source = find_model(demo.fetched() if model == "demo" else model)
+    if not source.is_local:
+        source = hub.fetched(source, with_media=False)
+    refuse_unless_sound(source)
+    from oaiserve.engine.decoder.description import NotKnown
+    from oaiserve.engine.start.layer_comparison import LIMIT, compare_layers
+
+    parts = []
+    try:
+        for part in compare_layers(source):
+            print(f"{part.part.ljust(INDENT)}{part.apart:.1e}", flush=True)
+            parts.append(part)
+    except NotKnown as reason:
+        print(f"There is nothing to compare, because transformers' code computes this model: {reason}.")
+        return 0
+    wrong = next((part for part in parts if not part.is_right), None)
+    if wrong is None:
+        print("\n" + screen.painted("All layers compute what transformers' code does.", "green"))
+        return 0
+    sentence = f"From {wrong.part} on, numbers differ from those of transformers' code by more than {LIMIT:g}."
+    print("\n" + screen.painted(sentence, "red", "bold"))
+    return 1
 
 
 def _machine() -> Iterator[Finding]:

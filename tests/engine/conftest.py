@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from oaiserve.engine.model.cpu import build
+from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.loaded import LoadedModel
+from oaiserve.engine.start import start_record
 from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.probe import refuse_unless_probed
+from oaiserve.files.private import cache_folder
 from tests.engine.doubles import ScriptedRunner
 from tests.engine.memory import Memory
 from tests.models.decoders import FAMILIES, random_model
@@ -23,20 +26,15 @@ def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have a cache that is empty, apart from the library for float32. Return it."""
-    libraries = build.build(torch.float32).parent
+    """Have a cache that is empty, apart from the library for float32, which has been probed. Return it."""
+    refuse_unless_probed(Library(torch.float32))
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
-    (cache / "native").symlink_to(libraries)
+    for name in ("native", "probed"):
+        (cache / name).symlink_to(cache_folder() / name)
     monkeypatch.setenv("OAISERVE_CACHE", str(cache))
+    monkeypatch.setattr(start_record, "AFTER_SECONDS", 0.0)
     return cache
-
-
-@pytest.fixture
-def cache_of_blocks(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have a cache that is empty, apart from the library for float32, and that is written at once. Return it."""
-    monkeypatch.setattr("oaiserve.engine.start.ways.quantized.REMEMBER_AFTER_SECONDS", 0.0)
-    return empty_cache
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ The native step rounds what its matrices read to eight bits, and so do these mod
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,15 @@ from tokenizers import pre_tokenizers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.rehearsal import prompt
-from oaiserve.engine.start.ways.quantized import load_quantized
+from oaiserve.engine.start.described import describe_model
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
 from tests.models.decoders import byte_tokenizer
@@ -122,9 +125,34 @@ def own_logits(model: PreTrainedModel, num_tokens: int) -> torch.Tensor:
     return model(input_ids=torch.tensor([ids])).logits[0, -1:]
 
 
-def kept_logits(path: Path, num_tokens: int, **changes: Any) -> torch.Tensor:
-    kept = load_quantized(find_model(path), replace(OPTIONS, **changes))
-    return kept.native.forward(batch_of(num_tokens, kept.loaded.vocab_size)).clone()
+def kept_logits(path: Path, num_tokens: int, adapter: Adapter | None = None, **changes: Any) -> torch.Tensor:
+    """Return the logits that the native step computes of the files in a folder, or of a GGUF file."""
+    spec, decoder, library, *_ = describe_model(find_model(path), replace(OPTIONS, **changes))
+    assert library is not None
+    sizes = {"num_blocks": 8, "block_size": BLOCK_SIZE, "num_threads": 1}
+    native = NativeDecoder(library, decoder, **sizes, has_adapters=adapter is not None)
+    return native.forward(batch_of(num_tokens, spec.vocab_size, adapter)).clone()
+
+
+def with_expanded_blocks(decoder: Decoder) -> Decoder:
+    """Return a description in which tensors in float32 take the place of blocks. What is shared stays shared."""
+    known: dict[int, Any] = {}
+
+    def expand(part: Any) -> Any:
+        if id(part) in known:
+            return known[id(part)]
+        found = part
+        if isinstance(part, Blocks):
+            found = part.expand()
+        elif isinstance(part, list):
+            found = [expand(one) for one in part]
+        elif is_dataclass(part) and not isinstance(part, type):
+            found = replace(part, **{field.name: expand(getattr(part, field.name)) for field in fields(part)})
+        known[id(part)] = found
+        return found
+
+    expanded: Decoder = expand(decoder)
+    return expanded
 
 
 def eager_logits(loaded: LoadedModel, num_tokens: int, adapter: Adapter | None = None) -> torch.Tensor:

@@ -16,9 +16,9 @@ from gguf import GGMLQuantizationType
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.ways.quantized import QuantizedModel, load_quantized
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import FAMILIES, GEMMA4, GROUPED_MOE, LATENT, config, described
 from tests.models import small_configs
@@ -133,11 +133,11 @@ def text_of(name: str) -> str:
     return fingerprint(described(loaded), loaded)
 
 
-def quantized(name: str, folder: Path) -> QuantizedModel:
-    """Load the GGUF file of a record, in Q8_0."""
+def quantized(name: str, folder: Path) -> Described:
+    """Describe the GGUF file of a record, in Q8_0."""
     path = folder / "model.gguf"
     Record(name).write(path, model_of(name), lambda _: GGMLQuantizationType.Q8_0)
-    return load_quantized(find_model(path), GGUF_OPTIONS)
+    return describe_model(find_model(path), GGUF_OPTIONS)
 
 
 def file_of(name: str, *, is_gguf: bool = False) -> Path:
@@ -158,7 +158,7 @@ def main(names: list[str]) -> None:
     for name in records() if not names else ():
         with TemporaryDirectory() as folder:
             kept = quantized(name, Path(folder))
-            file_of(name, is_gguf=True).write_text(fingerprint(kept.decoder, kept.loaded))
+            file_of(name, is_gguf=True).write_text(fingerprint(kept.decoder, kept.spec))
 
 
 if __name__ == "__main__":

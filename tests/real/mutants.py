@@ -1,64 +1,68 @@
-"""Mistakes in the description of a model, and how far they bring a real model's logits from transformers' code.
+"""Mistakes in the description of a model, and how far they bring a real model's numbers from transformers' code.
 
     python -m tests.real.mutants
 
-prints how far logits then differ.
+prints how far the logits then differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Attention, Decoder, Layer, Norm, RotaryTable
-from oaiserve.engine.model.checkpoints.gguf_weights import NotKept
-from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.loaded import LoadedModel
-from oaiserve.engine.start import small_model
-from oaiserve.engine.start.check import batches
-from oaiserve.engine.start.compare import difference
-from oaiserve.engine.start.kv_form import with_native_cache
-from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.native import native_step
-from oaiserve.engine.start.prepare import short_windows
-from oaiserve.engine.start.ways.quantized import load_quantized
+from oaiserve.engine.executors.reference.place import placed
+from oaiserve.engine.start.described import Described, describe_model
+from oaiserve.engine.start.layer_comparison import (
+    OPTIONS,
+    Comparison,
+    compared,
+    own_states,
+    token_ids,
+    transformers_states,
+)
 from oaiserve.files import demo
 from oaiserve.files.source import find_model
 from tests.real import artefacts
 from tools.markdown import as_markdown
 
-OPTIONS = EngineOptions(device="cpu")
 Mutant = Callable[[Decoder], Decoder]
 
 
-class Captured(Exception):
-    """The small model of a start has been captured."""
+class RealModel(NamedTuple):
+    """A described model, and what transformers' code computes of it."""
+
+    described: Described  # in float32
+    ids: list[int]
+    expected: list[Tensor]
+
+    @property
+    def has_windows(self) -> bool:
+        return any(layer.attention.parameters.sliding_window for layer in self.described.decoder.layers)
+
+    @torch.inference_mode()
+    def differences(self, mutant: Mutant) -> list[Comparison]:
+        """Return the differences of all parts from transformers' code, with a mistake in the description."""
+        mutated = self.described._replace(decoder=mutant(self.described.decoder))
+        own = own_states(mutated, self.ids)
+        if len(own) != len(self.expected) + 1:  # with the last layer's output, which is compared as logits
+            return list(compared([own[0], own[-1]], [self.expected[0], self.expected[-1]]))
+        return list(compared(own, self.expected))
 
 
-def captured(path: Path) -> LoadedModel:
-    """Return the small model in float32 that a start compares the description with."""
-    models: list[LoadedModel] = []
-
-    def capture(loaded: LoadedModel, _: EngineOptions) -> None:
-        models.append(loaded)
-        raise Captured
-
-    with patch.object(small_model, "_refuse_unless_described", capture), suppress(Captured, NotKept):
-        if path.is_file():
-            load_quantized(find_model(str(path)), OPTIONS)
-        else:
-            loaded = with_native_cache(load_model(path, device="cpu"), OPTIONS)
-            native_step(loaded, OPTIONS, num_blocks=1, num_threads=1)
-    return models[0]
+@torch.inference_mode()
+def real_model(path: Path) -> RealModel:
+    source = find_model(str(path))
+    described = describe_model(source, OPTIONS)
+    ids = token_ids(source, described)
+    expected = transformers_states(source, ids, len(described.decoder.layers))
+    decoder = placed(described.decoder, torch.float32, torch.device("cpu"))  # once, for all mutants
+    return RealModel(described._replace(decoder=decoder), ids, expected)
 
 
 def of_layers(change: Callable[[Layer], Layer]) -> Mutant:
@@ -124,26 +128,6 @@ EPSILONS = of_layers(
 )
 
 
-def has_windows(loaded: LoadedModel) -> bool:
-    return "sliding_attention" in (getattr(loaded.model.config, "layer_types", None) or ())
-
-
-@torch.inference_mode()
-def differences(loaded: LoadedModel, mutants: dict[str, Mutant]) -> dict[str, float]:
-    """Return the largest difference of the logits of each mutant from those of transformers' code."""
-    with short_windows(loaded.model):
-        parameters = small_model.attention_parameters(loaded, OPTIONS.block_size)
-        expected = small_model.transformers_logits(loaded, OPTIONS.block_size, parameters)
-    right = describe(loaded, parameters)
-    library = Library(torch.float32)
-    found = {}
-    for name, mutant in mutants.items():
-        native = NativeDecoder(library, mutant(right), num_blocks=1, block_size=OPTIONS.block_size, num_threads=1)
-        pairs = zip(batches(loaded, OPTIONS.block_size), expected, strict=True)
-        found[name] = max(difference(native.forward(batch), wanted) for batch, wanted in pairs)
-    return found
-
-
 def percent(value: float) -> str:
     return f"{100 * value:.0f} %" if value >= 0.995 else f"{100 * value:.2g} %"
 
@@ -155,16 +139,13 @@ def main() -> None:
         "Qwen2.5-Coder 1.5B": artefacts.fetched(artefacts.QWEN_15B),
         "Gemma 3 270M": artefacts.fetched(artefacts.GEMMA_270M),
     }
-    models = {title: captured(path) for title, path in files.items()}
     mutants = {"**right**": lambda decoder: decoder, **MUTANTS, "epsilons * 100": EPSILONS}
-    found = {title: differences(loaded, mutants) for title, loaded in models.items()}
-    rows = [["", *models]]
-    for name in mutants:
-        of_models = [
-            "no windows" if "window" in name and not has_windows(loaded) else percent(found[title][name])
-            for title, loaded in models.items()
-        ]
-        rows.append([name, *of_models])
+    rows = [["", *files], *([name] for name in mutants)]
+    for path in files.values():
+        model = real_model(path)
+        for row, (name, mutant) in zip(rows[1:], mutants.items(), strict=True):
+            applies = model.has_windows or "window" not in name
+            row.append(percent(model.differences(mutant)[-1].apart) if applies else "no windows")
     print("\n".join(as_markdown(rows)))
 
 

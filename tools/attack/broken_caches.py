@@ -1,8 +1,9 @@
-"""Starts a model on spoiled records of the start cache, hundreds of them: python -m tools.attack.broken_caches --seed 1
+"""Starts a model with spoiled files in the cache, hundreds of times: python -m tools.attack.broken_caches --seed 1
 
-A small model is started once, which leaves records of its tokenizer and of its check. Their contents are edited, with a
-right checksum, or replaced by what is no record. Whatever a record has, it may only count as missing: each start has to
-answer as the first one did. The exit code is 1 if one does not.
+A small model is started once with --quantize int8, which leaves a record of its tokenizer, a record of the start, and a
+file with the quantized weights. A record is edited, with a right checksum, or any of the three is replaced by something
+else. Whatever a file has, it may only count as missing: each start has to answer as the first one did. The exit code is
+1 if one does not.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from tests.engine.remembered import answer, save
 from tools.attack.broken_files import WALL_SECONDS, changed_bytes, cut, edited
 
 DIGEST_BYTES = hashlib.sha256().digest_size
-OPTIONS = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
+OPTIONS = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1, "quantize": "int8"}
+FOLDERS = ("remembered", "quantized")  # of records, and of weights
 PARTS = ("data", "data", "data", "files", "versions", "format", "day")  # of a header; most of it is data
 
 
@@ -47,9 +49,10 @@ def nested(content: bytes, rng: random.Random) -> bytes:
 
 
 def spoil(path: Path, content: bytes, rng: random.Random) -> str:
-    """Put something else in the place of a record, and return what."""
+    """Put something else in the place of a file, and return what. Weights have no header to edit."""
     path.unlink()
-    match rng.choice(("edited",) * 8 + ("nested", "cut", "bytes", "folder", "link", "pipe")):
+    edits = () if path.parent.name == "quantized" else ("edited",) * 8
+    match rng.choice((*edits, "nested", "cut", "bytes", "folder", "link", "pipe")):
         case "edited" as way:
             path.write_bytes(edited_record(content, rng))
         case "nested" as way:
@@ -98,14 +101,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         model = save(make_model(FAMILIES["llama"]), Path(work) / "model")
         expected = answer(model, **OPTIONS)
         sound = Path(work) / "sound"
-        (cache / "remembered").rename(sound)
+        sound.mkdir()
+        for folder in FOLDERS:
+            (cache / folder).rename(sound / folder)
         for number in range(arguments.number):
             rng = random.Random(f"{arguments.seed} {number}")
-            shutil.rmtree(cache / "remembered", ignore_errors=True)
-            shutil.copytree(sound, cache / "remembered")
-            path = rng.choice(sorted((cache / "remembered").iterdir()))
-            way = spoil(path, (sound / path.name).read_bytes(), rng)
-            counts[f"{path.name.partition('-')[0]}, {way}"] += 1
+            for folder in FOLDERS:
+                shutil.rmtree(cache / folder, ignore_errors=True)
+                # Hard links are the same files, by whose inodes the record knows the weights.
+                shutil.copytree(sound / folder, cache / folder, copy_function=os.link)
+            path = rng.choice([path for folder in FOLDERS for path in sorted((cache / folder).iterdir())])
+            way = spoil(path, path.read_bytes(), rng)
+            name = path.name.partition("-")[0] if path.parent.name == "remembered" else path.parent.name
+            counts[f"{name}, {way}"] += 1
             if not starts_as_before(model, expected, Path(work) / "log"):
                 wrong += 1
                 print(f"{number}, {path.name}, {way}: {(Path(work) / 'log').read_text()[-1500:]}", file=sys.stderr)

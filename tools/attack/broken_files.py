@@ -46,8 +46,7 @@ from oaiserve.engine.model import adapters  # noqa: F401 - imported once, for al
 from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.cpu.build import build
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.start import cache as checked  # noqa: F401
-from oaiserve.engine.start.ways import expanded, pooling, quantized  # noqa: F401
+from oaiserve.engine.start.ways import described, fallback, pooling  # noqa: F401
 from oaiserve.files.checkpoint import INDEX
 from oaiserve.files.private import cache_folder
 from tests.models.adapters import write_adapter

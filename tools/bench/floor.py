@@ -14,8 +14,9 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from transformers import PreTrainedConfig
 
-from oaiserve.engine.model.loaded import LoadedModel
+from oaiserve.engine.decoder.spec import ModelSpec
 
 READ_BYTES = 2**30  # far more than any cache holds
 # Rows, inner size and columns. One matrix stays in the caches, which suits torch's library best.
@@ -71,18 +72,18 @@ class DecoderShape:
     weight_bytes: int  # of matrices
 
     @classmethod
-    def of(cls, loaded: LoadedModel) -> DecoderShape:
-        config, kv = loaded.model.config, loaded.kv_shapes[0]
+    def of(cls, spec: ModelSpec, config: PreTrainedConfig) -> DecoderShape:
+        kv = spec.kv_shapes[0]
         return cls(
-            layers=len(loaded.kv_shapes),
+            layers=len(spec.kv_shapes),
             hidden=config.hidden_size,
             queries=config.num_attention_heads * kv.key_dim,
             keys=kv.kv_heads * kv.key_dim,
             intermediate=config.intermediate_size,
-            vocab=loaded.vocab_size,
-            element_bytes=loaded.dtype.itemsize,
-            cached_bytes=loaded.kv_bytes_per_token,
-            weight_bytes=loaded.dtype.itemsize,
+            vocab=spec.vocab_size,
+            element_bytes=spec.dtype.itemsize,
+            cached_bytes=spec.kv_bytes_per_token,
+            weight_bytes=spec.dtype.itemsize,
         )
 
 

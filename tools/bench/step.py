@@ -16,17 +16,18 @@ from typing import Any, get_args
 import torch
 
 from oaiserve.config import EngineOptions, KVCacheDtype
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.sampling.sampler import Sampling
-from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.native import native_step
+from oaiserve.engine.start.described import describe_model
+from oaiserve.engine.start.load import config_of
 from oaiserve.engine.system_memory import available_bytes
 from oaiserve.facts.record import StepKind
 from oaiserve.files import demo
+from oaiserve.files.source import find_model
 from tools.bench import floor
 from tools.engine_load import complete, random_step
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
@@ -74,17 +75,19 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     num_threads = default_threads()
-    loaded = load_model(demo.fetched()).with_cache(arguments.kv_cache_dtype)
-    limits = floor.measure_ceilings(loaded.dtype, num_threads)
-    points, left_out = choose_points(_most_blocks(loaded), arguments.points)
+    options = EngineOptions(device="cpu", block_size=BLOCK_SIZE, kv_cache_dtype=arguments.kv_cache_dtype)
+    source = find_model(demo.fetched())
+    spec, decoder, library, _ = describe_model(source, options)
+    assert library is not None
+    limits = floor.measure_ceilings(spec.dtype, num_threads)
+    points, left_out = choose_points(_most_blocks(spec), arguments.points)
     num_blocks = max(point.num_blocks for kind in points.values() for point in kind)
-    options = EngineOptions(block_size=BLOCK_SIZE)
-    native = native_step(loaded, options, num_blocks=num_blocks, num_threads=num_threads)
-    shape = floor.DecoderShape.of(loaded)
-    bench = StepBench(loaded, native, arguments.seconds)
+    native = NativeDecoder(library, decoder, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=num_threads)
+    shape = floor.DecoderShape.of(spec, config_of(source))
+    bench = StepBench(spec, native, arguments.seconds)
     results = {
         "threads": num_threads,
-        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "dtype": str(spec.dtype).removeprefix("torch."),
         "kv_cache_dtype": arguments.kv_cache_dtype,
         "ceilings": limits._asdict(),
         "left_out": left_out,
@@ -112,13 +115,13 @@ def choose_points(most_blocks: int, asked: list[str] | None = None) -> tuple[dic
     return {kind: [p for p in chosen if p.num_blocks <= most_blocks] for kind, chosen in points.items()}, left_out
 
 
-def _most_blocks(loaded: LoadedModel) -> int:
-    return int(MEMORY_SHARE * available_bytes() / (loaded.kv_bytes_per_token * BLOCK_SIZE))
+def _most_blocks(spec: ModelSpec) -> int:
+    return int(MEMORY_SHARE * available_bytes() / (spec.kv_bytes_per_token * BLOCK_SIZE))
 
 
 class StepBench:
-    def __init__(self, loaded: LoadedModel, native: NativeDecoder, seconds: float) -> None:
-        self._loaded, self._native, self._seconds = loaded, native, seconds
+    def __init__(self, spec: ModelSpec, native: NativeDecoder, seconds: float) -> None:
+        self._spec, self._native, self._seconds = spec, native, seconds
         self._num_filled = 0
         self._random = random.Random(0)
 
@@ -137,13 +140,13 @@ class StepBench:
     def run(self, point: Point) -> list[dict[str, float]]:
         """Repeat the step, and return the seconds of each repeat and of its parts, after a warm-up."""
         self._fill(point.num_blocks)
-        step = random_step(point.lengths, BLOCK_SIZE, self._loaded.vocab_size, self._random)
+        step = random_step(point.lengths, BLOCK_SIZE, self._spec.vocab_size, self._random)
         rows: list[dict[str, float]] = []
         give_up = 0.0
         while len(rows) < LEAST_STEPS + 2 or time.perf_counter() < give_up:
             before = self._native.durations_seconds()
             started = time.perf_counter()
-            batch = build_batch(step, BLOCK_SIZE, self._loaded.device)
+            batch = build_batch(step, BLOCK_SIZE, self._spec.device)
             built = time.perf_counter()
             logits = self._native.forward(batch)
             computed = time.perf_counter()

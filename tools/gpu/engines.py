@@ -58,7 +58,7 @@ def uneven(target: Target) -> Iterator[dict[str, Any]]:
             prompts = [random_prompts(1, length, loaded.vocab_size, seed)[0] for seed, length in enumerate(lengths)]
             found = measure_decodes(engine, prompts, num_tokens, repeats=1)
             middles = [length + num_tokens // 2 for length in lengths]  # of their lengths in the run
-            work = step_work(DecoderShape.of(loaded), [(middle - 1, middle) for middle in middles])
+            work = step_work(DecoderShape.of(loaded, loaded.model.config), [(middle - 1, middle) for middle in middles])
             yield {name: {"context": max(lengths), "bytes": work.num_bytes, "operations": work.flops, **found}}
         engine.take_steps()
         prompts = random_prompts(count + arrivals, short, loaded.vocab_size, seed=7)

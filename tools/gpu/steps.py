@@ -35,7 +35,7 @@ MOST_KERNELS = 20
 
 def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
     loaded = load(model, target)
-    shape = DecoderShape.of(loaded)
+    shape = DecoderShape.of(loaded, loaded.model.config)
     weights = sum(part.num_bytes for part in work(shape, [(0, 0)]).values())
     yield {"model": model, "weight_bytes": weights, "kv_bytes_per_token": loaded.kv_bytes_per_token}
 
@@ -121,7 +121,7 @@ def prefill(loaded: LoadedModel, target: Target) -> dict[str, Any]:
         complete(engine, random_prompts(1, length, loaded.vocab_size), 1)
         engine.take_steps()
         complete(engine, random_prompts(count, length, loaded.vocab_size, seed=1), 1)
-        return prefill_figures(DecoderShape.of(loaded), engine.take_steps(), chunk, length)
+        return prefill_figures(DecoderShape.of(loaded, loaded.model.config), engine.take_steps(), chunk, length)
 
 
 def prefill_figures(shape: DecoderShape, records: Sequence[StepRecord], chunk: int, length: int) -> dict[str, Any]:

@@ -12,14 +12,16 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.device_experts import packed_experts
 from oaiserve.engine.model.gpu.device_matrices import packed_linears
 from oaiserve.engine.model.loaded import LoadedModel
+from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.started import Started, assemble
-from oaiserve.engine.start.ways.expanded import start_on_cpu
+from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.engine.start.ways.gpu import start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.models.decoders import SMALL, byte_tokenizer, random_model, real_shape
@@ -51,9 +53,13 @@ def saved_model(name: str, target: Target) -> Iterator[str]:
 
 
 def started(loaded: LoadedModel, options: EngineOptions, *, is_known: bool = True) -> Started:
-    """Start a model as the server does, and note in OFF what should be on. One that `is_known` has fused layers."""
+    """Start a model as the server does on a GPU, and note in OFF what should be on. One that `is_known` has fused
+    layers. On a CPU, for a dry run, transformers' layers compute with attention in plain torch."""
     if loaded.is_on_cpu:
-        return start_on_cpu(loaded, options)
+        num_blocks, num_states = cpu_sizes(loaded, options)
+        executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=options.block_size)
+        sizes = {"num_blocks": num_blocks, "num_states": num_states}
+        return started_on_cpu(executor, loaded, options, adaptable(loaded.model), **sizes)
     made = start_on_gpu(loaded, options, Trials())
     note_off(made.features, expected(loaded, options, is_known=is_known))
     return made
@@ -87,10 +93,8 @@ def note_off(features: Mapping[str, str], wanted: Iterable[str]) -> None:
 
 @contextmanager
 def running_engine(loaded: LoadedModel, *, is_known: bool = True, **settings: Any) -> Iterator[Engine]:
-    """Run an engine in the block, started as the server starts it. Its memory is free again once the caller has dropped
-    it, too. On a CPU it runs without the native step, because the check is about the code that a GPU runs."""
-    if loaded.device.type == "cpu":
-        settings |= {"compile": False}
+    """Run an engine in the block, started as the server starts it on a GPU. Its memory is free again once the caller
+    has dropped it, too."""
     options = EngineOptions(**settings)
     tokenizer = Tokenizer(byte_tokenizer(loaded.vocab_size))
     model = assemble(started(loaded, options, is_known=is_known), tokenizer, options)

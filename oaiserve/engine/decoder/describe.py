@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
+from oaiserve.engine.decoder.complete import refuse_incomplete
 from oaiserve.engine.decoder.dense import Rotary, mlp
 from oaiserve.engine.decoder.description import (
     Decoder,
@@ -17,7 +16,6 @@ from oaiserve.engine.decoder.description import (
 from oaiserve.engine.decoder.facts import Facts
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.fit import fit
-from oaiserve.engine.decoder.key_sizes import with_key_sizes
 from oaiserve.engine.decoder.keys import refuse_other_tensors
 from oaiserve.engine.decoder.reader import Reader, Tensors
 from oaiserve.engine.decoder.settings import Settings
@@ -59,9 +57,12 @@ def describe(tensors: Tensors, settings: Settings, family: Family, length: int) 
         tensors.leave_out(f"layers.{number}")
     if unread := tensors.unread():
         raise NotKnown(f"its files have a tensor '{unread[0][:100]}'")
+    if (rows := len(decoder.head.weight)) != settings["vocab_size"]:
+        raise NotKnown(f"its head has {rows} rows, and its vocabulary {settings['vocab_size']} tokens")
+    refuse_incomplete(layers)
     if not fit(decoder):
         raise NotKnown("the sizes of its matrices do not fit together")
-    return replace(decoder, layers=[with_key_sizes(layer) for layer in layers])
+    return decoder
 
 
 def _padding_id(settings: Settings) -> int:

@@ -19,6 +19,7 @@ _FLAGS = {
     "use_bias": (*_BIASES, "out", "up", "down"),
 }
 _WITHOUT_EFFECT = {
+    ("deepseek_v2", "norm_topk_prob"),
     ("glm_ocr_text", "attention_bias"),
     ("nemotron_h", "attention_bias"),
     ("nemotron_h", "use_bias"),  # which is for mixers
@@ -30,29 +31,30 @@ EFFECTIVE = frozenset(
     {
         *("activation_function", "attention_chunk_size", "attention_in_multiplier", "attention_k_eq_v"),
         *("attention_multiplier", "attention_out_multiplier", "attn_layer_indices", "attn_logit_softcapping"),
-        *("attn_scale", "attn_temperature_tuning", "block_ff_dim", "clip_qkv", "decoder_sparse_step", "dim_model_base"),
-        *("do_layer_norm_before", "embedding_multiplier", "enable_moe_block", "expert_selection_fn"),
-        *("final_logit_softcapping", "first_k_dense_replace", "floor_scale", "global_head_dim", "hidden_act"),
-        *("hidden_activation", "hidden_size_per_layer_input", "hybrid_override_pattern", "interleave_moe_layer_step"),
-        *("key_multiplier", "kv_lora_rank", "layer_norm_eps", "layer_norm_epsilon", "layer_rope_theta", "layer_types"),
-        *("linear_allow_neg_eigval", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads"),
-        *("linear_value_head_dim", "lm_head_multiplier", "logit_scale", "logits_scaling", "mamba_d_head"),
-        *("mamba_d_state", "mamba_head_dim", "mamba_hidden_act", "mamba_n_groups", "mamba_n_heads"),
-        *("mamba_norm_before_gate", "mamba_num_heads", "mamba_rms_norm", "mlp_hidden_act", "mlp_layer_types"),
-        *("mlp_multipliers", "mlp_only_layers", "moe_k", "moe_latent_size", "moe_layer_end_index"),
-        *("moe_layer_interval", "moe_layer_start_index", "moe_layers", "moe_num_shared_experts", "moe_topk"),
-        *("multi_query", "n_group", "n_groups", "no_rope_layer_interval", "no_rope_layers", "norm_eps", "norm_epsilon"),
-        *("norm_topk_prob", "num_dense_layers", "num_experts", "num_experts_per_tok", "num_global_key_value_heads"),
-        *("num_heads", "num_kv_shared_layers", "num_local_experts", "num_shared_experts"),
-        *("original_max_position_embeddings", "partial_rotary_factor", "per_layer_config", "position_embedding_type"),
-        *("prefix_dense_sliding_window_pattern", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),
-        *("query_pre_attn_scalar", "residual_multiplier", "rms_norm_eps", "rope_interleave", "rope_parameters"),
-        *("rope_scaling", "rope_theta", "routed_scaling_factor", "scale_attn_by_inverse_layer_idx"),
-        *("scale_attn_weights", "scale_depth", "scale_emb", "shared_intermediate_size", "sliding_window"),
-        *("ssm_in_multiplier", "ssm_multipliers", "ssm_out_multiplier", "ssm_state_size", "state_size", "swiglu_alpha"),
-        *("swiglu_limit", "tie_embedding", "time_step_limit", "time_step_min", "time_step_rank", "top_k_experts"),
-        *("topk_group", "topk_method", "use_attention_gate", "use_bidirectional_attention", "use_expert_bias"),
-        *("use_parallel_residual", "use_sandwich_norm", "use_sliding_window", "v_head_dim"),
+        *("attn_scale", "attn_temperature_tuning", "block_ff_dim", "clip_qkv", "conv_L_cache", "conv_kernel"),
+        *("decoder_sparse_step", "dim_model_base", "do_layer_norm_before", "embedding_multiplier", "enable_moe_block"),
+        *("expert_selection_fn", "final_logit_softcapping", "first_k_dense_replace", "floor_scale", "global_head_dim"),
+        *("hidden_act", "hidden_activation", "hidden_size_per_layer_input", "hybrid_override_pattern"),
+        *("interleave_moe_layer_step", "key_multiplier", "kv_lora_rank", "layer_norm_eps", "layer_norm_epsilon"),
+        *("layer_rope_theta", "layer_types", "linear_allow_neg_eigval", "linear_conv_kernel_dim"),
+        *("linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim"),
+        *("lm_head_multiplier", "logit_scale", "logits_scaling", "mamba_d_head", "mamba_d_state", "mamba_head_dim"),
+        *("mamba_hidden_act", "mamba_n_groups", "mamba_n_heads", "mamba_norm_before_gate", "mamba_num_heads"),
+        *("mamba_rms_norm", "mlp_hidden_act", "mlp_layer_types", "mlp_multipliers", "mlp_only_layers", "moe_k"),
+        *("moe_latent_size", "moe_layer_end_index", "moe_layer_interval", "moe_layer_start_index", "moe_layers"),
+        *("moe_num_shared_experts", "moe_topk", "multi_query", "n_group", "n_groups", "no_rope_layer_interval"),
+        *("no_rope_layers", "norm_eps", "norm_epsilon", "norm_topk_prob", "num_dense_layers", "num_experts"),
+        *("num_experts_per_tok", "num_global_key_value_heads", "num_heads", "num_kv_shared_layers"),
+        *("num_local_experts", "num_shared_experts", "original_max_position_embeddings", "partial_rotary_factor"),
+        *("per_layer_config", "position_embedding_type", "prefix_dense_sliding_window_pattern", "q_lora_rank"),
+        *("qk_nope_head_dim", "qk_rope_head_dim", "query_pre_attn_scalar", "residual_multiplier", "rms_norm_eps"),
+        *("rope_interleave", "rope_parameters", "rope_scaling", "rope_theta", "routed_scaling_factor"),
+        *("scale_attn_by_inverse_layer_idx", "scale_attn_weights", "scale_depth", "scale_emb"),
+        *("shared_intermediate_size", "sliding_window", "ssm_in_multiplier", "ssm_multipliers", "ssm_out_multiplier"),
+        *("ssm_state_size", "state_size", "swiglu_alpha", "swiglu_limit", "tie_embedding", "time_step_limit"),
+        *("time_step_min", "time_step_rank", "top_k_experts", "topk_group", "topk_method", "use_attention_gate"),
+        *("use_bidirectional_attention", "use_expert_bias", "use_parallel_residual", "use_sandwich_norm"),
+        *("use_sliding_window", "v_head_dim", "vocab_size_per_layer_input"),
         *_FLAGS,
         *_NORMS,
     }
@@ -72,6 +74,7 @@ _NEUTRAL = {"do_layer_norm_before": True, "rope_theta": 10_000, "scale_attn_weig
 # Names of one and the same thing. Files state several, of which each family reads one.
 _SYNONYMS = (
     {"activation_function", "hidden_act", "hidden_activation"},
+    {"first_k_dense_replace", "mlp_layer_types"},
     {"layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rms_norm_eps"},
     {"num_attention_heads", "num_heads"},
 )
@@ -119,6 +122,10 @@ def _compare(settings: Settings, key: str, has_tensors: bool) -> None:
 def _is_without_effect(settings: Settings, key: str) -> bool:
     """Return whether a stated key that nothing has read changes nothing."""
     value = settings.stated[key]
+    if (settings["model_type"], key) in _WITHOUT_EFFECT:
+        return True
+    if key in _FLAGS and default_of(settings["model_type"], key) is not None:
+        return True  # it says which layers have biases, and so do their tensors
     has_other_name = any(key in names and names & settings.read for names in _SYNONYMS)
     return has_other_name or key in _UNUSED or _is_neutral(value) or value == _NEUTRAL.get(key)
 

@@ -28,6 +28,7 @@ MAX_TAPS = 8  # as in src/states.h
 _ACTIVATIONS = {"silu": "silu", "swish": "silu"}  # of convolutions, by the names in settings
 # The keys of heads, numbers of a head, groups of B and C, and numbers of a state.
 MAMBA_KEYS = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
+_TAPS = ("linear_conv_kernel_dim", "conv_L_cache", "conv_kernel", "mamba_d_conv")  # the keys of their number
 
 
 def delta_net(
@@ -63,7 +64,7 @@ def delta_net(
         projections=projections,
         rates=rates,
         rate_factor=rate_factor,
-        convolution=_convolution(reader, convolutions, _activation(settings)),
+        convolution=_convolution(reader, convolutions, settings, _activation(settings)),
         key_heads=key_heads,
         value_heads=value_heads,
         key_dim=key_dim,
@@ -99,7 +100,7 @@ def mamba2(
     together = reader.matrix("in")
     return Mamba2(
         projections=[together.picked(rows) for rows in (slice(numbers, times), slice(numbers), slice(times, None))],
-        convolution=_convolution(reader, ("conv",), _activation(settings, function)),
+        convolution=_convolution(reader, ("conv",), settings, _activation(settings, function)),
         heads=heads,
         head_dim=head_dim,
         groups=groups,
@@ -114,14 +115,14 @@ def mamba2(
     )
 
 
-def short_convolution(reader: Reader, _facts: Facts, _settings: Settings) -> ShortConvolution:
+def short_convolution(reader: Reader, _facts: Facts, settings: Settings) -> ShortConvolution:
     """Describe a convolution between gates, as LFM2 has it."""
     together = reader.matrix("in")
     width = len(together.weight) // 3
     gates, out_gates, inputs = (slice(part * width, (part + 1) * width) for part in range(3))
     return ShortConvolution(
         projections=[together.picked(rows) for rows in (inputs, gates, out_gates)],
-        convolution=_convolution(reader, ("conv",), "none"),
+        convolution=_convolution(reader, ("conv",), settings, "none"),
         out=reader.matrix("out"),
     )
 
@@ -152,9 +153,13 @@ def _by_kind(matrix: Matrix, heads: int, sizes: list[int]) -> Matrix:
     return matrix.picked(torch.cat([rows.flatten() for rows in parts]))
 
 
-def _convolution(reader: Reader, roles: Sequence[str], activation: str) -> Convolution:
+def _convolution(reader: Reader, roles: Sequence[str], settings: Settings, activation: str) -> Convolution:
     """Describe a convolution, whose channels the files may have in several tensors [channels, 1, taps]."""
-    weight = torch.cat([reader.numbers(f"{role}.weight") for role in roles])[:, 0].T.contiguous()
+    taps = next(found for key in _TAPS if (found := settings.get(key)) is not None)
+    parts = [reader.numbers(f"{role}.weight") for role in roles]
+    if any(part.shape[1:] != (1, taps) for part in parts):
+        raise NotKnown(f"its convolutions are of the shape {tuple(parts[0].shape)}, with {taps} tokens in its settings")
+    weight = torch.cat(parts)[:, 0].T.contiguous()
     if not 2 <= len(weight) <= MAX_TAPS:
         raise NotKnown(f"its convolutions look at {len(weight)} tokens, and not at 2 to {MAX_TAPS}")
     biases = [reader.numbers_or_none(f"{role}.bias") for role in roles]

@@ -2,7 +2,8 @@
 
 A file has the blocks of a model's matrices, one behind the other. Native code writes them where the file is mapped, so
 they are in memory once, as pages that the system can write back. The file has no name until all of it is on the disk;
-an interrupted start leaves nothing behind. The record of the start has the places in it.
+an interrupted start leaves nothing behind. The order of the matrices is that of their names, so that no record has to
+be trusted with their places.
 
 All files together take no more than the user allows: the least recently used ones go first.
 """
@@ -63,10 +64,9 @@ class QuantizedFile:
 
     def blocks(self, kind: int, n: int, k: int) -> Blocks:
         """Return the next blocks, of a matrix [n, k] in a format, still without values."""
-        offset, num_bytes = self._end, _num_bytes(kind, n, k)
-        self._end += _aligned(num_bytes)
-        data = np.frombuffer(self._map, np.uint8, num_bytes, offset).reshape(n, -1)
-        return Blocks(data, kind, np.arange(n), self._map, offset)
+        blocks = _blocks_at(self._map, self._end, kind, n, k)
+        self._end += _aligned(blocks.data.nbytes)
+        return blocks
 
     def finish(self, name: str) -> FileIdentity:
         """Give the file a name, once all of it is on the disk. Raises OSError."""
@@ -83,6 +83,27 @@ class QuantizedFile:
         finally:
             os.close(folder)
         return FileIdentity(name, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class FinishedFile:
+    """A file of an earlier start."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._end = 0
+        self.num_bytes = len(self._map)
+
+    def blocks(self, kind: int, n: int, k: int) -> Blocks:
+        """Return the next blocks, of a matrix [n, k] in a format."""
+        blocks = _blocks_at(self._map, self._end, kind, n, k)
+        self._end += _aligned(blocks.data.nbytes)
+        return blocks
+
+
+def _blocks_at(mapped: mmap.mmap, offset: int, kind: int, n: int, k: int) -> Blocks:
+    data = np.frombuffer(mapped, np.uint8, _num_bytes(kind, n, k), offset).reshape(n, -1)
+    return Blocks(data, kind, np.arange(n), mapped, offset)
 
 
 def file_bytes(matrices: Sequence[tuple[int, int, int]]) -> int:

@@ -58,6 +58,10 @@ class NormKind:
     adds_one: bool = False  # to the weight, which files on the hub have minus 1
     width_without_weights: int = 0  # of norms in place of those in WEIGHTLESS; 0: all norms have weights
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon < 1:
+            raise NotKnown(f"the epsilon of its norms is {self.epsilon}")
+
 
 # The norms of a family whose norms have no weights, which files thus don't show.
 WEIGHTLESS = ("attention_norm", "mlp_norm", "final_norm")

@@ -85,7 +85,7 @@ class Settings(Mapping[str, Any]):
     """The settings of a text model, which note the keys that are read."""
 
     def __init__(self, values: Values, stated: Mapping[str, Any], read: set[str]) -> None:
-        """`stated` are those that the file itself has, as it has them. `read` are those that others follow from."""
+        """`stated` are those that the file itself has, under its names. `read` are those that others follow from."""
         self.stated = stated
         self.read = read
         self._values = values
@@ -134,8 +134,8 @@ class _Noting(dict[str, Any]):
 
 def settings_of(config: Mapping[str, Any]) -> Settings:
     """Return the settings of the text model in a config.json. Raises KeyError for a type without defaults."""
-    stated = _text_of(config)
-    values, read = _values_of(_with_floats(stated))
+    stated = _with_floats(_text_of(config))
+    values, read = _values_of(stated)
     return Settings(values, stated, read)
 
 

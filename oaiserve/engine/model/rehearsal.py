@@ -28,10 +28,14 @@ _COSTLY = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logit
 
 def prompt(num_tokens: int, vocab_size: int, block_size: int, *, start: int = 0) -> Step:
     """Return a step that computes a sequence of `num_tokens` varied tokens from `start` on, in the first blocks."""
-    ids = [(7 * position + 3) % vocab_size for position in range(num_tokens)]
-    sequence = Sequence("rehearsal", 0, ids, SamplingParams(), max_len=num_tokens + 1)
-    sequence.blocks = list(range(-(-num_tokens // block_size)))
-    return Step([Chunk(sequence, start, num_tokens - start)])
+    return prompt_of([(7 * position + 3) % vocab_size for position in range(num_tokens)], block_size, start=start)
+
+
+def prompt_of(ids: list[int], block_size: int, *, start: int = 0) -> Step:
+    """Return a step that computes a sequence of these tokens from `start` on, in the first blocks."""
+    sequence = Sequence("rehearsal", 0, ids, SamplingParams(), max_len=len(ids) + 1)
+    sequence.blocks = list(range(-(-len(ids) // block_size)))
+    return Step([Chunk(sequence, start, len(ids) - start)])
 
 
 def prompts_and_decodes(lengths: list[int], vocab_size: int, block_size: int) -> tuple[Step, Step]:

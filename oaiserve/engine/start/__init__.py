@@ -1,1 +1,1 @@
-"""Everything that starts a model: the ways to do it, their checks, and the start cache."""
+"""Everything that starts a model: the ways to do it, their checks, and what they record."""

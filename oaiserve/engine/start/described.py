@@ -1,10 +1,10 @@
-"""Describes a text model from its files, for the native step on a CPU. Neither needs code of transformers."""
+"""Describes a text model from its files, for a start on a CPU. Needs no code of transformers."""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +17,13 @@ from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, LatentProjection, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.families.family import Family
+from oaiserve.engine.decoder.key_sizes import with_key_sizes
 from oaiserve.engine.decoder.keys import refuse_ignored, unknown
 from oaiserve.engine.decoder.mixers import state_shapes
 from oaiserve.engine.decoder.model_spec import model_spec, stored_dtype
-from oaiserve.engine.decoder.reader import Tensors
+from oaiserve.engine.decoder.quantized_file import QuantizedFile
 from oaiserve.engine.decoder.settings import Settings, is_wrapper, settings_of
+from oaiserve.engine.decoder.sources.encoded_weights import EncodedWeights
 from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
 from oaiserve.engine.decoder.sources.gguf.tensors import GgufTensors
 from oaiserve.engine.decoder.sources.hub import HubTensors
@@ -29,12 +31,17 @@ from oaiserve.engine.decoder.sources.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.engine.model.cpu.encoder import Encoder
 from oaiserve.engine.model.cpu.kv_layout import latent_dim
 from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.start.start_record import StartRecord
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import json_object
 from oaiserve.files.gguf import read_tensors, read_values
-from oaiserve.files.quantization import Quantization, read_quantization
+from oaiserve.files.load_errors import named
+from oaiserve.files.private import NotPrivate
+from oaiserve.files.quantization import read_quantization
 from oaiserve.files.source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -47,25 +54,41 @@ class Described(NamedTuple):
 
     spec: ModelSpec
     decoder: Decoder
-    library: Library
+    library: Library | None  # None: without --compile
+    quantized: QuantizedFile | None = None  # has the blocks that --quantize made, and no name yet
+    tensors: HubTensors | GgufTensors | None = None  # of its files
 
 
 class _Files(NamedTuple):
     settings: Settings
     family: Family
-    tensors: Tensors
-    library: Library
+    tensors: HubTensors | GgufTensors
+    library: Library | None
+    quantized: QuantizedFile | None = None
 
 
+@contextmanager
+def _unexpected_files_not_known() -> Iterator[None]:
+    """Raise NotKnown for errors that tensors of unexpected shapes, or settings of unexpected types, cause."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        log.debug("The files cannot be described", exc_info=True)
+        raise NotKnown(f"its files cannot be described ({named(error)})") from error
+
+
+@_unexpected_files_not_known()
 @torch.inference_mode()
-def describe_model(source: ModelSource, options: EngineOptions) -> Described:
+def describe_model(source: ModelSource, options: EngineOptions, record: StartRecord | None = None) -> Described:
     """Describe the text model in these files, with the KV cache that the options name.
 
-    Raises NotKnown for a model without a description, BuildError without a native library, and StartupError for options
-    that the model cannot have.
+    `record` has the blocks that --quantize made in an earlier start. Raises NotKnown for a model without a description,
+    BuildError where --compile finds no native library, and StartupError for options that the model cannot have.
     """
-    opened = _open_gguf if source.gguf_file is not None else _open_folder
-    settings, family, tensors, library = opened(source, options)
+    if source.gguf_file is not None:
+        settings, family, tensors, library, quantized = _open_gguf(source, options)
+    else:
+        settings, family, tensors, library, quantized = _open_folder(source, options, record)
     length = _length(settings, options)
     decoder = describe(tensors, settings, family, length)
     spec = model_spec(
@@ -79,60 +102,90 @@ def describe_model(source: ModelSource, options: EngineOptions) -> Described:
     refuse_ignored(settings)
     if keys := unknown(settings):
         log.info("No type of model is known to have the settings %s, which are ignored", ", ".join(keys))
-    return _with_cache(replace(spec, max_model_len=length), decoder, library, options)
+    found = _with_cache(replace(spec, max_model_len=length), decoder, library, options)
+    return found._replace(quantized=quantized, tensors=tensors)
 
 
 def _open_gguf(source: ModelSource, options: EngineOptions) -> _Files:
+    if options.quantize != "none":
+        raise _already_quantized(options, source.path.name)
     settings = settings_of_gguf(read_values(source.path), read_tensors(source.path))
     family = _family(settings)
     dtype = _dtype(_IN_BLOCKS, options)
-    return _Files(settings, family, GgufTensors(source.path, family.names, settings, dtype), Library(dtype))
+    return _Files(settings, family, GgufTensors(source.path, family.names, settings, dtype), _library(dtype, options))
 
 
-def _open_folder(source: ModelSource, options: EngineOptions) -> _Files:
+def _open_folder(source: ModelSource, options: EngineOptions, record: StartRecord | None) -> _Files:
     folder = Path(source.location)
     config = json_object(folder / "config.json")
     settings = _settings(config)
     family = _family(settings)
-    given = config.get("quantization_config") or settings.stated.get("quantization_config")
-    quantization = read_quantization({"quantization_config": given}) if given else None
-    stored = stored_dtype(settings) if quantization is None and given is None else _IN_BLOCKS
-    library = Library(_dtype(stored, options))
-    files = _tensor_files(folder, given, quantization, library, of_wrapper=is_wrapper(config))
-    if quantization is not None and not files.has_blocks():  # floats of 8 bits are expanded
-        library = Library(_dtype(stored_dtype(settings), options))
+    stated = config.get("quantization_config") or settings.stated.get("quantization_config")
+    if stated and options.quantize != "none":
+        raise _already_quantized(options, source.location)
+    quantization = read_quantization({"quantization_config": stated}) if stated else None
+    has_blocks = stated is not None or options.quantize != "none"
+    dtype = _dtype(_IN_BLOCKS if has_blocks else stored_dtype(settings), options)
+    library = _library(dtype, options)
+    files: TensorFiles
+    of_wrapper = is_wrapper(config)
+    if quantization is not None:
+        # Longer sums cost more without tiles, because x has two levels for them.
+        is_long = library is not None and library.has_integer_tiles()
+        files = PackedWeights(folder, quantization, of_wrapper=of_wrapper, is_long=is_long)
+        if not files.has_blocks():  # floats of 8 bits are expanded
+            dtype = _dtype(stored_dtype(settings), options)
+            library = _library(dtype, options)
+    elif stated is not None:
+        files = Mxfp4Weights(folder)
+    elif options.quantize != "none":
+        if family.is_transposed:
+            raise NotKnown("the matrices of this family are transposed, and not quantized")
+        assert library is not None  # --quantize refuses --no-compile
+        files = _encoded(folder, options, library, record, of_wrapper=of_wrapper)
+    else:
+        files = TensorFiles(folder, of_wrapper=of_wrapper)
     tensors = HubTensors(
         files,
         family.names,
-        library.dtype,
+        dtype,
         is_transposed=family.is_transposed,
         has_transposed_experts=family.has_transposed_experts,
     )
-    return _Files(settings, family, tensors, library)
+    return _Files(settings, family, tensors, library, files.file if isinstance(files, EncodedWeights) else None)
 
 
-def _tensor_files(
-    folder: Path,
-    given: Mapping[str, Any] | None,
-    quantization: Quantization | None,
-    library: Library,
-    *,
-    of_wrapper: bool,
-) -> TensorFiles:
-    if quantization is not None:
-        # Longer sums cost more without tiles, because x has two levels for them.
-        is_long = library.has_integer_tiles()
-        return PackedWeights(folder, quantization, of_wrapper=of_wrapper, is_long=is_long)
-    if given is not None:
-        return Mxfp4Weights(folder)
-    return TensorFiles(folder, of_wrapper=of_wrapper)
+def _encoded(
+    folder: Path, options: EngineOptions, library: Library, record: StartRecord | None, *, of_wrapper: bool
+) -> EncodedWeights:
+    """Quantize the weights of a folder, or map the blocks of an earlier start."""
+    encode = Encoder(library, options.cpu_threads or default_threads())
+    in_4_bits = options.quantize == "int4"
+    files = EncodedWeights(folder, encode, in_4_bits=in_4_bits, of_wrapper=of_wrapper)
+    if record is not None and record.quantized is not None and files.read_from_file(record.quantized):
+        return files
+    if options.quantized_cache:
+        try:
+            files.write_to_file(options.quantized_cache)
+        except (NotPrivate, OSError) as error:
+            log.warning("The next start quantizes the weights again, because they could not be stored: %s", error)
+    return files
+
+
+def _already_quantized(options: EngineOptions, name: str) -> StartupError:
+    return StartupError(
+        f"--quantize {options.quantize} is for weights that are not quantized yet; those of '{name}' are, and stay as "
+        "they are without the flag."
+    )
 
 
 def _settings(config: dict[str, Any]) -> Settings:
     try:
         return settings_of(config)
     except KeyError as error:
-        raise NotKnown(f"models of type '{config.get('model_type')}' have no description ({error})") from error
+        if error.args == ("model_type",):
+            raise NotKnown("its config.json has no model_type") from error
+        raise NotKnown(f"models of type {error} have no description") from error
 
 
 def _family(settings: Settings) -> Family:
@@ -157,13 +210,18 @@ def _dtype(stored: torch.dtype, options: EngineOptions) -> torch.dtype:
     return torch.float32 if stored == torch.float16 else stored  # float16 is slow on CPUs, and bfloat16 less precise
 
 
+def _library(dtype: torch.dtype, options: EngineOptions) -> Library | None:
+    """Load native code for a dtype; None without --compile. Raises BuildError."""
+    return Library(dtype) if options.compile else None
+
+
 def _generation(folder: Path) -> dict[str, Any]:
     path = folder / "generation_config.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return json_object(path) if path.is_file() else {}
 
 
-def _with_cache(spec: ModelSpec, decoder: Decoder, library: Library, options: EngineOptions) -> Described:
-    """Return the model with the form of KV cache that the native step keeps: of latent vectors where these fit."""
+def _with_cache(spec: ModelSpec, decoder: Decoder, library: Library | None, options: EngineOptions) -> Described:
+    """Return the model with the form of KV cache that CPUs keep: of latent vectors where these fit."""
     width = _latent_width(decoder)
     if width and options.kv_cache_dtype != "auto":
         raise StartupError(
@@ -177,7 +235,7 @@ def _with_cache(spec: ModelSpec, decoder: Decoder, library: Library, options: En
         if attention is not None:
             owner = number if attention.cache_of is None else attention.cache_of
             layer = replace(layer, attention=replace(attention, shape=spec.kv_shapes[owner]))
-        layers.append(layer)
+        layers.append(with_key_sizes(layer))
     return Described(spec, replace(decoder, layers=layers), library)
 
 

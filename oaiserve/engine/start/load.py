@@ -63,7 +63,6 @@ log = logging.getLogger(__name__)
 # Code that comes with a model never runs, and nobody is asked about it at the terminal.
 _ARGUMENTS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 OF_WEIGHTS: dict[str, Any] = _ARGUMENTS | {
-    "attn_implementation": "eager",
     "use_safetensors": True,
     "weights_only": True,
     "output_loading_info": True,
@@ -109,7 +108,7 @@ def load_model(
     checkpoint = read_checkpoint(source, str(model))
     refuse_longer(max_model_len, checkpoint.config)
     torch_dtype = select_dtype(dtype, checkpoint.config, target, is_gguf=checkpoint.is_gguf, for_tensor_cores=True)
-    loaded, packed = _load_weights(checkpoint, torch_dtype, target)
+    loaded, packed = load_weights(checkpoint, torch_dtype, target, attention="eager")
     if packed is not None and checkpoint.quantization is not None:
         number = keep_packed_matrices(loaded, packed) if target.type == "cuda" else 0
         number_of_layers = keep_packed_experts(loaded, packed) if _keeps_packed(target) else 0
@@ -148,11 +147,15 @@ def read_checkpoint(source: ModelSource, name: str) -> Checkpoint:
     return Checkpoint(name, source, config, quantization, text is not None)
 
 
-def _load_weights(
-    checkpoint: Checkpoint, dtype: torch.dtype, target: torch.device
+def load_weights(
+    checkpoint: Checkpoint, dtype: torch.dtype, target: torch.device, *, attention: str | None = None
 ) -> tuple[PreTrainedModel, PackedWeights | None]:
     """Make transformers' model with the weights of a checkpoint in `dtype`, and return what a checkpoint of integers
-    has them from, too. Raises StartupError if a weight cannot be read, or if one is missing."""
+    has them from, too.
+
+    `attention` is the implementation that transformers uses; None: its choice. Raises StartupError if a weight cannot
+    be read, or if one is missing.
+    """
     _, source, config, quantization, is_wrapped = checkpoint
     folder = Path(source.location)
     in_mxfp4: Mxfp4Weights | None = None
@@ -164,20 +167,21 @@ def _load_weights(
     with reported(failure), tensors_named(allows_unread=is_wrapped):
         if quantization is not None:
             packed = PackedWeights(folder, quantization, of_wrapper=is_wrapped)
-            loaded, found = _load_expanded(config, packed, dtype, generation_defaults(folder))
+            loaded, found = _load_expanded(config, packed, dtype, attention, generation_defaults(folder))
         elif in_mxfp4 is not None:
             generation = generation_defaults(folder)
-            loaded, found = _load_expanded(config, in_mxfp4, dtype, generation, kept=in_mxfp4.of_experts())
+            kept = in_mxfp4.of_experts()
+            loaded, found = _load_expanded(config, in_mxfp4, dtype, attention, generation, kept)
             number = keep_mxfp4_experts(loaded, in_mxfp4)
             log.debug("The weights of '%s' stay in MXFP4 in the experts of %d layers", checkpoint.name, number)
         elif checkpoint.is_gguf and family.changes is not None:
             in_file = GgufWeights(source.path, config)
-            loaded, found = _load_expanded(config, in_file, dtype)
+            loaded, found = _load_expanded(config, in_file, dtype, attention)
             scale_frequencies(loaded, in_file.rope_factors)
         elif checkpoint.is_gguf:
-            loaded, found = _load_gguf_by_transformers(checkpoint, dtype)
+            loaded, found = _load_gguf_by_transformers(checkpoint, dtype, attention)
         else:
-            loaded, found = _load_by_transformers(checkpoint, dtype)
+            loaded, found = _load_by_transformers(checkpoint, dtype, attention)
     if checkpoint.is_gguf and (defaults := generation_defaults(folder)) is not None:
         loaded.generation_config = defaults
     if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
@@ -188,9 +192,11 @@ def _load_weights(
     return loaded, packed
 
 
-def _load_by_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
+def _load_by_transformers(
+    checkpoint: Checkpoint, dtype: torch.dtype, attention: str | None
+) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Let transformers load a model as it reads it, and say what it found."""
-    arguments = dict(OF_WEIGHTS)
+    arguments = OF_WEIGHTS | {"attn_implementation": attention}
     if checkpoint.is_wrapped:
         arguments |= {"key_mapping": KEYS, "config": checkpoint.config}
     if is_mxfp4(checkpoint.config):
@@ -200,7 +206,9 @@ def _load_by_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[P
     return pair  # type: ignore[no-any-return]
 
 
-def _load_gguf_by_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
+def _load_gguf_by_transformers(
+    checkpoint: Checkpoint, dtype: torch.dtype, attention: str | None
+) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Let transformers read the weights of a GGUF file whose family's changes are not known here."""
     path = checkpoint.source.path
     if len(shard_paths(path)) > 1:
@@ -212,13 +220,14 @@ def _load_gguf_by_transformers(checkpoint: Checkpoint, dtype: torch.dtype) -> tu
     config: PreTrainedConfig = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, **_ARGUMENTS)
     model = empty_model(config, dtype)
     read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model, torch_dtype=dtype)
-    return _with_tensors(config, read["tensors"], dtype)
+    return _with_tensors(config, read["tensors"], dtype, attention)
 
 
 def _load_expanded(
     config: PreTrainedConfig,
     weights: Weights,
     dtype: torch.dtype,
+    attention: str | None,
     generation: GenerationConfig | None = None,
     kept: Container[str] = (),
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -230,14 +239,14 @@ def _load_expanded(
     for name in counted("Expanding weights", weights.names(), lambda name: dtype.itemsize * prod(weights.shape(name))):
         tensor = torch.zeros(1, dtype=dtype).expand(weights.shape(name)) if name in kept else weights.tensor(name)
         tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
-    model, found = _with_tensors(config, tensors, dtype)
+    model, found = _with_tensors(config, tensors, dtype, attention)
     if generation is not None:
         model.generation_config = generation
     return model, found
 
 
 def _with_tensors(
-    config: PreTrainedConfig, tensors: dict[str, Tensor], dtype: torch.dtype
+    config: PreTrainedConfig, tensors: dict[str, Tensor], dtype: torch.dtype, attention: str | None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     plain = copy.deepcopy(config)
     for key in ("quantization_config", "compression_config"):
@@ -248,7 +257,7 @@ def _with_tensors(
         config=plain,
         state_dict=tensors,
         dtype=dtype,
-        attn_implementation="eager",
+        attn_implementation=attention,
         output_loading_info=True,
     )
     return pair

@@ -33,13 +33,15 @@ class Measured(NamedTuple):
 def measure(forward: CachedForward) -> Measured:
     """Measure the cache of a model at two lengths, and compare its logits with those of the text as a whole.
 
-    Raises NoCache if they differ in float32 where each token is computed alone. In 16 bits, where rounding may do that,
-    a warning says so.
+    Raises NoCache if they are no finite numbers, or differ in float32 where each token is computed alone. In 16 bits,
+    where rounding may do that, a warning says so.
     """
     weight = next(forward.model.parameters())
     text = torch.arange(_FIRST + sum(_ONE_BY_ONE), device=weight.device)  # all vocabularies have these
     # The first token that follows a cache needs it most, and at the last ones errors have added up.
     whole, _ = forward(text, 0, None, [_FIRST, len(text) - 2, len(text) - 1])
+    if not whole.isfinite().all():
+        raise NoCache("its outputs are no finite numbers: its weights are damaged, or too large for their dtype")
     by_one, size = _in_parts(forward, text, _ONE_BY_ONE)
     apart = _most_apart(by_one, whole)
     if not apart <= tolerance(weight.dtype):  # NaN, too

@@ -1,6 +1,6 @@
 """Starts a model: finds its files, asks the ways to start one after the other, and assembles the engine's model.
 
-The way from the start cache comes first. It is fast, because it imports nothing of transformers.
+Models with a description come first. They start fast, because nothing of transformers is imported for them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
@@ -19,16 +20,16 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.encoder import Media
 from oaiserve.engine.model.cpu.cores import usable_cpus
 from oaiserve.engine.model.cpu.reserved import reserve
-from oaiserve.engine.pooling import gguf_task
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.request import Declined, StartRequest, Way
+from oaiserve.engine.start.task import find_task
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files import demo, gguf
 from oaiserve.files.checkpoint import refuse_unless_sound, refuse_without_tokenizer
 from oaiserve.files.hub import fetched
 from oaiserve.files.load_errors import reported
 from oaiserve.files.model_defaults import stated_defaults
-from oaiserve.files.source import find_mmproj, find_model
+from oaiserve.files.source import ModelSource, find_mmproj, find_model
 
 log = logging.getLogger(__name__)
 
@@ -117,64 +118,57 @@ def _media(request: StartRequest) -> Media | None:
         return load_media(request, mmproj)
 
 
-def compile_early(options: EngineOptions, saved: str) -> None:
-    """Compile the native code of a decoder that is saved in this dtype beside what a start does first."""
+def compile_early(options: EngineOptions, stored: str) -> Thread | None:
+    """Compile the native code of a decoder that is stored in this dtype, in a thread, while the start goes on."""
     import torch
 
     from oaiserve.engine.model.cpu.build import build_beside, limit_features
-    from oaiserve.engine.start.cache import is_native
+    from oaiserve.engine.start.ways.described import is_on_cpu
 
-    if is_native(options):
-        limit_features(options.cpu_features)
-        # As `select_dtype` has it, which needs transformers' configuration.
-        name = {"float16": "float32"}.get(saved, saved) if options.dtype == "auto" else options.dtype
-        if isinstance(dtype := getattr(torch, name, None), torch.dtype):  # or else the load says what is wrong
-            build_beside(dtype)
+    limit_features(options.cpu_features)
+    if not (options.compile and is_on_cpu(options)) or options.task in ("embed", "score"):
+        return None
+    name = {"float16": "float32"}.get(stored, stored) if options.dtype == "auto" else options.dtype
+    dtype = getattr(torch, name, None)
+    return build_beside(dtype) if isinstance(dtype, torch.dtype) else None  # or else the load says what is wrong
 
 
-def _saved_dtype(model: Path) -> str | None:
-    """Return the dtype in a decoder's config.json; None for another model."""
+def _stored_dtype(source: ModelSource, options: EngineOptions) -> str | None:
+    """Return the name of the dtype that a decoder's native code has by default; None if its files don't say."""
+    if source.gguf_file is not None or options.quantize != "none":
+        return "bfloat16"
     try:
-        config = json.loads((model / "config.json").read_text())
-        is_decoder = any("ForCausalLM" in name for name in config["architectures"])
-        saved = config.get("dtype") or config["torch_dtype"]
-        return saved if is_decoder and isinstance(saved, str) else None
-    except (OSError, ValueError, TypeError, KeyError):  # the load says what is wrong
+        config = json.loads((source.path / "config.json").read_text())
+        if config.get("quantization_config"):
+            return "bfloat16"
+        stored = config.get("dtype") or config["torch_dtype"]
+        return stored if isinstance(stored, str) else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # the load says what is wrong
         return None
 
 
 def _ways(request: StartRequest) -> Iterator[Way]:
     """Yield the ways to start, in the order in which they are asked. All but the first import transformers."""
     source, options, times = request.source, request.options, request.times
-    is_gguf = source.gguf_file is not None
-    task = gguf_task(source.path) if is_gguf and options.task == "auto" else options.task
-    pools = task in ("embed", "score")
-    if is_gguf and not pools:
-        # The system finds memory for weights beside the imports, which leave a core idle. Packed, they take as much.
+    request.task = find_task(source, options.task)
+    is_text = request.task == "generate"
+    if is_text and source.gguf_file is not None and options.compile and options.device != "cuda":
+        # The system finds memory for packed weights, which take as much, while a core is idle during imports.
         request.reserved = reserve(sum(part.stat().st_size for part in gguf.shard_paths(source.path)))
     with times.part("import of torch"):
-        from oaiserve.engine.model.cpu.build import build_beside, limit_features
-        from oaiserve.engine.start.cache import block_dtype, cache_key
-
+        from oaiserve.engine.model.cpu.build import limit_features
     limit_features(options.cpu_features)
-    dtype = None if pools else block_dtype(source.path, options)
-    if dtype is None:
-        request.drop_reserved()
-    request.key = cache_key(source.path, options)
-    with times.part("import of the native step"):
-        from oaiserve.engine.start.ways.remembered import Remembered
-    yield Remembered()
-
-    if dtype is not None:  # before the imports, which leave a core idle
-        request.compiling = build_beside(dtype)
-    elif (saved := _saved_dtype(source.path)) is not None:
-        compile_early(options, saved)
+    if is_text:
+        with times.part("import of the native step"):
+            from oaiserve.engine.start.ways.described import FromDescription
+        if (stored := _stored_dtype(source, options)) is not None:
+            request.compiling = compile_early(options, stored)
+        yield FromDescription()
     with times.part("import of transformers"):  # takes seconds
-        from oaiserve.engine.start.ways.expanded import Expanded
+        from oaiserve.engine.start.ways.fallback import Fallback
         from oaiserve.engine.start.ways.gpu import OnGpu
-        from oaiserve.engine.start.ways.pooling import ToPool, find_model_task
-        from oaiserve.engine.start.ways.quantized import Quantized
+        from oaiserve.engine.start.ways.pooling import ToPool
     if not gc.isenabled():  # in a server that starts, which collects once, when the model is loaded
         gc.freeze()  # so that it looks only at what the load leaves, not at a million objects that stay
-    request.task = find_model_task(source.path, options)
-    yield from (ToPool(), Quantized(), OnGpu(), Expanded())
+    request.drop_reserved()  # which only native code writes to
+    yield from (ToPool(), OnGpu(), Fallback())

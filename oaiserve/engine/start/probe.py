@@ -35,12 +35,12 @@ _LIMIT_OF_BLOCKS = 0.05
 
 
 @torch.inference_mode()
-def refuse_unless_probed(library: Library) -> None:
+def refuse_unless_probed(library: Library, *, again: bool = False) -> None:
     """Raise NotKnown unless the library computes all kinds of layers right, now or in an earlier start."""
     folder = cache_folder() / "probed"
     path = folder / f"{library.name}-{version_of('oaiserve')}-{version_of('torch')}"
     try:
-        if folder.exists() and (private.verified(folder) / path.name).exists():
+        if not again and folder.exists() and (private.verified(folder) / path.name).exists():
             return
     except (NotPrivate, OSError) as error:
         log.debug("Native code is probed again: %s", error)

@@ -14,7 +14,6 @@ from oaiserve.engine.pooling import Task
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files.source import ModelSource
-from oaiserve.files.start_cache import Subject
 
 if TYPE_CHECKING:
     from oaiserve.engine.model.cpu.reserved import ReservedMemory
@@ -29,6 +28,8 @@ def needing_native(options: EngineOptions) -> str | None:
         return f"--kv-cache-dtype {options.kv_cache_dtype}"
     if options.exact:
         return "--exact"
+    if options.quantize != "none":
+        return f"--quantize {options.quantize}"
     return None if options.prefix_cache_dir is None else "--prefix-cache-dir"
 
 
@@ -58,7 +59,6 @@ class StartRequest:
     meanwhile: Callable[[], object] = lambda: None  # called beside the weights
     default_params: Mapping[str, float] = field(default_factory=dict)  # of requests, if the model's files state none
     task: Task = "generate"
-    key: Subject | None = None  # in the start cache; None: this start cannot be remembered
     reserved: ReservedMemory | None = None  # for weights in quantization blocks
     compiling: Thread | None = None  # of the native library, since before the imports
 

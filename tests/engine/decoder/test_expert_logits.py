@@ -77,6 +77,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama4_text", {"use_qk_norm": False, "interleave_moe_layer_step": 2, "attention_bias": True}),
     ("llama4_text", {"moe_layers": [1, 2], "attention_chunk_size": None, "no_rope_layer_interval": 3}),
     ("minicpm3", {"scale_depth": None, "dim_model_base": None, "tie_word_embeddings": False}),
+    ("youtu", {"q_lora_rank": None, "rope_interleave": False, "tie_word_embeddings": False, "attention_bias": True}),
     ("minicpm3", {"scale_emb": 3, "q_lora_rank": None, "mlp_bias": True}),
 ]
 

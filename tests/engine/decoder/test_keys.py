@@ -126,16 +126,20 @@ def test_biases_are_compared_with_the_settings_that_transformers_reads(
 
 
 @pytest.mark.parametrize(
-    "stated",
+    ("model_type", "stated"),
     [
-        {"sliding_window": None, "use_sliding_window": False, "layer_types": ["full_attention"]},
-        {"attention_multiplier": 1.0, "final_logit_softcapping": 0},
-        {"initializer_range": 0.1, "pretraining_tp": 4},
+        ("llama", {"sliding_window": None, "use_sliding_window": False, "layer_types": ["full_attention"]}),
+        ("llama", {"attention_multiplier": 1.0, "final_logit_softcapping": 0}),
+        ("llama", {"initializer_range": 0.1, "pretraining_tp": 4}),
+        ("deepseek_v2", {"topk_method": "greedy", "n_group": 4, "topk_group": 2, "norm_topk_prob": True}),
+        ("exaone_moe", {"mlp_layer_types": ["sparse"] * 32, "first_k_dense_replace": 2}),
+        ("nemotron_h", {"mlp_bias": True}),  # tensors tell
+        ("nemotron_h", {"time_step_limit": [0.0, {"__float__": "Infinity"}]}),  # the default, as transformers writes it
     ],
 )
-def test_a_setting_without_an_effect_is_ignored(stated: dict[str, Any]) -> None:
-    settings = settings_of({"model_type": "llama", **stated})
-    FAMILIES["llama"].facts(settings)
+def test_a_setting_without_an_effect_is_ignored(model_type: str, stated: dict[str, Any]) -> None:
+    settings = settings_of({"model_type": model_type, **stated})
+    FAMILIES[model_type].facts(settings)
     refuse_ignored(settings)
     assert not unknown(settings)
 

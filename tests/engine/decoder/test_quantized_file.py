@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from oaiserve.engine.decoder import quantized_file
-from oaiserve.engine.decoder.quantized_file import FileIdentity, QuantizedFile, file_bytes, find
+from oaiserve.engine.decoder.quantized_file import FileIdentity, FinishedFile, QuantizedFile, file_bytes, find
 from oaiserve.files.private import NotPrivate
 
 Q8_0 = 8
@@ -48,7 +48,12 @@ def test_a_file_has_the_matrices_one_behind_the_other(folder: Path) -> None:
     assert content.nbytes == identity.num_bytes == SIZE
     for blocks, value in ((first, 1), (second, 2)):
         assert (content[blocks.offset : blocks.offset + blocks.data.nbytes] == value).all()
-    assert first.shape == (3, 64)
+    finished = FinishedFile(path)
+    assert finished.num_bytes == SIZE
+    for matrix, blocks in zip(MATRICES, (first, second), strict=True):
+        again = finished.blocks(*matrix)
+        assert again.shape == matrix[1:]
+        assert np.array_equal(again.data, blocks.data)
 
 
 def test_a_file_that_is_not_finished_leaves_nothing(folder: Path) -> None:

@@ -49,6 +49,7 @@ REFUSED_ALONE = {
 }
 WITHOUT_OLD_FILES = ("gemma4_text", "gemma4_unified_text", "mellum")
 GEMMA4 = {"head_dim", "num_key_value_heads"}  # which differ between layers
+_OF_TRAINING = {"embedding_initializer_range", "initializer_range"}
 
 
 def of_class(config: dict[str, Any]) -> Any:
@@ -72,14 +73,8 @@ def differing(config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 def differences(expected: Any, found: Settings) -> dict[str, tuple[Any, Any]]:
     """Return the settings that are not those of a class's configuration, with these."""
     name = found["model_type"]
-    keys = {
-        *ROWS[name]["keys"],
-        "layer_types",
-        "head_dim",
-        "num_key_value_heads",
-        "qk_head_dim",
-        "rope_parameters",
-    }
+    derived = {"layer_types", "head_dim", "num_key_value_heads", "qk_head_dim", "rope_parameters"}
+    keys = {*ROWS[name]["keys"], *derived} - _OF_TRAINING
     of_layers = GEMMA4 & keys if name.startswith("gemma4") else frozenset()
     pairs = {key: (found.get(key), plain(getattr(expected, key))) for key in keys - of_layers if hasattr(expected, key)}
     of_full_layers = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}

@@ -136,7 +136,7 @@ def test_logits_of_quantized_files_are_those_of_transformers_with_their_weights(
     model, path = model_of(name), tmp_path / "model.gguf"
     weights = GgufWeights(path, read_config(path))
     model.load_state_dict({parameter: weights.tensor(parameter) for parameter in parameters_of(model)}, strict=False)
-    found = errors(case_of(model, kept.loaded, kept.decoder))
+    found = errors(case_of(model, kept.spec, kept.decoder))
     assert found.median() < CUT_TABLES.get(name, MEDIAN_ERROR)
     assert found.max() < LARGEST_ERROR
 

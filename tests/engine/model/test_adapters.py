@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
 from oaiserve.engine.model import adapted_modules
 from oaiserve.engine.model.adapted_modules import adaptable, plain
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.ways import expanded
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.runners import PROMPTS, decode, eager_runner
 from tests.engine.model.steps import CPU, sequence_of
+from tests.engine.remembered import save
 from tests.models.adapters import merged, random_adapter, write_adapter
 from tests.models.decoders import FAMILIES, generate, random_model
 
@@ -83,13 +83,15 @@ def test_triton_adds_what_plain_torch_adds(dtype: torch.dtype) -> None:
             assert torch.equal(found[22:25], products[22:25])  # those whose adapter has nothing for this layer
 
 
+@pytest.mark.compiler
 def test_an_adapter_for_another_model_stops_the_start_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expanded, "cpu_sizes", None)
+    monkeypatch.setattr("oaiserve.engine.start.ways.described.cpu_sizes", None)
+    save(random_model(NATIVE_FAMILIES["llama"]), tmp_path / "model")
     write_adapter(tmp_path, {"model.layers.0.self_attn.q_proj": (7, 8)})
     message = (
         f"--lora sql={tmp_path} cannot be used: '{tmp_path}/adapter_model.safetensors': its tensor .* has the shape"
     )
     with pytest.raises(StartupError, match=message):
-        expanded.start_on_cpu(prepare(random_model(FAMILIES["llama"])), EngineOptions(lora=(f"sql={tmp_path}",)))
+        Engine.from_pretrained(tmp_path / "model", device="cpu", lora=(f"sql={tmp_path}",))

@@ -18,22 +18,25 @@ from oaiserve.engine.media import Encoded
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.native import eager_on_cpu
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import described, native_decoder
+from oaiserve.files.source import find_model
+from tests.engine.model.cpu.small_models import described
 from tests.engine.model.media_prompts import IMAGE, logits_by_transformers, media_of, sequence_with_media
 from tests.engine.model.runners import eager_runner, states_of
 from tests.engine.model.steps import CPU, sequence_of
 from tests.models.wrappers import random_wrapper
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 16
+OPTIONS = EngineOptions(dtype="float32")
 # The kinds of media of a family whose text model differs from others in what it does with them.
 FAMILIES: dict[str, dict[str, Any]] = {
     **{name: {"has_axes": True} for name in ("qwen2_vl", "qwen2_5_vl", "glm4v", "qwen3_5")},
@@ -113,7 +116,7 @@ def test_logits_equal_those_of_the_multimodal_model(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", FAMILIES)
 def test_so_do_those_of_the_reference(name: str, tmp_path: Path) -> None:
     wrapper, loaded = random_pair(name, tmp_path)
-    decoder = described(loaded)
+    decoder = describe_model(find_model(tmp_path), OPTIONS).decoder
     sizes: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
     check(wrapper, loaded, lambda: ReferenceExecutor(decoder, **sizes), FAMILIES[name], num_tries=3)
 
@@ -122,7 +125,9 @@ def test_so_do_those_of_the_reference(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "glm4v", "qwen3_5", "gemma3", "gemma4", "llava"])
 def test_so_do_those_of_the_native_step_which_are_the_same_in_any_chunks(name: str, tmp_path: Path) -> None:
     wrapper, loaded = random_pair(name, tmp_path)
-    native = native_decoder(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=2)
+    _, decoder, library, *_ = describe_model(find_model(tmp_path), OPTIONS)
+    assert library is not None
+    native = NativeDecoder(library, decoder, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=2)
     check(wrapper, loaded, lambda: native, FAMILIES[name])
     rng = Random(2)
     sequences = sequences_of(rng, FAMILIES[name])
@@ -130,15 +135,6 @@ def test_so_do_those_of_the_native_step_which_are_the_same_in_any_chunks(name: s
     alone = [logits_of(native, [cut(rng, one)], states_of(loaded))[0] for one in sequences]
     for logits in several:
         assert all(torch.equal(one, other) for one, other in zip(logits, alone, strict=True))
-
-
-@pytest.mark.compiler
-@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
-def test_native_attention_lets_tokens_of_an_image_see_each_other(name: str, tmp_path: Path) -> None:
-    wrapper, loaded = random_pair(name, tmp_path)
-    eager = eager_on_cpu(loaded, EngineOptions(block_size=BLOCK_SIZE), num_blocks=NUM_BLOCKS, num_threads=1)
-    assert eager._backend is not ReferenceAttention
-    check(wrapper, loaded, lambda: eager, FAMILIES[name])
 
 
 @pytest.mark.kernels

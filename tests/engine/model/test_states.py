@@ -147,7 +147,7 @@ def test_a_folder_is_served_with_prefix_cache_and_without_drafts(
     assert snapshot.num_prefix_hits == 3 * 96  # the first of these prompts leaves its state behind
     assert snapshot.num_drafts == 0
     assert "There is room for 4, so at most 2 sequences run at once (--max-running is 2)" in caplog.text
-    assert ("The native step is ready" in caplog.text) == is_compiled
+    assert ("The model runs in plain PyTorch" in caplog.text) != is_compiled
 
 
 def test_adapters_are_refused(folder: Path) -> None:

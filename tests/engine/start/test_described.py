@@ -1,67 +1,42 @@
-"""Models start from descriptions of their files, and answer as when transformers' modules are read."""
+"""Models start from descriptions of their files, and answer as transformers' code does."""
 
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf import GGMLQuantizationType as Kind
+import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.start import plan
+from oaiserve.engine.executors.reference.executor import ReferenceExecutor
+from oaiserve.engine.model.adapters import load_adapter
 from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.ways.described import FromDescription
 from oaiserve.errors import StartupError
+from oaiserve.files.adapters import read_adapter
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import DELTA, FAMILIES, GROUPED_MOE, LATENT, config, make_model
-from tests.engine.remembered import answer, save
+from tests.engine.model.runners import greedy, greedy_answers
+from tests.engine.remembered import answer, save, started
+from tests.models.adapters import merged, write_adapter
 from tests.models.decoders import generate
-from tests.models.in_blocks import MIX, TOKENIZER, TOKENS, WIDE, file_of, written
-from tests.models.packed import Packing
 from tests.models.small_configs import config_of
 
 pytestmark = pytest.mark.compiler
 OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
-
-
-def described_answer(path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[list[int]]:
-    with monkeypatch.context() as patch:
-        patch.setattr(plan, "_ways", lambda _: [FromDescription()])
-        return answer(path, **OPTIONS | options)
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "deepseek_v3", "gemma4_text", "qwen3_5_text", "mamba2"])
-def test_answers_are_the_same(family: str, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(make_model(FAMILIES[family]), tmp_path)
-    assert described_answer(tmp_path, monkeypatch) == answer(tmp_path, **OPTIONS)
-
-
-def test_answers_are_the_same_with_a_cache_in_eight_bits(
-    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(make_model(FAMILIES["llama"]), tmp_path)
-    found = described_answer(tmp_path, monkeypatch, kv_cache_dtype="int8")
-    assert found == answer(tmp_path, **OPTIONS, kv_cache_dtype="int8")
-
-
-@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0])
-def test_answers_of_a_gguf_file_are_the_same(
-    kind: Kind, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = file_of(config("llama", **WIDE | {"vocab_size": len(TOKENS)}), tmp_path, MIX, kind, tokenizer=TOKENIZER)
-    assert described_answer(path, monkeypatch) == answer(path, **OPTIONS)
-
-
-def test_answers_of_packed_weights_are_the_same(
-    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written(tmp_path, Packing("awq"))
-    assert described_answer(tmp_path, monkeypatch) == answer(tmp_path, **OPTIONS)
-
-
+PROMPT = [5, 9, 3, 17]
+MODELS = {
+    **{name: FAMILIES[name] for name in ("llama", "gpt2", "mixtral", "deepseek_v3", "gemma4_text", "qwen3_5_text")},
+    "mamba2": FAMILIES["mamba2"],
+    "layers by number": config_of("bamba", num_hidden_layers=6, attn_layer_indices=[2, 4]),
+    "experts in every other layer": config_of(
+        "ernie4_5_moe", num_hidden_layers=6, moe_layer_interval=2, moe_layer_start_index=1
+    ),
+}
 # What native code has no operations or no layout for.
+NARROW = config("gemma3_text", head_dim=8, sliding_window=6, query_pre_attn_scalar=8)
 ODD_SIZES = {
-    "narrow heads": config("gemma3_text", head_dim=8, sliding_window=6, query_pre_attn_scalar=8),
+    "narrow heads": NARROW,
     "an odd width": config("llama", hidden_size=72),
     "narrow states": config("qwen3_5_text", **DELTA | {"linear_key_head_dim": 8}),
     "small latent vectors": config(
@@ -73,34 +48,85 @@ ODD_SIZES = {
 }
 
 
+@pytest.mark.parametrize("is_native", [True, False], ids=["native", "--no-compile"])
+@pytest.mark.parametrize("name", MODELS)
+def test_answers_are_those_of_transformers(name: str, is_native: bool, tmp_path: Path, empty_cache: Path) -> None:
+    model = make_model(MODELS[name])
+    save(model, tmp_path)
+    with started(tmp_path, **OPTIONS, compile=is_native) as engine:
+        assert (engine.features["native_step"] == "") == is_native
+        assert greedy_answers(engine, [PROMPT]) == generate(model, [PROMPT], 12)
+
+
 @pytest.mark.parametrize("name", ODD_SIZES)
 def test_models_of_odd_sizes_run_in_plain_pytorch(
-    name: str,
-    tmp_path: Path,
-    empty_cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    name: str, tmp_path: Path, empty_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     model = make_model(ODD_SIZES[name])
     save(model, tmp_path)
-    assert described_answer(tmp_path, monkeypatch) == generate(model, [[5, 9, 3, 17]], 12)
+    assert answer(tmp_path, **OPTIONS) == generate(model, [PROMPT], 12)
     assert "The model runs in plain PyTorch, which is slower: " in caplog.text
-    with pytest.raises(Declined, match="no multiples? of 16"):
-        FromDescription().start(StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS, exact=True)))
+    with pytest.raises(StartupError, match="^--exact needs the native step, which .* no multiples? of 16"):
+        answer(tmp_path, **OPTIONS, exact=True)
 
 
-def test_a_type_without_a_description_is_left_to_other_ways(tmp_path: Path) -> None:
-    save(make_model(config_of("gemma3n_text")), tmp_path)
-    request = StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS))
-    way = FromDescription()
-    assert way.accepts(request) is None
-    with pytest.raises(Declined, match="models of type 'gemma3n_text' have no description"):
-        way.start(request)
+@pytest.mark.parametrize(
+    ("asked", "options"),
+    [
+        (FAMILIES["llama"], {}),
+        (FAMILIES["llama"], {"compile": False}),
+        (NARROW, {}),
+        (FAMILIES["qwen2_moe"], {"block_size": 8}),  # blocks that native code doesn't take
+    ],
+    ids=["native", "--no-compile", "narrow heads", "small blocks"],
+)
+def test_adapters_answer_as_if_merged(asked: Any, options: dict[str, Any], tmp_path: Path, empty_cache: Path) -> None:
+    model = make_model(asked)
+    save(model, tmp_path / "model")
+    modules = ("model.layers.1.self_attn.q_proj", "model.layers.0.self_attn.v_proj")
+    shapes = {name: tuple(model.get_submodule(name).weight.shape) for name in modules}
+    folder = write_adapter(tmp_path / "adapter", shapes, rank=3)
+    adapter = load_adapter("small", read_adapter(folder), shapes, torch.float32, torch.device("cpu"))
+    with started(tmp_path / "model", **OPTIONS, **options, lora=(f"small={folder}",), lora_dir=tmp_path) as engine:
+        engine.load_adapter("other", folder)
+        for name, expected in (("small", merged(model, adapter)), (None, model), ("other", merged(model, adapter))):
+            (found,) = engine.generate([PROMPT], greedy(12), adapter=name)
+            assert [found.token_ids] == generate(expected, [PROMPT], 12)
+
+
+def test_plain_pytorch_computes_in_the_dtype_of_the_model(tmp_path: Path) -> None:
+    save(make_model(NARROW, dtype=torch.bfloat16), tmp_path)
+    served = FromDescription().start(StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS)))
+    executor: Any = served.runner._executor
+    assert isinstance(executor, ReferenceExecutor)
+    assert {blocks.dtype for cache in executor.caches.values() for blocks in cache} == {torch.bfloat16}
+
+
+def test_a_cache_in_eight_bits_has_more_blocks(
+    tmp_path: Path, empty_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "oaiserve")
+    save(make_model(FAMILIES["llama"]), tmp_path)
+    options = OPTIONS | {"kv_cache_dtype": "int8", "kv_blocks": None, "kv_cache_memory": 2**20}
+    assert len(answer(tmp_path, **options)[0]) == 12
+    # A token has 3 layers with 2 heads of 16 + 16 numbers, and 2 scales for each head. A block has 16 tokens.
+    num_blocks = 2**20 // (16 * 3 * 2 * (16 + 16 + 2 * 4))
+    assert f": {num_blocks} KV blocks of 16 tokens (0.00 GiB in int8)" in caplog.text
+
+
+def test_a_model_whose_outputs_are_nan_is_refused(tmp_path: Path, empty_cache: Path) -> None:
+    model = make_model(FAMILIES["llama"])
+    with torch.no_grad():
+        model.base_model.layers[1].mlp.up_proj.weight[3, 5] = torch.nan
+    save(model, tmp_path)
+    with pytest.raises(Declined, match="^its outputs are no finite numbers$"):
+        FromDescription().start(StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS)))
+    with pytest.raises(StartupError):
+        answer(tmp_path, **OPTIONS)
 
 
 def test_a_length_beyond_the_model_is_refused(tmp_path: Path) -> None:
     save(make_model(FAMILIES["llama"]), tmp_path)
-    request = StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS, max_model_len=4096))
     with pytest.raises(StartupError, match="--max-model-len is 4096, but the model is good for 128 tokens"):
-        FromDescription().start(request)
+        answer(tmp_path, **OPTIONS, max_model_len=4096)

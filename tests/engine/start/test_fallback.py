@@ -65,6 +65,13 @@ def test_code_that_computes_other_logits_with_a_cache_is_refused() -> None:
         measured_of("hrm_text")
 
 
+def test_weights_that_are_no_numbers_are_refused() -> None:
+    model = random_model(config_of("nanochat"))
+    next(model.parameters()).data[:] = torch.nan
+    with pytest.raises(NoCache, match="its outputs are no finite numbers"):
+        measure(CachedForward(model.eval()))
+
+
 # -- a folder ----------------------------------------------------------------------------------------------------------
 
 
@@ -128,20 +135,12 @@ def test_options_that_need_code_of_ours_are_refused(folder: Path, options: dict[
         started(find_model(folder), **options)
 
 
-def _config(name: str, **changes: Any) -> PreTrainedConfig:
-    found = AutoConfig.for_model(name)
-    for key, value in changes.items():
-        setattr(found, key, value)
-    return found
-
-
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (_config("t5"), "it is an encoder-decoder model"),
-        (_config("clip"), "its text model needs images or audio"),
-        (_config("vit"), "transformers has no text generation model of type 'vit'"),
-        (_config("llama", quantization_config={"quant_method": "awq", "bits": 4}), "its weights are in AWQ"),
+        (AutoConfig.for_model("t5"), "it is an encoder-decoder model"),
+        (AutoConfig.for_model("clip"), "its text model needs images or audio"),
+        (AutoConfig.for_model("vit"), "transformers has no text generation model of type 'vit'"),
     ],
 )
 def test_what_nothing_can_compute_is_refused(config: PreTrainedConfig, reason: str) -> None:
@@ -149,14 +148,10 @@ def test_what_nothing_can_compute_is_refused(config: PreTrainedConfig, reason: s
         refuse_unless_computable(config, "x")
 
 
-def test_files_without_a_tensor_of_the_model_and_gguf_files_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_files_without_a_tensor_of_the_model_are_refused(tmp_path: Path) -> None:
     model = random_model(config_of("nanochat", vocab_size=256))
     tensors = model.state_dict()
     name = next(name for name in tensors if name.endswith("mlp.fc1.weight"))
     model.save_pretrained(tmp_path, state_dict={key: tensor for key, tensor in tensors.items() if key != name})
-    for source, reason in (
-        (find_model(tmp_path), f"has no weights for 1 tensors of its model, such as {name}"),
-        (ModelSource(str(folder), "model.gguf", is_local=True), "are not read from GGUF files; serve its safetensors"),
-    ):
-        with pytest.raises(StartupError, match=reason):
-            load(StartRequest(source, EngineOptions(**OPTIONS)), torch.device("cpu"))
+    with pytest.raises(StartupError, match=f"has no weights for 1 of the tensors .*, such as {name}"):
+        load(StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS)), torch.device("cpu"))

@@ -19,7 +19,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import refuse_unless_sound
 from oaiserve.files.source import find_model
-from tests.engine.remembered import save
+from tests.engine.remembered import answer, save
 from tests.models.decoders import FAMILIES, FOREIGN_FAMILIES, byte_tokenizer, random_model
 from tests.models.packed import save_in_mxfp4
 from tests.models.wrappers import save_wrapper
@@ -87,12 +87,10 @@ def test_the_models_own_code_does_not_run_where_transformers_has_code_for_it(fol
         config(auto_map=7),
         config(model_type=["llama"]),
         config(model_type=None),
-        config(architectures=7),
         config(num_attention_heads=7),
         config(num_key_value_heads=0),
         config(num_key_value_heads=3),
         config(num_hidden_layers="1000000000"),
-        config(intermediate_size=0),
         config(vocab_size=5),
         config(head_dim=-8),
         config(rms_norm_eps=float("inf")),
@@ -101,8 +99,6 @@ def test_the_models_own_code_does_not_run_where_transformers_has_code_for_it(fol
         config(dtype="nosuch"),
         *(config(dtype=wrong) for wrong in ("load", 4, [], {}, ["float32"], [[[[]]]])),
         config(hidden_act="nosuch"),
-        config(pad_token_id=10**12),
-        config(_attn_implementation="somebody/attention"),
     ],
 )
 def test_what_is_broken_or_absurd_is_one_sentence(folder: Path, spoil: Spoil) -> None:
@@ -111,6 +107,25 @@ def test_what_is_broken_or_absurd_is_one_sentence(folder: Path, spoil: Spoil) ->
         Engine.from_pretrained(folder, device="cpu", kv_blocks=64)
     assert len(str(caught.value)) < 600
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architectures": 7},
+        {"intermediate_size": 0},
+        {"pad_token_id": 10**12},
+        {"_attn_implementation": "somebody/attention"},
+        {"auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}},
+    ],
+)
+def test_settings_that_nothing_reads_change_no_answer(
+    folder: Path, sound: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    config(**change)(folder)
+    options: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
+    assert answer(folder, **options) == answer(sound, **options)
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.fixture

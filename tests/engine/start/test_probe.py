@@ -51,8 +51,8 @@ def test_a_layer_that_is_computed_otherwise_is_named(change: Any, named: str, mo
 
 
 def test_a_library_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library = Library(torch.float32)
+    library = Library(torch.float32)  # from the usual cache, since compiling takes long
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path))
     probed: list[Library] = []
     monkeypatch.setattr(probe, "probe", probed.append)
     for _ in range(2):

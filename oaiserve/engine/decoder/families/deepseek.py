@@ -32,12 +32,14 @@ def _deepseek_v2(settings: Settings) -> Facts:
     if method not in ("greedy", "group_limited_greedy"):
         raise NotKnown(f"it chooses experts by the method '{method}'")
     has_groups = method == "group_limited_greedy"
+    groups = settings["n_group"]  # without effect if the method is "greedy"
+    top_groups = settings["topk_group"]
     mixture = Mixture(
         layers=after_dense_layers(settings),
         num_experts=settings["n_routed_experts"],
         top_k=settings["num_experts_per_tok"],
-        groups=settings["n_group"] if has_groups else 1,
-        top_groups=settings["topk_group"] if has_groups else 1,
+        groups=groups if has_groups else 1,
+        top_groups=top_groups if has_groups else 1,
         renormalizes=False,  # whatever `norm_topk_prob` is
         scale=float(settings["routed_scaling_factor"]),
         is_float32=True,
@@ -64,6 +66,10 @@ def _glm4_moe_lite(settings: Settings) -> Facts:
     )
 
 
+def _youtu(settings: Settings) -> Facts:
+    return replace(_latent(settings), is_interleaved=settings["rope_interleave"])
+
+
 def _minicpm3(settings: Settings) -> Facts:
     return replace(
         _latent(settings),
@@ -79,4 +85,5 @@ FAMILIES = (
     Family(type="deepseek_v3", facts=_deepseek_v3),
     Family(type="glm4_moe_lite", facts=_glm4_moe_lite),
     Family(type="minicpm3", facts=_minicpm3),
+    Family(type="youtu", facts=_youtu),
 )

@@ -163,10 +163,13 @@ def _layer_inputs(reader: Reader, facts: Facts, settings: Settings) -> LayerInpu
     if not numbers:
         return None
     norm = reader.norm("layer_projection_norm", facts.norm)
+    table = reader.matrix("layer_embedding").weight
+    if len(table) != (rows := settings["vocab_size_per_layer_input"]):
+        raise NotKnown(f"its embedding of layers has {len(table)} rows, and not {rows}")
     # The projection has a factor before its norm, which is as if the norm had another epsilon.
     factor = settings["hidden_size"] ** -0.5
     return LayerInputs(
-        table=reader.matrix("layer_embedding").weight,
+        table=table,
         table_scale=float(torch.tensor(numbers**0.5, dtype=reader.tensors.dtype)),
         projection=reader.matrix("layer_projection"),
         norm=replace(norm, epsilon=norm.epsilon / factor**2),

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import FORMATS, Blocks, new_blocks
-from oaiserve.engine.decoder.quantized_file import QuantizedFile, file_bytes
+from oaiserve.engine.decoder.quantized_file import FinishedFile, QuantizedFile, file_bytes
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 
 _IQ4_NL, _Q5_1, _Q8_0 = 20, 7, 8
@@ -29,12 +29,21 @@ Encode = Callable[[Tensor, int, Callable[[int, int, int], Blocks]], Blocks]
 class EncodedWeights(TensorFiles):
     """The weights in the mapped files of a checkpoint, quantized at each access."""
 
-    def __init__(self, folder: Path, encode: Encode, *, in_4_bits: bool, of_wrapper: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        encode: Encode,
+        *,
+        in_4_bits: bool,
+        of_wrapper: bool = False,
+    ) -> None:
         """Map the files. Raises BadFile for a header that does not describe its file."""
         super().__init__(folder, of_wrapper=of_wrapper)
         self._in_4_bits = in_4_bits
         self._encode = encode
-        self.file: QuantizedFile | None = None  # which the blocks are in; None: in memory
+        self._in_file: dict[str, Blocks] = {}  # by name; empty: blocks stay in memory
+        self._is_finished = False  # the blocks in the file have values
+        self.file: QuantizedFile | None = None  # which the blocks are written to
 
     def names(self) -> set[str]:
         return {name for name in self._places if not name.endswith("inv_freq")}
@@ -44,21 +53,39 @@ class EncodedWeights(TensorFiles):
 
     def write_to_file(self, most_bytes: int) -> None:
         """Have all blocks in a file of the cache, whose files may have so many bytes. Raises OSError and NotPrivate."""
-        matrices = []
-        for name in self.names():
-            if (kind := self._kind(name)) is not None:
-                n, k = self.shape(name)
-                matrices.append((kind, n, k))
-        self.file = QuantizedFile(file_bytes(matrices), most_bytes)
+        matrices = self._matrices()
+        self.file = QuantizedFile(file_bytes(list(matrices.values())), most_bytes)
+        self._in_file = {name: self.file.blocks(*matrix) for name, matrix in matrices.items()}
+
+    def read_from_file(self, path: Path) -> bool:
+        """Have all blocks from the file of an earlier start, unless it has another length. Raises OSError."""
+        matrices = self._matrices()
+        finished = FinishedFile(path)
+        if finished.num_bytes != file_bytes(list(matrices.values())):
+            return False
+        self._in_file = {name: finished.blocks(*matrix) for name, matrix in matrices.items()}
+        self._is_finished = True
+        return True
 
     def blocks(self, name: str) -> Blocks | None:
         """Return a quantized matrix, or None for a tensor that stays as it is. A file has space for each once."""
         kind = self._kind(name)
         if kind is None:
             return None
-        blocks = self._encode(self.tensor(name), kind, new_blocks if self.file is None else self.file.blocks)
+        if self._is_finished:
+            return self._in_file[name]
+        blocks = self._encode(self.tensor(name), kind, lambda *matrix: self._in_file.get(name) or new_blocks(*matrix))
         self.give_back()
         return blocks
+
+    def _matrices(self) -> dict[str, tuple[int, int, int]]:
+        """Return the format and the shape [n, k] of all matrices that are quantized, in the order of their names."""
+        found = {}
+        for name in sorted(self.names()):
+            if (kind := self._kind(name)) is not None:
+                n, k = self.shape(name)
+                found[name] = (kind, n, k)
+        return found
 
     def _kind(self, name: str) -> int | None:
         """Return the quantized format of a tensor, or None for one that stays as it is."""

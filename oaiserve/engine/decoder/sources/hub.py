@@ -113,6 +113,10 @@ class HubTensors:
         """Return the names of tensors that were not read, apart from those that no model reads."""
         return sorted(name for name in self._in_files - self._read if not _UNUSED.search(name))
 
+    def give_back(self) -> None:
+        """Have the system drop the pages of the files, which are read again when needed."""
+        self._files.give_back()
+
     def _tensor(self, path: str) -> Tensor:
         return self._files.tensor(self._taken(path))
 

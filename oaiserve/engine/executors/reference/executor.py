@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -48,9 +49,15 @@ class ReferenceExecutor:
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits float32 [R, vocab] of `batch.logits_rows`."""
+        *_, logits = self.steps(batch)
+        return logits
+
+    def steps(self, batch: Batch) -> Iterator[Tensor]:
+        """Yield the hidden state float32 [T, width] of all tokens, before the first layer and after each one, and then
+        the logits float32 [R, vocab] of `batch.logits_rows`."""
         products = Products(batch)
         attend = Attending(batch, products, PagedAttention(batch))
-        return _Forward(self._decoder, self.caches, batch, products, attend).logits()
+        return _Forward(self._decoder, self.caches, batch, products, attend).steps()
 
     def prepare(self, adapter: Adapter) -> Adapter:
         return adapter  # which is used as it is
@@ -69,7 +76,7 @@ class _Forward(NamedTuple):
     products: Products
     attend: Attending
 
-    def logits(self) -> Tensor:
+    def steps(self) -> Iterator[Tensor]:
         decoder, media = self.decoder, self.batch.media
         ids = self.batch.input_ids
         if media is not None:  # the ids of images may be outside of the vocabulary
@@ -79,6 +86,7 @@ class _Forward(NamedTuple):
             hidden = hidden + decoder.position_embedding[self.batch.positions].float()
         if media is not None:
             hidden[media.rows] = media.vectors.float() * decoder.vector_scale
+        yield hidden
         inputs = None if decoder.layer_inputs is None else self._layer_inputs(decoder.layer_inputs, ids, hidden)
         for index, layer in enumerate(decoder.layers):
             hidden = self._layer(index, layer, hidden)
@@ -88,11 +96,12 @@ class _Forward(NamedTuple):
             hidden = hidden * layer.factor
             if media is not None and index < min(decoder.num_deep, len(media.deep)):
                 hidden = hidden.index_add(0, media.rows, media.deep[index].float())
+            yield hidden
         last = decoder.final_norm(hidden[self.batch.logits_rows])
         logits = product(last, decoder.head) * decoder.logits_scale
         if decoder.logits_softcap:
             logits = (logits / decoder.logits_softcap).tanh() * decoder.logits_softcap
-        return logits
+        yield logits
 
     def _layer_inputs(self, inputs: LayerInputs, ids: Tensor, hidden: Tensor) -> Tensor:
         """Return the inputs float32 [T, layers, numbers of a layer] of all layers."""

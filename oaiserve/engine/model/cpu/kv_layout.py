@@ -19,7 +19,6 @@ from oaiserve.engine.model.kv_cache import zeroed
 
 LANES = 16  # numbers that native code processes at a time; widths of activations, heads and blocks are multiples of it
 MAX_HEAD_DIM = 512  # MAX_VALUE_DIM in src
-NO_SIZES = torch.ones(())  # of the numbers of keys
 MAX_LATENT_DIM, MAX_LATENT_RANK = 576, 512  # the numbers of a token, and those of its vector: MAX_KEY_DIM in src
 
 
@@ -66,15 +65,3 @@ def new_cache(shape: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size
         zeroed((*per_block, block_size // LANES, shape.key_dim // pack, LANES, pack), dtype),
         zeroed((*per_block, block_size // pack, shape.value_dim, pack), dtype),
     )
-
-
-def rounded(numbers: torch.Tensor, group: int, sizes: torch.Tensor = NO_SIZES) -> torch.Tensor:
-    """Return keys or values [..., dim] as a cache in eight bits gives them back, with a scale for each `group`.
-
-    They are divided by their `sizes` before (key_sizes.py).
-    """
-    parts = []
-    for part in (numbers.float() / sizes).split(group, dim=-1):
-        scale = part.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
-        parts.append((part / scale).round() * scale)
-    return (torch.cat(parts, dim=-1) * sizes).to(numbers.dtype)

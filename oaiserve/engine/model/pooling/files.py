@@ -8,10 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig
-
-from oaiserve.config import TaskOption
-from oaiserve.engine.pooling import Task
 from oaiserve.errors import StartupError
 from oaiserve.files.source import ModelSource
 
@@ -29,21 +25,6 @@ class PoolingFiles:
     max_tokens: int | None = None  # of a text
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
-
-
-def find_task(option: TaskOption, config: PreTrainedConfig, source: ModelSource) -> Task:
-    """Return the task of the model: the user's, or else that of its files."""
-    if option != "auto":
-        return option
-    architecture = (config.architectures or [""])[0]
-    if architecture.endswith("ForSequenceClassification"):
-        return "score"
-    if source.gguf_file is None and read_json(source, "modules.json") is not None:
-        return "embed"
-    # A folder of bare layers, or of an encoder with the head that it was trained with.
-    is_bare = architecture.endswith(("Model", "ForMaskedLM")) and not architecture.endswith("LMHeadModel")
-    has_more = config.is_encoder_decoder or set(config.sub_configs) & {"vision_config", "audio_config"}
-    return "embed" if is_bare and not has_more else "generate"
 
 
 def read_files(source: ModelSource) -> PoolingFiles:

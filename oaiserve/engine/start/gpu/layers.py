@@ -21,8 +21,8 @@ from oaiserve.engine.model.gpu.joined_product import Multiply
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.start.compare import Difference, compare, tolerance
+from oaiserve.engine.start.gpu.attention_parameters import attention_parameters
 from oaiserve.engine.start.gpu.trials import Trials
-from oaiserve.engine.start.small_model import attention_parameters
 from oaiserve.engine.step import Chunk, Step
 
 log = logging.getLogger(__name__)

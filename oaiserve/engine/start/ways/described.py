@@ -1,15 +1,17 @@
-"""Starts a text model on a CPU from a description of its files, in the native step, or the reference for odd sizes."""
+"""Starts a text model on a CPU from a description of its files: in the native step, or else in plain PyTorch."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
+from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder, NotKnown
+from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model.adapters import refuse_unless_they_fit
 from oaiserve.engine.model.cpu.build import BuildError
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
@@ -17,13 +19,22 @@ from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.cache import is_native
 from oaiserve.engine.start.check import refuse_unless_finite
-from oaiserve.engine.start.described import describe_model
+from oaiserve.engine.start.described import Described, describe_model
+from oaiserve.engine.start.options import refuse_unless_possible
+from oaiserve.engine.start.probe import refuse_unless_probed
 from oaiserve.engine.start.request import Declined, StartRequest, needing_native
+from oaiserve.engine.start.start_record import StartRecord, recall_start, remember_start, subject_of
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
+from oaiserve.errors import StartupError
+from oaiserve.files.start_cache import NotRemembered
 
 log = logging.getLogger(__name__)
+
+
+def is_on_cpu(options: EngineOptions) -> bool:
+    """Decide whether the model runs on a CPU, by the options and this machine."""
+    return options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available())
 
 
 class FromDescription:
@@ -32,39 +43,70 @@ class FromDescription:
     name = "from a description of its files"
 
     def accepts(self, request: StartRequest) -> str | None:
-        options = request.options
-        if not is_native(options):
-            return "these options, or this device, do without the native step"
-        return "--quantize is not for it" if options.quantize != "none" else None
+        if request.task != "generate":
+            return f"it is for --task {request.task}"
+        return None if is_on_cpu(request.options) else "it is for a GPU"
 
     def start(self, request: StartRequest) -> ServedModel:
         try:
             started = request.load("weights", lambda: _started(request))
         except (BuildError, MemoryError, NotKnown) as reason:
+            request.drop_reserved()
+            if (needed_by := needing_native(request.options)) is not None:
+                raise StartupError(f"{needed_by} needs the native step, which cannot be used: {reason}.") from reason
             raise Declined(str(reason)) from reason
         return assemble(started, request.tokenizer, request.options)
 
 
 def _started(request: StartRequest) -> Started:
     options = request.options
-    spec, decoder, library = describe_model(request.source, options)
+    if request.compiling is not None:
+        with request.times.part("native code"):
+            request.compiling.join()
+    subject = subject_of(request.source.path, options)
+    record: StartRecord | None = None
+    try:
+        if subject is not None and not options.recheck:
+            record = recall_start(subject)
+    except NotRemembered as reason:
+        log.debug("No earlier start is recorded: %s", reason)
+    spec, decoder, library, quantized, tensors = _described(request, record)
     adaptable = decoder.adaptable()
-    refuse_unless_they_fit(options.adapters, adaptable)
+    refuse_unless_possible(spec, options, adaptable)
     num_blocks, num_states = cpu_sizes(spec, options)
     executor = _executor(request, spec, decoder, library, num_blocks)
     refuse_unless_finite(executor, spec, options.block_size)
+    if isinstance(tensors, HubTensors) and isinstance(executor, NativeDecoder):
+        tensors.give_back()  # it has copies of all but the embedding
+    if subject is not None and (record is None or quantized is not None):
+        remember_start(subject, quantized)
     return started_on_cpu(executor, spec, options, adaptable, num_blocks=num_blocks, num_states=num_states)
 
 
+def _described(request: StartRequest, record: StartRecord | None) -> Described:
+    """Describe the model; without a native library unless an option needs one, where none can be built."""
+    source, options = request.source, request.options
+    try:
+        return describe_model(source, options, record)
+    except BuildError as error:
+        if needing_native(options) is not None:
+            raise
+        log.warning("The model runs without native code, which is slower: %s", error)
+        return describe_model(source, replace(options, compile=False), record)
+
+
 def _executor(
-    request: StartRequest, spec: ModelSpec, decoder: Decoder, library: Library, num_blocks: int
+    request: StartRequest, spec: ModelSpec, decoder: Decoder, library: Library | None, num_blocks: int
 ) -> NativeDecoder | ReferenceExecutor:
-    """Make the native step, or the reference where native code does not take the sizes and no option needs it."""
+    """Make the native step; or the reference, if there is no native code for the model and no option needs it."""
     options = request.options
     num_threads = options.cpu_threads or default_threads()
     try:
+        if library is None:
+            raise NotKnown("there is no native code for it" if options.compile else "--no-compile is given")
         refuse_unless_it_fits(spec.kv_shapes.values(), options.block_size)
         torch.set_num_threads(NativeDecoder.torch_threads)  # before torch computes anything and starts more
+        refuse_unless_probed(library, again=options.recheck)
         return NativeDecoder(
             library,
             decoder,

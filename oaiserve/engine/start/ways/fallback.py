@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.decoder.sources.wrapped_names import KEYS
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.fallback import CachedForward, FallbackExecutor
 from oaiserve.engine.model.checkpoints.wrapper import bring_layout, text_config
@@ -20,13 +18,13 @@ from oaiserve.engine.model.memory import CPU_SHARE, STATES_SHARE, gib, longest_r
 from oaiserve.engine.model.model_config import context_length, quantization_of, refuse_longer, select_dtype
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.load import config_of
+from oaiserve.engine.start.load import Checkpoint, config_of, load_weights
 from oaiserve.engine.start.measure import measure
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS, Started, assemble
 from oaiserve.engine.system_memory import available_bytes
 from oaiserve.errors import StartupError
-from oaiserve.files.load_errors import reported, tensors_named
+from oaiserve.files.load_errors import reported
 
 log = logging.getLogger(__name__)
 
@@ -47,19 +45,13 @@ class Fallback:
 
 
 def load(request: StartRequest, device: torch.device) -> PreTrainedModel:
-    """Let transformers load a model. Raises StartupError for one that its code cannot compute."""
-    source, options, name = request.source, request.options, request.source.location
-    if source.gguf_file is not None:
-        raise StartupError(
-            f"'{name}' cannot be served: models of its type are not read from GGUF files; serve its safetensors."
-        )
-    arguments: dict[str, Any] = {}
+    """Load a model of transformers. Raises StartupError for one that its code cannot compute."""
+    source, options, name = request.source, request.options, request.source.gguf_file or request.source.location
     with reported(f"No model could be loaded from {source.shown}"):
         config = config_of(source)
         if (text := text_config(config)) is not None:
             bring_layout(config)
             config = text
-            arguments |= {"key_mapping": KEYS, "config": config}
         refuse_unless_computable(config, name)
         if options.media and (hasattr(config, "rope_axes") or hasattr(config, "num_deep_layers")):
             raise StartupError(
@@ -67,23 +59,12 @@ def load(request: StartRequest, device: torch.device) -> PreTrainedModel:
                 "not take; --no-media serves its text."
             )
         refuse_longer(options.max_model_len, config)
-    dtype = select_dtype(options.dtype, config, device, is_gguf=False, for_tensor_cores=True)
-    with reported(f"The weights of '{name}' could not be loaded"), tensors_named(allows_unread=text is not None):
-        pair: Any = AutoModelForCausalLM.from_pretrained(
-            source.location,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            weights_only=True,
-            output_loading_info=True,
-            **arguments,
-        )
-    model, found = pair
-    if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
-        raise StartupError(f"'{name}' has no weights for {len(missing)} tensors of its model, such as {missing[0]}.")
+        quantization = quantization_of(config, name)
+    is_gguf = source.gguf_file is not None
+    dtype = select_dtype(options.dtype, config, device, is_gguf=is_gguf, for_tensor_cores=True)
+    model, _ = load_weights(Checkpoint(name, source, config, quantization, text is not None), dtype, device)
     move(model, device, name)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def refuse_unless_computable(config: PreTrainedConfig, name: str) -> None:
@@ -97,8 +78,6 @@ def refuse_unless_computable(config: PreTrainedConfig, name: str) -> None:
         problem = "its text model needs images or audio"
     elif config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         problem = f"transformers has no text generation model of type '{config.model_type}'"
-    elif (quantization := quantization_of(config, name)) is not None:
-        problem = f"its weights are in {quantization.name}, which are not read for its type"
     if problem is not None:
         raise StartupError(f"'{name}' cannot be served: {problem}.")
 

@@ -34,7 +34,7 @@ from oaiserve.engine.start.gpu.trial_marker import TrialMarker, marker_path
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.load import load_with
-from oaiserve.engine.start.native import refuse_unless_possible
+from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started, assemble
 from oaiserve.errors import StartupError
@@ -75,7 +75,7 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
 
     Raises StartupError if the device, or its memory, does not allow the options.
     """
-    refuse_unless_possible(loaded, options)
+    refuse_unless_possible(loaded, options, adaptable(loaded.model))
     if options.kv_cache_dtype == "fp8":
         loaded = with_measured_scales(loaded, options.block_size)
     if loaded.state_shapes:

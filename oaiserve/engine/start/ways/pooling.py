@@ -24,12 +24,12 @@ from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.device import limit_compiled_shapes, move, select_device
 from oaiserve.engine.model.model_config import context_length, select_dtype
 from oaiserve.engine.model.pooling.attention import PACKED
-from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, find_task, read_files, read_json
+from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, read_files, read_json
 from oaiserve.engine.model.pooling.gguf import load_gguf_pooler
 from oaiserve.engine.model.pooling.heads import Head, embedding_head, load_dense, score_activation, score_head
 from oaiserve.engine.model.pooling.linear import pack_linears
 from oaiserve.engine.model.pooling.pooler import Forward, LoadedPooler, OwnForward, PackedForward, PoolingRunner
-from oaiserve.engine.pooling import Pooling, Task, gguf_task
+from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import OF_WEIGHTS, config_of
 from oaiserve.engine.start.packed_check import Unpackable, refuse_unless_equal
@@ -45,17 +45,6 @@ log = logging.getLogger(__name__)
 Text = tuple[list[int], list[int]]  # token ids and their types
 
 _PROBE_TOKENS = (5, 19, 19, 160)  # of the texts of the check; the last is beyond the windows of encoders
-
-
-def find_model_task(model: str | Path, options: EngineOptions) -> Task:
-    """Find the task of a model. Raises StartupError if its config cannot be read."""
-    source = local_source(model)
-    if options.task == "generate":
-        return "generate"
-    with reported(f"No model could be loaded from {source.shown}"):
-        if source.gguf_file is not None:
-            return gguf_task(source.path) if options.task == "auto" else options.task
-        return find_task(options.task, config_of(source), source)
 
 
 class ToPool:
@@ -114,7 +103,10 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> Loaded
         kind = AutoModelForSequenceClassification
     with reported(f"The weights of '{model}' could not be loaded"), tensors_named():
         loaded, found = kind.from_pretrained(
-            source.location, dtype=select_dtype(options.dtype, config, device, is_gguf=False), **OF_WEIGHTS
+            source.location,
+            dtype=select_dtype(options.dtype, config, device, is_gguf=False),
+            attn_implementation="eager",
+            **OF_WEIGHTS,
         )
         dense = [
             load_dense(

@@ -1,12 +1,13 @@
 """A checkpoint that is quantized when it is loaded gives transformers' logits with the weights that this makes."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import Bytes
 from oaiserve.engine.decoder.sources.encoded_weights import EncodedWeights
@@ -14,13 +15,14 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.encoder import Encoder
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.start.compare import difference
-from oaiserve.engine.start.ways.quantized import reason_to_expand
+from oaiserve.engine.start.described import describe_model
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.remembered import answer, save
 from tests.models.in_blocks import OPTIONS, SIZES, kept_logits, own_logits, round_inputs, written
 from tests.models.packed import Packing
+from tests.models.small_configs import config_of
 
 INT4 = replace(OPTIONS, quantize="int4")
 # Layers whose heads differ, and tensors that are no parameters: the factors of layers.
@@ -111,26 +113,48 @@ def test_logits_are_those_of_transformers_with_quantized_weights(
 
 @pytest.mark.compiler
 def test_what_a_start_has_quantized_is_there_for_later_ones(
-    tmp_path: Path, cache_of_blocks: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, changes = CASES["gemma4, shared caches"]
     saved(tmp_path / "model", family, **changes)
     in_memory = answer(tmp_path / "model", INT4, quantized_cache=Bytes(0))
-    assert not (cache_of_blocks / "quantized").exists()
+    assert not (empty_cache / "quantized").exists()
     assert answer(tmp_path / "model", INT4) == in_memory
-    (file,) = (cache_of_blocks / "quantized").iterdir()
+    (file,) = (empty_cache / "quantized").iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr("oaiserve.engine.start.ways.quantized.start_quantized", None)
-        patch.setattr("oaiserve.engine.text.tokenizer._load", None)
+        patch.setattr(Encoder, "__call__", None)
         assert answer(tmp_path / "model", INT4) == in_memory
     file.write_bytes(bytes(file.stat().st_size))  # weights that are all zero
     assert answer(tmp_path / "model", INT4) == in_memory
-    (again,) = (cache_of_blocks / "quantized").iterdir()
+    (again,) = (empty_cache / "quantized").iterdir()
     assert any(again.read_bytes())
 
 
 @pytest.mark.compiler
-def test_other_weights_are_quantized_anew(tmp_path: Path, cache_of_blocks: Path) -> None:
+@pytest.mark.parametrize("reason", ["--quantized-cache allows", "the disk has", "other users can write"])
+def test_weights_that_cannot_be_stored_are_quantized_at_each_start(
+    reason: str, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path / "model")
+    most_bytes = Bytes(1000 if "allows" in reason else 2**30)
+    (empty_cache / "quantized").mkdir(mode=0o700)
+    if "disk" in reason:
+        usage = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    elif "users" in reason:
+        (empty_cache / "quantized").chmod(0o777)
+    expected = answer(tmp_path / "model", INT4, quantized_cache=Bytes(0))
+    for _ in range(2):
+        caplog.clear()
+        assert answer(tmp_path / "model", INT4, quantized_cache=most_bytes) == expected
+        (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
+        assert warning.startswith("The next start quantizes the weights again, because they could not be stored: ")
+        assert reason in warning
+    assert list((empty_cache / "quantized").iterdir()) == []
+
+
+@pytest.mark.compiler
+def test_other_weights_are_quantized_anew(tmp_path: Path, empty_cache: Path) -> None:
     model = saved(tmp_path / "model")
     before = answer(tmp_path / "model", INT4)
     with torch.no_grad():
@@ -145,16 +169,24 @@ def test_weights_that_are_quantized_before_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     for path in (tmp_path / "gptq", tmp_path / "model.gguf"):
         with pytest.raises(StartupError, match="^--quantize int4 is for weights that are not quantized yet"):
-            reason_to_expand(find_model(path), INT4)
+            describe_model(find_model(path), INT4)
 
 
 @pytest.mark.compiler
-def test_a_family_without_a_native_step_for_blocks_is_refused(tmp_path: Path) -> None:
-    save(make_model(config("gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=128)), tmp_path)
-    reason = (
-        "--quantize int4 needs the native step, which cannot be used: models of type 'gpt2' are only known expanded"
-    )
-    with pytest.raises(StartupError, match=reason), Engine.from_pretrained(tmp_path, INT4):
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (config("gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=128), "the matrices of this family are transposed"),
+        (config_of("gemma3n_text"), "models of type 'gemma3n_text' have no description"),
+    ],
+    ids=["transposed", "without a description"],
+)
+def test_families_whose_weights_cannot_be_quantized_are_refused(
+    asked: PreTrainedConfig, reason: str, tmp_path: Path
+) -> None:
+    save(make_model(asked), tmp_path)
+    says = f"--quantize int4 needs the native step, which cannot be used: {reason}"
+    with pytest.raises(StartupError, match=says), Engine.from_pretrained(tmp_path, INT4):
         pass
 
 

@@ -36,9 +36,7 @@ from oaiserve.engine.decoder.sources.gguf.tensors import GgufTensors
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.ways.quantized import load_quantized
 from oaiserve.files.gguf import GgufTensor, read_tensors, read_values
-from oaiserve.files.source import find_model
 from tests.engine.decoder.test_families import CUT, cut
 from tests.engine.model.cpu.small_models import config
 from tests.engine.model.cpu.small_models import described as described_by_modules
@@ -46,7 +44,7 @@ from tests.models import pinned
 from tests.models.fingerprints import fingerprint, text_of
 from tests.models.gguf_records import Record, model_of, records
 from tests.models.in_blocks import FAMILIES as SMALL
-from tests.models.in_blocks import MIX, OPTIONS, WIDE, file_of
+from tests.models.in_blocks import MIX, WIDE, file_of, with_expanded_blocks
 
 SETTINGS = {
     name: settings_of_gguf(
@@ -90,19 +88,12 @@ def test_a_description_of_what_the_converter_writes_is_the_pinned_one(name: str,
     assert found.splitlines()[1:] == expected
 
 
-@pytest.mark.compiler
-@pytest.mark.parametrize(("rest", "dtype"), [(Kind.Q4_0, "float32"), (Kind.Q8_0, "bfloat16"), (Kind.BF16, "bfloat16")])
+@pytest.mark.parametrize(("mix", "rest"), [(MIX, Kind.Q4_0), (MIX, Kind.BF16), ({}, Kind.F16)])
 @pytest.mark.parametrize("name", FILES)
-def test_a_description_of_a_file_is_that_of_the_modules(name: str, rest: Kind, dtype: Any, tmp_path: Path) -> None:
-    assert_as_before(file_of(FILES[name], tmp_path, MIX, rest), dtype)
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2"])
-def test_a_description_of_a_file_without_blocks_is_that_of_the_modules(name: str, tmp_path: Path) -> None:
-    path = file_of(FILES[name], tmp_path, {}, Kind.F16)
-    loaded = with_native_cache(load_model(path, dtype="float32"), EngineOptions())
-    found = described(path, length=loaded.max_model_len)
-    assert fingerprint(described_by_modules(loaded), loaded).endswith(f"\n{text_of(found)}")
+def test_a_description_of_a_file_is_that_of_the_modules(
+    name: str, mix: dict[str, Kind], rest: Kind, tmp_path: Path
+) -> None:
+    assert_as_modules(file_of(FILES[name], tmp_path, mix, rest))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
@@ -176,32 +167,24 @@ def test_large_matrices_in_the_dtype_of_the_model_are_those_of_the_file(tmp_path
     np.testing.assert_array_equal(embedding.numpy(), expected.reshape(tensor.shape))
 
 
-@pytest.mark.compiler
 def test_factors_of_rotary_frequencies_are_those_of_the_modules(tmp_path: Path) -> None:
     factors = np.array([1, 1, 2, 3, 4, 6, 8, 8], np.float32)
-    assert_as_before(file_of(SMALL["llama"], tmp_path, rope_factors=factors))
+    assert_as_modules(file_of(SMALL["llama"], tmp_path, rope_factors=factors))
 
 
-@pytest.mark.compiler
 def test_a_description_of_a_model_in_several_files_is_that_of_the_modules(tmp_path: Path) -> None:
     path = file_of(SMALL["llama"], tmp_path, most_tensors=9)
-    assert_as_before(path)
+    assert_as_modules(path)
     matrices = matrices_in(described(path).layers)
     parts = {one.weight.part for one in matrices if isinstance(one.weight, Blocks)}
     assert parts == {f"model-{number:05}-of-00004.gguf" for number in range(1, 4)}
 
 
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let today's start describe models whose random routers choose other experts after rounding."""
-    monkeypatch.setattr("oaiserve.engine.start.small_model._refuse_unless_described", lambda *_: None)
-    monkeypatch.setattr("oaiserve.engine.start.ways.quantized.refuse_unless_as_checked", lambda *_, **__: None)
-
-
-def assert_as_before(path: Path, dtype: Any = "float32") -> None:
-    kept = load_quantized(find_model(path), replace(OPTIONS, dtype=dtype))
-    found = described(path, getattr(torch, dtype), kept.loaded.max_model_len)
-    assert fingerprint(kept.decoder, kept.loaded).endswith(f"\n{text_of(found)}")
+def assert_as_modules(path: Path) -> None:
+    """Compare the description of a file, with blocks expanded, with that of the modules that transformers loads."""
+    loaded = with_native_cache(load_model(path, dtype="float32"), EngineOptions())
+    found = with_expanded_blocks(described(path, length=loaded.max_model_len))
+    assert fingerprint(described_by_modules(loaded), loaded).endswith(f"\n{text_of(found)}")
 
 
 @pytest.mark.parametrize("values", [{"granite.nextn_predict_layers": 1}, {"granite.block_count": 2}])

@@ -9,14 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.blocks import FORMATS
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.start.compare import difference
-from oaiserve.engine.start.load import load_model
+from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expand
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import config, make_model
@@ -27,7 +25,6 @@ from tests.models.decoders import generate
 from tests.models.in_blocks import (
     OPTIONS,
     SIZES,
-    batch_of,
     eager_logits,
     in_eight_bits,
     kept_logits,
@@ -152,9 +149,9 @@ def test_groups_of_128_are_kept_exactly_and_read_numbers_with_more_bits(packing:
 def test_adapters_read_what_a_matrix_reads_in_the_order_of_the_model(tmp_path: Path) -> None:
     packing, _ = PACKINGS["gptq, any order"]
     model = with_inputs_in_eight_bits(written(tmp_path, packing), packing)
-    kept = load_quantized(find_model(tmp_path), replace(OPTIONS, lora_dir=tmp_path))
-    adapter = random_adapter(kept.decoder.adaptable(), 1)
-    found = kept.native.forward(batch_of(20, kept.loaded.vocab_size, adapter))
+    _, decoder, *_ = describe_model(find_model(tmp_path), OPTIONS)
+    adapter = random_adapter(decoder.adaptable(), 1)
+    found = kept_logits(tmp_path, 20, adapter)
     assert difference(found, eager_logits(prepare(model), 20, adapter)) < 0.02
 
 
@@ -184,15 +181,11 @@ def test_what_the_model_has_not_and_does_not_need_is_left_out(tmp_path: Path) ->
     assert weights.names() == names | {f"{DOWN_PROJ}.bias"}
 
 
-def test_without_the_native_step_weights_are_expanded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_the_native_step_weights_are_expanded(tmp_path: Path) -> None:
     model = written(tmp_path, Packing("awq"))
-    assert reason_to_expand(find_model(tmp_path), EngineOptions(compile=False)) is not None
-    assert reason_to_expand(find_model(tmp_path), OPTIONS) is None
-    with caplog.at_level("DEBUG"):
-        loaded = load_model(tmp_path, dtype="float32")
-    assert "in AWQ, are expanded to float32" in caplog.text
-    for name, parameter in model.named_parameters():
-        assert torch.equal(loaded.model.get_parameter(name), parameter), name
+    prompts = [[5, 9, 3, 17], [7]]
+    with Engine.from_pretrained(tmp_path, replace(OPTIONS, compile=False)) as engine:
+        assert greedy_answers(engine, prompts) == generate(model, prompts, 12)
 
 
 # -- files that are broken --------------------------------------------------------------------------------------------

@@ -1,36 +1,34 @@
 """The text model of a multimodal checkpoint answers as transformers' multimodal model answers texts."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from oaiserve.config import EngineOptions
-from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.model.checkpoints.wrapper import text_config
+from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.model_config import quantization_of
-from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.stored import StoredTensors
-from oaiserve.engine.start.ways.quantized import load_quantized, reason_to_expand
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import refuse_unless_sound
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu import small_models
-from tests.engine.model.cpu.small_models import native_decoder
 from tests.engine.model.runners import greedy_answers, make_engine, states_of
 from tests.engine.model.steps import BLOCK_SIZE
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import byte_tokenizer, generate
+from tests.models.in_blocks import OPTIONS, kept_logits
 from tests.models.packed import Packing, write_checkpoint
 from tests.models.wrappers import random_wrapper, save_wrapper, wrapper_config
 
@@ -38,10 +36,13 @@ PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12]
 NUM_TOKENS, NUM_BLOCKS = 12, 16
 
 
-def answers(loaded: LoadedModel, executor: Executor | None = None) -> list[list[int]]:
-    executor = executor or EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    runner = ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states_of(loaded))
-    with make_engine(loaded, runner, NUM_BLOCKS, max_running=8, max_step_tokens=9) as engine:
+def answers(spec: ModelSpec, executor: Executor | None = None) -> list[list[int]]:
+    """Return the answers of an executor, or of transformers' layers with paged attention, for which `spec` has them."""
+    if executor is None:
+        assert isinstance(spec, LoadedModel)
+        executor = EagerExecutor.with_cache(spec, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    runner = ModelRunner(executor, spec.device, BLOCK_SIZE, states=states_of(spec))
+    with make_engine(spec, runner, NUM_BLOCKS, max_running=8, max_step_tokens=9) as engine:
         return greedy_answers(engine, PROMPTS, NUM_TOKENS)
 
 
@@ -63,15 +64,13 @@ def test_answers_equal_those_of_the_multimodal_model(name: str, tmp_path: Path) 
 
 
 @pytest.mark.compiler
-def test_the_text_model_has_the_native_step_and_its_weights_are_found_again(tmp_path: Path) -> None:
-    wrapper = random_wrapper("qwen3_vl")
-    wrapper.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path, device="cpu")
-    native = native_decoder(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=1)
-    assert answers(loaded, native) == generate(wrapper, PROMPTS, NUM_TOKENS)
-    tensors = StoredTensors(tmp_path, loaded.model.named_parameters())
-    places = [tensors.place(parameter.detach()) for parameter in loaded.model.parameters()]
-    assert {place["file"] for place in places} == {"model.safetensors"}
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "mistral3", "gemma3", "lfm2_vl"])
+def test_the_text_model_has_the_native_step(name: str, tmp_path: Path) -> None:
+    wrapper = save_wrapper(name, tmp_path)
+    spec, decoder, library, *_ = describe_model(find_model(tmp_path), OPTIONS)
+    assert library is not None
+    native = NativeDecoder(library, decoder, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=1)
+    assert answers(spec, native) == generate(wrapper, PROMPTS, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("columns_first", [False, True], ids=["as transformers saves them", "as published"])
@@ -171,20 +170,16 @@ def wrapped(plain: Path, folder: Path) -> Path:
 def test_weights_in_integers_are_those_of_the_text_model_alone(quantize: str, tmp_path: Path) -> None:
     asked = small_models.config("gemma3_text", vocab_size=256, sliding_window=6, tie_word_embeddings=True)
     text = small_models.make_model(asked)
-    options = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=1)
+    options: dict[str, Any] = {}
     if quantize == "before":
         write_checkpoint(tmp_path / "plain", text, Packing("awq"))
     else:
         text.save_pretrained(tmp_path / "plain")
-        options = replace(options, quantize="int4")
-    batch = build_batch(prompt(20, 256, BLOCK_SIZE), BLOCK_SIZE, torch.device("cpu"))
-    found = []
-    for folder in (tmp_path / "plain", wrapped(tmp_path / "plain", tmp_path / "wrapped")):
-        assert reason_to_expand(find_model(folder), options) is None
-        found.append(load_quantized(find_model(folder), options).native.forward(batch).clone())
-    assert torch.equal(*found)
+        options = {"quantize": "int4"}
+    folders = (tmp_path / "plain", wrapped(tmp_path / "plain", tmp_path / "wrapped"))
+    assert torch.equal(*(kept_logits(folder, 20, **options) for folder in folders))
     if quantize == "before":
-        expanded = [load_model(folder, device="cpu").model for folder in (tmp_path / "plain", tmp_path / "wrapped")]
+        expanded = [load_model(folder, device="cpu").model for folder in folders]
         assert all(torch.equal(*pair) for pair in zip(*(one.parameters() for one in expanded), strict=True))
 
 

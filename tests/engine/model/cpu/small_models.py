@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -16,15 +17,14 @@ from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.model.cpu import build, prebuilt, variants
 from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.families import small_sizes
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.start.described import Described, describe_model
+from oaiserve.engine.start.gpu.attention_parameters import attention_parameters
 from oaiserve.engine.start.kv_form import with_native_cache
-from oaiserve.engine.start.native import eager_on_cpu, native_or_none, native_step
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.start.reference import reference_or_none
-from oaiserve.engine.start.small_model import attention_parameters
+from oaiserve.files.source import find_model
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE
 from tests.models.decoders import SMALL, random_model
@@ -227,14 +227,30 @@ def compiled_for(instructions: str) -> Iterator[None]:
 
 
 def described(loaded: LoadedModel) -> Decoder:
+    """Describe a model by its modules."""
     return describe(loaded, attention_parameters(loaded, BLOCK_SIZE))
 
 
+def described_by_files(loaded: LoadedModel, **options: Any) -> Described:
+    """Describe a model by its files, which it writes, with the KV cache that it has."""
+    is_int8 = any(shape.is_int8 for shape in loaded.kv_shapes.values())
+    settings: dict[str, Any] = {
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "kv_cache_dtype": "int8" if is_int8 else "auto",
+        "max_model_len": loaded.max_model_len,
+    }
+    with TemporaryDirectory() as folder:
+        loaded.model.save_pretrained(folder)
+        return describe_model(find_model(folder), EngineOptions(**settings | options))
+
+
 def native_decoder(
-    loaded: LoadedModel, *, num_blocks: int, num_threads: int, has_adapters: bool = False, **options: Any
+    loaded: LoadedModel, *, num_blocks: int, num_threads: int, block_size: int, has_adapters: bool = False
 ) -> NativeDecoder:
-    asked = EngineOptions(lora_dir=Path("unread") if has_adapters else None, **options)
-    return native_step(loaded, asked, num_blocks=num_blocks, num_threads=num_threads)
+    _, decoder, library, *_ = described_by_files(loaded)
+    assert library is not None
+    sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
+    return NativeDecoder(library, decoder, **sizes, has_adapters=has_adapters)
 
 
 def native(loaded: LoadedModel, *, num_blocks: int = 64, num_threads: int = 1) -> NativeDecoder:
@@ -254,14 +270,3 @@ def with_nan(decoder: NativeDecoder) -> NativeDecoder:
 def native_runner(loaded: LoadedModel, *, num_blocks: int = 64) -> ModelRunner:
     executor = native(loaded, num_blocks=num_blocks)
     return ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states_of(loaded))
-
-
-def started_runner(
-    loaded: LoadedModel, *, num_blocks: int = 64, block_size: int = BLOCK_SIZE, **options: Any
-) -> ModelRunner:
-    """Return the runner of a model that has been started on a CPU, in the native step or the reference if it can."""
-    settings = EngineOptions(block_size=block_size, **options)
-    sizes = {"num_blocks": num_blocks, "num_threads": 1}
-    executor: Executor | None = native_or_none(loaded, settings, **sizes)
-    executor = executor or reference_or_none(loaded, settings, **sizes) or eager_on_cpu(loaded, settings, **sizes)
-    return ModelRunner(executor, loaded.device, block_size, states=states_of(loaded))

@@ -14,6 +14,7 @@ from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.kv_layout import LANES
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start import load as loading
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import LATENT, compiled_for, config, load, make_model, native, with_nan
@@ -38,6 +39,7 @@ SIZES: dict[str, Any] = {
         "mscale_all_dim": 0.9,
     },
 }
+DENSE = {"rope_parameters": None, "first_k_dense_replace": None, "q_lora_rank": 48}  # models without experts
 DEEPSEEKS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "head_dim": 64, "v_head_dim": 128}
 MODELS = {
     "v2": config("deepseek_v2", **SIZES, q_lora_rank=None),
@@ -47,9 +49,9 @@ MODELS = {
     "glm4_moe_lite": config(
         "glm4_moe_lite", **SIZES | {"rope_parameters": None}, q_lora_rank=48, mlp_layer_types=["dense"] * 2
     ),
-    "youtu": config("youtu", **SIZES | {"rope_parameters": None}, q_lora_rank=48),
+    "youtu": config("youtu", **SIZES | DENSE),
     "minicpm3": config(  # with scaled embeddings, residuals and logits
-        "minicpm3", **SIZES | {"rope_parameters": None}, q_lora_rank=48, scale_depth=0.7, dim_model_base=16
+        "minicpm3", **SIZES | {**DENSE, "scale_depth": 0.7, "dim_model_base": 16}
     ),
 }
 PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20]
@@ -92,10 +94,19 @@ def test_logits_equal_those_of_transformers_code(name: str, instructions: str) -
         torch.testing.assert_close(logits(decoder, shape), logits(eager, shape), rtol=1e-3, atol=1e-3)
 
 
+def in_bfloat16(name: str) -> LoadedModel:
+    """Return a model whose rotary frequencies stay in float32, as those of a loaded model do."""
+    loaded = load(MODELS[name], dtype=torch.bfloat16)
+    exact = dict(make_model(MODELS[name]).named_buffers())
+    for buffer_name, buffer in loaded.model.named_buffers():
+        buffer.data = exact[buffer_name].data
+    return loaded
+
+
 @pytest.mark.parametrize("name", ["v2", "v3 of DeepSeek's sizes"])
 def test_bfloat16_is_as_close_to_float32_as_in_transformers(name: str) -> None:
     shape = [(290, 20), (40, 1)]
-    rounded, exact = load(MODELS[name], dtype=torch.bfloat16), load(MODELS[name], dtype=torch.bfloat16)
+    rounded, exact = in_bfloat16(name), in_bfloat16(name)
     exact = replace(exact, model=exact.model.float(), dtype=torch.float32)
     sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
     expected = logits(EagerExecutor.with_cache(exact, **sizes), shape)
@@ -148,14 +159,14 @@ def test_eight_bits_are_refused(folder: Path) -> None:
         answers(folder, kv_cache_dtype="int8")
 
 
-def test_without_native_code_the_cache_has_keys_and_values(
+def test_without_native_code_the_cache_has_vectors_too(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("OAISERVE_CACHE", str(folder.parent / "other"))
     caplog.set_level(logging.DEBUG, "oaiserve")
     assert answers(folder) == generate(make_model(MODELS["v3"]), PROMPTS, NUM_TOKENS)
-    num_blocks = MEMORY // (2 * 4 * (48 + 48) * 4 * BLOCK_SIZE)
+    num_blocks = MEMORY // (2 * 48 * 4 * BLOCK_SIZE)
     lines = [record.message for record in caplog.records]
-    assert any(f": {num_blocks} KV blocks of 16 tokens (0.00 GiB), " in line for line in lines)
+    assert any(f": {num_blocks} KV blocks of 16 tokens (0.00 GiB of latent vectors), " in line for line in lines)
     assert any(line.startswith("The model runs without native code, which is slower: the compiler") for line in lines)

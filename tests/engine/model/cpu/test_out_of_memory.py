@@ -5,7 +5,6 @@ Each allocation of the native code fails once.
 
 import hashlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
@@ -14,16 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from oaiserve.config import EngineOptions
-from oaiserve.engine.decoder.spec import KVShape
-from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.cpu import attention, build
-from oaiserve.engine.model.cpu.attention import NativeAttention
-from oaiserve.engine.start import native as start
+from oaiserve.engine.model.cpu import build
+from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.attention_layers import Layer, native_attention
-from tests.engine.model.cpu.small_models import config, described, load, native
+from tests.engine.model.cpu.small_models import config, described_by_files, load
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
 
 pytestmark = pytest.mark.compiler
@@ -38,7 +32,6 @@ MODEL = config(
     sliding_window=20,
     layer_types=["sliding_attention", "full_attention"],
 )
-LAYER = Layer(4, KVShape(2, 32, 16))
 
 
 @pytest.fixture(scope="module")
@@ -91,70 +84,28 @@ def batch(*lengths: tuple[int, int]) -> Batch:
 BATCHES = [batch((0, 20), (0, 3)), batch((20, 1), (3, 1), (0, 700), (0, 130))]
 
 
-def assert_equal(results: list[Tensor], expected: list[Tensor]) -> None:
-    for result, wanted in zip(results, expected, strict=True):
-        torch.testing.assert_close(result, wanted, rtol=0, atol=0)
+def test_building_a_decoder_can_be_repeated(fail_allocation: FailAllocation) -> None:
+    _, decoder, library, *_ = described_by_files(load(MODEL))
+    assert library is not None
 
+    def built() -> NativeDecoder:
+        return NativeDecoder(library, decoder, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=2)
 
-def test_building_a_decoder_can_be_repeated(fail_allocation: FailAllocation, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = load(MODEL)
-    # What they are compared with does not change.
-    found = start.attention_parameters(loaded, BLOCK_SIZE)
-    reference = start._reference(loaded, described(loaded), EngineOptions(block_size=BLOCK_SIZE))
-    monkeypatch.setattr(start, "attention_parameters", lambda *_: found)
-    monkeypatch.setattr(start, "_reference", lambda *_: reference)
-    built = list(results_with_failures(fail_allocation, lambda: [lambda: native(loaded, num_threads=2)]))
-    assert len(built) > 60, "`native` has compared each decoder with transformers' code"
+    assert len(list(results_with_failures(fail_allocation, lambda: [built]))) > 40
 
 
 @torch.inference_mode()
 def test_a_step_can_be_repeated(fail_allocation: FailAllocation) -> None:
-    loaded = load(MODEL)
+    _, decoder, library, *_ = described_by_files(load(MODEL))
+    assert library is not None
 
     def steps() -> list[Callable[[], Tensor]]:
-        decoder = native(loaded, num_blocks=NUM_BLOCKS, num_threads=2)
-        return [lambda step=step: decoder.forward(step).clone() for step in BATCHES]
+        native = NativeDecoder(library, decoder, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=2)
+        return [lambda step=step: native.forward(step).clone() for step in BATCHES]
 
     expected = [step() for step in steps()]
     found = list(results_with_failures(fail_allocation, steps))
     assert len(found) > 30
-    for logits in found:
-        assert_equal(logits, expected)
-
-
-def made() -> NativeAttention:
-    return native_attention([LAYER] * 3, torch.float32, num_blocks=NUM_BLOCKS)
-
-
-def test_starting_the_threads_of_attention_can_be_repeated(
-    fail_allocation: FailAllocation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention, "openmp", lambda: None)
-    assert len(list(results_with_failures(fail_allocation, lambda: [made]))) > 3
-
-
-def test_a_layer_of_attention_can_be_repeated(fail_allocation: FailAllocation) -> None:
-    generator = torch.Generator().manual_seed(1)
-    inputs = [
-        [torch.randn(len(step.slots), heads, dim, generator=generator) for heads, dim in ((4, 32), (2, 32), (2, 16))]
-        for step in BATCHES
-    ]
-
-    def layers() -> list[Callable[[], Tensor]]:
-        native = made()
-
-        def attend(step: Batch, tensors: list[Tensor], layer: int, window: int | None) -> Tensor:
-            attention = native.prepare(step)
-            return attention(*tensors, native.caches[layer], Scoring(0.2, window, 2.0))
-
-        return [
-            partial(attend, step, tensors, layer, window)
-            for step, tensors in zip(BATCHES, inputs, strict=True)
-            for layer, window in ((0, None), (1, 20), (2, None))
-        ]
-
-    expected = [layer() for layer in layers()]
-    found = list(results_with_failures(fail_allocation, layers))
-    assert len(found) > 20
-    for outputs in found:
-        assert_equal(outputs, expected)
+    for results in found:
+        for logits, wanted in zip(results, expected, strict=True):
+            torch.testing.assert_close(logits, wanted, rtol=0, atol=0)

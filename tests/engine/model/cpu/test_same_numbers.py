@@ -1,6 +1,9 @@
 """The native step computes the same bits for a token whatever else a step has, and however its prompt was cut."""
 
 import random
+from collections import defaultdict
+from dataclasses import fields, is_dataclass, replace
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,16 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from oaiserve.config import KVCacheDtype
-from oaiserve.engine.decoder.blocks import Blocks, ExpertBlocks
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.description import Expert, Matrix
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.cpu.describe import describe
-from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.start.small_model import attention_parameters
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.facts.engine_numbers import EngineNumbers
 from tests.engine.model.cpu.small_models import (
@@ -35,6 +36,7 @@ from tests.engine.model.cpu.small_models import (
     MOE,
     compiled_for,
     config,
+    described_by_files,
     load,
     native_decoder,
 )
@@ -121,30 +123,34 @@ def natives(request: pytest.FixtureRequest) -> dict[int, Native]:
 
 
 def blocks_decoder(loaded: LoadedModel, **sizes: int) -> NativeDecoder:
-    """Make the native step of a model with random blocks in place of its matrices, of another format for each kind."""
-    rng, kinds = np.random.default_rng(0), (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.IQ4_NL)
-    matrices = [
-        (name, p.shape)
-        for name, p in loaded.model.named_parameters()
-        if p.dim() == 2 and not any(part in name for part in ("up", "router", "_bias"))
-    ]
-    blocks: dict[str, Blocks | ExpertBlocks] = {}
-    for i, (name, (n, k)) in enumerate(matrices):
-        kind = kinds[i % len(kinds)]
-        blocks[name] = Blocks(random_blocks(rng, kind, n, k), int(kind), np.arange(n))
-        if "gate" in name:  # whose rows are packed beside those of the other one
-            blocks[name.replace("gate", "up")] = Blocks(random_blocks(rng, kind, n, k), int(kind), np.arange(n))
-    for name, parameter in loaded.model.named_parameters():
-        if parameter.dim() == 3:  # of experts, whose columns come before their rows
-            experts, k, n = parameter.shape
-            parts = 2 if "gate_up" in name else 1
-            data = [random_blocks(rng, Kind.MXFP4, n, k) for _ in range(experts)]
-            blocks[name] = [
-                tuple(Blocks(rows, int(Kind.MXFP4), np.arange(n)[part::parts]) for part in range(parts))
-                for rows in data
-            ]
-    parameters = attention_parameters(loaded, sizes["block_size"])
-    return NativeDecoder(Library(loaded.dtype), describe(loaded, parameters, blocks), **sizes)
+    """Make the native step of a model with random blocks in place of its matrices.
+
+    Those of experts are in MXFP4, and others in another format for each shape.
+    """
+    rng = np.random.default_rng(0)
+    kinds = cycle((Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.IQ4_NL))
+    of_shapes: dict[tuple[int, ...], Kind] = defaultdict(lambda: next(kinds))
+
+    def blocks(shape: tuple[int, int], *, of_expert: bool = False) -> Blocks:
+        kind = Kind.MXFP4 if of_expert else of_shapes[shape]
+        return Blocks(random_blocks(rng, kind, *shape), int(kind), np.arange(shape[0]))
+
+    def in_blocks(part: Any, *, of_expert: bool = False) -> Any:
+        if isinstance(part, Matrix):
+            rows, columns = part.weight.shape
+            return replace(part, weight=blocks((rows, columns), of_expert=of_expert), copy_of=None)
+        if isinstance(part, list):
+            return [in_blocks(one) for one in part]
+        if not is_dataclass(part):
+            return part
+        inner = {field.name: getattr(part, field.name) for field in fields(part)}
+        of_expert = isinstance(part, Expert)
+        return type(part)(**{name: in_blocks(one, of_expert=of_expert) for name, one in inner.items()})
+
+    _, decoder, library, _ = described_by_files(loaded)
+    rows, columns = decoder.embedding.shape
+    decoder = replace(in_blocks(decoder), embedding=blocks((rows, columns)))
+    return NativeDecoder(library, decoder, **sizes)
 
 
 def new_sequence(index: int, ids: list[int], blocks: list[int]) -> Sequence:

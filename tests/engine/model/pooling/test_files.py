@@ -1,15 +1,12 @@
-"""The task of a model, and what sentence-transformers' files say of its vectors."""
+"""What sentence-transformers' files say of a model's vectors."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, BertConfig, LlamaConfig, PreTrainedConfig, T5Config
 
-from oaiserve.config import EngineOptions, OptionError
-from oaiserve.engine.model.pooling.files import PoolingFiles, find_task, read_files
-from oaiserve.engine.start.ways.pooling import find_model_task
+from oaiserve.engine.model.pooling.files import PoolingFiles, read_files
 from oaiserve.errors import StartupError
 from oaiserve.files.source import ModelSource
 
@@ -24,41 +21,6 @@ def source(folder: Path, **files: Any) -> ModelSource:
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(value))
     return ModelSource(str(folder), None, is_local=True)
-
-
-@pytest.mark.parametrize(
-    ("config", "has_modules", "task"),
-    [
-        (LlamaConfig(architectures=["LlamaForCausalLM"]), False, "generate"),
-        (LlamaConfig(architectures=["LlamaForCausalLM"]), True, "embed"),
-        (LlamaConfig(architectures=["LlamaModel"]), False, "embed"),
-        (LlamaConfig(architectures=["LlamaForSequenceClassification"]), False, "score"),
-        (LlamaConfig(), False, "generate"),
-        (BertConfig(architectures=["BertModel"]), False, "embed"),
-        (BertConfig(architectures=["BertForMaskedLM"]), False, "embed"),
-        (BertConfig(architectures=["BertLMHeadModel"]), False, "generate"),
-        (BertConfig(architectures=["BertForSequenceClassification"]), True, "score"),
-        (T5Config(architectures=["T5Model"]), False, "generate"),
-    ],
-)
-def test_the_task_follows_from_the_files(
-    config: PreTrainedConfig, has_modules: bool, task: str, tmp_path: Path
-) -> None:
-    where = source(tmp_path, **({"modules": [TRANSFORMER, POOLING]} if has_modules else {}))
-    assert find_task("auto", config, where) == task
-    assert find_task("generate", config, where) == "generate"
-
-
-def test_the_task_is_read_before_the_weights(tmp_path: Path) -> None:
-    BertConfig(architectures=["BertModel"]).save_pretrained(tmp_path)
-    assert isinstance(AutoConfig.from_pretrained(tmp_path), BertConfig)
-    assert find_model_task(tmp_path, EngineOptions()) == "embed"
-    assert find_model_task(tmp_path, EngineOptions(task="score")) == "score"
-
-
-def test_only_known_tasks_are_options() -> None:
-    with pytest.raises(OptionError, match="--task is 'chat', but must be one of auto, generate, embed, score"):
-        EngineOptions(task="chat")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import FilledPrompt, PairPrompt, TextPrompt, TokenPrompt
-from oaiserve.engine.start.ways.pooling import find_model_task, load_pooler
+from oaiserve.engine.start.ways.pooling import load_pooler
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.model.pooling.test_families import pooled
@@ -25,7 +25,6 @@ RERANKERS = [name for name in FILES if name.endswith("rank")]
 @pytest.mark.parametrize("name", [name for name in FILES if name not in RERANKERS])
 def test_vectors_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     path = write_encoder(tmp_path, name)
-    assert find_model_task(path, EngineOptions()) == "embed"
     pooler = load_pooler(path, "embed", EngineOptions())
     ids = [token_id for text in TEXTS for token_id in text]
     found = pooler.pool(ids, [0] * len(ids), [len(text) for text in TEXTS])
@@ -38,7 +37,6 @@ def test_vectors_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["bert-rank", "modern-bert-rank"])
 def test_scores_are_the_sigmoid_of_llama_cpps_logits(name: str, tmp_path: Path) -> None:
     path = write_encoder(tmp_path, name)
-    assert find_model_task(path, EngineOptions()) == "score"
     found = load_pooler(path, "score", EngineOptions()).pool(PAIR_IDS, [0] * len(PAIR_IDS), [len(PAIR_IDS)])
     assert float(found.logit()) == pytest.approx(RECORDED[name], abs=3e-3)  # llama.cpp rounds inside its GELU
 
@@ -57,10 +55,8 @@ def test_another_task_than_that_of_the_file_is_refused(tmp_path: Path) -> None:
         load_pooler(write_encoder(tmp_path, "bert-cls"), "score", EngineOptions())
 
 
-def test_a_file_without_pooling_of_a_decoder_generates(tmp_path: Path) -> None:
-    assert find_model_task(write_encoder(tmp_path, "qwen3"), EngineOptions(task="generate")) == "generate"
+def test_a_file_without_pooling_of_a_decoder_can_embed(tmp_path: Path) -> None:
     path = write_encoder(tmp_path, "qwen3", pooling=0)
-    assert find_model_task(path, EngineOptions()) == "generate"
     assert load_pooler(path, "embed", EngineOptions()).pooling.size == 64
 
 

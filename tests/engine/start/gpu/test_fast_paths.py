@@ -40,11 +40,10 @@ from oaiserve.engine.start.gpu.trials import FEATURES, Trials
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.started import assemble
 from oaiserve.engine.start.ways import gpu as start_on_gpu
-from oaiserve.engine.start.ways.expanded import start_on_cpu
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.model.gpu.graphs import Plain, padded_attention
-from tests.engine.model.runners import greedy
+from tests.engine.model.runners import eager_runner, greedy, make_engine
 from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, byte_tokenizer, random_model
 from tests.models.small_configs import config_of
 
@@ -180,7 +179,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 @contextmanager
 def started(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
     options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16, **settings)
-    made = start_on_cpu(loaded, options) if loaded.is_on_cpu else start_on_gpu.start_on_gpu(loaded, options, Trials())
+    made = start_on_gpu.start_on_gpu(loaded, options, Trials())
     with Engine(assemble(made, Tokenizer(byte_tokenizer()), options), options) as engine:
         yield engine
 
@@ -249,9 +248,7 @@ def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_rig
     assert len(warnings) == (name is not None), warnings
     if name is not None:
         assert re.match(name, warnings[0])
-    device.set(LoadedModel, "is_on_cpu", True)
-    with started(loaded, compile=False) as plain:
-        assert plain.features["native_step"]
+    with make_engine(loaded, eager_runner(loaded, num_blocks=NUM_BLOCKS, block_size=16)) as plain:
         assert found == answers(plain)
 
 

@@ -13,6 +13,16 @@ def _exaone4(metadata: Metadata) -> Fields:
     )
 
 
+def _gpt2(metadata: Metadata) -> Fields:
+    return {
+        "n_positions": metadata["context_length"],
+        "n_embd": metadata["embedding_length"],
+        "n_layer": metadata.num_layers,
+        "n_head": metadata["attention.head_count"],
+        "n_inner": metadata["feed_forward_length"],
+    }
+
+
 def _olmo2(metadata: Metadata) -> Fields:
     if metadata.get("attention.sliding_window") is None:
         return {}
@@ -32,6 +42,7 @@ ARCHITECTURES = (
     Architecture(name="command-r", type="cohere", fields=lambda metadata: {"use_qk_norm": metadata.has("attn_q_norm")}),
     Architecture(name="cohere2", type="cohere2"),
     Architecture(name="exaone4", type="exaone4", fields=_exaone4),
+    Architecture(name="gpt2", type="gpt2", fields=_gpt2),
     Architecture(
         name="nemotron",
         type="nemotron",

@@ -1,0 +1,54 @@
+"""Checks whether the layers of a description have all of their weights.
+
+Norms, gates and biases are optional, because families differ in them. But layers of one kind have the same ones, unless
+the files lack a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from oaiserve.engine.decoder.blocks import Blocks
+from oaiserve.engine.decoder.description import Expert, Layer, NotKnown
+
+# Of these, layers have tables that are no weights, or their matrices in another form.
+_NO_WEIGHTS = {"rotary", "query_factors", "copy_of"}
+
+
+def refuse_incomplete(layers: Sequence[Layer]) -> None:
+    """Raise NotKnown for a layer that has other weights than the first one of its kind."""
+    of_kinds: dict[Hashable, set[str]] = {}
+    for number, layer in enumerate(layers):
+        weights = _weights(layer, "")
+        expected = of_kinds.setdefault(_kind(layer), weights)
+        if different := weights ^ expected:
+            raise NotKnown(f"not all of its layers like layer {number} have '{min(different).lstrip('.')}'")
+
+
+def _kind(layer: Layer) -> Hashable:
+    attention = layer.attention
+    kind: Hashable = None
+    if attention is not None:
+        rotates = attention.rotary is not None
+        owns_cache = attention.cache_of is None
+        kind = (type(attention.qkv), owns_cache, attention.values_of_keys, attention.parameters.sliding_window, rotates)
+    return kind, type(layer.mixer), type(layer.mlp)
+
+
+def _weights(part: Any, path: str) -> set[str]:
+    """Return the paths of the weights in a part. Of matrices in a list, a path says whether all of them have it."""
+    if isinstance(part, Tensor | Blocks):
+        return {path}
+    if isinstance(part, list):
+        if part and isinstance(part[0], Expert):
+            return _weights(part[0], path)
+        found = [_weights(one, path) for one in part]
+        return set().union(*found) | {f"{name} of all" for name in set.intersection(*found)} if found else set()
+    if is_dataclass(part) and not isinstance(part, type):
+        names = (field.name for field in fields(part) if field.name not in _NO_WEIGHTS)
+        return set().union(*(_weights(getattr(part, name), f"{path}.{name}") for name in names))
+    return set()

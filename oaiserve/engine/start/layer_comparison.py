@@ -1,0 +1,110 @@
+"""Compares a user's model with transformers' code, layer by layer in float32, for `oaiserve doctor MODEL`.
+
+Executors of one description cannot find a mistake in it, and a start doesn't ask transformers. In float32, two right
+computations of a layer differ in their last digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module, ModuleList
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.executors.reference.executor import ReferenceExecutor
+from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.model.rehearsal import prompt_of
+from oaiserve.engine.model.states import StateChunk, States
+from oaiserve.engine.start.compare import difference_by_row
+from oaiserve.engine.start.described import Described, describe_model
+from oaiserve.engine.start.load import Checkpoint, load_weights, read_checkpoint
+from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.files.source import ModelSource
+
+LIMIT = 1e-3  # of a difference that rounding in float32 explains
+OPTIONS = EngineOptions(device="cpu", dtype="float32", compile=False)
+_BLOCK_SIZE = 16
+_TEXT = (
+    "The quick brown fox jumps over the lazy dog. In 1969, two people walked on the Moon for 2 h 31 min. "
+    "def area(r: float) -> float:\n    return 3.14159 * r ** 2\n Die Übung macht den Meister; 熟能生巧。"
+)
+_NUM_TOKENS = 96  # of the text, at least
+_LONGEST_WINDOW = 1024  # of attention, beyond which a comparison would take too long
+_BEYOND_WINDOW = 16
+
+
+class Comparison(NamedTuple):
+    """How far the outputs of a part of the model are apart: the worst token, relative to the size of its numbers."""
+
+    part: str
+    apart: float
+
+    @property
+    def is_right(self) -> bool:
+        return self.apart <= LIMIT  # which NaN is not
+
+
+@torch.inference_mode()
+def compare_layers(source: ModelSource) -> Iterator[Comparison]:
+    """Compare the embedding, each layer but the last, and the logits. Raises NotKnown without a description.
+
+    The model is in memory twice, in float32.
+    """
+    described = describe_model(source, OPTIONS)
+    ids = token_ids(source, described)
+    own = own_states(described, ids)
+    yield from compared(own, transformers_states(source, ids, len(own) - 2))
+
+
+def token_ids(source: ModelSource, described: Described) -> list[int]:
+    """Return the tokens that a comparison computes, more than fit into windows of attention unless these are long."""
+    spec, attending = described.spec, [layer.attention for layer in described.decoder.layers]
+    windows = [one.parameters.sliding_window or 0 for one in attending if one is not None]
+    number = max([_NUM_TOKENS, *(window + _BEYOND_WINDOW for window in windows if window <= _LONGEST_WINDOW)])
+    encode = Tokenizer.from_pretrained(source.path).backend.encode
+    found: list[int] = encode(_TEXT * -(-number // _NUM_TOKENS) * 2, add_special_tokens=True).ids
+    return [token_id for token_id in found if token_id < spec.vocab_size][: min(number, spec.max_model_len)]
+
+
+def compared(own: list[Tensor], others: list[Tensor]) -> Iterator[Comparison]:
+    """Compare the states that two computations have of the same tokens."""
+    *states, logits = own
+    names = ["embedding", *(f"layer {number}" for number in range(len(states) - 1))]
+    # What a layer of transformers returns, the next one reads. After the last one come the logits.
+    for name, state, other in zip(names, states, others[:-1], strict=False):
+        yield Comparison(name, difference_by_row(state, other))
+    yield Comparison("logits", difference_by_row(logits, others[-1]))
+
+
+def transformers_states(source: ModelSource, ids: list[int], num_layers: int) -> list[Tensor]:
+    """Return the hidden states of all tokens before each layer of transformers' model, and the logits."""
+    checkpoint: Checkpoint = read_checkpoint(source, source.gguf_file or source.location)
+    model, _ = load_weights(checkpoint, torch.float32, torch.device("cpu"), attention="eager")
+    model.eval()
+    states: list[Tensor] = []
+
+    def note(_: Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        states.append((inputs[0] if inputs else named["hidden_states"])[0].clone())
+
+    lists = (module for module in model.modules() if isinstance(module, ModuleList) and len(module) == num_layers)
+    for layer in next(lists, ()):
+        layer.register_forward_pre_hook(note, with_kwargs=True)
+    logits: Tensor = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    return [*states, logits]
+
+
+def own_states(described: Described, ids: list[int]) -> list[Tensor]:
+    """Return the hidden states of all tokens before the first layer and after each one, and the logits."""
+    spec = described.spec
+    num_blocks = -(-len(ids) // _BLOCK_SIZE)
+    executor = ReferenceExecutor(
+        described.decoder, dtype=torch.float32, device=spec.device, num_blocks=num_blocks, block_size=_BLOCK_SIZE
+    )
+    batch: Batch = build_batch(prompt_of(ids, _BLOCK_SIZE), _BLOCK_SIZE, spec.device)
+    batch.logits_rows = torch.arange(len(ids))
+    if spec.state_shapes:
+        batch.states = States(spec.state_shapes, 1, spec.device).of_step([StateChunk(0, 0, len(ids))])
+    return list(executor.steps(batch))

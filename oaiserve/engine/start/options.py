@@ -1,0 +1,27 @@
+"""Refuses options that a device, or a model, cannot obey."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.model.adapters import refuse_unless_they_fit
+from oaiserve.errors import StartupError
+
+
+def refuse_unless_possible(spec: ModelSpec, options: EngineOptions, adaptable: Mapping[str, tuple[int, int]]) -> None:
+    """Raise StartupError for the first option that the device, or the model, cannot obey.
+
+    `adaptable` has rows and columns of the modules that adapters may name.
+    """
+    if options.kv_cache_dtype != "auto" and (options.kv_cache_dtype == "int8") != spec.is_on_cpu:
+        setting = f"--kv-cache-dtype {options.kv_cache_dtype}"
+        raise StartupError(
+            f"{setting} is for --device {'cuda' if spec.is_on_cpu else 'cpu'}; the model is on {spec.device}."
+        )
+    if options.has_adapters and spec.state_shapes:
+        flag = "--lora" if options.lora else "--lora-dir"
+        raise StartupError(f"{flag} is not for '{spec.name}', which has layers that keep a state.")
+    if options.adapters:
+        refuse_unless_they_fit(options.adapters, adaptable)

@@ -1,0 +1,75 @@
+"""The record of a start, by which `oaiserve list` finds the model again, and a later start the blocks that --quantize
+made of it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from threading import Thread, main_thread
+from typing import NamedTuple
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.quantized_file import FileIdentity, QuantizedFile, find
+from oaiserve.files import gguf
+from oaiserve.files.private import NotPrivate
+from oaiserve.files.start_cache import NotRemembered, Subject, name_of, of_record, recall, remember, subject
+
+log = logging.getLogger(__name__)
+
+_FILES = (".json", ".safetensors")
+AFTER_SECONDS = 3.0  # so that the first answer doesn't wait for the disk
+
+
+class StartRecord(NamedTuple):
+    """What an earlier start has recorded."""
+
+    quantized: Path | None = None  # the file with the blocks that it made
+
+
+def subject_of(model: Path, options: EngineOptions) -> Subject | None:
+    """Return the subject of a model, a folder or a GGUF file; None for a file whose parts are in several folders."""
+    parts = gguf.shard_paths(model) if model.is_file() else []
+    if len({part.resolve().parent for part in parts}) > 1:
+        return None
+    return subject(
+        "model",
+        model,
+        _FILES,
+        options={"quantize": options.quantize},
+        packages=("oaiserve",),
+        digest=partial(gguf.digest, counts=lambda _: False) if parts else None,
+        parts=parts,
+    )
+
+
+def recall_start(asked: Subject) -> StartRecord:
+    """Return the record of a model. Raises NotRemembered."""
+    record = recall(asked)
+    with of_record(record.path):
+        quantized = record.data["quantized"]
+        if quantized is None:
+            return StartRecord()
+        path = find(FileIdentity(**quantized))
+        if path is None:
+            raise NotRemembered("the weights that were quantized are not in the cache any more")
+        return StartRecord(path)
+
+
+def remember_start(asked: Subject, quantized: QuantizedFile | None) -> Thread:
+    """Record a model that has started, in a thread, which is returned: no request waits for it."""
+
+    def run() -> None:
+        main_thread().join(AFTER_SECONDS)
+        try:
+            data = None if quantized is None else asdict(quantized.finish(name_of(asked)))
+            if remember(asked, {"quantized": data}, b"") is None:
+                log.debug("The start is not recorded, because the model's files have changed meanwhile")
+        except (NotPrivate, OSError) as error:
+            log.debug("The start is not recorded: %s", error)
+
+    # The thread is waited for at the end: a process must not end while it writes.
+    thread = Thread(target=run, name="remember", daemon=False)
+    thread.start()
+    return thread

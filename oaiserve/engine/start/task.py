@@ -1,0 +1,35 @@
+"""Finds the task of a model from its files: to generate text, to embed it, or to score pairs. Stdlib only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oaiserve.config import TaskOption
+from oaiserve.engine.pooling import Task, gguf_task
+from oaiserve.files.checkpoint import json_object
+from oaiserve.files.source import ModelSource
+
+
+def find_task(source: ModelSource, option: TaskOption) -> Task:
+    """Return the task of the model: the user's, or else that of its files. Raises BadFile and OSError."""
+    if option != "auto":
+        return option
+    if source.gguf_file is not None:
+        return gguf_task(source.path)
+    return _of_config(
+        json_object(source.folder / "config.json"), has_modules=(source.folder / "modules.json").is_file()
+    )
+
+
+def _of_config(config: Mapping[str, Any], *, has_modules: bool) -> Task:
+    architectures = config.get("architectures")
+    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    if architecture.endswith("ForSequenceClassification"):
+        return "score"
+    if has_modules:  # as sentence-transformers writes them
+        return "embed"
+    # A folder of bare layers, or of an encoder with the head that it was trained with.
+    is_bare = architecture.endswith(("Model", "ForMaskedLM")) and not architecture.endswith("LMHeadModel")
+    has_more = config.get("is_encoder_decoder") or any(config.get(f"{kind}_config") for kind in ("vision", "audio"))
+    return "embed" if is_bare and not has_more else "generate"

@@ -1,0 +1,32 @@
+"""Once native code has copies of a model's weights, the pages of the files are given back to the system."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from oaiserve.config import EngineOptions
+from tests.engine.model.cpu.small_models import config, make_model
+from tests.engine.model.runners import greedy_answers
+from tests.engine.remembered import save, started
+
+pytestmark = [pytest.mark.compiler, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+MODEL = config("llama", hidden_size=256, intermediate_size=1024)
+OPTIONS = EngineOptions(device="cpu", dtype="float32", kv_blocks=8, cpu_threads=1)
+
+
+def resident_bytes(path: Path) -> int:
+    """Return how much of a file is mapped and in the memory of this process."""
+    of_maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    sizes = [re.search(r"^Rss: +(\d+) kB", one, re.MULTILINE) for one in of_maps if f"{path}\n" in one]
+    return sum(1024 * int(size[1]) for size in sizes if size is not None)
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_pages_of_packed_weights_are_given_back(tmp_path: Path) -> None:
+    file = save(make_model(MODEL), tmp_path) / "model.safetensors"
+    with started(tmp_path, OPTIONS) as engine:
+        greedy_answers(engine, [[5, 9, 3]])  # which reads the embedding
+        assert file.stat().st_size > 2**21
+        assert 0 < resident_bytes(file) < file.stat().st_size / 4

@@ -1,0 +1,223 @@
+"""Which way starts a model, what it compiles, and what it says where native code is missing."""
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedConfig
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.model.cpu import build
+from oaiserve.engine.start.plan import _stored_dtype, compile_early
+from oaiserve.errors import StartupError
+from oaiserve.facts.start_times import StartTimes
+from oaiserve.files.source import find_model
+from tests.engine.model.cpu.small_models import FAMILIES, config, make_model
+from tests.engine.remembered import answer, save, started
+from tests.models.decoders import generate
+from tests.models.in_blocks import TOKENIZER, TOKENS, WIDE, file_of
+from tests.models.small_configs import config_of
+
+pytestmark = pytest.mark.compiler
+OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
+UNKNOWN = config_of("nanochat", vocab_size=256)  # a type without a description
+NATIVE, PLAIN, FOREIGN = "", "PyTorch computes the steps; the log says why", "transformers' own code computes the steps"
+DESCRIBED = "The model starts from a description of its files"
+ON_CPU = "not on a GPU: its device is the CPU"
+
+
+def started_how(caplog: pytest.LogCaptureFixture) -> str:
+    """Return how the model has been started."""
+    lines = [record.message for record in caplog.records if record.name == "oaiserve.engine.start.plan"]
+    (line,) = [line for line in lines if line.startswith("The model starts ")]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "how", "native_step"),
+    [
+        (FAMILIES["llama"], {}, DESCRIBED, NATIVE),
+        (FAMILIES["llama"], {"compile": False}, DESCRIBED, PLAIN),
+        (FAMILIES["llama"], {"dtype": "float16"}, DESCRIBED, PLAIN),  # which no native code has
+        (config("llama", hidden_size=72), {}, DESCRIBED, PLAIN),
+        (
+            UNKNOWN,
+            {},
+            "The model starts in transformers' own code (not from a description of its files: models of type "
+            f"'nanochat' have no description; not to pool: it generates text; {ON_CPU})",
+            FOREIGN,
+        ),
+    ],
+    ids=["family", "--no-compile", "float16", "odd size", "unknown type"],
+)
+def test_a_text_model_starts_in_the_fastest_way_that_can(
+    asked: PreTrainedConfig,
+    options: dict[str, Any],
+    how: str,
+    native_step: str,
+    tmp_path: Path,
+    empty_cache: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "oaiserve")
+    save(make_model(asked), tmp_path)
+    with started(tmp_path, **OPTIONS, **options) as engine:
+        assert engine.features["native_step"] == native_step
+    assert started_how(caplog) == how
+
+
+def test_a_gguf_file_starts_from_its_description_with_and_without_native_code(
+    tmp_path: Path, empty_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "oaiserve")
+    path = file_of(config("llama", **WIDE | {"vocab_size": len(TOKENS)}), tmp_path, tokenizer=TOKENIZER)
+    for options in ({}, {"compile": False}):
+        caplog.clear()
+        assert len(answer(path, **OPTIONS, **options)[0]) == 12
+        assert started_how(caplog) == DESCRIBED
+
+
+def test_a_text_model_embeds_with_that_task(
+    tmp_path: Path, empty_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "oaiserve")
+    save(make_model(FAMILIES["llama"]), tmp_path)
+    with started(tmp_path, device="cpu", cpu_threads=1, task="embed") as engine:
+        assert engine.pooling is not None
+        assert engine.pooling.task == "embed"
+    assert started_how(caplog) == "The model starts to pool"
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8"),
+        ({"quantize": "int8"}, "--quantize int8"),
+        ({"exact": True}, "--exact"),
+    ],
+)
+def test_an_option_that_only_the_native_step_obeys_is_not_ignored(
+    options: dict[str, Any], flag: str, tmp_path: Path, empty_cache: Path
+) -> None:
+    save(make_model(UNKNOWN), tmp_path)
+    with pytest.raises(StartupError, match=f"^{flag} needs the native step, which cannot be used: .*'nanochat'"):
+        answer(tmp_path, **OPTIONS, **options)
+    if flag == "--exact":  # the others refuse --no-compile themselves
+        save(make_model(FAMILIES["llama"]), tmp_path)
+        with pytest.raises(StartupError, match=f"^{flag} needs the native step, .*: --no-compile is given"):
+            answer(tmp_path, **OPTIONS, **options, compile=False)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("CXX", "g++-99", "the compiler g++-99 that CXX names was not found"),
+        ("CXX", "false", "false failed: no message"),
+        ("PATH", "/nowhere", "no C++ compiler was found (install g++)"),
+        ("OAISERVE_CACHE", "/dev/null/cache", "/dev/null/cache/native cannot be written: Not a directory"),
+    ],
+)
+def test_without_native_code_plain_pytorch_answers_after_one_warning(
+    variable: str,
+    value: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = make_model(FAMILIES["llama"])
+    save(model, tmp_path / "model")
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv(variable, value)
+    assert answer(tmp_path / "model", **OPTIONS) == generate(model, [[5, 9, 3, 17]], 12)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("The model runs without native code, which is slower: ")
+    assert warnings[0].endswith(reason)
+    with pytest.raises(StartupError, match="^--quantize int8 needs the native step, which cannot be used: "):
+        answer(tmp_path / "model", **OPTIONS, quantize="int8")
+
+
+def test_a_start_compiles_native_code_and_the_next_one_finds_it(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(FAMILIES["llama"])
+    save(model, tmp_path / "model")
+    library, compiled = build.build(torch.float32), tmp_path / "compiled"
+    compiler = tmp_path / "copying-g++"
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] || {{ for out; do :; done; echo >> {compiled}; cp {library} "$out"; }}\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "other cache"))
+    for _ in range(2):
+        with started(tmp_path / "model", **OPTIONS) as engine:
+            assert engine.features["native_step"] == NATIVE
+        assert compiled.read_text() == "\n"
+
+
+@pytest.mark.parametrize(
+    ("stated", "options", "expected"),
+    [
+        ({"dtype": "bfloat16"}, {}, "bfloat16"),
+        ({"torch_dtype": "float16"}, {}, "float16"),  # as older versions wrote it
+        ({"quantization_config": {"quant_method": "awq"}, "dtype": "float16"}, {}, "bfloat16"),
+        ({"dtype": "float32"}, {"quantize": "int8"}, "bfloat16"),
+        ({}, {}, None),
+        ([], {}, None),
+    ],
+)
+def test_the_dtype_of_native_code_follows_from_config_json(
+    stated: Any, options: dict[str, Any], expected: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    assert _stored_dtype(find_model(tmp_path), EngineOptions(**options)) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "stored", "expected"),
+    [
+        ({}, "bfloat16", [torch.bfloat16]),
+        ({}, "float16", [torch.float32]),  # which a CPU computes in
+        ({"dtype": "float32"}, "bfloat16", [torch.float32]),
+        ({"compile": False}, "bfloat16", []),
+        ({"device": "cuda"}, "bfloat16", []),
+        ({"task": "embed"}, "bfloat16", []),
+    ],
+)
+def test_only_what_the_native_step_will_need_is_compiled(
+    options: dict[str, Any], stored: str, expected: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[torch.dtype] = []
+    monkeypatch.setattr(build, "build_beside", compiled.append)
+    compile_early(EngineOptions(**options), stored)
+    assert compiled == expected
+
+
+def test_parts_of_a_start_are_timed_and_leave_time_to_import_more(tmp_path: Path, empty_cache: Path) -> None:
+    save(make_model(FAMILIES["llama"]), tmp_path)
+    times, called = StartTimes(), []
+    answer(tmp_path, **OPTIONS, times=times, meanwhile=lambda: called.append("meanwhile"))
+    assert called == ["meanwhile"]
+    parts = ["import of torch", "import of the native step", "native code", "weights", "tokenizer"]
+    assert [name for name in parts if name in str(times)] == parts
+
+
+def test_garbage_is_frozen_only_after_an_import_of_transformers(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server collects its garbage once, and then looks only at what the load leaves."""
+    calls: list[str] = []
+    collector = SimpleNamespace(isenabled=lambda: False, freeze=lambda: calls.append("freeze"))
+    monkeypatch.setattr("oaiserve.engine.start.plan.gc", collector)
+    for asked, expected in ((FAMILIES["llama"], []), (UNKNOWN, ["freeze"])):
+        folder = tmp_path / asked.model_type
+        answer(save(make_model(asked), folder), **OPTIONS)
+        assert calls == expected
