@@ -243,19 +243,25 @@ class Router:
 
     def weights(self, logits: Tensor) -> Tensor:
         """Return the weights float32 [tokens, experts] for the logits of all experts, 0 for those not chosen."""
+        chosen, weights = self.choose(logits)
+        return torch.zeros_like(logits).scatter(-1, chosen, weights)
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the chosen experts int64 [tokens, top_k] and their weights float32, for the logits of all experts."""
         scores = logits.sigmoid() if self.is_sigmoid else logits.softmax(-1)
         worth = scores if self.bias is None else scores + self.bias
-        by_group = worth.unflatten(-1, (self.groups, -1))
-        best = by_group.topk(min(2, by_group.shape[-1]) if self.adds_best_two else 1).values.sum(-1)
-        left_out = torch.ones_like(best, dtype=torch.bool).scatter(-1, best.topk(self.top_groups).indices, False)
-        worth = by_group.masked_fill(left_out[..., None], -torch.inf).flatten(-2)
+        if self.top_groups < self.groups:
+            by_group = worth.unflatten(-1, (self.groups, -1))
+            best = by_group.topk(min(2, by_group.shape[-1]) if self.adds_best_two else 1).values.sum(-1)
+            left_out = torch.ones_like(best, dtype=torch.bool).scatter(-1, best.topk(self.top_groups).indices, False)
+            worth = by_group.masked_fill(left_out[..., None], -torch.inf).flatten(-2)
         chosen = worth.topk(self.top_k).indices
         weights = scores.gather(-1, chosen)
         if self.renormalizes:
             weights = weights / weights.sum(-1, keepdim=True)
         if self.factors is not None:
             weights = weights * self.factors[chosen]
-        return torch.zeros_like(scores).scatter(-1, chosen, weights * self.scale)
+        return chosen, weights if self.scale == 1.0 else weights * self.scale
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ Rabe and Staats apply it to attention (2021, arXiv:2112.05682). Everything is co
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -43,8 +44,11 @@ class PagedAttention:
     """The attention of all layers in one step."""
 
     def __init__(self, batch: Batch) -> None:
-        self._slots = batch.slots
-        self._groups = _groups(batch)
+        self._batch = batch
+
+    @cached_property
+    def _groups(self) -> list[_Group]:
+        return _groups(self._batch)
 
     def write(self, blocks: Tensor, new: Tensor, scale: float = 1.0) -> None:
         """Write keys or values [T, kv_heads, dim] into their slots of a cache [num_blocks, block_size, kv_heads, dim].
@@ -55,7 +59,7 @@ class PagedAttention:
         if blocks.dtype == FP8:
             new = (new.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
             slots = slots.view(torch.uint8)
-        slots[self._slots] = new.to(slots.dtype)
+        slots[self._batch.slots] = new.to(slots.dtype)
 
     def attend(self, query: Tensor, cache: LayerCache, parameters: AttentionParameters, sinks: Tensor | None) -> Tensor:
         """Return the attention float32 [T, heads, value_dim] of queries [T, heads, key_dim], whose keys are written."""
@@ -151,13 +155,13 @@ def _gather(cache: LayerCache, group: _Group, first: int, end: int) -> tuple[Ten
     slots = group.tables[:, places // block_size] * block_size + places % block_size
     rows = slots[:, None] * kv_heads + torch.arange(kv_heads, device=slots.device)[:, None]  # [B, kv_heads, L]
     keys, values = (
-        _in_float32(blocks.flatten(0, 2), rows.flatten(), scale).unflatten(0, rows.shape)
+        in_float32(blocks.flatten(0, 2), rows.flatten(), scale).unflatten(0, rows.shape)
         for blocks, scale in zip(cache, cache.scales, strict=True)
     )
     return keys, values.masked_fill_((places >= group.lengths)[:, None, :, None], 0)
 
 
-def _in_float32(numbers: Tensor, rows: Tensor, scale: float) -> Tensor:
+def in_float32(numbers: Tensor, rows: Tensor, scale: float) -> Tensor:
     """Return a copy of some rows of keys or values in float32."""
     if numbers.dtype == FP8:  # of which torch copies none by their index
         return numbers.view(torch.uint8).index_select(0, rows).view(FP8).float() * scale

@@ -26,7 +26,7 @@ def mixture_output(mixture: Experts, x: Tensor, hidden: Tensor, products: Produc
     """
     norms, router = mixture.norms, mixture.router
     weights = router.weights(products(x if norms is None else norms.router(hidden), router.matrix))
-    out = _experts(mixture, x if norms is None else norms.experts(hidden), weights)
+    out = experts_output(mixture, x if norms is None else norms.experts(hidden), weights)
     if norms is not None:
         out = norms.experts_out(out)
     if mixture.shared is None:
@@ -37,7 +37,7 @@ def mixture_output(mixture: Experts, x: Tensor, hidden: Tensor, products: Produc
     return out + (shared if norms is None else norms.shared_out(shared))
 
 
-def _experts(mixture: Experts, x: Tensor, weights: Tensor) -> Tensor:
+def experts_output(mixture: Experts, x: Tensor, weights: Tensor) -> Tensor:
     """Return the sum float32 [T, width] of the outputs of the chosen experts, given the weights [T, experts] of all.
 
     How many tokens an expert has decides the shapes of its products, so the host waits for the device here.

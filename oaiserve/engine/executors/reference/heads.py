@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from oaiserve.engine.decoder.description import Attention, HeadRows, LatentProjection, Matrix, Norm
+from oaiserve.engine.decoder.description import Attention, HeadRows, LatentProjection, Matrix, Norm, RotaryTable
 from oaiserve.engine.executors.reference.attention import PagedAttention
 from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
 
 
-class Attending(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Attending:
     """What all attention layers of one step use."""
 
     batch: Batch
@@ -38,13 +39,13 @@ class Attending(NamedTuple):
         num_values = shape.kv_heads * shape.value_dim if has_keys and not attention.values_of_keys else 0
         rows = torch.cat([self.products(x, matrix) for matrix in qkv], dim=-1)
         query, key, value = rows.split([heads * shape.key_dim, num_keys, num_values], dim=-1)
-        query = self._normed_and_rotated(attention, query.unflatten(1, (heads, -1)), attention.query_norm)
+        query = normed_and_rotated(attention, query.unflatten(1, (heads, -1)), attention.query_norm, self.batch)
         if has_keys:
             key = key.unflatten(1, (shape.kv_heads, -1))
             value = key if attention.values_of_keys else value.unflatten(1, (shape.kv_heads, -1))
-            value = _normed(value, attention.value_norm)
-            key = self._normed_and_rotated(attention, key, attention.key_norm)
-            self._write(cache, key, value)
+            value = normed(value, attention.value_norm)
+            key = normed_and_rotated(attention, key, attention.key_norm, self.batch)
+            return self._attend_new(attention, query, key, value, cache)
         return self._attend(attention, query, cache)
 
     def _latent(self, attention: Attention, qkv: LatentProjection, x: Tensor, cache: LayerCache) -> Tensor:
@@ -57,18 +58,18 @@ class Attending(NamedTuple):
         heads, shape, own, rank = attention.heads, attention.shape, attention.rotary_offset, len(qkv.norm.weight)
         low = x
         if qkv.query_down is not None:
-            low = _normed(self.products(x, qkv.query_down), qkv.query_norm)
+            low = normed(self.products(x, qkv.query_down), qkv.query_norm)
         query = self.products(low, qkv.query).unflatten(1, (heads, -1))
         own_query, shared_query = query.split([own, shape.key_dim - own], dim=-1)
-        shared_query = self._rotated(attention, shared_query, 0)
+        shared_query = rotated(attention.rotary, shared_query, 0, self.batch)
         latent, shared_key = self.products(x, qkv.down).split([rank, shape.key_dim - own], dim=-1)
         latent = qkv.norm(latent)
-        shared_key = self._rotated(attention, shared_key[:, None], 0)
+        shared_key = rotated(attention.rotary, shared_key[:, None], 0, self.batch)
         if not shape.latent_dim:
             own_key, value = self.products(latent, qkv.up).unflatten(1, (heads, -1)).split([own, shape.value_dim], -1)
             key = torch.cat([own_key, shared_key.expand(-1, heads, -1)], dim=-1)
-            self._write(cache, key, value)
-            return self._attend(attention, torch.cat([own_query, shared_query], dim=-1), cache)
+            query = torch.cat([own_query, shared_query], dim=-1)
+            return self._attend_new(attention, query, key, value, cache)
         self.paged.write(cache.keys, torch.cat([latent[:, None], shared_key], dim=-1))
         to_keys = HeadRows(qkv.up, heads, 0, own, is_transposed=True)
         query = torch.cat([self.products.of_heads(own_query, to_keys), shared_query], dim=-1)
@@ -76,42 +77,52 @@ class Attending(NamedTuple):
         to_values = HeadRows(qkv.up, heads, own, shape.value_dim, is_transposed=False)
         return self.products.of_heads(attended, to_values)
 
-    def _write(self, cache: LayerCache, key: Tensor, value: Tensor) -> None:
+    def _attend_new(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache) -> Tensor:
+        """Write keys and values into the cache, and return the attention float32 [T, heads, value_dim] of queries."""
         for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
             self.paged.write(blocks, new, scale)
+        return self._attend(attention, query, cache)
 
     def _attend(self, attention: Attention, query: Tensor, cache: LayerCache) -> Tensor:
-        if attention.query_factors is not None:
-            query = query * attention.query_factors[self.batch.positions][:, None, None]
+        query = scaled_queries(attention, query, self.batch)
         return self.paged.attend(query, cache, attention.parameters, attention.sinks)
 
-    def _normed_and_rotated(self, attention: Attention, x: Tensor, norm: Norm | None) -> Tensor:
-        """Return queries or keys [T, heads, key_dim], normed and rotated in the order of the layer."""
-        if attention.rotates_before_norms:
-            return _normed(self._rotated(attention, x, attention.rotary_offset), norm)
-        return self._rotated(attention, _normed(x, norm), attention.rotary_offset)
 
-    def _rotated(self, attention: Attention, x: Tensor, offset: int) -> Tensor:
-        """Return queries or keys [T, heads, dim] with the pairs from number `offset` on rotated by position."""
-        if (table := attention.rotary) is None:
-            return x
-        pairs = table.cosines.shape[1]
-        if table.axes is not None and self.batch.axes is not None:
-            positions = self.batch.axes[table.axes.long()].T  # [T, pairs]
-            places = positions, torch.arange(pairs, device=x.device)
-            cosines, sines = table.cosines[places], table.sines[places]
-        else:
-            cosines, sines = table.cosines[self.batch.positions], table.sines[self.batch.positions]
-        cosines, sines = cosines[:, None], sines[:, None]
-        step, apart = (2, 1) if table.is_interleaved else (1, table.apart)
-        first = slice(offset, offset + step * pairs, step)
-        second = slice(offset + apart, offset + apart + step * pairs, step)
-        out = x.clone()
-        out[..., first] = x[..., first] * cosines - x[..., second] * sines
-        out[..., second] = x[..., second] * cosines + x[..., first] * sines
-        return out
+def scaled_queries(attention: Attention, query: Tensor, batch: Batch) -> Tensor:
+    """Return queries [T, heads, key_dim] times the factors of their positions, if the layer has any."""
+    if attention.query_factors is None:
+        return query
+    return query * attention.query_factors[batch.positions][:, None, None]
 
 
-def _normed(x: Tensor, norm: Norm | None) -> Tensor:
+def normed_and_rotated(attention: Attention, x: Tensor, norm: Norm | None, batch: Batch) -> Tensor:
+    """Return queries or keys float32 [T, heads, key_dim], normed and rotated in the order of the layer."""
+    if attention.rotates_before_norms:
+        return normed(rotated(attention.rotary, x, attention.rotary_offset, batch), norm)
+    return rotated(attention.rotary, normed(x, norm), attention.rotary_offset, batch)
+
+
+def rotated(table: RotaryTable | None, x: Tensor, offset: int, batch: Batch) -> Tensor:
+    """Return queries or keys float32 [T, heads, dim] with the pairs from number `offset` on rotated by position."""
+    if table is None:
+        return x
+    pairs = table.cosines.shape[1]
+    if table.axes is not None and batch.axes is not None:
+        positions = batch.axes[table.axes.long()].T  # [T, pairs]
+        places = positions, torch.arange(pairs, device=x.device)
+        cosines, sines = table.cosines[places], table.sines[places]
+    else:
+        cosines, sines = table.cosines[batch.positions], table.sines[batch.positions]
+    cosines, sines = cosines[:, None], sines[:, None]
+    step, apart = (2, 1) if table.is_interleaved else (1, table.apart)
+    first = slice(offset, offset + step * pairs, step)
+    second = slice(offset + apart, offset + apart + step * pairs, step)
+    out = x.clone()
+    out[..., first] = x[..., first] * cosines - x[..., second] * sines
+    out[..., second] = x[..., second] * cosines + x[..., first] * sines
+    return out
+
+
+def normed(x: Tensor, norm: Norm | None) -> Tensor:
     """Return `x` [T, ...] with a norm for each run of numbers as wide as the norm: a head, or all heads together."""
     return x if norm is None else norm(x.reshape(-1, len(norm.weight))).view(x.shape)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu, softplus
 
-from oaiserve.engine.decoder.description import Convolution, DeltaNet, Mamba2, Mixer, ShortConvolution
+from oaiserve.engine.decoder.description import Convolution, DeltaNet, Mamba2, Matrix, Mixer, ShortConvolution
 from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.states import StateCache, StepStates
@@ -19,15 +19,24 @@ from oaiserve.engine.model.states import StateCache, StepStates
 
 def mixer_output(mixer: Mixer, x: Tensor, products: Products, states: StepStates, layer: int) -> Tensor:
     """Return the output float32 [T, width] of a layer's mixer for the normed hidden state [T, width]."""
-    matrices = [*mixer.projections, *(mixer.rates if isinstance(mixer, DeltaNet) else [])]
-    rows = torch.cat([products(x, matrix) for matrix in matrices], dim=-1)
+    rows = torch.cat([products(x, matrix) for matrix in inputs_of(mixer)], dim=-1)
+    return products(mixed(mixer, rows, states, layer), mixer.out)
+
+
+def inputs_of(mixer: Mixer) -> list[Matrix]:
+    """Return the matrices that multiply the hidden state, in the order in which `mixed` reads their products."""
+    return [*mixer.projections, *(mixer.rates if isinstance(mixer, DeltaNet) else [])]
+
+
+def mixed(mixer: Mixer, rows: Tensor, states: StepStates, layer: int) -> Tensor:
+    """Return what `mixer.out` multiplies, float32 [T, ...], for the products float32 [T, n] of its inputs."""
     if isinstance(mixer, DeltaNet):
         mix = partial(_delta_net, mixer)
     elif isinstance(mixer, Mamba2):
         mix = partial(_mamba2, mixer)
     else:
         mix = partial(_short_convolution, mixer)
-    return products(states.mix(layer, rows[None], mix)[0], mixer.out)
+    return states.mix(layer, rows[None], mix)[0]
 
 
 def _delta_net(net: DeltaNet, rows: Tensor, cache: StateCache) -> Tensor:

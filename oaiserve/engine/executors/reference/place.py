@@ -45,18 +45,28 @@ def placed(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> Decode
     Blocks are expanded, and tensors that were shared stay so. Raises NotKnown if keys and values are made from latent
     vectors with a bias, for which attention over the vectors themselves has no place.
     """
-    projections = [layer.attention.qkv for layer in decoder.layers if layer.attention is not None]
-    if any(isinstance(qkv, LatentProjection) and qkv.up.bias is not None for qkv in projections):
-        raise NotKnown("its keys and values are made from latent vectors with a bias")
-    found: Decoder = _Placing(dtype, device).part(decoder)
+    refuse_latent_biases(decoder)
+    found: Decoder = Placing(dtype, device).part(decoder)
     return found
 
 
-class _Placing:
+def expanded(weight: Tensor | Blocks, dtype: torch.dtype) -> Tensor:
+    """Return the weights of a matrix on the host as a tensor, with blocks expanded in the dtype."""
+    return weight.expand(dtype) if isinstance(weight, Blocks) else weight
+
+
+def refuse_latent_biases(decoder: Decoder) -> None:
+    projections = [layer.attention.qkv for layer in decoder.layers if layer.attention is not None]
+    if any(isinstance(qkv, LatentProjection) and qkv.up.bias is not None for qkv in projections):
+        raise NotKnown("its keys and values are made from latent vectors with a bias")
+
+
+class Placing:
     """Places the parts of one description, each tensor once. The description must live as long."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._device = device
+        self.dtype = dtype
+        self.device = device
         # By class, the tensors whose dtype changes. Routers multiply in float32: rounding must not change the choice.
         self._dtypes: dict[type, dict[str, torch.dtype]] = {
             Decoder: {"embedding": dtype, "position_embedding": dtype},
@@ -85,9 +95,9 @@ class _Placing:
             assert dtype is not None
             key: object = (id(part), dtype)
             if key not in self._tensors:
-                self._tensors[key] = part.expand(dtype).to(self._device)
+                self._tensors[key] = expanded(part, dtype).to(self.device)
         else:  # two tensors may have the same memory, such as an embedding and a head that is tied to it
             key = (part.data_ptr() or id(part), part.shape, part.stride(), part.dtype, dtype)
             if key not in self._tensors:
-                self._tensors[key] = part.to(self._device, dtype or part.dtype)
+                self._tensors[key] = part.to(self.device, dtype or part.dtype)
         return self._tensors[key]

@@ -32,7 +32,7 @@ class Products:
     def __call__(self, x: Tensor, matrix: Matrix) -> Tensor:
         """Return the product float32 [T, n] of `x` [T, k]."""
         out = product(x, matrix)
-        for rows, part in self._parts(matrix):
+        for rows, part in self.parts_of(matrix.module):
             own = replace(part, b=matrix.rows_of(part.b))
             out.index_add_(0, rows, own.added(x[rows].to(part.a.dtype)).float())
         return out
@@ -44,7 +44,7 @@ class Products:
         weight = rows.matrix.weight.unflatten(0, (rows.heads, -1))[:, chosen]
         weight = weight.mT if rows.is_transposed else weight
         out = torch.einsum("thk,hnk->thn", x.to(weight.dtype), weight).float()
-        for adapted, part in self._parts(rows.matrix):
+        for adapted, part in self.parts_of(rows.module):
             own_x = x[adapted].to(part.a.dtype)
             b = rows.matrix.rows_of(part.b).unflatten(0, (rows.heads, -1))[:, chosen]
             if rows.is_transposed:
@@ -54,8 +54,8 @@ class Products:
             out.index_add_(0, adapted, added.float() * part.scale)
         return out
 
-    def _parts(self, matrix: Matrix) -> Iterator[tuple[Tensor, AdapterPart]]:
-        """Yield the rows int64 of each adapter that has a part for this matrix, and that part."""
+    def parts_of(self, module: str) -> Iterator[tuple[Tensor, AdapterPart]]:
+        """Yield the rows int64 of each adapter that has a part for this module, and that part."""
         for adapter, rows in self._rows:
-            if (part := adapter.parts.get(matrix.module)) is not None:
+            if (part := adapter.parts.get(module)) is not None:
                 yield rows, part
