@@ -18,9 +18,10 @@ from torch.nn.functional import linear
 from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers
 
 Multiply = Callable[[Tensor, "PackedMatrix", Tensor | None], Tensor]
-Kind = Literal["int4", "int8", "float8", "mxfp4"]  # the last one for experts alone
+Kind = Literal["int4", "int8", "float8", "mxfp4", "dense"]  # the last two for experts alone
 TILE_COLUMNS = 128  # the most columns that are unpacked at a time
 LEAST_COLUMNS = 32
+DENSE_TILE = 64  # columns of weights in 16 bits
 MXFP4_TILE = 64  # columns, of two groups
 FLOATS_OF_4_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)  # by their codes
 
@@ -34,8 +35,9 @@ class PackedMatrix:
     """
 
     kind: Kind
-    codes: Tensor  # uint8 [n, columns / 2], uint8 [n, columns], or float8_e4m3fn [n, columns]
-    scales: Tensor  # [groups, n]
+    # uint8 [n, columns / 2], uint8 [n, columns], or float8_e4m3fn [n, columns]; the weights themselves, if it is dense
+    codes: Tensor
+    scales: Tensor  # [groups, n]; unread if it is dense
     zeros: Tensor | None  # uint8 [groups, n]; None: half of the range of integers, or 0
     order: Tensor | None = None  # int64 [columns], which column of x each one is multiplied with; None: the same
 
@@ -51,10 +53,12 @@ class PackedMatrix:
 
     @property
     def group_columns(self) -> int:
-        return self.shape[1] // self.scales.shape[-2]
+        return self.shape[1] if self.kind == "dense" else self.shape[1] // self.scales.shape[-2]
 
     @property
     def tile_columns(self) -> int:
+        if self.kind == "dense":
+            return min(DENSE_TILE, tile_columns(self.shape[1]))
         return MXFP4_TILE if self.kind == "mxfp4" else tile_columns(self.group_columns)
 
     def expand(self, dtype: torch.dtype) -> Tensor:

@@ -31,7 +31,7 @@ def compute(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Tensor) 
     """Compute `plain_experts` in five launches. Sums of a product are in float32."""
     num_rows, top_k = chosen.shape
     plan = planned(chosen, experts.num_experts)
-    both = _product(x, experts.gate_up, plan, pairs_of_row=top_k, factors=None)
+    both = product(x, experts.gate_up, plan, pairs_of_row=top_k, factors=None)
     if experts.activation is None:
         inner = experts.combine(both)
     else:
@@ -43,7 +43,7 @@ def compute(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Tensor) 
             alpha=experts.alpha,
             limit=experts.limit,
         )
-    outs = _product(inner, experts.down, plan, pairs_of_row=1, factors=weights)
+    outs = product(inner, experts.down, plan, pairs_of_row=1, factors=weights)
     return outs.view(num_rows, top_k, -1).sum(1)
 
 
@@ -67,8 +67,11 @@ def planned(chosen: Tensor, num_experts: int) -> Plan:
     return Plan(order, tile_expert, tile_first, tile_end, tiles)
 
 
-def _product(x: Tensor, matrices: ExpertMatrices, plan: Plan, *, pairs_of_row: int, factors: Tensor | None) -> Tensor:
-    """Return the products [pairs, n] of rows with the matrices of their experts, in the order of the pairs."""
+def product(x: Tensor, matrices: ExpertMatrices, plan: Plan, *, pairs_of_row: int, factors: Tensor | None) -> Tensor:
+    """Return the products [pairs, n] of rows with the matrices of their experts, in the order of the pairs.
+
+    They are multiplied by `factors` [pairs], if there are any.
+    """
     (n, columns), tile = matrices.shape, matrices.tile_columns
     tiles, out = plan.tiles, x.new_empty(len(plan.order), n)
     grid, num_tiles = (-(-n // tiles.n), len(plan.tile_expert)), columns // tile

@@ -77,6 +77,9 @@ def product_of_tiles(
             exponent = tl.load(scales + group + groups_stride, mask=is_output, other=127)[:, None]
             high = _float4(packed >> 4, exponent, x.dtype.element_ty)
             acc = dot(high, _inputs(x, row_offset, is_row, begin + HALF + half), acc)
+        elif KIND == "dense":
+            weight = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
+            acc = dot(weight, _inputs(x, row_offset, is_row, begin + column), acc)
         else:
             group = begin // group_columns * groups_stride
             scale, zero = _scale_and_zero(scales, zeros, group, is_output, KIND, HAS_ZEROS)

@@ -172,7 +172,10 @@ def multiply(columns: int, n: int, rows: int) -> None:
 
 
 def expert_matrices(kind: Kind, num_experts: int, n: int, columns: int) -> ExpertMatrices:
-    """Return experts in 4 bits: in MXFP4 with biases, or in integers with zeros."""
+    """Return experts in 16 bits, or in 4 bits: in MXFP4 with biases, or in integers with zeros."""
+    if kind == "dense":
+        weights = torch.empty(num_experts, n, columns, dtype=torch.bfloat16)
+        return ExpertMatrices(kind, weights, weights, None)
     codes = torch.empty(num_experts, n, columns // 2, dtype=torch.uint8)
     if kind == "mxfp4":
         scales = torch.empty(num_experts, columns // 32, n, dtype=torch.uint8)
@@ -194,7 +197,7 @@ def multiply_many_rows(kind: Kind) -> None:
     """Multiply rows with their experts' matrices in the largest tiles, and with weights, which takes most registers."""
     x, weights = torch.empty(8192, 2048, dtype=torch.bfloat16), torch.empty(8192, dtype=torch.bfloat16)
     plan = triton_experts.Plan(*torch.zeros(4, 8192, dtype=torch.int32), triton_experts.LARGEST)
-    triton_experts._product(x, expert_matrices(kind, 8, 2048, 2048), plan, pairs_of_row=1, factors=weights)
+    triton_experts.product(x, expert_matrices(kind, 8, 2048, 2048), plan, pairs_of_row=1, factors=weights)
 
 
 def main() -> None:
@@ -224,7 +227,8 @@ def main() -> None:
         x, weight = torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(n, 4096, dtype=torch.bfloat16)
         triton_exact.exact_product(x, weight, None)
     compute_experts("mxfp4", 32, 2880, 2880)
-    for kind in ("mxfp4", "int4"):
+    compute_experts("dense", 128, 2048, 768)
+    for kind in ("mxfp4", "int4", "dense"):
         multiply_many_rows(kind)
     logits = torch.empty(64, 128256, dtype=torch.bfloat16)
     out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as for captured steps
