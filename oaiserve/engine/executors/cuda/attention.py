@@ -1,0 +1,205 @@
+"""Attention by a backend: one product for queries, keys and values, and norms and rotation inside where it has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oaiserve.engine.decoder.description import Attention, AttentionParameters, LatentProjection, Norm, RotaryTable
+from oaiserve.engine.executors.cuda.place import JoiningPlacing
+from oaiserve.engine.executors.cuda.products import StepProducts
+from oaiserve.engine.executors.reference.attention import PagedAttention, in_float32
+from oaiserve.engine.executors.reference.heads import Attending, normed, normed_and_rotated, scaled_queries
+from oaiserve.engine.model.attention import FP8, Backend, LayerCache, Scoring, StepAttention
+from oaiserve.engine.model.attention.rotation import Rotation
+from oaiserve.engine.model.batch import Batch
+
+
+class PlainAttention:
+    """The attention of one step in plain torch, with memory that doesn't grow with the context."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._paged = PagedAttention(batch)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, scoring: Scoring) -> Tensor:
+        for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
+            self._paged.write(blocks, new, scale)
+        scaling, window, softcap, sinks, looks_ahead = scoring
+        parameters = AttentionParameters(scaling, window, softcap, sinks is not None, looks_ahead)
+        return self._paged.attend(query, cache, parameters, sinks).to(query.dtype)
+
+
+class CudaStep:
+    """The parts of one step that its layers share."""
+
+    def __init__(self, batch: Batch, dtype: torch.dtype, backend: Backend) -> None:
+        self.batch = batch
+        self.dtype = dtype
+        self.products = StepProducts(batch)
+        self.attention = backend(batch)
+        self.rotates = getattr(self.attention, "rotates", False)
+        self._angles: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by the id of the table
+        self._stored: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of the keys
+
+    def angles(self, table: RotaryTable) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rows int64 [T] of cosines and sines float32 [rows, pairs], by which the step's tokens are rotated."""
+        if table.axes is None or self.batch.axes is None:
+            return self.batch.positions, table.cosines, table.sines
+        if id(table) not in self._angles:  # each token has angles of its own
+            places = self.batch.axes.index_select(0, table.axes).T
+            rows = torch.arange(len(places), device=places.device)
+            self._angles[id(table)] = rows, table.cosines.gather(0, places), table.sines.gather(0, places)
+        return self._angles[id(table)]
+
+    def stored(self, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of the step's tokens [T, kv_heads, dim], which are in the cache already."""
+        if id(cache.keys) not in self._stored:
+            keys, values = (
+                self._rows(blocks.flatten(0, 1), scale) for blocks, scale in zip(cache, cache.scales, strict=True)
+            )
+            self._stored[id(cache.keys)] = keys, values
+        return self._stored[id(cache.keys)]
+
+    def _rows(self, numbers: Tensor, scale: float) -> Tensor:
+        if numbers.dtype == FP8:
+            return in_float32(numbers, self._slots, scale).to(self.dtype)
+        return numbers.index_select(0, self._slots)
+
+    @cached_property
+    def _slots(self) -> Tensor:
+        return self.batch.slots.clamp(min=0)  # padded rows have none
+
+    @cached_property
+    def latent(self) -> LatentAttending:
+        return LatentAttending(self.batch, self.products, PagedAttention(self.batch), self.attention, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttending(Attending):
+    """The attention of layers with latent vectors. If their cache has keys and values, the backend attends."""
+
+    backend: StepAttention
+    dtype: torch.dtype
+
+    def _attend_new(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache) -> Tensor:
+        query = scaled_queries(attention, query, self.batch)
+        query, key, value = (numbers.to(self.dtype) for numbers in (query, key, value))
+        return self.backend(query, key, value, cache, _scoring(attention)).float()
+
+
+class AttentionLayer:
+    """The attention of a layer whose queries, keys and values are products of the hidden state."""
+
+    def __init__(self, attention: Attention, placing: JoiningPlacing) -> None:
+        assert isinstance(attention.qkv, list)
+        matrices = attention.qkv if attention.gate is None else [*attention.qkv, attention.gate]
+        self._inputs = placing.joined(matrices)
+        self._out = placing.joined([attention.out])
+        self._attention: Attention = placing.part(replace(attention, qkv=[], gate=None))
+        self._scoring = _scoring(self._attention)
+        self._has_keys = attention.cache_of is None
+        self._has_gate = attention.gate is not None
+        shape = attention.shape
+        num_keys = shape.kv_heads * shape.key_dim if self._has_keys else 0
+        num_values = shape.kv_heads * shape.value_dim if self._has_keys and not attention.values_of_keys else 0
+        num_gates = attention.heads * shape.value_dim if self._has_gate else 0
+        self._sizes = [attention.heads * shape.key_dim, num_keys, num_values, num_gates]
+        table = attention.rotary
+        rotates_halves = table is None or table.is_interleaved or table.apart == table.cosines.shape[1]
+        self._can_rotate_inside = (
+            self._has_keys
+            and rotates_halves
+            and attention.rotary_offset == 0
+            and attention.query_factors is None
+            and not attention.rotates_before_norms
+        )
+        self._has_norms = attention.query_norm is not None or attention.key_norm is not None
+        self._can_norm_inside = _are_of_heads(attention.query_norm, attention.key_norm, shape.key_dim)
+
+    def __call__(self, x: Tensor, step: CudaStep, cache: LayerCache) -> Tensor:
+        """Return the output [T, width] for the normed hidden state [T, width]."""
+        attention, kv_heads = self._attention, self._attention.shape.kv_heads
+        query, key, value, gate = step.products.joined(x, self._inputs).split(self._sizes, dim=-1)
+        query = query.unflatten(1, (attention.heads, -1))
+        if self._has_keys:
+            key = key.unflatten(1, (kv_heads, -1))
+            value = key if attention.values_of_keys else value.unflatten(1, (kv_heads, -1))
+            value = _normed(value, attention.value_norm)
+        else:
+            key, value = step.stored(cache)
+        options: dict[str, Any] = {}
+        if self._can_rotate_inside and step.rotates:
+            if self._has_norms and not self._can_norm_inside:
+                query, key = _normed(query, attention.query_norm), _normed(key, attention.key_norm)
+            if attention.rotary is not None or self._can_norm_inside:
+                options["rotation"] = self._rotation(step)
+        else:
+            query = self._turned(query, attention.query_norm, step.batch, is_query=True)
+            if self._has_keys:
+                key = self._turned(key, attention.key_norm, step.batch)
+        attended = step.attention(query, key, value, cache, self._scoring, **options).flatten(1)
+        if self._has_gate:
+            attended = attended * gate.sigmoid()
+        return step.products.joined(attended, self._out)
+
+    def _rotation(self, step: CudaStep) -> Rotation:
+        """Return how the backend norms and rotates queries and keys."""
+        attention, table = self._attention, self._attention.rotary
+        rotation = Rotation(step.batch.positions, None, None, is_interleaved=False)
+        if table is not None:
+            rotation = Rotation(*step.angles(table), is_interleaved=table.is_interleaved)
+        if not self._can_norm_inside:
+            return rotation
+        query_norm, key_norm = attention.query_norm, attention.key_norm
+        assert query_norm is not None
+        assert key_norm is not None
+        return rotation._replace(query_norm=query_norm.weight, key_norm=key_norm.weight, epsilon=query_norm.epsilon)
+
+    def _turned(self, heads: Tensor, norm: Norm | None, batch: Batch, *, is_query: bool = False) -> Tensor:
+        """Return queries or keys [T, heads, key_dim], normed, rotated and scaled in plain torch."""
+        has_factors = is_query and self._attention.query_factors is not None
+        if norm is None and self._attention.rotary is None and not has_factors:
+            return heads
+        turned = normed_and_rotated(self._attention, heads.float(), norm, batch)
+        if has_factors:
+            turned = scaled_queries(self._attention, turned, batch)
+        return turned.to(heads.dtype)
+
+
+class LatentLayer:
+    """The attention of a layer whose keys and values are made from latent vectors, as the reference computes it."""
+
+    def __init__(self, attention: Attention, placing: JoiningPlacing) -> None:
+        self._attention: Attention = placing.part(attention)
+
+    def __call__(self, x: Tensor, step: CudaStep, cache: LayerCache) -> Tensor:
+        """Return the output [T, width] for the normed hidden state [T, width]."""
+        return step.latent(self._attention, x.float(), cache).to(x.dtype)
+
+
+def attention_layer(attention: Attention, placing: JoiningPlacing) -> AttentionLayer | LatentLayer:
+    if isinstance(attention.qkv, LatentProjection):
+        return LatentLayer(attention, placing)
+    return AttentionLayer(attention, placing)
+
+
+def _scoring(attention: Attention) -> Scoring:
+    own = attention.parameters
+    return Scoring(own.scaling, own.sliding_window, own.softcap or None, attention.sinks, own.looks_ahead)
+
+
+def _are_of_heads(query_norm: Norm | None, key_norm: Norm | None, key_dim: int) -> bool:
+    """Return whether both norms are root mean squares of each head, as backends compute them."""
+    if query_norm is None or key_norm is None or query_norm.epsilon != key_norm.epsilon:
+        return False
+    return all(
+        norm.bias is None and not norm.subtracts_mean and len(norm.weight) == key_dim for norm in (query_norm, key_norm)
+    )
+
+
+def _normed(heads: Tensor, norm: Norm | None) -> Tensor:
+    return heads if norm is None else normed(heads.float(), norm).to(heads.dtype)

@@ -1,0 +1,277 @@
+"""The executor of a description on a GPU, by joined products, kernels and an attention backend.
+
+A layer of a decode is four products, one kernel for attention with norms and rotation, two for sums with the norms
+after them, and one for the activation. Whatever has no kernel is computed as in the reference, without reads from the
+device, so that decodes can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from oaiserve.engine.decoder.description import (
+    MLP,
+    Decoder,
+    InputGate,
+    Layer,
+    LayerInputs,
+    Norm,
+    Scales,
+    by_kind,
+    matrices_in,
+)
+from oaiserve.engine.executors.cuda.attention import CudaStep, attention_layer
+from oaiserve.engine.executors.cuda.mlp import MixerLayer, MixtureLayer, MLPLayer
+from oaiserve.engine.executors.cuda.place import JoiningPlacing
+from oaiserve.engine.executors.reference.place import new_cache, refuse_latent_biases
+from oaiserve.engine.model.adapters import Adapter, AdapterPart
+from oaiserve.engine.model.attention import Backend, LayerCache
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.kv_cache import copy_blocks
+
+
+class Addition(NamedTuple):
+    """What a part of a layer adds to the hidden state: scale * norm(the sum of `parts`)."""
+
+    parts: tuple[Tensor, ...]  # [T, width] each
+    norm: Norm | None
+    scale: float
+
+
+class CudaExecutor:
+    """Runs one decoder with hidden states, weights and KV cache in `dtype`.
+
+    `operations` is the module `layer_operations` or `triton_layers`, `backend` computes attention, and `experts` is the
+    module `triton_experts`, or None for plain torch.
+    """
+
+    is_exact = False  # matrix products round by the number of rows
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_blocks: int,
+        block_size: int,
+        backend: Backend,
+        operations: ModuleType,
+        experts: ModuleType | None = None,
+    ) -> None:
+        """Copy the weights to the device, after which the description is not needed any more.
+
+        Raises NotKnown for a cache in integers, and for keys and values that are made from latent vectors with a bias.
+        """
+        refuse_latent_biases(decoder)
+        self.caches: dict[int, LayerCache] = {
+            index: new_cache(layer.attention.shape, dtype, device, num_blocks=num_blocks, block_size=block_size)
+            for index, layer in enumerate(decoder.layers)
+            if layer.attention is not None and layer.attention.cache_of is None
+        }
+        self._dtype = dtype
+        self._backend = backend
+        placing = JoiningPlacing(dtype, device)
+        self._layers = _Layers(decoder, placing, operations, experts)
+        self.weight_bytes = placing.weight_bytes
+        self._sorted_by_head = {
+            matrix.module: (matrix.heads, matrix.parts) for matrix in matrices_in(decoder) if matrix.heads
+        }
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the logits [R, vocab] of `batch.logits_rows`, in the model's dtype."""
+        return self._layers(CudaStep(batch, self._dtype, self._backend), self.caches)
+
+    def prepare(self, adapter: Adapter) -> Adapter:
+        """Return an adapter whose rows are in the order of the description."""
+        parts = dict(adapter.parts)
+        for module, (heads, of_head) in self._sorted_by_head.items():
+            if (part := parts.get(module)) is not None:
+                parts[module] = AdapterPart(part.a, by_kind(part.b, heads, of_head), part.scale)
+        return Adapter(adapter.name, parts)
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        if self.caches:  # or else no layer has attention
+            copy_blocks(self.caches.values(), copies)
+
+
+class _Layers:
+    """The embedding, the layers and the head of a decoder on the device."""
+
+    def __init__(
+        self, decoder: Decoder, placing: JoiningPlacing, operations: ModuleType, experts: ModuleType | None
+    ) -> None:
+        self._operations = operations
+        self._head = placing.joined([decoder.head])
+        self._embedding: Tensor = placing.part(decoder.embedding, placing.dtype)
+        self._positions: Tensor | None = placing.part(decoder.position_embedding, placing.dtype)
+        self._inputs: LayerInputs | None = placing.part(decoder.layer_inputs)
+        self._final_norm: Norm = placing.part(decoder.final_norm)
+        self._embedding_scale, self._vector_scale = decoder.embedding_scale, decoder.vector_scale
+        self._logits_scale, self._logits_softcap = decoder.logits_scale, decoder.logits_softcap
+        self._padding_id, self._num_deep = decoder.padding_id, decoder.num_deep
+        self._has_longer_vocabulary = len(self._head.weight) > len(self._embedding)
+        self._layers = [
+            _CudaLayer(index, layer, decoder.residual_scale, placing, operations, experts)
+            for index, layer in enumerate(decoder.layers)
+        ]
+
+    def __call__(self, step: CudaStep, caches: dict[int, LayerCache]) -> Tensor:
+        media = step.batch.media
+        ids = step.batch.input_ids
+        if media is not None:  # the ids of images may be outside of the vocabulary
+            ids = ids.index_fill(0, media.rows, self._padding_id)
+        hidden = self._embedded(ids, step)
+        inputs = None if self._inputs is None else self._layer_inputs(self._inputs, ids, hidden, step)
+        num_deep = 0 if media is None else min(self._num_deep, len(media.deep))
+        norms = [*(layer.attention_norm for layer in self._layers), self._final_norm]
+        hidden, x = added(self._operations, hidden, [], norms[0])
+        for index, layer in enumerate(self._layers):
+            next_norm = None if index < num_deep else norms[index + 1]
+            own_inputs = None if inputs is None else inputs[:, index]
+            hidden, x = layer(hidden, x, step, caches, own_inputs, next_norm)
+            if media is not None and index < num_deep:
+                hidden = hidden.index_add(0, media.rows, media.deep[index].to(hidden.dtype))
+                hidden, x = added(self._operations, hidden, [], norms[index + 1])
+        logits = step.products.joined(x.index_select(0, step.batch.logits_rows), self._head)
+        if self._logits_scale != 1.0:
+            logits = logits * self._logits_scale
+        if self._logits_softcap:
+            logits = (logits / self._logits_softcap).tanh() * self._logits_softcap
+        return logits
+
+    def _embedded(self, ids: Tensor, step: CudaStep) -> Tensor:
+        media = step.batch.media
+        hidden = _rows(ids, self._embedding) if self._has_longer_vocabulary else embedding(ids, self._embedding)
+        if self._embedding_scale != 1.0:
+            hidden = hidden * self._embedding_scale
+        if self._positions is not None:
+            hidden = hidden + embedding(step.batch.positions, self._positions)
+        if media is not None:
+            hidden = hidden.index_copy(0, media.rows, media.vectors.to(hidden.dtype) * self._vector_scale)
+        return hidden
+
+    def _layer_inputs(self, inputs: LayerInputs, ids: Tensor, hidden: Tensor, step: CudaStep) -> Tensor:
+        """Return the inputs [T, layers, numbers of a layer] of all layers."""
+        assert isinstance(inputs.table, Tensor)
+        sizes = (len(self._layers), -1)
+        projected = inputs.norm(step.products(hidden, inputs.projection).unflatten(1, sizes))
+        of_tokens = _rows(ids, inputs.table).unflatten(1, sizes)
+        together: Tensor = (projected + of_tokens * inputs.table_scale) * inputs.scale
+        return together.to(hidden.dtype)
+
+
+class _CudaLayer:
+    """A layer on the device."""
+
+    def __init__(
+        self,
+        index: int,
+        layer: Layer,
+        residual_scale: float,
+        placing: JoiningPlacing,
+        operations: ModuleType,
+        experts: ModuleType | None,
+    ) -> None:
+        self._operations = operations
+        scales, attention = layer.scales or Scales(), layer.attention
+        self._mixer_scale = residual_scale * scales.mixer
+        self._attention_scale = residual_scale * scales.attention
+        self._mlp_scale = residual_scale * scales.mlp
+        self._mixer = None if layer.mixer is None else MixerLayer(layer.mixer, placing, index)
+        self._attention = None if attention is None else attention_layer(attention, placing)
+        self._cache_of = index if attention is None or attention.cache_of is None else attention.cache_of
+        self._mlp: MLPLayer | MixtureLayer | None = None
+        if isinstance(layer.mlp, MLP):
+            self._mlp = MLPLayer(layer.mlp, placing, operations)
+        elif layer.mlp is not None:
+            self._mlp = MixtureLayer(layer.mlp, placing, operations, experts)
+        self.attention_norm: Norm | None = placing.part(layer.attention_norm)
+        self._mlp_norm: Norm | None = placing.part(layer.mlp_norm)
+        self._attention_out_norm: Norm | None = placing.part(layer.attention_out_norm)
+        self._mlp_out_norm: Norm | None = placing.part(layer.mlp_out_norm)
+        self._is_parallel = layer.is_parallel
+        self._reads_same_norm = layer.mlp_norm is layer.attention_norm
+        self._input_gate = None if layer.input_gate is None else _GatedInputs(layer.input_gate, placing, operations)
+        self._factor = layer.factor
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        x: Tensor,
+        step: CudaStep,
+        caches: dict[int, LayerCache],
+        inputs: Tensor | None,
+        next_norm: Norm | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the hidden state [T, width] after the layer, maybe in its place, and the next norm of it.
+
+        `x` is the norm of the hidden state before the layer, and `inputs` are those of LayerInputs for the layer.
+        """
+        operations = self._operations
+        additions: list[Addition] = []
+        if self._mixer is not None:
+            additions.append(Addition((self._mixer(x, step),), self._attention_out_norm, self._mixer_scale))
+        if self._attention is not None:
+            attended = self._attention(x, step, caches[self._cache_of])
+            additions.append(Addition((attended,), self._attention_out_norm, self._attention_scale))
+        if self._mlp is not None:
+            if not self._is_parallel:
+                hidden, x = added(operations, hidden, additions, self._mlp_norm)
+                additions = []
+            elif not self._reads_same_norm:
+                x = added(operations, hidden, [], self._mlp_norm)[1]
+            additions.append(Addition(self._mlp(x, hidden, step), self._mlp_out_norm, self._mlp_scale))
+        if self._input_gate is not None:
+            assert inputs is not None
+            hidden, _ = added(operations, hidden, additions, None)
+            additions = [self._input_gate(inputs, hidden, step)]
+        if self._factor == 1.0:
+            return added(operations, hidden, additions, next_norm)
+        hidden, _ = added(operations, hidden, additions, None)
+        return added(operations, hidden * self._factor, [], next_norm)
+
+
+class _GatedInputs:
+    """The addition of a layer's own inputs."""
+
+    def __init__(self, gate: InputGate, placing: JoiningPlacing, operations: ModuleType) -> None:
+        self._gate = placing.joined([gate.gate])
+        self._projection = placing.joined([gate.projection])
+        self._norm: Norm = placing.part(gate.norm)
+        self._activation = gate.activation
+        self._activate = operations.activate
+
+    def __call__(self, inputs: Tensor, hidden: Tensor, step: CudaStep) -> Addition:
+        gates = self._activate(step.products.joined(hidden, self._gate), self._activation, is_gated=False)
+        return Addition((step.products.joined(inputs * gates, self._projection),), self._norm, 1.0)
+
+
+def added(
+    operations: ModuleType, hidden: Tensor, additions: list[Addition], norm: Norm | None
+) -> tuple[Tensor, Tensor]:
+    """Return the hidden state [T, width] with these additions, maybe in its place, and the norm of that, if any."""
+    launches: list[Addition] = []
+    for parts, out_norm, scale in additions:
+        last = launches[-1] if launches else None
+        if last is not None and last[1:] == (None, scale) and out_norm is None and len(last.parts + parts) <= 2:
+            launches[-1] = Addition(last.parts + parts, None, scale)
+        else:
+            launches.append(Addition(parts, out_norm, scale))
+    if not launches:
+        return (hidden, hidden) if norm is None else operations.add_and_norm(hidden, (), None, norm)
+    for parts, out_norm, scale in launches[:-1]:
+        hidden, _ = operations.add_and_norm(hidden, parts, out_norm, None, scale)
+    parts, out_norm, scale = launches[-1]
+    summed: tuple[Tensor, Tensor] = operations.add_and_norm(hidden, parts, out_norm, norm, scale)
+    return summed
+
+
+def _rows(ids: Tensor, table: Tensor) -> Tensor:
+    """Return rows [T, width] of a table. Ids beyond its last row get the first one."""
+    return embedding(ids.masked_fill(ids >= len(table), 0), table)

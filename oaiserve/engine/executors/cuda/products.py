@@ -1,0 +1,43 @@
+"""Products with joined matrices, to which the adapters of a step's sequences add."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import linear
+
+from oaiserve.engine.decoder.description import Matrix
+from oaiserve.engine.executors.cuda.place import JoinedMatrix
+from oaiserve.engine.executors.reference.products import Products
+from oaiserve.engine.model.adapters import AdapterPart
+from oaiserve.engine.model.batch import Batch
+
+
+class StepProducts(Products):
+    """The products of one step, which may be captured. Adapters have their rows in the order of the description."""
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__(batch)
+        self._captured = batch.captured_adapters
+
+    def joined(self, x: Tensor, matrix: JoinedMatrix) -> Tensor:
+        """Return the product [T, n] of `x` [T, k], both in the model's dtype."""
+        out = linear(x, matrix.weight, matrix.bias)
+        for adapted in matrix.adapted:
+            numbers = out[:, adapted.begin : adapted.end]
+            rows_of_module = slice(adapted.first_row, adapted.first_row + numbers.shape[1])
+            for rows, part in self.parts_of(adapted.module):
+                own = AdapterPart(part.a, part.b[rows_of_module], part.scale)
+                numbers.index_add_(0, rows, own.added(x[rows]))
+            self._add_captured(adapted.module, adapted.first_row, x, numbers)
+        return out
+
+    def __call__(self, x: Tensor, matrix: Matrix) -> Tensor:
+        """Return the product float32 [T, n] of `x` [T, k] with a matrix that is not joined."""
+        out = super().__call__(x, matrix)
+        self._add_captured(matrix.module, matrix.first_row, x, out)
+        return out
+
+    def _add_captured(self, module: str, first_row: int, x: Tensor, out: Tensor) -> None:
+        if self._captured is not None and module in self._captured.modules:
+            assert first_row == 0, f"rows of {module} are in several products"
+            self._captured(module, x, out)

@@ -1,0 +1,215 @@
+"""The executor of GPUs computes the reference's logits, however prompts are cut and packed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.description import Decoder, NotKnown
+from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda.attention import PlainAttention
+from oaiserve.engine.executors.cuda.executor import CudaExecutor
+from oaiserve.engine.executors.reference.executor import ReferenceExecutor
+from oaiserve.engine.model import layer_operations
+from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.batch import Batch, BatchMedia, build_batch
+from oaiserve.engine.model.states import StateChunk
+from oaiserve.engine.start.compare import difference
+from oaiserve.engine.start.kv_form import with_native_cache
+from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.step import Chunk, Step
+from tests.engine.executors.test_reference import LARGEST_ERROR, MEDIAN_ERROR, Case, case_of, errors
+from tests.engine.executors.test_reference_fields import covering_models, mutants
+from tests.engine.executors.test_reference_steps import ADAPTED, batch_of, prompts, with_keys_and_values
+from tests.engine.model.cpu.small_models import FAMILIES, described, load
+from tests.engine.model.runners import states_of
+from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
+from tests.models.adapters import random_adapter
+from tests.models.pinned import PINNED, pinned_model
+
+
+def reference(decoder: Decoder) -> ReferenceExecutor:
+    return ReferenceExecutor(decoder, dtype=torch.float32, device=CPU, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+
+
+def on_cpu(
+    decoder: Decoder,
+    *,
+    backend: Backend = PlainAttention,
+    operations: ModuleType = layer_operations,
+    experts: ModuleType | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> CudaExecutor:
+    return CudaExecutor(
+        decoder,
+        dtype=dtype,
+        device=CPU,
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        backend=backend,
+        operations=operations,
+        experts=experts,
+    )
+
+
+def batch_with(spec: ModelSpec, chunks: list[tuple[list[int], int]]) -> Batch:
+    """Return a batch of sequences with these tokens, each from an index on, with new states of the model."""
+    batch = batch_of(chunks)
+    if (states := states_of(spec)) is not None:
+        parts = zip((start for _, start in chunks), batch.query_lens, strict=True)
+        batch.states = states.of_step([StateChunk(place, *part) for place, part in enumerate(parts)])
+    return batch
+
+
+def case_by_reference(model: PreTrainedModel) -> Case:
+    """Return the case of a model, with the logits of the reference for whole sequences."""
+    spec = with_native_cache(prepare(model), EngineOptions())
+    decoder = described(spec)
+
+    def logits_of(ids: Tensor, use_cache: bool) -> SimpleNamespace:
+        own = replace(spec, state_shapes={layer: _in_float32(kept) for layer, kept in spec.state_shapes.items()})
+        batch = batch_with(own, [(one, 0) for one in ids.tolist()])
+        return SimpleNamespace(logits=reference(decoder).forward(batch).view(*ids.shape, -1))
+
+    return case_of(logits_of, spec, decoder)
+
+
+def _in_float32(shapes: Any) -> Any:
+    return replace(shapes, conv=replace(shapes.conv, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_logits_are_those_of_the_reference(name: str) -> None:
+    case = case_by_reference(pinned_model(name))
+    found = errors(case, executor=on_cpu(case.decoder))
+    assert found.median() < MEDIAN_ERROR
+    assert found.max() < LARGEST_ERROR
+
+
+@torch.inference_mode()
+def test_it_obeys_every_field(tmp_path: Path) -> None:
+    """Descriptions with another value in one field each give the logits of the reference, or are refused by both."""
+    random, num_checked = Random(0), 0
+    for decoder, spec in covering_models(tmp_path):
+        changed = dict(mutants(decoder))  # the last one of each field
+        for name, mutant in random.sample(sorted(changed.items(), key=lambda item: item[0]), len(changed)):
+            outcomes = [outcome(make, mutant, spec) for make in (reference, on_cpu)]
+            assert (outcomes[0] is None) == (outcomes[1] is None), name
+            if outcomes[0] is not None:
+                num_checked += 1
+                torch.testing.assert_close(outcomes[1], outcomes[0], rtol=2e-3, atol=2e-3, msg=name, equal_nan=True)
+    assert num_checked > 300
+
+
+def outcome(make: Any, decoder: Decoder, spec: ModelSpec) -> Tensor | None:
+    """Return the logits of a prompt, and of its last token in a step of its own; None if sizes do not fit together."""
+    try:
+        executor = make(decoder)
+        ids = prompts([40])[0]
+        states, found = states_of(spec), []
+        sequence = sequence_of(ids, range(3))
+        for start, count in ((0, 39), (39, 1)):
+            batch = build_batch(Step([Chunk(sequence, start, count)]), BLOCK_SIZE, CPU)
+            batch.logits_rows = torch.arange(count)
+            batch.states = None if states is None else states.of_step([StateChunk(0, start, count)])
+            found.append(executor.forward(batch))
+        return torch.cat(found)
+    except (AssertionError, IndexError, KeyError, NotKnown, RuntimeError, ValueError):
+        return None
+
+
+@torch.inference_mode()
+def test_images_take_the_places_of_tokens() -> None:
+    decoder = described(load(FAMILIES["qwen3"]))
+    axes = torch.tensor([0, 1, 2, 0] * 4, dtype=torch.int32)
+    layers = [
+        replace(layer, attention=replace(layer.attention, rotary=replace(layer.attention.rotary, axes=axes)))
+        for layer in decoder.layers
+    ]
+    decoder = replace(decoder, layers=layers, vector_scale=0.5, padding_id=3, num_deep=2)
+    batch = batch_of([(ids, 0) for ids in prompts([1, 20, 9])])
+    rows = torch.arange(5, 12)
+    batch.input_ids[rows] = 100_000  # outside of the vocabulary
+    width = decoder.embedding.shape[1]
+    vectors = torch.randn(4, len(rows), width, generator=torch.Generator().manual_seed(1))
+    batch.media = BatchMedia(rows, vectors[0], tuple(vectors[1:]))
+    batch.axes = torch.stack([batch.positions, batch.positions // 2, batch.positions % 3])
+    batch.last_visible = batch.positions.clone()
+    batch.last_visible[rows] = rows[-1] - 1
+    expected = reference(decoder).forward(batch)
+    torch.testing.assert_close(on_cpu(decoder).forward(batch), expected, rtol=1e-4, atol=1e-4)
+
+
+class AllRows:
+    """The captured addition of one adapter to all rows."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.modules = adapter.parts.keys()
+        self._adapter = adapter
+
+    def __call__(self, module: str, x: Tensor, out: Tensor) -> None:
+        out += self._adapter.parts[module].added(x)
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+@torch.inference_mode()
+def test_adapters_add_what_they_add_in_the_reference(name: str) -> None:
+    decoder = described(load(FAMILIES[name.removesuffix(" with keys and values")]))
+    decoder = with_keys_and_values(decoder) if name.endswith("with keys and values") else decoder
+    adapters = [None, random_adapter(decoder.adaptable(), 1), random_adapter(decoder.adaptable(), 2, rank=30)]
+    batch, executor = batch_of([(ids, 0) for ids in prompts([9, 21, 5])]), on_cpu(decoder)
+    batch.adapters = adapters
+    expected = reference(decoder).forward(batch)
+    batch.adapters = [None if adapter is None else executor.prepare(adapter) for adapter in adapters]
+    assert difference(executor.forward(batch), expected) < 2e-5
+    plain = batch_of([(ids, 0) for ids in prompts([9, 21, 5])])
+    assert difference(executor.forward(plain), expected) > 0.05  # the adapters count
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "gpt_neox", "qwen2_moe", "gemma4_text"])
+@torch.inference_mode()
+def test_captured_adapters_add_to_the_products_of_their_modules(name: str) -> None:
+    decoder = described(load(FAMILIES[name]))
+    adapter = random_adapter(decoder.adaptable(), 1)
+    batch, executor = batch_of([(ids, 0) for ids in prompts([9, 21])]), on_cpu(decoder)
+    batch.adapters = [adapter, adapter]
+    expected = reference(decoder).forward(batch)
+    batch.adapters, batch.captured_adapters = [], AllRows(executor.prepare(adapter))
+    assert difference(executor.forward(batch), expected) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v2", "gemma4_text", "qwen3_5_text", "granite"])
+@torch.inference_mode()
+def test_bfloat16_is_almost_as_close_to_float32_as_the_reference(name: str) -> None:
+    spec = load(FAMILIES[name], dtype=torch.bfloat16)
+    decoder = described(spec)
+    ids = [(prompts([60])[0], 0)]
+    expected = reference(decoder).forward(batch_with(spec, ids))
+    found = on_cpu(decoder, dtype=torch.bfloat16).forward(batch_with(spec, ids))
+    assert found.dtype == torch.bfloat16
+    in_bfloat16 = ReferenceExecutor(
+        decoder, dtype=torch.bfloat16, device=CPU, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE
+    )
+    own = difference(in_bfloat16.forward(batch_with(spec, ids)), expected)
+    assert own > 1e-3, "bfloat16 must make a difference"
+    assert difference(found.float(), expected) < 2 * own  # hidden states are rounded, too
+
+
+@torch.inference_mode()
+def test_joined_weights_are_on_the_device_once() -> None:
+    decoder = described(load(FAMILIES["gemma"]))  # whose head is its embedding
+    executor = on_cpu(decoder)
+    assert executor._layers._head.weight is executor._layers._embedding
+    matrices = [layer.attention.out for layer in decoder.layers] + [layer.mlp.down for layer in decoder.layers]
+    matrices += [matrix for layer in decoder.layers for matrix in [*layer.attention.qkv, layer.mlp.gate, layer.mlp.up]]
+    assert executor.weight_bytes == sum(matrix.weight.nbytes for matrix in [*matrices, decoder.head])

@@ -1,0 +1,78 @@
+"""The kernels that the executor of GPUs launches give the reference's logits, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from oaiserve.engine.decoder.description import Decoder
+from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda.executor import CudaExecutor
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.states import StateChunk
+from oaiserve.engine.start.compare import difference
+from oaiserve.engine.step import Chunk, Step
+from tests.engine.executors.test_cuda import on_cpu, reference
+from tests.engine.executors.test_described_families import case_in
+from tests.engine.executors.test_reference_steps import with_keys_and_values
+from tests.engine.model.cpu.small_models import FAMILIES, described, load
+from tests.engine.model.runners import states_of
+from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
+
+pytest.importorskip("triton", reason="Triton has no wheels for this system")
+
+from oaiserve.engine.model.attention.triton import TritonAttention
+from oaiserve.engine.model.gpu import triton_experts, triton_layers
+
+# exp of a large number is infinity, and the activation is the number itself, which is right.
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
+
+
+def by_kernels(decoder: Decoder) -> CudaExecutor:
+    return on_cpu(decoder, backend=TritonAttention, operations=triton_layers, experts=triton_experts)
+
+
+@torch.inference_mode()
+def logits_of(executor: Executor, spec: ModelSpec) -> torch.Tensor:
+    """Return the logits of prompts, of decodes, and of a decode beside a chunk of a prompt."""
+    sequences = [
+        sequence_of([(7 * place + 13 * number + 3) % 97 for place in range(22)], range(2 * number, 2 * number + 2))
+        for number in range(2)
+    ]
+    states, found = states_of(spec), []
+    for parts in ([(0, 0, 5), (1, 0, 17)], [(0, 5, 1), (1, 17, 1)], [(0, 6, 1), (1, 18, 3)]):
+        batch = build_batch(
+            Step([Chunk(sequences[place], start, count) for place, start, count in parts]), BLOCK_SIZE, CPU
+        )
+        batch.logits_rows = torch.arange(len(batch.input_ids))
+        batch.states = None if states is None else states.of_step([StateChunk(*part) for part in parts])
+        found.append(executor.forward(batch).clone())
+    return torch.cat(found)
+
+
+# Norms of queries and keys, and rotation; scaled embeddings and norms after attention; neighbours rotated, and
+# attention beside the MLP; biases and positions; layers with the cache of others, and layer inputs; experts of several
+# kinds; latent vectors; scaled queries; states.
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen3", "gemma2", "cohere", "gpt2", "phi3", "olmo2", "gemma4_text", "gemma4_text with experts"),
+        *("qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v3", "ministral3", "qwen3_next", "bamba"),
+    ],
+)
+def test_logits_of_the_kernels_are_those_of_the_reference(name: str) -> None:
+    spec = load(FAMILIES[name])
+    decoder = described(spec)
+    if name == "deepseek_v3":
+        decoder = with_keys_and_values(decoder)
+    assert difference(logits_of(by_kernels(decoder), spec), logits_of(reference(decoder), spec)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "nemotron_h"])  # scales of their own; experts without gates
+def test_so_are_those_of_families_that_only_files_describe(name: str, tmp_path: Path) -> None:
+    case = case_in(tmp_path, name, {})
+    found, expected = (logits_of(make(case.decoder), case.loaded) for make in (by_kernels, reference))
+    assert difference(found, expected) < 1e-4
