@@ -12,7 +12,8 @@ _NUMPY_TYPES = {torch.int64: np.int64, torch.float32: np.float32, torch.bool: np
 
 def on_device(values: ArrayLike | torch.Tensor, device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     """Return `values` on the device without waiting for its work, as `torch.tensor(values, device=device)` would."""
-    return pinned(torch.as_tensor(values, dtype=dtype), device).to(device, non_blocking=True)
+    # Without a device, `as_tensor` would use that of a surrounding `with torch.device(...)`.
+    return pinned(torch.as_tensor(values, dtype=dtype, device="cpu"), device).to(device, non_blocking=True)
 
 
 def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -1,19 +1,13 @@
 """Nothing in `launch` waits for the device, whatever a request asks for.
 
-torch's device `meta` stands in for a GPU: its tensors have shapes and no numbers, so that whatever has to read one
-raises. `Copies` and `NumbersWritten` raise for copies for which a GPU's host would wait.
+The device is that of `fake_gpu.py`, which raises for copies for which a GPU's host would wait.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, Phi3Config, PreTrainedConfig
 
 from oaiserve.engine.model.attention.hook import AttentionCall, run_model
@@ -26,52 +20,12 @@ from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Draw, Masks, Step
+from tests.engine.executors.fake_gpu import GPU, watched
 from tests.engine.model.sampling import plain_sampling
 from tests.engine.model.steps import sequence_of
 from tests.models.decoders import FAMILIES, SMALL, random_model
 
-GPU = torch.device("meta")
 VOCAB = 97
-
-
-class Copies(TorchDispatchMode):
-    """Raises for an operation for which the host would wait until the device has come to it."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        with self:  # an operation that consists of others is seen as these
-            whole = func.decompose(*args, **kwargs)
-        if whole is not NotImplemented:
-            return whole
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        name, on_device = func.overloadpacket.__name__, [tensor for tensor in tensors if tensor.device == GPU]
-        if name == "_to_copy" and "device" in kwargs and torch.device(kwargs["device"]) != tensors[0].device:
-            assert kwargs.get("non_blocking"), f"a copy from {tensors[0].device} to {kwargs['device']} waits"
-            return torch.empty(tensors[0].shape, dtype=kwargs.get("dtype") or tensors[0].dtype, device=kwargs["device"])
-        if on_device and len(on_device) < len(tensors):
-            assert (name, args[2:]) == ("copy_", (True,)), f"{name} copies a tensor to the device and waits"
-            return args[0]
-        return func(*args, **kwargs)
-
-
-class NumbersWritten(TorchFunctionMode):
-    """Raises where a number is written to places on the device: it is copied there first, and the host waits."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func is torch.Tensor.__setitem__ and args[0].device == GPU and not isinstance(args[2], torch.Tensor):
-            places = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, torch.Tensor)]
-            assert not places, f"the number {args[2]} is copied to the device and waits"
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def watched() -> Iterator[None]:
-    with NumbersWritten(), Copies():
-        yield
 
 
 class Logits:
