@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from oaiserve.engine.decoder.description import Attention, AttentionParameters, 
 from oaiserve.engine.executors.cuda.place import JoiningPlacing
 from oaiserve.engine.executors.cuda.products import StepProducts
 from oaiserve.engine.executors.reference.attention import PagedAttention, in_float32
-from oaiserve.engine.executors.reference.heads import Attending, normed, normed_and_rotated, scaled_queries
+from oaiserve.engine.executors.reference.heads import Attending, normed_and_rotated, scaled_queries
 from oaiserve.engine.model.attention import FP8, Backend, LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import Batch
@@ -94,8 +95,9 @@ class LatentAttending(Attending):
 class AttentionLayer:
     """The attention of a layer whose queries, keys and values are products of the hidden state."""
 
-    def __init__(self, attention: Attention, placing: JoiningPlacing) -> None:
+    def __init__(self, attention: Attention, placing: JoiningPlacing, operations: ModuleType) -> None:
         assert isinstance(attention.qkv, list)
+        self._operations = operations
         matrices = attention.qkv if attention.gate is None else [*attention.qkv, attention.gate]
         self._inputs = placing.joined(matrices)
         self._out = placing.joined([attention.out])
@@ -108,17 +110,11 @@ class AttentionLayer:
         num_values = shape.kv_heads * shape.value_dim if self._has_keys and not attention.values_of_keys else 0
         num_gates = attention.heads * shape.value_dim if self._has_gate else 0
         self._sizes = [attention.heads * shape.key_dim, num_keys, num_values, num_gates]
-        table = attention.rotary
-        rotates_halves = table is None or table.is_interleaved or table.apart == table.cosines.shape[1]
-        self._can_rotate_inside = (
-            self._has_keys
-            and rotates_halves
-            and attention.rotary_offset == 0
-            and attention.query_factors is None
-            and not attention.rotates_before_norms
-        )
+        self._can_rotate_inside = self._has_keys and attention.rotary_offset == 0 and not attention.rotates_before_norms
         self._has_norms = attention.query_norm is not None or attention.key_norm is not None
-        self._can_norm_inside = _are_of_heads(attention.query_norm, attention.key_norm, shape.key_dim)
+        self._can_norm_inside = attention.query_factors is None and _are_of_heads(
+            attention.query_norm, attention.key_norm, shape.key_dim
+        )
 
     def __call__(self, x: Tensor, step: CudaStep, cache: LayerCache) -> Tensor:
         """Return the output [T, width] for the normed hidden state [T, width]."""
@@ -128,13 +124,14 @@ class AttentionLayer:
         if self._has_keys:
             key = key.unflatten(1, (kv_heads, -1))
             value = key if attention.values_of_keys else value.unflatten(1, (kv_heads, -1))
-            value = _normed(value, attention.value_norm)
+            value = self._normed(value, attention.value_norm)
         else:
             key, value = step.stored(cache)
         options: dict[str, Any] = {}
         if self._can_rotate_inside and step.rotates:
             if self._has_norms and not self._can_norm_inside:
-                query, key = _normed(query, attention.query_norm), _normed(key, attention.key_norm)
+                query, key = self._normed(query, attention.query_norm), self._normed(key, attention.key_norm)
+            query = scaled_queries(attention, query, step.batch).to(x.dtype)  # before their rotation, which is linear
             if attention.rotary is not None or self._can_norm_inside:
                 options["rotation"] = self._rotation(step)
         else:
@@ -149,9 +146,9 @@ class AttentionLayer:
     def _rotation(self, step: CudaStep) -> Rotation:
         """Return how the backend norms and rotates queries and keys."""
         attention, table = self._attention, self._attention.rotary
-        rotation = Rotation(step.batch.positions, None, None, is_interleaved=False)
+        rotation = Rotation(step.batch.positions, None, None, apart=0)
         if table is not None:
-            rotation = Rotation(*step.angles(table), is_interleaved=table.is_interleaved)
+            rotation = Rotation(*step.angles(table), apart=1 if table.is_interleaved else table.apart)
         if not self._can_norm_inside:
             return rotation
         query_norm, key_norm = attention.query_norm, attention.key_norm
@@ -159,9 +156,19 @@ class AttentionLayer:
         assert key_norm is not None
         return rotation._replace(query_norm=query_norm.weight, key_norm=key_norm.weight, epsilon=query_norm.epsilon)
 
+    def _normed(self, heads: Tensor, norm: Norm | None) -> Tensor:
+        """Return heads [T, heads, dim], normed each by itself, or all heads of a token together."""
+        if norm is None:
+            return heads
+        rows = heads.flatten(1) if len(norm.weight) > heads.shape[2] else heads.reshape(-1, heads.shape[2])
+        normed: Tensor = self._operations.add_and_norm(rows, (), None, norm)[1]
+        return normed.view(heads.shape)
+
     def _turned(self, heads: Tensor, norm: Norm | None, batch: Batch, *, is_query: bool = False) -> Tensor:
         """Return queries or keys [T, heads, key_dim], normed, rotated and scaled in plain torch."""
         has_factors = is_query and self._attention.query_factors is not None
+        if not self._attention.rotates_before_norms:
+            heads, norm = self._normed(heads, norm), None
         if norm is None and self._attention.rotary is None and not has_factors:
             return heads
         turned = normed_and_rotated(self._attention, heads.float(), norm, batch)
@@ -181,10 +188,12 @@ class LatentLayer:
         return step.latent(self._attention, x.float(), cache).to(x.dtype)
 
 
-def attention_layer(attention: Attention, placing: JoiningPlacing) -> AttentionLayer | LatentLayer:
+def attention_layer(
+    attention: Attention, placing: JoiningPlacing, operations: ModuleType
+) -> AttentionLayer | LatentLayer:
     if isinstance(attention.qkv, LatentProjection):
         return LatentLayer(attention, placing)
-    return AttentionLayer(attention, placing)
+    return AttentionLayer(attention, placing, operations)
 
 
 def _scoring(attention: Attention) -> Scoring:
@@ -199,7 +208,3 @@ def _are_of_heads(query_norm: Norm | None, key_norm: Norm | None, key_dim: int) 
     return all(
         norm.bias is None and not norm.subtracts_mean and len(norm.weight) == key_dim for norm in (query_norm, key_norm)
     )
-
-
-def _normed(heads: Tensor, norm: Norm | None) -> Tensor:
-    return heads if norm is None else normed(heads.float(), norm).to(heads.dtype)

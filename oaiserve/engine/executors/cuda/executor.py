@@ -184,7 +184,7 @@ class _CudaLayer:
         self._attention_scale = residual_scale * scales.attention
         self._mlp_scale = residual_scale * scales.mlp
         self._mixer = None if layer.mixer is None else MixerLayer(layer.mixer, placing, index)
-        self._attention = None if attention is None else attention_layer(attention, placing)
+        self._attention = None if attention is None else attention_layer(attention, placing, operations)
         self._cache_of = index if attention is None or attention.cache_of is None else attention.cache_of
         self._mlp: MLPLayer | MixtureLayer | None = None
         if isinstance(layer.mlp, MLP):

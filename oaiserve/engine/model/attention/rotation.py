@@ -17,14 +17,14 @@ class Rotation(NamedTuple):
     positions: Tensor  # [T] int64, of the step's tokens
     cosines: Tensor | None  # float32 [positions, pairs]; None: nothing is rotated
     sines: Tensor | None
-    is_interleaved: bool  # numbers are rotated in pairs of neighbours; else number i with number i + pairs
+    apart: int  # number i is rotated with number i + apart; 1: with its neighbour, in pairs
     query_norm: Tensor | None = None  # float32 [key_dim], the weights of a root mean square norm
     key_norm: Tensor | None = None  # there are both or none
     epsilon: float = 0.0
 
     @property
     def rotary_dim(self) -> int:
-        """Return how many numbers at the begin of each head are rotated."""
+        """Return how many numbers of each head are rotated."""
         return 0 if self.cosines is None else 2 * self.cosines.shape[1]
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,9 +37,11 @@ class Rotation(NamedTuple):
             x = torch.nn.functional.rms_norm(x, norm.shape, norm, self.epsilon)
         if self.cosines is None or self.sines is None:
             return x.to(heads.dtype)
-        rotated, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim :]
-        first, second = rotated.unflatten(-1, (-1, 2)).unbind(-1) if self.is_interleaved else rotated.chunk(2, dim=-1)
+        pairs = self.cosines.shape[1]
+        step = 2 if self.apart == 1 else 1
+        first, second = slice(0, step * pairs, step), slice(self.apart, self.apart + step * pairs, step)
         cosines, sines = (table[self.positions][:, None] for table in (self.cosines, self.sines))
-        parts = first * cosines - second * sines, second * cosines + first * sines
-        together = torch.stack(parts, dim=-1).flatten(-2) if self.is_interleaved else torch.cat(parts, dim=-1)
-        return torch.cat([together, rest], dim=-1).to(heads.dtype)
+        out = x.clone()
+        out[..., first] = x[..., first] * cosines - x[..., second] * sines
+        out[..., second] = x[..., second] * cosines + x[..., first] * sines
+        return out.to(heads.dtype)

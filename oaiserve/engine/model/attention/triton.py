@@ -249,7 +249,7 @@ def _rotation(rotation: Rotation | None, key: torch.Tensor) -> tuple[torch.Tenso
 def _rotation_constants(rotation: Rotation | None) -> dict[str, int]:
     return {
         "ROTARY_DIM": 0 if rotation is None else rotation.rotary_dim,
-        "IS_INTERLEAVED": rotation is not None and rotation.is_interleaved,
+        "APART": 0 if rotation is None else rotation.apart,
         "HAS_NORMS": rotation is not None and rotation.query_norm is not None,
     }
 

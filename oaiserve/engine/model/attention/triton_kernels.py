@@ -30,8 +30,8 @@ def _turned(
     epsilon,
     DIM: tl.constexpr,
     TILE_DIM: tl.constexpr,
-    ROTARY_DIM: tl.constexpr,  # numbers at the begin of a row that are rotated by position; 0: none
-    IS_INTERLEAVED: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,  # numbers that are rotated by position; 0: none
+    APART: tl.constexpr,  # how far apart the numbers of a pair are, the first of which begin the row; 1: neighbours
     HAS_NORM: tl.constexpr,
 ):
     """Load rows [R, TILE_DIM] of queries or keys of a token, normed and rotated, in float32."""
@@ -45,14 +45,14 @@ def _turned(
         x = x * scale[:, None] * tl.load(norm + dim, mask=is_dim, other=0.0)[None, :]
     if ROTARY_DIM > 0:
         HALF: tl.constexpr = ROTARY_DIM // 2
-        is_rotated = dim < ROTARY_DIM
-        if IS_INTERLEAVED:
+        if APART == 1:
+            is_rotated = dim < ROTARY_DIM
             is_first, pair = dim % 2 == 0, dim // 2
-            partner = tl.where(is_first, dim + 1, dim - 1)
         else:
             is_first = dim < HALF
-            pair = tl.where(is_first, dim, dim - HALF)
-            partner = tl.where(is_first, dim + HALF, dim - HALF)
+            is_rotated = is_first | ((dim >= APART) & (dim < APART + HALF))
+            pair = tl.where(is_first, dim, dim - APART)
+        partner = tl.where(is_first, dim + APART, dim - APART)
         partner = tl.where(is_rotated, partner, 0)
         # The same numbers again, in another order: they come from the cache of the SM.
         other = tl.load(first[:, None] + partner[None, :], mask=is_number, other=0.0).to(tl.float32)
@@ -109,7 +109,7 @@ def write_kernel(
     TILE_KEY_DIM: tl.constexpr,
     TILE_VALUE_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
-    IS_INTERLEAVED: tl.constexpr,
+    APART: tl.constexpr,
     HAS_NORMS: tl.constexpr,
 ):
     """Write the keys and values of one token, of all heads, into its slot. The program is (token).
@@ -132,11 +132,11 @@ def write_kernel(
             query_rows = query + token * query_stride_token + head * query_stride_head
             new_query = _turned(
                 query_rows, head < HEADS, position, cosines, sines, query_norm, epsilon,
-                KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS,
+                KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, APART, HAS_NORMS,
             )  # fmt: skip
             new_key = _turned(
                 key_rows, is_head, position, cosines, sines, key_norm, epsilon,
-                KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS,
+                KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, APART, HAS_NORMS,
             )  # fmt: skip
             tl.debug_barrier()  # all threads have read the queries by now
             is_query = (head < HEADS)[:, None] & (key_dim < KEY_DIM)
@@ -480,7 +480,7 @@ def decode_kernel(
     TILE_N: tl.constexpr,
     TILE_ITEMS: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
-    IS_INTERLEAVED: tl.constexpr,
+    APART: tl.constexpr,
     HAS_NORMS: tl.constexpr,
 ):
     """Compute attention of one token to the tokens of an item, for all query heads of a key head.
@@ -513,7 +513,7 @@ def decode_kernel(
         position = tl.load(positions + sequence)
         q = _turned(
             query_rows, is_row, position, cosines, sines, query_norm, epsilon,
-            KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS,
+            KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, APART, HAS_NORMS,
         ).to(query.dtype.element_ty)  # fmt: skip
     else:
         q = _load_rows(query_rows[:, None] + key_dim[None, :], is_row, key_dim, KEY_DIM, TILE_KEY_DIM, False)
@@ -522,7 +522,7 @@ def decode_kernel(
             one = tl.arange(0, 1)
             new_key = _turned(
                 new_key_row + one, one == 0, position, cosines, sines, key_norm, epsilon,
-                KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS,
+                KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, APART, HAS_NORMS,
             )  # fmt: skip
             new_key = tl.reshape(new_key, [TILE_KEY_DIM])
         else:

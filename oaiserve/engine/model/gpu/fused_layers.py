@@ -145,7 +145,8 @@ class _FusedLayer:
                     places = batch.axes.index_select(0, table.axes).T
                     cosines, sines = cosines.gather(0, places), sines.gather(0, places)
                     positions = torch.arange(len(positions), device=positions.device)
-            rotation = Rotation(positions, cosines, sines, table is not None and table.is_interleaved)
+            apart = 0 if table is None else (1 if table.is_interleaved else table.apart)
+            rotation = Rotation(positions, cosines, sines, apart)
             if self._norms_heads and described.query_norm is not None and described.key_norm is not None:
                 rotation = rotation._replace(
                     query_norm=described.query_norm.weight,

@@ -128,7 +128,7 @@ def attend(
     rotation = None
     if is_rotated or has_norms:
         table, norm = (torch.empty(4096, dim // 2) if is_rotated else None), torch.empty(dim) if has_norms else None
-        rotation = Rotation(batch.positions, table, table, False, norm, norm, 1e-6)
+        rotation = Rotation(batch.positions, table, table, dim // 2, norm, norm, 1e-6)
     attention = backend.TritonAttention(batch)
     attention(query, key, key, cache, Scoring(0.1, **scoring), rotation)
 
