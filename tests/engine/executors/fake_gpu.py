@@ -98,6 +98,7 @@ READ_IF = {
 }
 # Tensors whose numbers beside each other are read as such, and that have the same dtype.
 IN_MODEL_DTYPE = ("query", "key", "value", "hidden", "first", "second", "x", "products", "out")
+OF_ADAPTERS = {"products": torch.float32, "tiles": torch.int64, "table": torch.int64}
 _STRIDE = re.compile(r"(\w+?)_(?:(expert)_)?stride(?:_(slot|block|token|head))?")
 
 
@@ -133,7 +134,9 @@ class Kernel:
     def _check_tensor(self, name: str, tensor: Tensor, arguments: dict[str, Any]) -> None:
         what = f"{self._name}: {name} {tuple(tensor.shape)} in {tensor.dtype} on {tensor.device}"
         assert tensor.device == GPU, what
-        if name in IN_MODEL_DTYPE:
+        if self._name in ("shrink_kernel", "expand_kernel") and name in OF_ADAPTERS:
+            assert tensor.dtype == OF_ADAPTERS[name], what
+        elif name in IN_MODEL_DTYPE:
             assert tensor.dtype == self._dtype, what
             assert tensor.stride(-1) == 1, f"{what} has strides {tensor.stride()}"
         elif name in READ_IF and READ_IF[name][0] in arguments:

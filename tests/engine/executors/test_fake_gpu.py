@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.decoder.description import Decoder
+from oaiserve.engine.decoder.description import Decoder, Experts, Layer
 from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda.attention import PlainAttention
 from oaiserve.engine.executors.cuda.executor import CudaExecutor
-from oaiserve.engine.model import transfer
-from oaiserve.engine.model.adapters import Adapter
-from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model import layer_operations, transfer
+from oaiserve.engine.model.adapters import Adapter, AdapterPart
+from oaiserve.engine.model.batch import CapturedAdapters, build_batch
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import prepare
@@ -24,6 +25,7 @@ from tests.engine.executors.fake_gpu import GPU, replace_kernels, watched
 from tests.engine.executors.test_reference_steps import with_keys_and_values
 from tests.engine.model.cpu.small_models import described
 from tests.engine.model.steps import BLOCK_SIZE, sequence_of
+from tests.models.adapters import random_adapter
 from tests.models.pinned import PINNED, pinned_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -45,8 +47,7 @@ class Model(NamedTuple):
 def model_of(name: str) -> Model:
     spec = with_native_cache(prepare(pinned_model(name)), EngineOptions())
     decoder = described(spec)
-    has_latent_cache = spec.has_latent_cache
-    return Model(spec, with_keys_and_values(decoder) if has_latent_cache else decoder)
+    return Model(spec, with_keys_and_values(decoder) if spec.has_latent_cache else decoder)
 
 
 class FakeGpu:
@@ -55,16 +56,16 @@ class FakeGpu:
     def __init__(self, kernels: Counter[str]) -> None:
         self._kernels = kernels
 
-    def executor(self, decoder: Decoder) -> CudaExecutor:
+    def executor(self, decoder: Decoder, *, is_plain: bool = False) -> CudaExecutor:
         return CudaExecutor(
             decoder,
             dtype=DTYPE,
             device=GPU,
             num_blocks=8,
             block_size=BLOCK_SIZE,
-            backend=triton_attention.TritonAttention,
-            operations=triton_layers,
-            experts=triton_experts,
+            backend=PlainAttention if is_plain else triton_attention.TritonAttention,
+            operations=layer_operations if is_plain else triton_layers,
+            experts=None if is_plain else triton_experts,
         )
 
     @torch.inference_mode()
@@ -73,20 +74,20 @@ class FakeGpu:
         model: Model,
         parts: list[tuple[int, int, int]],
         executor: CudaExecutor | None = None,
-        adapter: Adapter | None = None,
+        adapters: CapturedAdapters | None = None,
     ) -> Counter[str]:
         """Return the launches of a step: torch's operations, and kernels of ours."""
         executor = executor or self.executor(model.decoder)
         sequences = [sequence_of([5] * 22, range(2 * place, 2 * place + 2)) for place in range(3)]
+        step = Step([Chunk(sequences[place], start, count) for place, start, count in parts])
         states = States(model.spec.state_shapes, 4, GPU) if model.spec.state_shapes else None
-        self._kernels.clear()
         with watched() as operations:
-            batch = build_batch(Step([Chunk(sequences[place], start, count) for place, start, count in parts]), 16, GPU)
+            batch = build_batch(step, BLOCK_SIZE, GPU)
             if states is not None:
                 batch.states = states.of_step([StateChunk(*part) for part in parts])
-            if adapter is not None:
-                batch.adapters = [adapter, *[None] * (len(parts) - 1)]
+            batch.captured_adapters = adapters
             operations.clear()
+            self._kernels.clear()
             logits = executor.forward(batch)
             found = operations + self._kernels
         assert logits.shape == (len(parts), model.spec.vocab_size)
@@ -108,27 +109,54 @@ def test_every_family_runs_without_reads_from_the_device(name: str, gpu: FakeGpu
         gpu.launches(model, parts, executor)
 
 
-class Launches(NamedTuple):
-    of_layers: int
-    of_rest: int  # the embedding, its norm, the plans of attention, the rows that draw, and the head
+@pytest.mark.parametrize("name", ["llama", "gemma4_text", "deepseek_v3", "bamba"])
+def test_so_does_a_model_in_plain_torch(name: str, gpu: FakeGpu) -> None:
+    """Only experts are read: their numbers of tokens are shapes."""
+    model = model_of(name)
+    layers = [replace(layer, mlp=layer.mlp.shared) if is_mixture(layer) else layer for layer in model.decoder.layers]
+    executor = gpu.executor(replace(model.decoder, layers=layers), is_plain=True)
+    for parts in (PROMPTS, DECODES, MIXED):
+        gpu.launches(model, parts, executor)
 
 
-# Of a decode step. Layers of Llama and Qwen 3 take eight each.
-EXPECTED = {
-    "llama": Launches(24, 5),
-    "qwen3": Launches(24, 5),
-    "gemma3_text": Launches(24, 7),  # plans for two windows, and the factor of embeddings
+def is_mixture(layer: Layer) -> bool:
+    return isinstance(layer.mlp, Experts)
+
+
+# Of a decode step: layer by layer, and of the rest, which is the embedding, its norm, the plans of attention, the rows
+# that draw, and the head. Gemma has a factor of embeddings, and plans for two windows.
+MIXTURE, MAMBA2 = 17, 39
+LAUNCHES = {
+    "llama": ([8, 8, 8], 5),
+    "qwen3": ([8, 8, 8], 5),
+    "gemma3_text": ([8, 8, 8], 7),
+    "qwen3_moe": ([MIXTURE, 8, MIXTURE], 5),
+    "bamba": ([MAMBA2, 8, MAMBA2], 5),
 }
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_a_layer_of_a_decode_is_eight_launches(name: str, gpu: FakeGpu) -> None:
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_a_layer_of_a_decode_takes_few_launches(name: str, gpu: FakeGpu) -> None:
+    of_layers, of_rest = LAUNCHES[name]
     model = model_of(name)
-    found = gpu.launches(model, DECODES)
-    num_layers = len(model.decoder.layers)
-    assert sum(found.values()) == sum(EXPECTED[name]), found
-    assert found["decode_kernel"] == found["activate_kernel"] == num_layers
-    assert found["add_and_norm_kernel"] == 2 * num_layers + 1
+    executor = gpu.executor(model.decoder)
+    gpu.launches(model, DECODES, executor)  # the first step makes counters, which others share
+    found = gpu.launches(model, DECODES, executor)
+    assert sum(found.values()) == sum(of_layers) + of_rest, found
+    assert found["decode_kernel"] == sum(layer.attention is not None for layer in model.decoder.layers)
+    assert found["add_and_norm_kernel"] == 2 * len(of_layers) + 1
+
+
+def test_captured_adapters_take_two_launches_for_each_module(gpu: FakeGpu) -> None:
+    model = model_of("llama")
+    executor = gpu.executor(model.decoder)
+    shapes = model.decoder.adaptable()
+    adapters = triton_adapters.TritonAdapters(shapes, 2, GPU, captured_tokens=16)
+    made = random_adapter(shapes, 1)
+    on_gpu = {name: AdapterPart(part.a.to(GPU), part.b.to(GPU), part.scale) for name, part in made.parts.items()}
+    assert adapters.admit([executor.prepare(Adapter("on the device", on_gpu))])
+    found = gpu.launches(model, DECODES, executor, adapters.captured(16))
+    assert found["shrink_kernel"] == found["expand_kernel"] == len(shapes)
 
 
 def test_the_double_finds_mixed_devices_and_reads(gpu: FakeGpu) -> None:

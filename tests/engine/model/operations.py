@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # Operations that launch nothing: they make views and memory.
 NO_LAUNCH = {
     *("view", "_unsafe_view", "split", "split_with_sizes", "unsqueeze", "transpose", "t", "select", "slice", "expand"),
-    *("flatten", "unflatten", "reshape"),
+    *("flatten", "unflatten", "reshape", "permute", "unfold"),
     *("empty", "empty_like", "new_empty", "empty_strided", "detach", "alias", "as_strided", "unbind", "squeeze"),
 }
 
