@@ -98,8 +98,14 @@ READ_IF = {
 }
 # Tensors whose numbers beside each other are read as such, and that have the same dtype.
 IN_MODEL_DTYPE = ("query", "key", "value", "hidden", "first", "second", "x", "products", "out")
-OF_ADAPTERS = {"products": torch.float32, "tiles": torch.int64, "table": torch.int64}
-_STRIDE = re.compile(r"(\w+?)_(?:(expert)_)?stride(?:_(slot|block|token|head))?")
+_OF_ADAPTERS = {"products": torch.float32, "tiles": torch.int64, "table": torch.int64}
+# Of kernels that have other types.
+OWN_DTYPES: dict[str, dict[str, torch.dtype]] = {
+    "shrink_kernel": _OF_ADAPTERS,
+    "expand_kernel": _OF_ADAPTERS,
+    "recurrence_kernel": dict.fromkeys(("decay", "key", "value", "query", "rate", "out"), torch.float32),
+}
+_STRIDE = re.compile(r"(\w+?)_(?:(expert)_)?stride(?:_(slot|block|sequence|token|head))?")
 
 
 class Kernel:
@@ -134,8 +140,9 @@ class Kernel:
     def _check_tensor(self, name: str, tensor: Tensor, arguments: dict[str, Any]) -> None:
         what = f"{self._name}: {name} {tuple(tensor.shape)} in {tensor.dtype} on {tensor.device}"
         assert tensor.device == GPU, what
-        if self._name in ("shrink_kernel", "expand_kernel") and name in OF_ADAPTERS:
-            assert tensor.dtype == OF_ADAPTERS[name], what
+        if name in OWN_DTYPES.get(self._name, ()):
+            assert tensor.dtype == OWN_DTYPES[self._name][name], what
+            assert tensor.stride(-1) == 1, what
         elif name in IN_MODEL_DTYPE:
             assert tensor.dtype == self._dtype, what
             assert tensor.stride(-1) == 1, f"{what} has strides {tensor.stride()}"
@@ -150,10 +157,10 @@ class Kernel:
     def _check_stride(self, match: re.Match[str], stride: int, arguments: dict[str, Any]) -> None:
         name, of_experts, dimension = match.groups()
         tensor = arguments.get({"table": "block_tables", "groups": "scales"}.get(name, name))
-        if not isinstance(tensor, Tensor) or name == "scales" or name == "groups":
+        if not isinstance(tensor, Tensor) or name in ("scales", "groups", "state"):
             return
-        in_cache = name in ("keys", "values")
-        place = {"expert": 0, "block": 0, "token": int(in_cache), "slot": 1, "head": tensor.dim() - 2}
+        tokens = tensor.dim() - 3
+        place = {"block": 0, "sequence": 0, "token": tokens, "slot": tokens, "head": tokens + 1}
         if name == "codes":
             expected = tensor.stride(0 if of_experts else tensor.dim() - 2)
         else:

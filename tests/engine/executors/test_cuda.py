@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +18,8 @@ from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.attention import PlainAttention
 from oaiserve.engine.executors.cuda.executor import CudaExecutor
+from oaiserve.engine.executors.cuda.kernels import PLAIN, Kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.batch import Batch, BatchMedia, build_batch
@@ -46,8 +46,7 @@ def on_cpu(
     decoder: Decoder,
     *,
     backend: Backend = PlainAttention,
-    operations: ModuleType = layer_operations,
-    experts: ModuleType | None = None,
+    kernels: Kernels = PLAIN,
     dtype: torch.dtype = torch.float32,
 ) -> CudaExecutor:
     return CudaExecutor(
@@ -57,8 +56,7 @@ def on_cpu(
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
         backend=backend,
-        operations=operations,
-        experts=experts,
+        kernels=kernels,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor
+from oaiserve.engine.executors.cuda.kernels import triton_kernels
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk
@@ -25,14 +26,13 @@ from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model.attention.triton import TritonAttention
-from oaiserve.engine.model.gpu import triton_experts, triton_layers
 
 # exp of a large number is infinity, and the activation is the number itself, which is right.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 
 
 def by_kernels(decoder: Decoder) -> CudaExecutor:
-    return on_cpu(decoder, backend=TritonAttention, operations=triton_layers, experts=triton_experts)
+    return on_cpu(decoder, backend=TritonAttention, kernels=triton_kernels())
 
 
 @torch.inference_mode()

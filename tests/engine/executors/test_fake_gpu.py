@@ -14,7 +14,8 @@ from oaiserve.engine.decoder.description import Decoder, Experts, Layer
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.attention import PlainAttention
 from oaiserve.engine.executors.cuda.executor import CudaExecutor
-from oaiserve.engine.model import layer_operations, transfer
+from oaiserve.engine.executors.cuda.kernels import PLAIN, triton_kernels
+from oaiserve.engine.model import transfer
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.batch import CapturedAdapters, build_batch
 from oaiserve.engine.model.states import StateChunk, States
@@ -31,7 +32,7 @@ from tests.models.pinned import PINNED, pinned_model
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model.attention import triton as triton_attention
-from oaiserve.engine.model.gpu import triton_adapters, triton_experts, triton_layers, triton_matrices
+from oaiserve.engine.model.gpu import triton_adapters, triton_experts, triton_layers, triton_matrices, triton_states
 
 DTYPE = torch.bfloat16
 PROMPTS = [(0, 0, 5), (1, 0, 17), (2, 0, 9)]  # sequence, first token, number of tokens
@@ -64,8 +65,7 @@ class FakeGpu:
             num_blocks=8,
             block_size=BLOCK_SIZE,
             backend=PlainAttention if is_plain else triton_attention.TritonAttention,
-            operations=layer_operations if is_plain else triton_layers,
-            experts=None if is_plain else triton_experts,
+            kernels=PLAIN if is_plain else triton_kernels(),
         )
 
     @torch.inference_mode()
@@ -97,8 +97,8 @@ class FakeGpu:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    modules = [triton_attention, triton_adapters, triton_experts, triton_layers, triton_matrices]
-    return FakeGpu(replace_kernels(monkeypatch, modules, DTYPE))
+    of_layers = [triton_adapters, triton_experts, triton_layers, triton_matrices, triton_states]
+    return FakeGpu(replace_kernels(monkeypatch, [triton_attention, *of_layers], DTYPE))
 
 
 @pytest.mark.parametrize("name", PINNED)
@@ -125,7 +125,7 @@ def is_mixture(layer: Layer) -> bool:
 
 # Of a decode step: layer by layer, and of the rest, which is the embedding, its norm, the plans of attention, the rows
 # that draw, and the head. Gemma has a factor of embeddings, and plans for two windows.
-MIXTURE, MAMBA2 = 17, 39
+MIXTURE, MAMBA2 = 17, 33
 LAUNCHES = {
     "llama": ([8, 8, 8], 5),
     "qwen3": ([8, 8, 8], 5),
@@ -145,6 +145,14 @@ def test_a_layer_of_a_decode_takes_few_launches(name: str, gpu: FakeGpu) -> None
     assert sum(found.values()) == sum(of_layers) + of_rest, found
     assert found["decode_kernel"] == sum(layer.attention is not None for layer in model.decoder.layers)
     assert found["add_and_norm_kernel"] == 2 * len(of_layers) + 1
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next", "bamba"])
+def test_long_prompts_take_as_many_launches_as_short_ones(name: str, gpu: FakeGpu) -> None:
+    model = model_of(name)
+    executor = gpu.executor(model.decoder)
+    gpu.launches(model, [(0, 0, 5)], executor)
+    assert gpu.launches(model, [(0, 0, 5)], executor) == gpu.launches(model, [(0, 0, 22)], executor)
 
 
 def test_captured_adapters_take_two_launches_for_each_module(gpu: FakeGpu) -> None:

@@ -26,6 +26,7 @@ from oaiserve.engine.decoder.description import (
     matrices_in,
 )
 from oaiserve.engine.executors.cuda.attention import CudaStep, attention_layer
+from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.mlp import MixerLayer, MixtureLayer, MLPLayer
 from oaiserve.engine.executors.cuda.place import JoiningPlacing
 from oaiserve.engine.executors.reference.place import new_cache, refuse_latent_biases
@@ -46,8 +47,7 @@ class Addition(NamedTuple):
 class CudaExecutor:
     """Runs one decoder with hidden states, weights and KV cache in `dtype`.
 
-    `operations` is the module `layer_operations` or `triton_layers`, `backend` computes attention, and `experts` is the
-    module `triton_experts`, or None for plain torch.
+    `backend` computes attention, and `kernels` other operations.
     """
 
     is_exact = False  # matrix products round by the number of rows
@@ -61,8 +61,7 @@ class CudaExecutor:
         num_blocks: int,
         block_size: int,
         backend: Backend,
-        operations: ModuleType,
-        experts: ModuleType | None = None,
+        kernels: Kernels,
     ) -> None:
         """Copy the weights to the device, after which the description is not needed any more.
 
@@ -77,7 +76,7 @@ class CudaExecutor:
         self._dtype = dtype
         self._backend = backend
         placing = JoiningPlacing(dtype, device)
-        self._layers = _Layers(decoder, placing, operations, experts)
+        self._layers = _Layers(decoder, placing, kernels)
         self.weight_bytes = placing.weight_bytes
         self._sorted_by_head = {
             matrix.module: (matrix.heads, matrix.parts) for matrix in matrices_in(decoder) if matrix.heads
@@ -103,10 +102,8 @@ class CudaExecutor:
 class _Layers:
     """The embedding, the layers and the head of a decoder on the device."""
 
-    def __init__(
-        self, decoder: Decoder, placing: JoiningPlacing, operations: ModuleType, experts: ModuleType | None
-    ) -> None:
-        self._operations = operations
+    def __init__(self, decoder: Decoder, placing: JoiningPlacing, kernels: Kernels) -> None:
+        self._operations = kernels.operations
         self._head = placing.joined([decoder.head])
         self._embedding: Tensor = placing.part(decoder.embedding, placing.dtype)
         self._positions: Tensor | None = placing.part(decoder.position_embedding, placing.dtype)
@@ -117,7 +114,7 @@ class _Layers:
         self._padding_id, self._num_deep = decoder.padding_id, decoder.num_deep
         self._has_longer_vocabulary = len(self._head.weight) > len(self._embedding)
         self._layers = [
-            _CudaLayer(index, layer, decoder.residual_scale, placing, operations, experts)
+            _CudaLayer(index, layer, decoder.residual_scale, placing, kernels)
             for index, layer in enumerate(decoder.layers)
         ]
 
@@ -170,27 +167,22 @@ class _CudaLayer:
     """A layer on the device."""
 
     def __init__(
-        self,
-        index: int,
-        layer: Layer,
-        residual_scale: float,
-        placing: JoiningPlacing,
-        operations: ModuleType,
-        experts: ModuleType | None,
+        self, index: int, layer: Layer, residual_scale: float, placing: JoiningPlacing, kernels: Kernels
     ) -> None:
+        operations = kernels.operations
         self._operations = operations
         scales, attention = layer.scales or Scales(), layer.attention
         self._mixer_scale = residual_scale * scales.mixer
         self._attention_scale = residual_scale * scales.attention
         self._mlp_scale = residual_scale * scales.mlp
-        self._mixer = None if layer.mixer is None else MixerLayer(layer.mixer, placing, index)
+        self._mixer = None if layer.mixer is None else MixerLayer(layer.mixer, placing, index, kernels)
         self._attention = None if attention is None else attention_layer(attention, placing, operations)
         self._cache_of = index if attention is None or attention.cache_of is None else attention.cache_of
         self._mlp: MLPLayer | MixtureLayer | None = None
         if isinstance(layer.mlp, MLP):
             self._mlp = MLPLayer(layer.mlp, placing, operations)
         elif layer.mlp is not None:
-            self._mlp = MixtureLayer(layer.mlp, placing, operations, experts)
+            self._mlp = MixtureLayer(layer.mlp, placing, kernels)
         self.attention_norm: Norm | None = placing.part(layer.attention_norm)
         self._mlp_norm: Norm | None = placing.part(layer.mlp_norm)
         self._attention_out_norm: Norm | None = placing.part(layer.attention_out_norm)

@@ -18,6 +18,7 @@ from oaiserve.engine.decoder.description import (
     MixtureNorms,
 )
 from oaiserve.engine.executors.cuda.attention import CudaStep
+from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.place import JoiningPlacing
 from oaiserve.engine.executors.reference.experts import experts_output
 from oaiserve.engine.executors.reference.mixers import inputs_of, mixed
@@ -44,21 +45,19 @@ class MLPLayer:
 class MixtureLayer:
     """A mixture of experts.
 
-    `kernels` is the module `triton_experts`. Without it, or for sizes that its kernels don't take, experts are computed
-    in plain torch, for which the host waits for the device.
+    Without kernels, or for sizes that these don't take, experts are computed in plain torch, for which the host waits
+    for the device.
     """
 
-    def __init__(
-        self, mixture: Experts, placing: JoiningPlacing, operations: ModuleType, kernels: ModuleType | None
-    ) -> None:
+    def __init__(self, mixture: Experts, placing: JoiningPlacing, kernels: Kernels) -> None:
         experts = mixture.experts
         self._is_gated = experts[0].gate is not None
         self._gate_up = placing.stacked([[one.up] if one.gate is None else [one.gate, one.up] for one in experts])
         self._down = placing.stacked([[one.down] for one in experts])
         tiles = self._gate_up.tile_columns, self._down.tile_columns
-        self._kernels = kernels if min(tiles) >= LEAST_TILE else None
-        self._activate = operations.activate
-        self._shared = None if mixture.shared is None else MLPLayer(mixture.shared, placing, operations)
+        self._kernels = kernels.experts if min(tiles) >= LEAST_TILE else None
+        self._activate = kernels.operations.activate
+        self._shared = None if mixture.shared is None else MLPLayer(mixture.shared, placing, kernels.operations)
         self._mixture: Experts = placing.part(replace(mixture, experts=[], shared=None))
         if self._kernels is None:
             self._mixture = replace(self._mixture, experts=_views(self._gate_up, self._down, self._is_gated))
@@ -129,9 +128,10 @@ def _views(gate_up: ExpertMatrices, down: ExpertMatrices, is_gated: bool) -> lis
 
 
 class MixerLayer:
-    """A mixer with states, whose recurrences the reference computes."""
+    """A mixer with states, as the reference computes it, but for its recurrence."""
 
-    def __init__(self, mixer: Mixer, placing: JoiningPlacing, layer: int) -> None:
+    def __init__(self, mixer: Mixer, placing: JoiningPlacing, layer: int, kernels: Kernels) -> None:
+        self._recur = kernels.recurrence
         self._inputs = placing.joined(inputs_of(mixer))
         self._out = placing.joined([mixer.out])
         emptied = replace(mixer, projections=[])
@@ -144,5 +144,5 @@ class MixerLayer:
         """Return the output [T, width] for the normed hidden state [T, width]."""
         assert step.batch.states is not None
         rows = step.products.joined(x, self._inputs).float()
-        out = mixed(self._mixer, rows, step.batch.states, self._layer)
+        out = mixed(self._mixer, rows, step.batch.states, self._layer, self._recur)
         return step.products.joined(out.to(x.dtype), self._out)

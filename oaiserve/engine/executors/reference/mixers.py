@@ -5,6 +5,7 @@ Recurrences are computed token by token, as they are defined.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -28,56 +29,75 @@ def inputs_of(mixer: Mixer) -> list[Matrix]:
     return [*mixer.projections, *(mixer.rates if isinstance(mixer, DeltaNet) else [])]
 
 
-def mixed(mixer: Mixer, rows: Tensor, states: StepStates, layer: int) -> Tensor:
+def recurrence(
+    state: Tensor,  # [sequences, heads, key_dim, value_dim], which changes
+    decay: Tensor,  # [sequences, tokens, heads]
+    key: Tensor,  # [sequences, tokens, key heads, key_dim]; several heads may share one
+    value: Tensor,  # [sequences, tokens, heads, value_dim]
+    query: Tensor,  # as the keys
+    rate: Tensor | None,  # [sequences, tokens, heads]
+) -> Tensor:
+    """Return the outputs float32 [sequences, tokens, heads, value_dim] of a recurrence, token by token.
+
+        S = decay S        S = S + key added        out = query S
+
+    where `added` is the value, or, with a rate, (value - key S) rate.
+    """
+    key, query = (part.repeat_interleave(value.shape[2] // part.shape[2], dim=2) for part in (key, query))
+    current = state.float()
+    outputs = []
+    for token in range(value.shape[1]):
+        current = current * decay[:, token, :, None, None]
+        added = value[:, token]
+        if rate is not None:
+            added = (added - torch.einsum("nhk,nhkv->nhv", key[:, token], current)) * rate[:, token, :, None]
+        current = current + key[:, token, :, :, None] * added[:, :, None]
+        outputs.append(torch.einsum("nhk,nhkv->nhv", query[:, token], current))
+    state.copy_(current)
+    return torch.stack(outputs, dim=1)
+
+
+Recurrence = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+def mixed(mixer: Mixer, rows: Tensor, states: StepStates, layer: int, recur: Recurrence = recurrence) -> Tensor:
     """Return what `mixer.out` multiplies, float32 [T, ...], for the products float32 [T, n] of its inputs."""
     if isinstance(mixer, DeltaNet):
-        mix = partial(_delta_net, mixer)
+        mix = partial(_delta_net, mixer, recur)
     elif isinstance(mixer, Mamba2):
-        mix = partial(_mamba2, mixer)
+        mix = partial(_mamba2, mixer, recur)
     else:
         mix = partial(_short_convolution, mixer)
     return states.mix(layer, rows[None], mix)[0]
 
 
-def _delta_net(net: DeltaNet, rows: Tensor, cache: StateCache) -> Tensor:
+def _delta_net(net: DeltaNet, recur: Recurrence, rows: Tensor, cache: StateCache) -> Tensor:
     """Return [sequences, tokens, value heads * value_dim] of a gated delta net (Yang et al. 2024, arXiv:2412.06464).
 
-    The state of a head is a matrix S [key_dim, value_dim]. Each token changes it, and reads it by its query:
-
-        S = decay S        S = S + key (value - key S) rate        out = query S
+    The state of a head is a matrix S [key_dim, value_dim]. Each token changes it, and reads it by its query.
     """
     num_keys, num_values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
     channels = 2 * num_keys + num_values
     convolved, gates, rates, decays = rows.split([channels, num_values, net.value_heads, net.value_heads], dim=-1)
     convolved = _convolved(net.convolution, convolved, cache)
     query, key, value = convolved.split([num_keys, num_keys, num_values], dim=-1)
-    query, key = (_unit_vectors(part.unflatten(-1, (net.key_heads, -1)), net) for part in (query, key))
+    query, key = (_unit_vectors(part.unflatten(-1, (net.key_heads, -1))) for part in (query, key))
     query = query * net.key_dim**-0.5
     value = value.unflatten(-1, (net.value_heads, -1))
     rate = rates.sigmoid() * net.rate_factor
     decay = (net.speeds * softplus(decays + net.biases)).exp()
     state = cache.get_recurrent_state()
     assert state is not None
-    outputs = []
-    for token in range(rows.shape[1]):
-        own_key = key[:, token]
-        state = state * decay[:, token, :, None, None]
-        found = torch.einsum("nhk,nhkv->nhv", own_key, state)
-        change = (value[:, token] - found) * rate[:, token, :, None]
-        state = state + own_key[..., None] * change[..., None, :]
-        outputs.append(torch.einsum("nhk,nhkv->nhv", query[:, token], state))
-    cache.update_recurrent_state(state)
-    out = net.norm(torch.stack(outputs, dim=1)) * silu(gates.unflatten(-1, (net.value_heads, -1)))
+    out = net.norm(recur(state, decay, key, value, query, rate)) * silu(gates.unflatten(-1, (net.value_heads, -1)))
     return out.flatten(-2)
 
 
-def _unit_vectors(x: Tensor, net: DeltaNet) -> Tensor:
-    """Return the vectors of key heads [..., key_heads, key_dim] with length 1, for each value head."""
-    x = x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
-    return x.repeat_interleave(net.value_heads // net.key_heads, dim=-2)
+def _unit_vectors(x: Tensor) -> Tensor:
+    """Return vectors [..., dim] with length 1."""
+    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-def _mamba2(mixer: Mamba2, rows: Tensor, cache: StateCache) -> Tensor:
+def _mamba2(mixer: Mamba2, recur: Recurrence, rows: Tensor, cache: StateCache) -> Tensor:
     """Return [sequences, tokens, heads * head_dim] of a mixer of Mamba 2 (Dao and Gu 2024, arXiv:2405.21060).
 
     The state of a head is a matrix S [head_dim, state_dim]. Heads of a group share B and C [state_dim].
@@ -89,20 +109,12 @@ def _mamba2(mixer: Mamba2, rows: Tensor, cache: StateCache) -> Tensor:
     convolved = _convolved(mixer.convolution, convolved, cache)
     x, b, c = convolved.split([numbers, of_groups, of_groups], dim=-1)
     x = x.unflatten(-1, (mixer.heads, -1))
-    b, c = (
-        part.unflatten(-1, (mixer.groups, -1)).repeat_interleave(mixer.heads // mixer.groups, dim=-2) for part in (b, c)
-    )
+    b, c = (part.unflatten(-1, (mixer.groups, -1)) for part in (b, c))
     time = softplus(times + mixer.biases).clamp(mixer.least_time, mixer.most_time)
     decay = (mixer.speeds * time).exp()
     state = cache.get_recurrent_state()
     assert state is not None
-    outputs = []
-    for token in range(rows.shape[1]):
-        added = (x[:, token] * time[:, token, :, None])[..., None] * b[:, token, :, None]
-        state = state * decay[:, token, :, None, None] + added
-        outputs.append(torch.einsum("nhds,nhs->nhd", state, c[:, token]))
-    cache.update_recurrent_state(state)
-    out = torch.stack(outputs, dim=1) + mixer.skips[:, None] * x
+    out = recur(state.mT, decay, b, x * time[..., None], c, None) + mixer.skips[:, None] * x
     gated: Tensor = out.flatten(-2) * silu(gates)
     if mixer.norm is None:
         return gated
@@ -125,7 +137,7 @@ def _convolved(convolution: Convolution, x: Tensor, cache: StateCache) -> Tensor
     assert before is not None
     inputs = cache.update_conv_state(x.mT.to(before.dtype)).float()  # [sequences, channels, taps + tokens]
     windows = inputs[..., 1:].unfold(-1, len(convolution.weight), 1)  # [sequences, channels, tokens, taps]
-    out = torch.einsum("nctk,kc->ntc", windows, convolution.weight)
+    out = torch.einsum("nctk,kc->ntc", windows, convolution.weight).contiguous()
     if convolution.bias is not None:
         out = out + convolution.bias
     return out if convolution.activation == "none" else ACTIVATIONS[convolution.activation](out)

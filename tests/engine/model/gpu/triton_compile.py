@@ -25,7 +25,14 @@ from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache, Scorin
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.gpu import triton_adapters, triton_exact, triton_experts, triton_layers, triton_matrices
+from oaiserve.engine.model.gpu import (
+    triton_adapters,
+    triton_exact,
+    triton_experts,
+    triton_layers,
+    triton_matrices,
+    triton_states,
+)
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts
 from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
@@ -200,10 +207,17 @@ def multiply_many_rows(kind: Kind) -> None:
     triton_experts.product(x, expert_matrices(kind, 8, 2048, 2048), plan, pairs_of_row=1, factors=weights)
 
 
+def recur(heads: int, key_heads: int, key_dim: int, value_dim: int, *, has_rate: bool) -> None:
+    """Compute a recurrence, as Qwen3-Next's and Mamba 2's."""
+    of_heads, key = torch.empty(2, 5, heads), torch.empty(2, 5, key_heads, key_dim)
+    value, state = torch.empty(2, 5, heads, value_dim), torch.empty(2, heads, key_dim, value_dim)
+    triton_states.recurrence(state, of_heads, key, value, key, of_heads if has_rate else None)
+
+
 def main() -> None:
     driver.set_active(NoDevice())
     found: list[dict[str, Any]] = []
-    of_layers = triton_adapters, triton_exact, triton_experts, triton_layers, triton_matrices
+    of_layers = triton_adapters, triton_exact, triton_experts, triton_layers, triton_matrices, triton_states
     for module in (backend, triton_sampling, *of_layers):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, CompileOnly(getattr(module, name), found))
@@ -230,6 +244,9 @@ def main() -> None:
     compute_experts("dense", 128, 2048, 768)
     for kind in ("mxfp4", "int4", "dense"):
         multiply_many_rows(kind)
+    recur(32, 16, 128, 128, has_rate=True)
+    recur(128, 1, 128, 64, has_rate=False)
+    recur(24, 1, 256, 64, has_rate=False)
     logits = torch.empty(64, 128256, dtype=torch.bfloat16)
     out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as for captured steps
     triton_sampling.apply_masks(logits.float(), [0], np.zeros((1, 128256 // 32), np.uint32))
