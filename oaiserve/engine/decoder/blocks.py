@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oaiserve.engine.decoder.sources.integer_layouts import Integers
+
 
 class Format(NamedTuple):
     """The sizes of a block."""
@@ -265,6 +267,15 @@ def of_integers(
     else:  # Q8_0 has signed integers
         values.copy_((codes ^ 128 if kind == _Q8_0 else codes).reshape(values.shape))
     return blocks
+
+
+def integers_of(data: Tensor, kind: int) -> Integers | None:
+    """Return rows uint8 [n, bytes of a row] of Q4_0 or Q8_0 as integers; None for other formats."""
+    if kind not in (_Q4_0, _Q8_0):
+        return None
+    scales, _, values = _parts(data, kind)
+    codes = torch.cat([values & 15, values >> 4], dim=-1) if kind == _Q4_0 else values ^ 128
+    return Integers(codes.flatten(1), scales.contiguous().view(torch.float16).flatten(1), None, _bits(kind))
 
 
 def new_blocks(kind: int, n: int, k: int, columns: Tensor | None = None) -> Blocks:

@@ -15,13 +15,11 @@ from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder, NotKnown
-from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.executors.cuda.attention import PlainAttention
-from oaiserve.engine.executors.cuda.executor import CudaExecutor
-from oaiserve.engine.executors.cuda.kernels import PLAIN, Kernels
+from oaiserve.engine.decoder.spec import KVShape, ModelSpec
+from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.adapters import Adapter
-from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.batch import Batch, BatchMedia, build_batch
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.compare import difference
@@ -45,19 +43,17 @@ def reference(decoder: Decoder) -> ReferenceExecutor:
 def on_cpu(
     decoder: Decoder,
     *,
-    backend: Backend = PlainAttention,
-    kernels: Kernels = PLAIN,
+    kernels: Kernels | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> CudaExecutor:
-    return CudaExecutor(
-        decoder,
-        dtype=dtype,
-        device=CPU,
-        num_blocks=NUM_BLOCKS,
-        block_size=BLOCK_SIZE,
-        backend=backend,
-        kernels=kernels,
-    )
+    weights = CudaWeights(decoder, dtype=dtype, device=CPU)
+    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+    return CudaExecutor(weights, kv_shapes(decoder), **sizes, kernels=kernels or Kernels())
+
+
+def kv_shapes(decoder: Decoder) -> dict[int, KVShape]:
+    layers = ((number, layer.attention) for number, layer in enumerate(decoder.layers))
+    return {number: one.shape for number, one in layers if one is not None and one.cache_of is None}
 
 
 def batch_with(spec: ModelSpec, chunks: list[tuple[list[int], int]]) -> Batch:
@@ -207,7 +203,7 @@ def test_bfloat16_is_almost_as_close_to_float32_as_the_reference(name: str) -> N
 def test_joined_weights_are_on_the_device_once() -> None:
     decoder = described(load(FAMILIES["gemma"]))  # whose head is its embedding
     executor = on_cpu(decoder)
-    assert executor._layers._head.weight is executor._layers._embedding
+    assert executor._weights._head.weight is executor._weights._embedding
     matrices = [layer.attention.out for layer in decoder.layers] + [layer.mlp.down for layer in decoder.layers]
     matrices += [matrix for layer in decoder.layers for matrix in [*layer.attention.qkv, layer.mlp.gate, layer.mlp.up]]
     assert executor.weight_bytes == sum(matrix.weight.nbytes for matrix in [*matrices, decoder.head])

@@ -25,14 +25,13 @@ from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
-from oaiserve.engine.model.attention.triton import TritonAttention
 
 # exp of a large number is infinity, and the activation is the number itself, which is right.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 
 
 def by_kernels(decoder: Decoder) -> CudaExecutor:
-    return on_cpu(decoder, backend=TritonAttention, kernels=triton_kernels())
+    return on_cpu(decoder, kernels=triton_kernels())
 
 
 @torch.inference_mode()

@@ -12,9 +12,8 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder, Experts, Layer
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.executors.cuda.attention import PlainAttention
-from oaiserve.engine.executors.cuda.executor import CudaExecutor
-from oaiserve.engine.executors.cuda.kernels import PLAIN, triton_kernels
+from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
 from oaiserve.engine.model import transfer
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.batch import CapturedAdapters, build_batch
@@ -23,6 +22,7 @@ from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.executors.fake_gpu import GPU, replace_kernels, watched
+from tests.engine.executors.test_cuda import kv_shapes
 from tests.engine.executors.test_reference_steps import with_keys_and_values
 from tests.engine.model.cpu.small_models import described
 from tests.engine.model.steps import BLOCK_SIZE, sequence_of
@@ -58,15 +58,9 @@ class FakeGpu:
         self._kernels = kernels
 
     def executor(self, decoder: Decoder, *, is_plain: bool = False) -> CudaExecutor:
-        return CudaExecutor(
-            decoder,
-            dtype=DTYPE,
-            device=GPU,
-            num_blocks=8,
-            block_size=BLOCK_SIZE,
-            backend=PlainAttention if is_plain else triton_attention.TritonAttention,
-            kernels=PLAIN if is_plain else triton_kernels(),
-        )
+        weights = CudaWeights(decoder, dtype=DTYPE, device=GPU)
+        kernels = Kernels() if is_plain else triton_kernels()
+        return CudaExecutor(weights, kv_shapes(decoder), num_blocks=8, block_size=BLOCK_SIZE, kernels=kernels)
 
     @torch.inference_mode()
     def launches(
@@ -170,7 +164,7 @@ def test_captured_adapters_take_two_launches_for_each_module(gpu: FakeGpu) -> No
 def test_the_double_finds_mixed_devices_and_reads(gpu: FakeGpu) -> None:
     model = model_of("llama")
     executor = gpu.executor(model.decoder)
-    executor._layers._head = replace(executor._layers._head, weight=torch.zeros(97, 64, dtype=DTYPE))
+    executor._weights._head = replace(executor._weights._head, weight=torch.zeros(97, 64, dtype=DTYPE))
     with pytest.raises(AssertionError, match="copies a tensor to the device and waits"):
         gpu.launches(model, DECODES, executor)
     with watched(), pytest.raises(Exception, match="meta"):

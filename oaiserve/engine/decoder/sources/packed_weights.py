@@ -7,6 +7,7 @@ needed.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from oaiserve.engine.decoder.blocks import Blocks, of_integers
 from oaiserve.engine.decoder.sources import integer_layouts
 from oaiserve.engine.decoder.sources.integer_layouts import BadLayout, Floats, Integers
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
+from oaiserve.engine.decoder.sources.unread_matrix import UnreadMatrix
 from oaiserve.errors import StartupError
 from oaiserve.files.quantization import Quantization
 
@@ -34,10 +36,20 @@ class PackedWeights(TensorFiles):
     """The weights in the mapped files of a checkpoint."""
 
     def __init__(
-        self, folder: Path, quantization: Quantization, *, of_wrapper: bool = False, is_long: bool = False
+        self,
+        folder: Path,
+        quantization: Quantization,
+        *,
+        of_wrapper: bool = False,
+        is_long: bool = False,
+        reads_later: bool = False,
     ) -> None:
-        """Map the files. Raises StartupError without a packed matrix. `is_long` is for `of_integers`."""
+        """Map the files. Raises StartupError without a packed matrix. `is_long` is for `of_integers`.
+
+        With `reads_later`, blocks are matrices that have no memory until an executor reads them, floats, too.
+        """
         self._quantization, self._is_long = quantization, is_long
+        self._reads_later = reads_later
         super().__init__(folder, of_wrapper=of_wrapper)
         self._found_by: dict[str, str] = {}  # the tensor that has the integers of a matrix, by the matrix's name
         for name in self._places:
@@ -85,6 +97,8 @@ class PackedWeights(TensorFiles):
         """Return a matrix in quantization blocks with the same integers, or None for a tensor to be expanded."""
         if name not in self._found_by:
             return None
+        if self._reads_later:
+            return UnreadMatrix.of(self.shape(name), partial(self._read_checked, name))
         matrix = self.matrix(name)
         blocks = None
         if isinstance(matrix, Integers):
@@ -99,8 +113,9 @@ class PackedWeights(TensorFiles):
 
     def matrix(self, name: str) -> Integers | Floats | None:
         """Return a matrix as it is packed, or None for another tensor."""
-        if name not in self._found_by:
-            return None
+        return self._read_checked(name) if name in self._found_by else None
+
+    def _read_checked(self, name: str) -> Integers | Floats:
         found_by, size = self._found_by[name], self._quantization.group_size
         try:
             integers = self._read(name.removesuffix(".weight"), found_by)

@@ -4,44 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from oaiserve.engine.decoder.description import Attention, AttentionParameters, LatentProjection, Norm, RotaryTable
+from oaiserve.engine.decoder.description import Attention, LatentProjection, Norm, RotaryTable
+from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.place import JoiningPlacing
 from oaiserve.engine.executors.cuda.products import StepProducts
 from oaiserve.engine.executors.reference.attention import PagedAttention, in_float32
 from oaiserve.engine.executors.reference.heads import Attending, normed_and_rotated, scaled_queries
-from oaiserve.engine.model.attention import FP8, Backend, LayerCache, Scoring, StepAttention
+from oaiserve.engine.model.attention import FP8, LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.attention.rotation import Rotation
-from oaiserve.engine.model.batch import Batch
-
-
-class PlainAttention:
-    """The attention of one step in plain torch, with memory that doesn't grow with the context."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._paged = PagedAttention(batch)
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, scoring: Scoring) -> Tensor:
-        for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
-            self._paged.write(blocks, new, scale)
-        scaling, window, softcap, sinks, looks_ahead = scoring
-        parameters = AttentionParameters(scaling, window, softcap, sinks is not None, looks_ahead)
-        return self._paged.attend(query, cache, parameters, sinks).to(query.dtype)
+from oaiserve.engine.model.batch import Batch, CapturedAdapters
 
 
 class CudaStep:
     """The parts of one step that its layers share."""
 
-    def __init__(self, batch: Batch, dtype: torch.dtype, backend: Backend) -> None:
+    def __init__(
+        self, batch: Batch, dtype: torch.dtype, kernels: Kernels, adapters: CapturedAdapters | None = None
+    ) -> None:
+        """`adapters` add to products, in place of the batch's own."""
         self.batch = batch
         self.dtype = dtype
-        self.products = StepProducts(batch)
-        self.attention = backend(batch)
+        self.kernels = kernels
+        self.products = StepProducts(batch, kernels.multiply, adapters)
+        self.attention = kernels.attention(batch)
         self.rotates = getattr(self.attention, "rotates", False)
         self._angles: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by the id of the table
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of the keys
@@ -95,9 +85,8 @@ class LatentAttending(Attending):
 class AttentionLayer:
     """The attention of a layer whose queries, keys and values are products of the hidden state."""
 
-    def __init__(self, attention: Attention, placing: JoiningPlacing, operations: ModuleType) -> None:
+    def __init__(self, attention: Attention, placing: JoiningPlacing) -> None:
         assert isinstance(attention.qkv, list)
-        self._operations = operations
         matrices = attention.qkv if attention.gate is None else [*attention.qkv, attention.gate]
         self._inputs = placing.joined(matrices)
         self._out = placing.joined([attention.out])
@@ -124,20 +113,20 @@ class AttentionLayer:
         if self._has_keys:
             key = key.unflatten(1, (kv_heads, -1))
             value = key if attention.values_of_keys else value.unflatten(1, (kv_heads, -1))
-            value = self._normed(value, attention.value_norm)
+            value = _normed(value, attention.value_norm, step)
         else:
             key, value = step.stored(cache)
         options: dict[str, Any] = {}
         if self._can_rotate_inside and step.rotates:
             if self._has_norms and not self._can_norm_inside:
-                query, key = self._normed(query, attention.query_norm), self._normed(key, attention.key_norm)
+                query, key = _normed(query, attention.query_norm, step), _normed(key, attention.key_norm, step)
             query = scaled_queries(attention, query, step.batch).to(x.dtype)  # before their rotation, which is linear
             if attention.rotary is not None or self._can_norm_inside:
                 options["rotation"] = self._rotation(step)
         else:
-            query = self._turned(query, attention.query_norm, step.batch, is_query=True)
+            query = self._turned(query, attention.query_norm, step, is_query=True)
             if self._has_keys:
-                key = self._turned(key, attention.key_norm, step.batch)
+                key = self._turned(key, attention.key_norm, step)
         attended = step.attention(query, key, value, cache, self._scoring, **options).flatten(1)
         if self._has_gate:
             attended = attended * gate.sigmoid()
@@ -156,24 +145,16 @@ class AttentionLayer:
         assert key_norm is not None
         return rotation._replace(query_norm=query_norm.weight, key_norm=key_norm.weight, epsilon=query_norm.epsilon)
 
-    def _normed(self, heads: Tensor, norm: Norm | None) -> Tensor:
-        """Return heads [T, heads, dim], normed each by itself, or all heads of a token together."""
-        if norm is None:
-            return heads
-        rows = heads.flatten(1) if len(norm.weight) > heads.shape[2] else heads.reshape(-1, heads.shape[2])
-        normed: Tensor = self._operations.add_and_norm(rows, (), None, norm)[1]
-        return normed.view(heads.shape)
-
-    def _turned(self, heads: Tensor, norm: Norm | None, batch: Batch, *, is_query: bool = False) -> Tensor:
+    def _turned(self, heads: Tensor, norm: Norm | None, step: CudaStep, *, is_query: bool = False) -> Tensor:
         """Return queries or keys [T, heads, key_dim], normed, rotated and scaled in plain torch."""
         has_factors = is_query and self._attention.query_factors is not None
         if not self._attention.rotates_before_norms:
-            heads, norm = self._normed(heads, norm), None
+            heads, norm = _normed(heads, norm, step), None
         if norm is None and self._attention.rotary is None and not has_factors:
             return heads
-        turned = normed_and_rotated(self._attention, heads.float(), norm, batch)
+        turned = normed_and_rotated(self._attention, heads.float(), norm, step.batch)
         if has_factors:
-            turned = scaled_queries(self._attention, turned, batch)
+            turned = scaled_queries(self._attention, turned, step.batch)
         return turned.to(heads.dtype)
 
 
@@ -188,12 +169,19 @@ class LatentLayer:
         return step.latent(self._attention, x.float(), cache).to(x.dtype)
 
 
-def attention_layer(
-    attention: Attention, placing: JoiningPlacing, operations: ModuleType
-) -> AttentionLayer | LatentLayer:
+def attention_layer(attention: Attention, placing: JoiningPlacing) -> AttentionLayer | LatentLayer:
     if isinstance(attention.qkv, LatentProjection):
         return LatentLayer(attention, placing)
-    return AttentionLayer(attention, placing, operations)
+    return AttentionLayer(attention, placing)
+
+
+def _normed(heads: Tensor, norm: Norm | None, step: CudaStep) -> Tensor:
+    """Return heads [T, heads, dim], normed each by itself, or all heads of a token together."""
+    if norm is None:
+        return heads
+    rows = heads.flatten(1) if len(norm.weight) > heads.shape[2] else heads.reshape(-1, heads.shape[2])
+    normed: Tensor = step.kernels.operations.add_and_norm(rows, (), None, norm)[1]
+    return normed.view(heads.shape)
 
 
 def _scoring(attention: Attention) -> Scoring:

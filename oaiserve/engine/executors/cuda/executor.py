@@ -7,7 +7,7 @@ device, so that decodes can be captured in a graph.
 
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -25,14 +25,16 @@ from oaiserve.engine.decoder.description import (
     by_kind,
     matrices_in,
 )
+from oaiserve.engine.decoder.spec import KVShape
 from oaiserve.engine.executors.cuda.attention import CudaStep, attention_layer
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.mlp import MixerLayer, MixtureLayer, MLPLayer
 from oaiserve.engine.executors.cuda.place import JoiningPlacing
 from oaiserve.engine.executors.reference.place import new_cache, refuse_latent_biases
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
-from oaiserve.engine.model.attention import Backend, LayerCache
-from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.model.batch import Batch, CapturedAdapters
+from oaiserve.engine.model.gpu.device_matrices import PackedMatrix
 from oaiserve.engine.model.kv_cache import copy_blocks
 
 
@@ -45,51 +47,41 @@ class Addition(NamedTuple):
 
 
 class CudaExecutor:
-    """Runs one decoder with hidden states, weights and KV cache in `dtype`.
-
-    `backend` computes attention, and `kernels` other operations.
-    """
+    """Runs one decoder with hidden states, weights and KV cache in the dtype of the weights."""
 
     is_exact = False  # matrix products round by the number of rows
 
     def __init__(
         self,
-        decoder: Decoder,
+        weights: CudaWeights,
+        kv_shapes: Mapping[int, KVShape],
         *,
-        dtype: torch.dtype,
-        device: torch.device,
         num_blocks: int,
         block_size: int,
-        backend: Backend,
         kernels: Kernels,
     ) -> None:
-        """Copy the weights to the device, after which the description is not needed any more.
-
-        Raises NotKnown for a cache in integers, and for keys and values that are made from latent vectors with a bias.
-        """
-        refuse_latent_biases(decoder)
+        """Make a KV cache with these shapes, by layer. Raises NotKnown for one in integers."""
+        sizes = {"num_blocks": num_blocks, "block_size": block_size}
         self.caches: dict[int, LayerCache] = {
-            index: new_cache(layer.attention.shape, dtype, device, num_blocks=num_blocks, block_size=block_size)
-            for index, layer in enumerate(decoder.layers)
-            if layer.attention is not None and layer.attention.cache_of is None
+            layer: new_cache(shape, weights.dtype, weights.device, **sizes) for layer, shape in kv_shapes.items()
         }
-        self._dtype = dtype
-        self._backend = backend
-        placing = JoiningPlacing(dtype, device)
-        self._layers = _Layers(decoder, placing, kernels)
-        self.weight_bytes = placing.weight_bytes
-        self._sorted_by_head = {
-            matrix.module: (matrix.heads, matrix.parts) for matrix in matrices_in(decoder) if matrix.heads
-        }
+        self.kernels = kernels
+        # The addition of a batch's adapters by kernels; None: in plain torch.
+        self.add_adapters: Callable[[Batch], CapturedAdapters] | None = None
+        self.weight_bytes = weights.num_bytes
+        self._weights = weights
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits [R, vocab] of `batch.logits_rows`, in the model's dtype."""
-        return self._layers(CudaStep(batch, self._dtype, self._backend), self.caches)
+        adapters = batch.captured_adapters
+        if adapters is None and self.add_adapters is not None and any(batch.adapters):
+            adapters = self.add_adapters(batch)
+        return self._weights(CudaStep(batch, self._weights.dtype, self.kernels, adapters), self.caches)
 
     def prepare(self, adapter: Adapter) -> Adapter:
         """Return an adapter whose rows are in the order of the description."""
         parts = dict(adapter.parts)
-        for module, (heads, of_head) in self._sorted_by_head.items():
+        for module, (heads, of_head) in self._weights.sorted_by_head.items():
             if (part := parts.get(module)) is not None:
                 parts[module] = AdapterPart(part.a, by_kind(part.b, heads, of_head), part.scale)
         return Adapter(adapter.name, parts)
@@ -99,24 +91,39 @@ class CudaExecutor:
             copy_blocks(self.caches.values(), copies)
 
 
-class _Layers:
-    """The embedding, the layers and the head of a decoder on the device."""
+class CudaWeights:
+    """The embedding, the layers and the head of a decoder on a device, with weights in `dtype` or in blocks."""
 
-    def __init__(self, decoder: Decoder, placing: JoiningPlacing, kernels: Kernels) -> None:
-        self._operations = kernels.operations
-        self._head = placing.joined([decoder.head])
-        self._embedding: Tensor = placing.part(decoder.embedding, placing.dtype)
-        self._positions: Tensor | None = placing.part(decoder.position_embedding, placing.dtype)
+    def __init__(
+        self, decoder: Decoder, *, dtype: torch.dtype, device: torch.device, takes_float8: bool = True
+    ) -> None:
+        """Copy the weights one by one, after which the description is not needed any more.
+
+        Without `takes_float8`, matrices in floats of eight bits are expanded. Raises NotKnown for keys and values that
+        are made from latent vectors with a bias.
+        """
+        refuse_latent_biases(decoder)
+        self.dtype = dtype
+        self.device = device
+        placing = JoiningPlacing(dtype, device, takes_float8=takes_float8)
+        self._embedding: Tensor = placing.part(decoder.embedding, dtype)
+        self._head = placing.joined([decoder.head], may_pack=False)  # it may be tied to the embedding
+        self._positions: Tensor | None = placing.part(decoder.position_embedding, dtype)
         self._inputs: LayerInputs | None = placing.part(decoder.layer_inputs)
         self._final_norm: Norm = placing.part(decoder.final_norm)
         self._embedding_scale, self._vector_scale = decoder.embedding_scale, decoder.vector_scale
         self._logits_scale, self._logits_softcap = decoder.logits_scale, decoder.logits_softcap
         self._padding_id, self._num_deep = decoder.padding_id, decoder.num_deep
-        self._has_longer_vocabulary = len(self._head.weight) > len(self._embedding)
+        self._has_longer_vocabulary = len(decoder.head.weight) > len(decoder.embedding)
         self._layers = [
-            _CudaLayer(index, layer, decoder.residual_scale, placing, kernels)
-            for index, layer in enumerate(decoder.layers)
+            _CudaLayer(index, layer, decoder.residual_scale, placing) for index, layer in enumerate(decoder.layers)
         ]
+        self.num_bytes = placing.weight_bytes
+        self.packed: list[PackedMatrix] = placing.packed  # all matrices in blocks, those of experts, too
+        self.widest = placing.widest  # the most rows or columns of a layer's matrix
+        self.sorted_by_head = {
+            matrix.module: (matrix.heads, matrix.parts) for matrix in matrices_in(decoder) if matrix.heads
+        }
 
     def __call__(self, step: CudaStep, caches: dict[int, LayerCache]) -> Tensor:
         media = step.batch.media
@@ -127,14 +134,14 @@ class _Layers:
         inputs = None if self._inputs is None else self._layer_inputs(self._inputs, ids, hidden, step)
         num_deep = 0 if media is None else min(self._num_deep, len(media.deep))
         norms = [*(layer.attention_norm for layer in self._layers), self._final_norm]
-        hidden, x = added(self._operations, hidden, [], norms[0])
+        hidden, x = added(step, hidden, [], norms[0])
         for index, layer in enumerate(self._layers):
             next_norm = None if index < num_deep else norms[index + 1]
             own_inputs = None if inputs is None else inputs[:, index]
             hidden, x = layer(hidden, x, step, caches, own_inputs, next_norm)
             if media is not None and index < num_deep:
                 hidden = hidden.index_add(0, media.rows, media.deep[index].to(hidden.dtype))
-                hidden, x = added(self._operations, hidden, [], norms[index + 1])
+                hidden, x = added(step, hidden, [], norms[index + 1])
         logits = step.products.joined(x.index_select(0, step.batch.logits_rows), self._head)
         if self._logits_scale != 1.0:
             logits = logits * self._logits_scale
@@ -166,30 +173,26 @@ class _Layers:
 class _CudaLayer:
     """A layer on the device."""
 
-    def __init__(
-        self, index: int, layer: Layer, residual_scale: float, placing: JoiningPlacing, kernels: Kernels
-    ) -> None:
-        operations = kernels.operations
-        self._operations = operations
+    def __init__(self, index: int, layer: Layer, residual_scale: float, placing: JoiningPlacing) -> None:
         scales, attention = layer.scales or Scales(), layer.attention
         self._mixer_scale = residual_scale * scales.mixer
         self._attention_scale = residual_scale * scales.attention
         self._mlp_scale = residual_scale * scales.mlp
-        self._mixer = None if layer.mixer is None else MixerLayer(layer.mixer, placing, index, kernels)
-        self._attention = None if attention is None else attention_layer(attention, placing, operations)
+        self._mixer = None if layer.mixer is None else MixerLayer(layer.mixer, placing, index)
+        self._attention = None if attention is None else attention_layer(attention, placing)
         self._cache_of = index if attention is None or attention.cache_of is None else attention.cache_of
         self._mlp: MLPLayer | MixtureLayer | None = None
         if isinstance(layer.mlp, MLP):
-            self._mlp = MLPLayer(layer.mlp, placing, operations)
+            self._mlp = MLPLayer(layer.mlp, placing)
         elif layer.mlp is not None:
-            self._mlp = MixtureLayer(layer.mlp, placing, kernels)
+            self._mlp = MixtureLayer(layer.mlp, placing)
         self.attention_norm: Norm | None = placing.part(layer.attention_norm)
         self._mlp_norm: Norm | None = placing.part(layer.mlp_norm)
         self._attention_out_norm: Norm | None = placing.part(layer.attention_out_norm)
         self._mlp_out_norm: Norm | None = placing.part(layer.mlp_out_norm)
         self._is_parallel = layer.is_parallel
         self._reads_same_norm = layer.mlp_norm is layer.attention_norm
-        self._input_gate = None if layer.input_gate is None else _GatedInputs(layer.input_gate, placing, operations)
+        self._input_gate = None if layer.input_gate is None else _GatedInputs(layer.input_gate, placing)
         self._factor = layer.factor
 
     def __call__(
@@ -205,7 +208,6 @@ class _CudaLayer:
 
         `x` is the norm of the hidden state before the layer, and `inputs` are those of LayerInputs for the layer.
         """
-        operations = self._operations
         additions: list[Addition] = []
         if self._mixer is not None:
             additions.append(Addition((self._mixer(x, step),), self._attention_out_norm, self._mixer_scale))
@@ -214,40 +216,39 @@ class _CudaLayer:
             additions.append(Addition((attended,), self._attention_out_norm, self._attention_scale))
         if self._mlp is not None:
             if not self._is_parallel:
-                hidden, x = added(operations, hidden, additions, self._mlp_norm)
+                hidden, x = added(step, hidden, additions, self._mlp_norm)
                 additions = []
             elif not self._reads_same_norm:
-                x = added(operations, hidden, [], self._mlp_norm)[1]
+                x = added(step, hidden, [], self._mlp_norm)[1]
             additions.append(Addition(self._mlp(x, hidden, step), self._mlp_out_norm, self._mlp_scale))
         if self._input_gate is not None:
             assert inputs is not None
-            hidden, _ = added(operations, hidden, additions, None)
+            hidden, _ = added(step, hidden, additions, None)
             additions = [self._input_gate(inputs, hidden, step)]
         if self._factor == 1.0:
-            return added(operations, hidden, additions, next_norm)
-        hidden, _ = added(operations, hidden, additions, None)
-        return added(operations, hidden * self._factor, [], next_norm)
+            return added(step, hidden, additions, next_norm)
+        hidden, _ = added(step, hidden, additions, None)
+        return added(step, hidden * self._factor, [], next_norm)
 
 
 class _GatedInputs:
     """The addition of a layer's own inputs."""
 
-    def __init__(self, gate: InputGate, placing: JoiningPlacing, operations: ModuleType) -> None:
+    def __init__(self, gate: InputGate, placing: JoiningPlacing) -> None:
         self._gate = placing.joined([gate.gate])
         self._projection = placing.joined([gate.projection])
         self._norm: Norm = placing.part(gate.norm)
         self._activation = gate.activation
-        self._activate = operations.activate
 
     def __call__(self, inputs: Tensor, hidden: Tensor, step: CudaStep) -> Addition:
-        gates = self._activate(step.products.joined(hidden, self._gate), self._activation, is_gated=False)
+        rows = step.products.joined(hidden, self._gate)
+        gates = step.kernels.operations.activate(rows, self._activation, is_gated=False)
         return Addition((step.products.joined(inputs * gates, self._projection),), self._norm, 1.0)
 
 
-def added(
-    operations: ModuleType, hidden: Tensor, additions: list[Addition], norm: Norm | None
-) -> tuple[Tensor, Tensor]:
+def added(step: CudaStep, hidden: Tensor, additions: list[Addition], norm: Norm | None) -> tuple[Tensor, Tensor]:
     """Return the hidden state [T, width] with these additions, maybe in its place, and the norm of that, if any."""
+    operations = step.kernels.operations
     launches: list[Addition] = []
     for parts, out_norm, scale in additions:
         last = launches[-1] if launches else None

@@ -1,25 +1,48 @@
-"""The operations of layers for which a GPU has kernels, and the same in plain torch."""
+"""The parts of a step for which a GPU has kernels, and the same in plain torch."""
 
 from __future__ import annotations
 
 from types import ModuleType
 from typing import NamedTuple
 
+from torch import Tensor
+
+from oaiserve.engine.decoder.description import AttentionParameters
+from oaiserve.engine.executors.reference.attention import PagedAttention
 from oaiserve.engine.executors.reference.mixers import Recurrence, recurrence
 from oaiserve.engine.model import layer_operations
+from oaiserve.engine.model.attention import Backend, LayerCache, Scoring
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.gpu.device_matrices import Multiply, expanded_product
+
+
+class PlainAttention:
+    """The attention of one step in plain torch, with memory that doesn't grow with the context."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._paged = PagedAttention(batch)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, scoring: Scoring) -> Tensor:
+        for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
+            self._paged.write(blocks, new, scale)
+        scaling, window, softcap, sinks, looks_ahead = scoring
+        parameters = AttentionParameters(scaling, window, softcap, sinks is not None, looks_ahead)
+        return self._paged.attend(query, cache, parameters, sinks).to(query.dtype)
 
 
 class Kernels(NamedTuple):
-    operations: ModuleType  # `layer_operations` or `triton_layers`
-    experts: ModuleType | None  # `triton_experts`; None: in plain torch, for which the host waits for the device
-    recurrence: Recurrence
+    """The kernels of one executor. Without any, the host waits for the device in mixtures of experts."""
 
-
-PLAIN = Kernels(layer_operations, None, recurrence)
+    attention: Backend = PlainAttention
+    operations: ModuleType = layer_operations  # or `triton_layers`
+    experts: ModuleType | None = None  # `triton_experts`; None: in plain torch
+    multiply: Multiply = expanded_product  # with matrices in quantized blocks
+    recurrence: Recurrence = recurrence
 
 
 def triton_kernels() -> Kernels:
-    """Return the kernels in Triton. Raises ImportError without the package."""
-    from oaiserve.engine.model.gpu import triton_experts, triton_layers, triton_states
+    """Return all kernels in Triton. Raises ImportError without the package."""
+    from oaiserve.engine.model.attention.triton import TritonAttention
+    from oaiserve.engine.model.gpu import triton_experts, triton_layers, triton_matrices, triton_states
 
-    return Kernels(triton_layers, triton_experts, triton_states.recurrence)
+    return Kernels(TritonAttention, triton_layers, triton_experts, triton_matrices.multiply, triton_states.recurrence)

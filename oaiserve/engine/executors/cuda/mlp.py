@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from types import ModuleType
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.description import (
@@ -30,15 +32,15 @@ LEAST_TILE = 16  # columns that a kernel multiplies at a time
 class MLPLayer:
     """An MLP, with one product for gate and up."""
 
-    def __init__(self, mlp: MLP, placing: JoiningPlacing, operations: ModuleType) -> None:
+    def __init__(self, mlp: MLP, placing: JoiningPlacing) -> None:
         self._inputs = placing.joined([mlp.up] if mlp.gate is None else [mlp.gate, mlp.up])
         self._down = placing.joined([mlp.down])
         self._activation, self._is_gated = mlp.activation, mlp.gate is not None
-        self._activate = operations.activate
 
     def __call__(self, x: Tensor, hidden: Tensor, step: CudaStep) -> tuple[Tensor, ...]:
         """Return what is added together, [T, width] each, for the normed hidden state [T, width], and without norm."""
-        inner = self._activate(step.products.joined(x, self._inputs), self._activation, is_gated=self._is_gated)
+        both = step.products.joined(x, self._inputs)
+        inner = step.kernels.operations.activate(both, self._activation, is_gated=self._is_gated)
         return (step.products.joined(inner, self._down),)
 
 
@@ -49,18 +51,14 @@ class MixtureLayer:
     for the device.
     """
 
-    def __init__(self, mixture: Experts, placing: JoiningPlacing, kernels: Kernels) -> None:
+    def __init__(self, mixture: Experts, placing: JoiningPlacing) -> None:
         experts = mixture.experts
         self._is_gated = experts[0].gate is not None
         self._gate_up = placing.stacked([[one.up] if one.gate is None else [one.gate, one.up] for one in experts])
         self._down = placing.stacked([[one.down] for one in experts])
-        tiles = self._gate_up.tile_columns, self._down.tile_columns
-        self._kernels = kernels.experts if min(tiles) >= LEAST_TILE else None
-        self._activate = kernels.operations.activate
-        self._shared = None if mixture.shared is None else MLPLayer(mixture.shared, placing, kernels.operations)
+        self._fits_kernels = min(self._gate_up.tile_columns, self._down.tile_columns) >= LEAST_TILE
+        self._shared = None if mixture.shared is None else MLPLayer(mixture.shared, placing)
         self._mixture: Experts = placing.part(replace(mixture, experts=[], shared=None))
-        if self._kernels is None:
-            self._mixture = replace(self._mixture, experts=_views(self._gate_up, self._down, self._is_gated))
 
     def __call__(self, x: Tensor, hidden: Tensor, step: CudaStep) -> tuple[Tensor, ...]:
         """Return what is added together, [T, width] each, for the normed hidden state [T, width], and without norm."""
@@ -71,11 +69,12 @@ class MixtureLayer:
             read_by_router = norms.router(in_float32)
             read_by_experts = norms.experts(in_float32).to(x.dtype)
         chosen, weights = mixture.router.choose(step.products(read_by_router, mixture.router.matrix))
-        if self._kernels is None:
-            of_all = weights.new_zeros(len(x), len(mixture.experts)).scatter(-1, chosen, weights)
-            out = experts_output(mixture, read_by_experts.float(), of_all).to(x.dtype)
+        if step.kernels.experts is None or not self._fits_kernels:
+            of_all = weights.new_zeros(len(x), len(self._gate_up.codes)).scatter(-1, chosen, weights)
+            experts = _Views(self._gate_up, self._down, is_gated=self._is_gated, dtype=x.dtype)
+            out = experts_output(mixture, experts, read_by_experts.float(), of_all).to(x.dtype)
         else:
-            out = self._by_kernels(self._kernels, read_by_experts, chosen, weights)
+            out = self._by_kernels(step.kernels, read_by_experts, chosen, weights)
         if norms is not None:
             out = norms.experts_out(out.float()).to(x.dtype)
         return out, *self._shared_output(x, hidden, norms, step)
@@ -90,48 +89,55 @@ class MixtureLayer:
             shared = shared * step.products(x, self._mixture.shared_gate).sigmoid().to(x.dtype)
         return (shared if norms is None else norms.shared_out(shared.float()).to(x.dtype),)
 
-    def _by_kernels(self, kernels: ModuleType, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    def _by_kernels(self, kernels: Kernels, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Return the sum [T, width] of the outputs of the chosen experts int64 [T, top_k] with their weights."""
+        experts, activate = kernels.experts, kernels.operations.activate
+        assert experts is not None
         num_tokens, top_k = chosen.shape
-        plan = kernels.planned(chosen, len(self._gate_up.codes))
+        plan = experts.planned(chosen, len(self._gate_up.codes))
         factors: Tensor | None = weights
         if self._mixture.scales_inputs:  # each pair of a token and an expert has a row of its own
             x = (x[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)
             top_k, factors = 1, None
-        both = kernels.product(x, self._gate_up, plan, pairs_of_row=top_k, factors=None)
+        both = experts.product(x, self._gate_up, plan, pairs_of_row=top_k, factors=None)
         activation = self._mixture.activation
         if isinstance(activation, ClampedGate):
             limits = {"alpha": activation.alpha, "limit": activation.limit}
-            inner = self._activate(both, "clamped", is_gated=True, **limits)
+            inner = activate(both, "clamped", is_gated=True, **limits)
         else:
-            inner = self._activate(both, activation, is_gated=self._is_gated)
-        outs = kernels.product(inner, self._down, plan, pairs_of_row=1, factors=factors)
+            inner = activate(both, activation, is_gated=self._is_gated)
+        outs = experts.product(inner, self._down, plan, pairs_of_row=1, factors=factors)
         summed: Tensor = outs.view(num_tokens, -1, outs.shape[1]).sum(1)
         return summed
 
 
-def _views(gate_up: ExpertMatrices, down: ExpertMatrices, is_gated: bool) -> list[Expert]:
-    """Return the matrices of each expert as views of those of all."""
-    experts: list[Expert] = []
-    for number in range(len(down.codes)):
-        first, *others = (
-            Matrix(rows, None if gate_up.bias is None else bias)
-            for rows, bias in zip(
-                gate_up.codes[number].chunk(2 if is_gated else 1),
-                (gate_up.codes[number] if gate_up.bias is None else gate_up.bias[number]).chunk(2 if is_gated else 1),
-                strict=True,
-            )
-        )
-        own_down = Matrix(down.codes[number], None if down.bias is None else down.bias[number])
-        experts.append(Expert(first if is_gated else None, others[0] if is_gated else first, own_down))
-    return experts
+class _Views(Sequence[Expert]):
+    """The matrices of each expert as views of those of all, or expanded."""
+
+    def __init__(self, gate_up: ExpertMatrices, down: ExpertMatrices, *, is_gated: bool, dtype: torch.dtype) -> None:
+        self._gate_up, self._down = gate_up, down
+        self._is_gated, self._dtype = is_gated, dtype
+
+    def __len__(self) -> int:
+        return len(self._gate_up.codes)
+
+    def __getitem__(self, number: Any) -> Any:
+        parts = _parts(self._gate_up, number, self._dtype, 2 if self._is_gated else 1)
+        (down,) = _parts(self._down, number, self._dtype, 1)
+        return Expert(parts[0] if self._is_gated else None, parts[-1], down)
+
+
+def _parts(matrices: ExpertMatrices, number: int, dtype: torch.dtype, count: int) -> list[Matrix]:
+    """Return the matrix of one expert in parts of as many rows each."""
+    weights = matrices.of(number).expand(dtype).chunk(count)
+    biases = [None] * count if matrices.bias is None else matrices.bias[number].chunk(count)
+    return [Matrix(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
 class MixerLayer:
     """A mixer with states, as the reference computes it, but for its recurrence."""
 
-    def __init__(self, mixer: Mixer, placing: JoiningPlacing, layer: int, kernels: Kernels) -> None:
-        self._recur = kernels.recurrence
+    def __init__(self, mixer: Mixer, placing: JoiningPlacing, layer: int) -> None:
         self._inputs = placing.joined(inputs_of(mixer))
         self._out = placing.joined([mixer.out])
         emptied = replace(mixer, projections=[])
@@ -144,5 +150,5 @@ class MixerLayer:
         """Return the output [T, width] for the normed hidden state [T, width]."""
         assert step.batch.states is not None
         rows = step.products.joined(x, self._inputs).float()
-        out = mixed(self._mixer, rows, step.batch.states, self._layer, self._recur)
+        out = mixed(self._mixer, rows, step.batch.states, self._layer, step.kernels.recurrence)
         return step.products.joined(out.to(x.dtype), self._out)

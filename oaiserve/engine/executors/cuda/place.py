@@ -1,4 +1,4 @@
-"""Places a description on a GPU. Matrices with the same input are joined there, so each weight is there once."""
+"""Places a description on a GPU. Matrices with the same input are joined there, and each weight is there once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.description import Matrix, Router
+from oaiserve.engine.executors.cuda.packed import packed
 from oaiserve.engine.executors.reference.place import Placing, expanded
-from oaiserve.engine.model.gpu.device_experts import ExpertMatrices
+from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, stacked
+from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +29,35 @@ class Adapted:
 class JoinedMatrix:
     """Matrices whose rows follow each other."""
 
-    weight: Tensor  # [n, k], in the model's dtype
+    weight: Tensor | PackedMatrix  # [n, k], in the model's dtype or in blocks
     bias: Tensor | None  # [n], in the model's dtype
     adapted: list[Adapted]
 
 
 class JoiningPlacing(Placing):
-    """Places the parts of one description. Blocks are expanded on the host, a matrix at a time."""
+    """Places the parts of one description, a matrix at a time.
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    Matrices in blocks stay so if kernels can read them, and are expanded on the host otherwise. Without `takes_float8`,
+    those in floats of eight bits are, too.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, *, takes_float8: bool = True) -> None:
         super().__init__(dtype, device)
-        self._weights: dict[int, Tensor] = {}
+        self._takes_float8 = takes_float8
+        self._weights: dict[int, Tensor | PackedMatrix] = {}
+        self.widest = 0
 
     @property
     def weight_bytes(self) -> int:
         """Return the bytes of all matrices placed so far."""
-        return sum(weight.nbytes for weight in self._weights.values())
+        weights = self._weights.values()
+        return sum(one.num_bytes if isinstance(one, PackedMatrix) else one.nbytes for one in weights)
+
+    @property
+    def packed(self) -> list[PackedMatrix]:
+        """Return the matrices in blocks."""
+        weights = self._weights.values()
+        return [one for one in weights if isinstance(one, PackedMatrix) and one.kind != "dense"]
 
     def part(self, part: Any, dtype: torch.dtype | None = None) -> Any:
         placed = super().part(part, dtype)
@@ -50,41 +65,70 @@ class JoiningPlacing(Placing):
             self._count(placed.weight)
         return placed
 
-    def joined(self, matrices: list[Matrix]) -> JoinedMatrix:
+    def joined(self, matrices: list[Matrix], *, may_pack: bool = True) -> JoinedMatrix:
         """Return one matrix with the rows of all these."""
         sizes = [len(matrix.weight) for matrix in matrices]
+        columns = matrices[0].weight.shape[1]
         bias = None
         if any(matrix.bias is not None for matrix in matrices):
             bias = torch.zeros(sum(sizes), dtype=self.dtype, device=self.device)
             for numbers, matrix in zip(bias.split(sizes), matrices, strict=True):
                 if matrix.bias is not None:
                     numbers.copy_(matrix.bias)
-        if len(matrices) == 1:  # it may be tied to another one
-            weight: Tensor = self.part(matrices[0].weight, self.dtype)
-        else:
-            weight = torch.empty(sum(sizes), matrices[0].weight.shape[1], dtype=self.dtype, device=self.device)
+        weight: Tensor | PackedMatrix | None = self._packed(matrices) if may_pack else None
+        if weight is None and len(matrices) == 1:  # it may be tied to another one
+            weight = self.part(matrices[0].weight, self.dtype)
+        elif weight is None:
+            weight = torch.empty(sum(sizes), columns, dtype=self.dtype, device=self.device)
             for rows, matrix in zip(weight.split(sizes), matrices, strict=True):
                 rows.copy_(expanded(matrix.weight, self.dtype))
         self._count(weight)
+        if may_pack:
+            self.widest = max(self.widest, sum(sizes), columns)
         return JoinedMatrix(weight, bias, _adapted(matrices))
 
     def stacked(self, experts: list[list[Matrix]]) -> ExpertMatrices:
         """Return the joined matrices of all experts as one tensor [experts, n, k]."""
         sizes = [len(matrix.weight) for matrix in experts[0]]
         columns = experts[0][0].weight.shape[1]
-        weights = torch.empty(len(experts), sum(sizes), columns, dtype=self.dtype, device=self.device)
-        has_bias = any(matrix.bias is not None for matrix in experts[0])
-        bias = torch.zeros(weights.shape[:2], dtype=self.dtype, device=self.device) if has_bias else None
-        for number, matrices in enumerate(experts):
-            first = 0
-            for matrix in matrices:
-                rows = slice(first, first + len(matrix.weight))
-                weights[number, rows].copy_(expanded(matrix.weight, self.dtype))
-                if bias is not None and matrix.bias is not None:
-                    bias[number, rows].copy_(matrix.bias)
-                first = rows.stop
-        self._count(weights)
-        return ExpertMatrices("dense", weights, weights, None, bias=bias)
+        bias: Tensor | None = None
+        if any(matrix.bias is not None for matrix in experts[0]):
+            bias = torch.zeros(len(experts), sum(sizes), dtype=self.dtype, device=self.device)
+            for numbers, matrices in zip(bias, experts, strict=True):
+                for part, matrix in zip(numbers.split(sizes), matrices, strict=True):
+                    if matrix.bias is not None:
+                        part.copy_(matrix.bias)
+        found = self._stacked_blocks(experts)
+        if found is None:
+            weights = torch.empty(len(experts), sum(sizes), columns, dtype=self.dtype, device=self.device)
+            for of_expert, matrices in zip(weights, experts, strict=True):
+                for rows, matrix in zip(of_expert.split(sizes), matrices, strict=True):
+                    rows.copy_(expanded(matrix.weight, self.dtype))
+            found = ExpertMatrices("dense", weights, weights, None)
+        found = replace(found, bias=bias)
+        self._count(found)
+        self.widest = max(self.widest, sum(sizes), columns)
+        return found
+
+    def _stacked_blocks(self, experts: list[list[Matrix]]) -> ExpertMatrices | None:
+        """Return the matrices of all experts in blocks, or None if they have none that kernels read."""
+        found: list[PackedMatrix] = []
+        for matrices in experts:
+            one = self._packed(matrices)
+            if one is None:
+                return None
+            found.append(one)
+        return stacked(found)
+
+    def _packed(self, matrices: list[Matrix]) -> PackedMatrix | None:
+        """Return the rows of all these in blocks on the device, or None if they have none that kernels read."""
+        found: list[PackedMatrix] = []
+        for matrix in matrices:
+            one = packed(matrix.weight, self.device, takes_float8=self._takes_float8)
+            if one is None:
+                return None
+            found.append(one)
+        return found[0] if len(found) == 1 else joined(found)
 
     def _count(self, weight: Any) -> None:
         self._weights[id(weight)] = weight

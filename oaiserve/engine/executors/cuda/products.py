@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -9,19 +11,24 @@ from oaiserve.engine.decoder.description import Matrix
 from oaiserve.engine.executors.cuda.place import JoinedMatrix
 from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.adapters import AdapterPart
-from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.batch import Batch, CapturedAdapters
+from oaiserve.engine.model.gpu.device_matrices import Multiply, PackedMatrix
 
 
 class StepProducts(Products):
     """The products of one step, which may be captured. Adapters have their rows in the order of the description."""
 
-    def __init__(self, batch: Batch) -> None:
-        super().__init__(batch)
-        self._captured = batch.captured_adapters
+    def __init__(self, batch: Batch, multiply: Multiply, adapters: CapturedAdapters | None) -> None:
+        super().__init__(batch if adapters is None else replace(batch, adapters=[]))
+        self._multiply = multiply
+        self._captured = adapters
 
     def joined(self, x: Tensor, matrix: JoinedMatrix) -> Tensor:
         """Return the product [T, n] of `x` [T, k], both in the model's dtype."""
-        out = linear(x, matrix.weight, matrix.bias)
+        if isinstance(matrix.weight, PackedMatrix):
+            out = self._multiply(x, matrix.weight, matrix.bias)
+        else:
+            out = linear(x, matrix.weight, matrix.bias)
         for adapted in matrix.adapted:
             numbers = out[:, adapted.begin : adapted.end]
             rows_of_module = slice(adapted.first_row, adapted.first_row + numbers.shape[1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,7 @@ def mixture_output(mixture: Experts, x: Tensor, hidden: Tensor, products: Produc
     """
     norms, router = mixture.norms, mixture.router
     weights = router.weights(products(x if norms is None else norms.router(hidden), router.matrix))
-    out = experts_output(mixture, x if norms is None else norms.experts(hidden), weights)
+    out = experts_output(mixture, mixture.experts, x if norms is None else norms.experts(hidden), weights)
     if norms is not None:
         out = norms.experts_out(out)
     if mixture.shared is None:
@@ -37,7 +39,7 @@ def mixture_output(mixture: Experts, x: Tensor, hidden: Tensor, products: Produc
     return out + (shared if norms is None else norms.shared_out(shared))
 
 
-def experts_output(mixture: Experts, x: Tensor, weights: Tensor) -> Tensor:
+def experts_output(mixture: Experts, experts: Sequence[Expert], x: Tensor, weights: Tensor) -> Tensor:
     """Return the sum float32 [T, width] of the outputs of the chosen experts, given the weights [T, experts] of all.
 
     How many tokens an expert has decides the shapes of its products, so the host waits for the device here.
@@ -46,8 +48,9 @@ def experts_output(mixture: Experts, x: Tensor, weights: Tensor) -> Tensor:
     is_chosen = weights.T != 0
     counts = is_chosen.sum(1).tolist()
     tokens = is_chosen.nonzero()[:, 1].split(counts)
-    for number, (expert, rows) in enumerate(zip(mixture.experts, tokens, strict=True)):
+    for number, rows in enumerate(tokens):
         if len(rows):
+            expert = experts[number]
             own = x[rows]
             own_weights = weights[rows, number, None]
             if mixture.scales_inputs:

@@ -52,6 +52,10 @@ class PackedMatrix:
         return self.kind in ("int4", "mxfp4")
 
     @property
+    def num_bytes(self) -> int:
+        return self.codes.nbytes + (0 if self.kind == "dense" else self.scales.nbytes)
+
+    @property
     def group_columns(self) -> int:
         return self.shape[1] if self.kind == "dense" else self.shape[1] // self.scales.shape[-2]
 
@@ -63,6 +67,8 @@ class PackedMatrix:
 
     def expand(self, dtype: torch.dtype) -> Tensor:
         """Return the weights [n, columns] in plain torch."""
+        if self.kind == "dense":
+            return self.codes.to(dtype)
         codes, scales = self.codes, self.scales
         if self.is_in_halves:
             tiles = codes.unflatten(1, (-1, self.tile_columns // 2))

@@ -1,0 +1,51 @@
+"""Brings matrices in quantized blocks to a GPU as they are: a few bits a weight, in the order that kernels read."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oaiserve.engine.decoder.blocks import FORMATS, MXFP4, Blocks, integers_of
+from oaiserve.engine.decoder.sources.integer_layouts import Floats
+from oaiserve.engine.decoder.sources.unread_matrix import UnreadMatrix
+from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, PackedMatrix, of_integers
+
+
+def packed(weight: Tensor | Blocks, device: torch.device, *, takes_float8: bool = True) -> PackedMatrix | None:
+    """Return a matrix in blocks on the device; None for other tensors, and for formats that no kernel reads."""
+    if isinstance(weight, UnreadMatrix):
+        matrix = weight.read()
+        if isinstance(matrix, Floats) and not takes_float8:
+            return None
+        found = of_integers(matrix)
+        return None if found is None else found.to(device)
+    if not isinstance(weight, Blocks) or weight.columns is not None:
+        return None
+    if weight.kind == MXFP4:
+        return _mxfp4(weight, device)
+    if (integers := integers_of(_rows(weight.data, weight.rows, device), weight.kind)) is None:
+        return None
+    return of_integers(integers)
+
+
+def _mxfp4(weight: Blocks, device: torch.device) -> PackedMatrix | None:
+    """Return a matrix in MXFP4, or None if its columns are no multiple of 64."""
+    n, columns = weight.shape
+    if columns % MXFP4_TILE:
+        return None
+    data = _rows(weight.data, weight.rows, device)
+    if weight.scales is None:  # each block begins with its scale, and byte i has codes i and i + 16
+        blocks = data.view(n, -1, FORMATS[MXFP4].num_bytes)
+        scales, pairs = blocks[..., 0], blocks[..., 1:]
+        codes = torch.cat([pairs & 15, pairs >> 4], dim=-1)
+    else:  # neighbours are in a byte
+        scales, pairs = _rows(weight.scales, weight.rows, device), data.view(n, -1, 16)
+        codes = torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(-2)
+    halves = codes.view(n, columns // MXFP4_TILE, 2, MXFP4_TILE // 2)
+    return PackedMatrix("mxfp4", (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1), scales.T.contiguous(), None)
+
+
+def _rows(data: np.ndarray, rows: np.ndarray, device: torch.device) -> Tensor:
+    """Copy rows of a mapped file to the device."""
+    return torch.from_numpy(data[rows]).to(device)
