@@ -385,8 +385,8 @@ class EngineOptions:
     """Number format of the weights and the KV cache. auto: the model's, if the device is fast with it."""
 
     compile: bool = True
-    """Run the model in native code on a CPU, and with fused layers on a GPU. Otherwise plain PyTorch runs it, which is
-    slower."""
+    """Run the model in native code on a CPU, and with kernels and CUDA graphs on a GPU. Otherwise plain PyTorch runs
+    it, which is slower."""
 
     cpu_features: CpuFeatures = "native"
     """CPU instructions to use. native: all. avx2: neither AVX-512 nor AMX, for the same answers as without them."""
@@ -403,8 +403,7 @@ class EngineOptions:
     memory."""
 
     exact: bool = False
-    """Serve only if the same request always gets the same bytes. Slower on a GPU, where it excludes quantized weights
-    and adapters."""
+    """Serve only if the same request always gets the same bytes. It is for a CPU."""
 
     attention: Attention = "auto"
     """Attention backend on a GPU. triton: oaiserve's kernels. reference: plain torch, slow. auto: triton if installed,

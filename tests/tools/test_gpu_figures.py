@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.start.gpu.trials import FEATURES, Trials
 from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.ways.gpu import Placed
+from tests.engine.model.cpu.small_models import described
 from tests.models.decoders import FAMILIES, random_model
 from tools.gpu import summary, workload
 from tools.gpu.sections import CHECKS, NOT_ON_CPU, SECTIONS
@@ -95,11 +98,10 @@ def test_a_check_with_wrong_or_unchecked_answers_fails(name: str, result: dict[s
 
 def test_each_feature_that_is_off_is_named_with_its_reason_and_fails_the_check() -> None:
     """As on a device on which nothing but plain torch works, in all sections."""
-    loaded = prepare(random_model(FAMILIES["llama"]))
     trials = Trials()
     for feature in FEATURES:
         assert not trials.is_usable(feature, lambda: "it is broken")
-    wanted = set(workload.expected(loaded, EngineOptions(), is_known=True))
+    wanted = set(workload.expected(placed(), EngineOptions()))
     assert wanted == {"attention", "sampling", "fused_layers", "decode_graphs", "prompt_graphs", "mixed_graphs"}
     workload.note_off(trials.off, wanted)
     try:
@@ -113,12 +115,19 @@ def test_each_feature_that_is_off_is_named_with_its_reason_and_fails_the_check()
 
 
 def test_what_a_model_or_its_options_cannot_have_is_not_expected() -> None:
+    model = placed()
+    without_graphs = EngineOptions(cuda_graph=False)
+    assert set(workload.expected(model, without_graphs)) == {"attention", "sampling", "fused_layers"}
+    adapted = set(workload.expected(model, EngineOptions(lora_dir=Path("unread"))))
+    assert adapted - set(workload.expected(model, EngineOptions())) == {"adapters"}
+    in_plain_torch = model._replace(weights=described(prepare(random_model(FAMILIES["llama"]))))
+    assert not set(workload.expected(in_plain_torch, EngineOptions(compile=False)))
+
+
+def placed() -> Placed:
     loaded = prepare(random_model(FAMILIES["llama"]))
-    plain = EngineOptions(compile=False, cuda_graph=False)
-    assert set(workload.expected(loaded, plain, is_known=True)) == {"attention", "sampling"}
-    adapted = set(workload.expected(loaded, EngineOptions(lora_dir=Path("unread")), is_known=True))
-    assert adapted == {"attention", "sampling", "adapters", "decode_graphs", "prompt_graphs", "mixed_graphs"}
-    assert "fused_layers" not in set(workload.expected(loaded, EngineOptions(), is_known=False))
+    decoder = described(loaded)
+    return Placed(loaded, CudaWeights(decoder, dtype=loaded.dtype, device=loaded.device), decoder.adaptable())
 
 
 def test_answers_that_were_not_checked_do_not_count_as_equal() -> None:

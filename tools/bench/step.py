@@ -77,7 +77,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     num_threads = default_threads()
     options = EngineOptions(device="cpu", block_size=BLOCK_SIZE, kv_cache_dtype=arguments.kv_cache_dtype)
     source = find_model(demo.fetched())
-    spec, decoder, library, _ = describe_model(source, options)
+    spec, decoder, library, *_ = describe_model(source, options)
     assert library is not None
     limits = floor.measure_ceilings(spec.dtype, num_threads)
     points, left_out = choose_points(_most_blocks(spec), arguments.points)

@@ -207,7 +207,8 @@ def check_rotation(target: Target) -> Iterator[dict[str, Any]]:
             cache = ScaledCache.of(LayerCache(*(one.to(FP8) for one in cache)), (0.5, 0.25))
         angles = torch.rand(long + 2, case.key_dim // 4, device=device) * 6
         norm = torch.rand(case.key_dim, device=device) + 0.5 if has_norms else None
-        rotation = Rotation(batch.positions, angles.cos(), angles.sin(), is_interleaved, norm, norm, 1e-6)
+        apart = 1 if is_interleaved else case.key_dim // 4
+        rotation = Rotation(batch.positions, angles.cos(), angles.sin(), apart, norm, norm, 1e-6)
         query, key, value = (one.contiguous() for one in case.inputs(batch))
         want = ReferenceAttention(batch)(*rotation(query, key), value, cache.copy(), scoring)
         got = TritonAttention(batch)(query, key, value, cache.copy(), scoring, rotation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,21 @@ from typing import Any
 import torch
 from transformers import AutoConfig, LlamaConfig, PreTrainedModel
 
+from oaiserve.config import EngineOptions
 from oaiserve.engine.model.attention import FP8
-from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts, plain_experts
+from oaiserve.engine.model.gpu import triton_experts
+from oaiserve.engine.model.gpu.device_experts import ExpertMatrices
 from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix, expanded_product, of_integers
-from oaiserve.engine.model.gpu.triton_experts import compute
 from oaiserve.engine.model.gpu.triton_matrices import multiply
-from oaiserve.engine.start.load import load_model
-from tests.engine.model.gpu.packed_matrices import Gating, floats_in_blocks, integers
+from oaiserve.engine.start.gpu.products import plain_expert_products
+from oaiserve.engine.start.prepare import prepare
+from tests.engine.model.gpu.packed_matrices import floats_in_blocks, integers
 from tests.models.decoders import generate, random_model
 from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint
 from tools.engine_load import greedy
 from tools.gpu.kernels import check_operations, check_rotation, compared
 from tools.gpu.sections import Target
-from tools.gpu.workload import PROMPTS, QWEN3_MOE, SIZES, ids, running_engine
+from tools.gpu.workload import PROMPTS, QWEN3_MOE, SIZES, ids, running, start_from
 
 NUM_TOKENS = 12
 PACKINGS = {
@@ -108,14 +111,14 @@ def check_experts(target: Target) -> Iterator[dict[str, Any]]:
     for name, (kind, number, top_k, width, inner) in SHAPES.items():
         if target.quick:
             number, top_k, width, inner = 6, min(top_k, 6), 64, 128
-        gate_and_up = random_matrices(kind, number, 2 * inner, width, device)
-        packed = PackedExperts(Gating(kind), gate_and_up, random_matrices(kind, number, width, inner, device))
-        for rows in (1, 7) if target.quick else (1, 7, 64, 700):
-            x = torch.randn(rows, width, device=device).bfloat16()
-            weights, chosen = torch.randn(rows, number, device=device).topk(top_k)
-            given = (x, chosen, weights.softmax(-1).bfloat16())
-            want = plain_experts(packed, *given)
-            yield compared(name, compute(packed, *given), want, rows=rows)
+        for n, columns in ((2 * inner, width), (width, inner)):
+            matrices = random_matrices(kind, number, n, columns, device)
+            for rows in (1, 7) if target.quick else (1, 7, 64, 700):
+                x = torch.randn(rows, columns, device=device).bfloat16()
+                chosen = torch.randn(rows, number, device=device).topk(top_k).indices
+                plan = triton_experts.planned(chosen, number)
+                found = triton_experts.product(x, matrices, plan, pairs_of_row=top_k, factors=None)
+                yield compared(name, found, plain_expert_products((matrices, x, chosen)), rows=rows)
 
 
 def save_mixture(folder: Path, model: PreTrainedModel) -> None:
@@ -136,15 +139,16 @@ def check_checkpoint(
     """Compare the answers of a packed checkpoint with those of its weights, in float32, and let it
     answer with a KV cache in eight bits."""
     model = random_model(config)
+    different = []
     with tempfile.TemporaryDirectory() as folder:
         save(Path(folder), model)
         expected = generate(model, PROMPTS, NUM_TOKENS)
-        loaded = load_model(folder, device=target.device.type, dtype="float32")
-    different = []
-    for kv_cache_dtype in ("auto", "fp8") if target.is_gpu and has_fp8_cache else ("auto",):
-        settings = {"block_size": 16, "kv_blocks": 64, "max_running": 8, "kv_cache_dtype": kv_cache_dtype}
-        with running_engine(loaded.with_cache(kv_cache_dtype), **settings) as engine:  # type: ignore[arg-type]
-            found = ids(engine, PROMPTS, greedy(NUM_TOKENS))
-        if kv_cache_dtype == "auto" and found != expected:
-            different.append(f"{found} and not {expected}")
+        about = replace(prepare(model), device=target.device)
+        for kv_cache_dtype in ("auto", "fp8") if target.is_gpu and has_fp8_cache else ("auto",):
+            settings: dict[str, Any] = {"block_size": 16, "kv_blocks": 64, "max_running": 8}
+            options = EngineOptions(**settings, kv_cache_dtype=kv_cache_dtype)  # type: ignore[arg-type]
+            with running(start_from(folder, about, options), options) as engine:
+                found = ids(engine, PROMPTS, greedy(NUM_TOKENS))
+            if kv_cache_dtype == "auto" and found != expected:
+                different.append(f"{found} and not {expected}")
     return {"equal": not different, "different": different}

@@ -6,28 +6,35 @@ import gc
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.adapted_modules import adaptable
-from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.gpu.device_experts import packed_experts
-from oaiserve.engine.model.gpu.device_matrices import packed_linears
+from oaiserve.engine.executors.cuda.executor import CudaWeights
+from oaiserve.engine.model.gpu.device_experts import ExpertMatrices
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start.gpu.fast_paths import FastPaths
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
-from oaiserve.engine.start.ways.gpu import start_on_gpu
+from oaiserve.engine.start.ways.fallback import start_fallback
+from oaiserve.engine.start.ways.gpu import Placed, executor_of, place, start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.files.source import find_model
 from tests.models.decoders import SMALL, byte_tokenizer, random_model, real_shape
 from tools.gpu.sections import Target
 
 BLOCK_SIZE = 16
+IN_MEMORY = "/dev/shm"  # where files of 16 GB are written in seconds
 # The features that should have been on in this process and were not, each with its reason: the section is wrong then.
 OFF: dict[str, str] = {}
 # Small models with packed weights, and what they are asked.
@@ -53,34 +60,49 @@ def saved_model(name: str, target: Target) -> Iterator[str]:
 
 
 def started(loaded: LoadedModel, options: EngineOptions, *, is_known: bool = True) -> Started:
-    """Start a model as the server does on a GPU, and note in OFF what should be on. One that `is_known` has fused
-    layers. On a CPU, for a dry run, transformers' layers compute with attention in plain torch."""
-    if loaded.is_on_cpu:
-        num_blocks, num_states = cpu_sizes(loaded, options)
-        executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=options.block_size)
+    """Start a model as the server does on a GPU, from files, and note in OFF what should be on. One that `is_known` has
+    a description. On a CPU, for a dry run, plain PyTorch computes it."""
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY if Path(IN_MEMORY).is_dir() else None) as folder:
+        loaded.model.save_pretrained(folder)
+        try:
+            return start_from(folder, loaded, options)
+        except NotKnown:
+            if is_known:
+                raise
+    loaded.model.set_attn_implementation("eager")
+    return start_fallback(loaded.model, options, loaded.name)
+
+
+def start_from(folder: str, about: ModelSpec, options: EngineOptions) -> Started:
+    """Start the model in a folder, in the dtype and on the device of `about`, and note in OFF what should be on."""
+    dtype: Any = str(about.dtype).removeprefix("torch.")
+    options = replace(options, dtype=dtype, compile=options.compile and not about.is_on_cpu)
+    model = place(StartRequest(find_model(folder), options), about.device)
+    if about.is_on_cpu:
+        num_blocks, num_states = cpu_sizes(model.spec, options)
+        executor = executor_of(model, model.spec, num_blocks, options=options, paths=FastPaths())
         sizes = {"num_blocks": num_blocks, "num_states": num_states}
-        return started_on_cpu(executor, loaded, options, adaptable(loaded.model), **sizes)
-    made = start_on_gpu(loaded, options, Trials())
-    note_off(made.features, expected(loaded, options, is_known=is_known))
+        return started_on_cpu(executor, model.spec, options, model.adaptable, **sizes)
+    made = start_on_gpu(model, options, Trials())
+    note_off(made.features, expected(model, options))
     return made
 
 
-def expected(loaded: LoadedModel, options: EngineOptions, *, is_known: bool) -> Iterator[str]:
+def expected(model: Placed, options: EngineOptions) -> Iterator[str]:
     """Yield the features that must be on for a model on a GPU."""
-    yield from ("attention", "sampling")
-    has_experts = bool(packed_experts(loaded.model))
-    if packed_linears(loaded.model):
+    if not isinstance(model.weights, CudaWeights):  # --no-compile
+        return
+    yield from ("attention", "sampling", "fused_layers")
+    has_experts = {isinstance(one, ExpertMatrices) for one in model.weights.packed}
+    if False in has_experts:
         yield "packed_weights"
-    if has_experts:
+    if True in has_experts:
         yield "packed_experts"
     if options.has_adapters:
         yield "adapters"
-    if is_known and options.compile and not options.has_adapters and not loaded.state_shapes:
-        yield "fused_layers"
-    is_mixture = any("experts" in name for name, _ in loaded.model.named_modules())  # plain ones wait for the host
-    if options.cuda_graph and (has_experts or not is_mixture):
+    if options.cuda_graph:
         yield "decode_graphs"
-        if not loaded.state_shapes:
+        if not model.spec.state_shapes:
             yield from ("prompt_graphs", "mixed_graphs")
 
 
@@ -96,12 +118,18 @@ def running_engine(loaded: LoadedModel, *, is_known: bool = True, **settings: An
     """Run an engine in the block, started as the server starts it on a GPU. Its memory is free again once the caller
     has dropped it, too."""
     options = EngineOptions(**settings)
-    tokenizer = Tokenizer(byte_tokenizer(loaded.vocab_size))
-    model = assemble(started(loaded, options, is_known=is_known), tokenizer, options)
-    with Engine(model, options) as engine:
+    with running(started(loaded, options, is_known=is_known), options) as engine:
         yield engine
     del engine
     release()
+
+
+@contextmanager
+def running(made: Started, options: EngineOptions) -> Iterator[Engine]:
+    """Run an engine of a started model in the block."""
+    tokenizer = Tokenizer(byte_tokenizer(made.spec.vocab_size))
+    with Engine(assemble(made, tokenizer, options), options) as engine:
+        yield engine
 
 
 def ids(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:

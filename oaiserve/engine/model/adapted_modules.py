@@ -7,17 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from oaiserve.engine.model.batch import Batch, rows_of
+from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.loaded import is_linear
-
-# Adds to the products `out` [tokens, rows of W] of a module of this name, given its input [tokens, columns].
-AddTo = Callable[[str, Tensor, Tensor], None]
+from oaiserve.engine.model.plain_adapters import AddTo
 
 
 def adaptable(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
@@ -65,19 +62,3 @@ def adapted(model: PreTrainedModel, batch: Batch, way: Callable[[Batch], AddTo])
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def plain(batch: Batch) -> AddTo:
-    """Return the addition of a batch's adapters in plain torch, one after the other."""
-    device = batch.input_ids.device
-    on_device = {
-        adapter: torch.tensor(indices, device=device)
-        for adapter, indices in rows_of(batch.adapters, batch.query_lens).items()
-    }
-
-    def add_to(name: str, x: Tensor, out: Tensor) -> None:
-        for adapter, indices in on_device.items():
-            if (part := adapter.parts.get(name)) is not None:
-                out.index_add_(0, indices, part.added(x[indices]))
-
-    return add_to

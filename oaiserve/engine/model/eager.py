@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
-from oaiserve.engine.model.adapted_modules import AddTo, adapted, plain
+from oaiserve.engine.model.adapted_modules import adapted
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention import FP8, Backend, LayerCache, ScaledCache
 from oaiserve.engine.model.attention.hook import AttentionCall, run_model
@@ -17,6 +17,7 @@ from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.kv_cache import copy_blocks, zeroed
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.placed_media import placed
+from oaiserve.engine.model.plain_adapters import AddTo, plain
 
 
 class EagerExecutor:

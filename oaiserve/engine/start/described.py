@@ -1,4 +1,4 @@
-"""Describes a text model from its files, for a start on a CPU. Needs no code of transformers."""
+"""Describes a text model from its files, for the device that runs it. Needs no code of transformers."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ from oaiserve.files.source import ModelSource
 
 log = logging.getLogger(__name__)
 
+_CPU = torch.device("cpu")
 _IN_BLOCKS = torch.bfloat16  # the dtype that suits weights of a few bits
 
 
@@ -54,7 +55,7 @@ class Described(NamedTuple):
 
     spec: ModelSpec
     decoder: Decoder
-    library: Library | None  # None: without --compile
+    library: Library | None  # None: without --compile, or on a GPU
     quantized: QuantizedFile | None = None  # has the blocks that --quantize made, and no name yet
     tensors: HubTensors | GgufTensors | None = None  # of its files
 
@@ -79,23 +80,25 @@ def _unexpected_files_not_known() -> Iterator[None]:
 
 @_unexpected_files_not_known()
 @torch.inference_mode()
-def describe_model(source: ModelSource, options: EngineOptions, record: StartRecord | None = None) -> Described:
-    """Describe the text model in these files, with the KV cache that the options name.
+def describe_model(
+    source: ModelSource, options: EngineOptions, record: StartRecord | None = None, device: torch.device = _CPU
+) -> Described:
+    """Describe the text model in these files, with the KV cache that the options name on the device.
 
     `record` has the blocks that --quantize made in an earlier start. Raises NotKnown for a model without a description,
     BuildError where --compile finds no native library, and StartupError for options that the model cannot have.
     """
     if source.gguf_file is not None:
-        settings, family, tensors, library, quantized = _open_gguf(source, options)
+        settings, family, tensors, library, quantized = _open_gguf(source, options, device)
     else:
-        settings, family, tensors, library, quantized = _open_folder(source, options, record)
+        settings, family, tensors, library, quantized = _open_folder(source, options, record, device)
     length = _length(settings, options)
     decoder = describe(tensors, settings, family, length)
     spec = model_spec(
         settings,
         decoder,
         dtype=tensors.dtype,
-        device=torch.device("cpu"),
+        device=device,
         state_shapes=state_shapes(decoder, tensors.dtype),
         generation=_generation(Path(source.location)),
     )
@@ -106,16 +109,19 @@ def describe_model(source: ModelSource, options: EngineOptions, record: StartRec
     return found._replace(quantized=quantized, tensors=tensors)
 
 
-def _open_gguf(source: ModelSource, options: EngineOptions) -> _Files:
+def _open_gguf(source: ModelSource, options: EngineOptions, device: torch.device) -> _Files:
     if options.quantize != "none":
         raise _already_quantized(options, source.path.name)
     settings = settings_of_gguf(read_values(source.path), read_tensors(source.path))
     family = _family(settings)
-    dtype = _dtype(_IN_BLOCKS, options)
-    return _Files(settings, family, GgufTensors(source.path, family.names, settings, dtype), _library(dtype, options))
+    dtype = _dtype(_IN_BLOCKS, options, device)
+    tensors = GgufTensors(source.path, family.names, settings, dtype)
+    return _Files(settings, family, tensors, _library(dtype, options, device))
 
 
-def _open_folder(source: ModelSource, options: EngineOptions, record: StartRecord | None) -> _Files:
+def _open_folder(
+    source: ModelSource, options: EngineOptions, record: StartRecord | None, device: torch.device
+) -> _Files:
     folder = Path(source.location)
     config = json_object(folder / "config.json")
     settings = _settings(config)
@@ -125,17 +131,18 @@ def _open_folder(source: ModelSource, options: EngineOptions, record: StartRecor
         raise _already_quantized(options, source.location)
     quantization = read_quantization({"quantization_config": stated}) if stated else None
     has_blocks = stated is not None or options.quantize != "none"
-    dtype = _dtype(_IN_BLOCKS if has_blocks else stored_dtype(settings), options)
-    library = _library(dtype, options)
+    dtype = _dtype(_IN_BLOCKS if has_blocks else stored_dtype(settings), options, device)
+    library = _library(dtype, options, device)
     files: TensorFiles
     of_wrapper = is_wrapper(config)
     if quantization is not None:
         # Longer sums cost more without tiles, because x has two levels for them.
         is_long = library is not None and library.has_integer_tiles()
-        files = PackedWeights(folder, quantization, of_wrapper=of_wrapper, is_long=is_long)
-        if not files.has_blocks():  # floats of 8 bits are expanded
-            dtype = _dtype(stored_dtype(settings), options)
-            library = _library(dtype, options)
+        on_gpu = device.type != "cpu"
+        files = PackedWeights(folder, quantization, of_wrapper=of_wrapper, is_long=is_long, reads_later=on_gpu)
+        if not files.has_blocks():  # floats of 8 bits, which a CPU expands
+            dtype = _dtype(stored_dtype(settings), options, device)
+            library = _library(dtype, options, device)
     elif stated is not None:
         files = Mxfp4Weights(folder)
     elif options.quantize != "none":
@@ -203,16 +210,21 @@ def _length(settings: Settings, options: EngineOptions) -> int:
     return length
 
 
-def _dtype(stored: torch.dtype, options: EngineOptions) -> torch.dtype:
+def _dtype(stored: torch.dtype, options: EngineOptions, device: torch.device) -> torch.dtype:
     if options.dtype != "auto":
         dtype: torch.dtype = getattr(torch, options.dtype)
         return dtype
-    return torch.float32 if stored == torch.float16 else stored  # float16 is slow on CPUs, and bfloat16 less precise
+    if device.type == "cpu":
+        return torch.float32 if stored == torch.float16 else stored  # float16 is slow there, and bfloat16 less precise
+    has_bfloat16 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+    if stored == torch.float16 or not has_bfloat16:
+        return torch.float16
+    return torch.bfloat16  # in float32, tensor cores are idle, and the KV cache takes twice the memory
 
 
-def _library(dtype: torch.dtype, options: EngineOptions) -> Library | None:
-    """Load native code for a dtype; None without --compile. Raises BuildError."""
-    return Library(dtype) if options.compile else None
+def _library(dtype: torch.dtype, options: EngineOptions, device: torch.device) -> Library | None:
+    """Load native code for a dtype; None without --compile, and for other devices. Raises BuildError."""
+    return Library(dtype) if options.compile and device.type == "cpu" else None
 
 
 def _generation(folder: Path) -> dict[str, Any]:
@@ -221,22 +233,28 @@ def _generation(folder: Path) -> dict[str, Any]:
 
 
 def _with_cache(spec: ModelSpec, decoder: Decoder, library: Library | None, options: EngineOptions) -> Described:
-    """Return the model with the form of KV cache that CPUs keep: of latent vectors where these fit."""
-    width = _latent_width(decoder)
+    """Return the model with the form of KV cache that its device keeps: CPUs keep latent vectors where these fit."""
+    width = _latent_width(decoder) if spec.is_on_cpu else 0
     if width and options.kv_cache_dtype != "auto":
         raise StartupError(
             f"--kv-cache-dtype {options.kv_cache_dtype} is for keys and values, in place of which the KV cache of "
             f"'{spec.name}' has latent vectors, of {width} numbers for a token and layer."
         )
     spec = spec.with_latent_cache(width) if width else spec.with_cache(options.kv_cache_dtype)
+    decoder = with_shapes(decoder, spec)
+    return Described(spec, replace(decoder, layers=[with_key_sizes(layer) for layer in decoder.layers]), library)
+
+
+def with_shapes(decoder: Decoder, spec: ModelSpec) -> Decoder:
+    """Return the decoder with the shapes of keys and values that the spec has."""
     layers = []
     for number, layer in enumerate(decoder.layers):
         attention = layer.attention
         if attention is not None:
             owner = number if attention.cache_of is None else attention.cache_of
             layer = replace(layer, attention=replace(attention, shape=spec.kv_shapes[owner]))
-        layers.append(with_key_sizes(layer))
-    return Described(spec, replace(decoder, layers=layers), library)
+        layers.append(layer)
+    return replace(decoder, layers=layers)
 
 
 def _latent_width(decoder: Decoder) -> int:

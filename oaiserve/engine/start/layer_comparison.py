@@ -82,7 +82,7 @@ def compared(own: list[Tensor], others: list[Tensor]) -> Iterator[Comparison]:
 def transformers_states(source: ModelSource, ids: list[int], num_layers: int) -> list[Tensor]:
     """Return the hidden states of all tokens before each layer of transformers' model, and the logits."""
     checkpoint: Checkpoint = read_checkpoint(source, source.gguf_file or source.location)
-    model, _ = load_weights(checkpoint, torch.float32, torch.device("cpu"), attention="eager")
+    model = load_weights(checkpoint, torch.float32, attention="eager")
     model.eval()
     states: list[Tensor] = []
 

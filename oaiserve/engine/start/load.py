@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Container
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -23,8 +22,6 @@ from transformers import (
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils.quantization_config import Mxfp4Config
 
-from oaiserve.config import EngineOptions
-from oaiserve.engine.decoder.sources.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.decoder.sources.wrapped_names import KEYS
 from oaiserve.engine.model.checkpoints.empty_model import empty_model
@@ -34,12 +31,6 @@ from oaiserve.engine.model.checkpoints.weights import Weights
 from oaiserve.engine.model.checkpoints.wrapper import bring_layout, text_config
 from oaiserve.engine.model.device import limit_compiled_shapes, move, select_device
 from oaiserve.engine.model.families import family_of
-from oaiserve.engine.model.gpu.keep_packed import (
-    experts_in_mxfp4,
-    keep_mxfp4_experts,
-    keep_packed_experts,
-    keep_packed_matrices,
-)
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.model_config import (
     is_mxfp4,
@@ -48,7 +39,6 @@ from oaiserve.engine.model.model_config import (
     refuse_unless_decoder_only,
     select_dtype,
 )
-from oaiserve.engine.model.padded_head import pad_head
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import shard_paths
@@ -83,11 +73,6 @@ class Checkpoint(NamedTuple):
         return self.source.gguf_file is not None
 
 
-def load_with(options: EngineOptions, model: str | Path) -> LoadedModel:
-    """Load a model as the options say."""
-    return load_model(model, device=options.device, dtype=options.dtype, max_model_len=options.max_model_len)
-
-
 def load_model(
     model: str | Path,
     *,
@@ -108,17 +93,8 @@ def load_model(
     checkpoint = read_checkpoint(source, str(model))
     refuse_longer(max_model_len, checkpoint.config)
     torch_dtype = select_dtype(dtype, checkpoint.config, target, is_gguf=checkpoint.is_gguf, for_tensor_cores=True)
-    loaded, packed = load_weights(checkpoint, torch_dtype, target, attention="eager")
-    if packed is not None and checkpoint.quantization is not None:
-        number = keep_packed_matrices(loaded, packed) if target.type == "cuda" else 0
-        number_of_layers = keep_packed_experts(loaded, packed) if _keeps_packed(target) else 0
-        kept = f", except for {number} matrices, which stay as they are" if number else ""
-        kept += f", and so do the experts of {number_of_layers} layers" if number_of_layers else ""
-        names = checkpoint.name, checkpoint.quantization.name, str(torch_dtype).removeprefix("torch.")
-        log.debug("The weights of '%s', in %s, are expanded to %s%s", *names, kept)
+    loaded = load_weights(checkpoint, torch_dtype, attention="eager")
     move(loaded, target, checkpoint.name)
-    if target.type == "cuda":
-        pad_head(loaded)
     with reported(f"'{model}' cannot be served"):
         prepared = prepare(loaded, checkpoint.name)
     return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
@@ -147,33 +123,22 @@ def read_checkpoint(source: ModelSource, name: str) -> Checkpoint:
     return Checkpoint(name, source, config, quantization, text is not None)
 
 
-def load_weights(
-    checkpoint: Checkpoint, dtype: torch.dtype, target: torch.device, *, attention: str | None = None
-) -> tuple[PreTrainedModel, PackedWeights | None]:
-    """Make transformers' model with the weights of a checkpoint in `dtype`, and return what a checkpoint of integers
-    has them from, too.
+def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, *, attention: str | None = None) -> PreTrainedModel:
+    """Make transformers' model with the weights of a checkpoint in `dtype`.
 
     `attention` is the implementation that transformers uses; None: its choice. Raises StartupError if a weight cannot
     be read, or if one is missing.
     """
     _, source, config, quantization, is_wrapped = checkpoint
     folder = Path(source.location)
-    in_mxfp4: Mxfp4Weights | None = None
-    if is_mxfp4(config) and _keeps_packed(target):
-        in_mxfp4 = experts_in_mxfp4(folder)
-    packed: PackedWeights | None = None
     failure = f"The weights of '{checkpoint.name}' could not be loaded"
     family = family_of(config.model_type)
     with reported(failure), tensors_named(allows_unread=is_wrapped):
         if quantization is not None:
             packed = PackedWeights(folder, quantization, of_wrapper=is_wrapped)
             loaded, found = _load_expanded(config, packed, dtype, attention, generation_defaults(folder))
-        elif in_mxfp4 is not None:
-            generation = generation_defaults(folder)
-            kept = in_mxfp4.of_experts()
-            loaded, found = _load_expanded(config, in_mxfp4, dtype, attention, generation, kept)
-            number = keep_mxfp4_experts(loaded, in_mxfp4)
-            log.debug("The weights of '%s' stay in MXFP4 in the experts of %d layers", checkpoint.name, number)
+            names = checkpoint.name, quantization.name, str(dtype).removeprefix("torch.")
+            log.debug("The weights of '%s', in %s, are expanded to %s", *names)
         elif checkpoint.is_gguf and family.changes is not None:
             in_file = GgufWeights(source.path, config)
             loaded, found = _load_expanded(config, in_file, dtype, attention)
@@ -189,7 +154,7 @@ def load_weights(
             f"'{checkpoint.name}' has no weights for {len(missing)} of the tensors that its config.json describes, "
             f"such as {missing[0]}."
         )
-    return loaded, packed
+    return loaded
 
 
 def _load_by_transformers(
@@ -229,15 +194,11 @@ def _load_expanded(
     dtype: torch.dtype,
     attention: str | None,
     generation: GenerationConfig | None = None,
-    kept: Container[str] = (),
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Make a model of quantized weights, expanded, and say what transformers says of loading it.
-
-    Of the tensors in `kept` it has zeros.
-    """
+    """Make a model of quantized weights, expanded, and say what transformers says of loading it."""
     tensors = {}
     for name in counted("Expanding weights", weights.names(), lambda name: dtype.itemsize * prod(weights.shape(name))):
-        tensor = torch.zeros(1, dtype=dtype).expand(weights.shape(name)) if name in kept else weights.tensor(name)
+        tensor = weights.tensor(name)
         tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     model, found = _with_tensors(config, tensors, dtype, attention)
     if generation is not None:
@@ -261,11 +222,6 @@ def _with_tensors(
         output_loading_info=True,
     )
     return pair
-
-
-def _keeps_packed(device: torch.device) -> bool:
-    """Decide whether experts stay packed."""
-    return device.type == "cuda"
 
 
 def generation_defaults(folder: Path) -> GenerationConfig | None:

@@ -20,6 +20,9 @@ def refuse_unless_possible(spec: ModelSpec, options: EngineOptions, adaptable: M
         raise StartupError(
             f"{setting} is for --device {'cuda' if spec.is_on_cpu else 'cpu'}; the model is on {spec.device}."
         )
+    for flag, is_set in (("--exact", options.exact), (f"--quantize {options.quantize}", options.quantize != "none")):
+        if is_set and not spec.is_on_cpu:
+            raise StartupError(f"{flag} is for --device cpu; the model is on {spec.device}.")
     if options.has_adapters and spec.state_shapes:
         flag = "--lora" if options.lora else "--lora-dir"
         raise StartupError(f"{flag} is not for '{spec.name}', which has layers that keep a state.")

@@ -148,7 +148,7 @@ def _stored_dtype(source: ModelSource, options: EngineOptions) -> str | None:
 
 
 def _ways(request: StartRequest) -> Iterator[Way]:
-    """Yield the ways to start, in the order in which they are asked. All but the first import transformers."""
+    """Yield the ways to start, in the order in which they are asked. The first ones import nothing of transformers."""
     source, options, times = request.source, request.options, request.times
     request.task = find_task(source, options.task)
     is_text = request.task == "generate"
@@ -160,15 +160,18 @@ def _ways(request: StartRequest) -> Iterator[Way]:
     limit_features(options.cpu_features)
     if is_text:
         with times.part("import of the native step"):
-            from oaiserve.engine.start.ways.described import FromDescription
+            from oaiserve.engine.start.ways.described import FromDescription, is_on_cpu
         if (stored := _stored_dtype(source, options)) is not None:
             request.compiling = compile_early(options, stored)
         yield FromDescription()
+        if not is_on_cpu(options):
+            from oaiserve.engine.start.ways.gpu import OnGpu
+
+            yield OnGpu()
     with times.part("import of transformers"):  # takes seconds
         from oaiserve.engine.start.ways.fallback import Fallback
-        from oaiserve.engine.start.ways.gpu import OnGpu
         from oaiserve.engine.start.ways.pooling import ToPool
     if not gc.isenabled():  # in a server that starts, which collects once, when the model is loaded
         gc.freeze()  # so that it looks only at what the load leaves, not at a million objects that stay
     request.drop_reserved()  # which only native code writes to
-    yield from (ToPool(), OnGpu(), Fallback())
+    yield from (ToPool(), Fallback())

@@ -21,6 +21,7 @@ from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, BatchMedia, build_batch
+from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.kv_form import with_native_cache
@@ -202,8 +203,17 @@ def test_bfloat16_is_almost_as_close_to_float32_as_the_reference(name: str) -> N
 @torch.inference_mode()
 def test_joined_weights_are_on_the_device_once() -> None:
     decoder = described(load(FAMILIES["gemma"]))  # whose head is its embedding
-    executor = on_cpu(decoder)
-    assert executor._weights._head.weight is executor._weights._embedding
+    weights = CudaWeights(decoder, dtype=torch.float32, device=CPU)
+    assert weights._head.weight.data_ptr() == weights._embedding.data_ptr()
     matrices = [layer.attention.out for layer in decoder.layers] + [layer.mlp.down for layer in decoder.layers]
     matrices += [matrix for layer in decoder.layers for matrix in [*layer.attention.qkv, layer.mlp.gate, layer.mlp.up]]
-    assert executor.weight_bytes == sum(matrix.weight.nbytes for matrix in [*matrices, decoder.head])
+    num_rows, columns = decoder.head.weight.shape
+    head_bytes = aligned(num_rows) * columns * 4
+    assert weights.num_bytes == head_bytes + sum(matrix.weight.nbytes for matrix in matrices)
+
+
+@torch.inference_mode()
+def test_rows_of_logits_are_aligned() -> None:
+    decoder = described(load(FAMILIES["llama"]))
+    logits = on_cpu(decoder).forward(batch_of([(prompts([9])[0], 0)]))
+    assert (logits.shape[1], logits.stride()) == (97, (aligned(97), 1))

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import adapted_modules
-from oaiserve.engine.model.adapted_modules import adaptable, plain
+from oaiserve.engine.model import eager
+from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.plain_adapters import plain
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
@@ -34,7 +35,7 @@ def test_answers_with_adapters_are_those_of_merged_weights(
         pytest.importorskip("triton", reason="Triton has no wheels for this system")
         from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
-        monkeypatch.setattr(adapted_modules, "plain", TritonAdapters(shapes, 4, CPU).of_batch)
+        monkeypatch.setattr(eager, "plain", TritonAdapters(shapes, 4, CPU).of_batch)
     some = {name: shape for index, (name, shape) in enumerate(shapes.items()) if index % 2}
     adapters = {1: random_adapter(shapes, 1), 2: random_adapter(some, 2, rank=20)}
     runner = eager_runner(loaded, num_blocks=32, block_size=16)

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oaiserve.engine.executors.cuda.kernels import PlainAttention
+from oaiserve.engine.executors.cuda.select import select_backend
 from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, ScaledCache, Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.attention.select import select_backend
 from oaiserve.engine.model.attention.tiles import BatchTiles
 from oaiserve.errors import StartupError
 from tests.engine.model.attention_inputs import Inputs, make_inputs
@@ -211,14 +212,14 @@ def test_tiles_that_see_the_most_keys_come_first() -> None:
 def test_the_backend_for_gpus_is_refused_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StartupError, match=r"^--attention triton is for NVIDIA GPUs; the model is on cpu\."):
         select_backend(CPU, "triton")
-    monkeypatch.setattr("oaiserve.engine.model.attention.select.find_spec", lambda _: None)
+    monkeypatch.setattr("oaiserve.engine.executors.cuda.select.find_spec", lambda _: None)
     with pytest.raises(StartupError, match=r"^--attention triton needs the package triton\."):
         select_backend(torch.device("cuda"), "triton")
-    assert select_backend(torch.device("cuda")) is ReferenceAttention
+    assert select_backend(torch.device("cuda")) is PlainAttention
 
 
 def test_name_and_device_decide_which_backend_is_used() -> None:
     cuda = torch.device("cuda")
     assert select_backend(cuda, "triton") is select_backend(cuda, "auto") is triton.TritonAttention
-    assert select_backend(cuda, "reference") is select_backend(CPU, "reference") is ReferenceAttention
-    assert select_backend(CPU) is ReferenceAttention
+    assert select_backend(cuda, "reference") is select_backend(CPU, "reference") is PlainAttention
+    assert select_backend(CPU) is PlainAttention

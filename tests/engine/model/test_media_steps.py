@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.blocks import BlockPool
+from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.media import Encoded
-from oaiserve.engine.model import layer_operations
-from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
@@ -29,7 +29,6 @@ from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import described
 from tests.engine.model.media_prompts import IMAGE, logits_by_transformers, media_of, sequence_with_media
 from tests.engine.model.runners import eager_runner, states_of
 from tests.engine.model.steps import CPU, sequence_of
@@ -141,18 +140,19 @@ def test_so_do_those_of_the_native_step_which_are_the_same_in_any_chunks(name: s
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [("qwen2_5_vl", "reference"), ("qwen3_vl", "triton"), ("glm4v", "reference"), ("gemma3", "triton")],
+    [("qwen2_5_vl", "plain"), ("qwen3_vl", "triton"), ("glm4v", "plain"), ("gemma3", "triton")],
 )
-def test_so_do_those_of_fused_layers(name: str, backend: str, tmp_path: Path) -> None:
+def test_so_do_those_of_the_executor_of_gpus(name: str, backend: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
     from oaiserve.engine.model.attention.triton import TritonAttention
-    from oaiserve.engine.model.gpu.fused_layers import FusedExecutor, FusedLayers
 
     wrapper, loaded = random_pair(name, tmp_path)
-    layers = FusedLayers(loaded, described(loaded), layer_operations)
-    caches = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE).caches
-    attention = TritonAttention if backend == "triton" else ReferenceAttention
-    check(wrapper, loaded, lambda: FusedExecutor(layers, caches, attention), FAMILIES[name], num_tries=2)
+    spec, decoder, *_ = describe_model(find_model(tmp_path), OPTIONS)
+    weights = CudaWeights(decoder, dtype=torch.float32, device=CPU)
+    kernels = Kernels(TritonAttention) if backend == "triton" else Kernels()
+    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+    executor = CudaExecutor(weights, spec.kv_shapes, **sizes, kernels=kernels)
+    check(wrapper, loaded, lambda: executor, FAMILIES[name], num_tries=2)
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])

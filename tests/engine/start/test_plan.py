@@ -27,7 +27,6 @@ OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
 UNKNOWN = config_of("nanochat", vocab_size=256)  # a type without a description
 NATIVE, PLAIN, FOREIGN = "", "PyTorch computes the steps; the log says why", "transformers' own code computes the steps"
 DESCRIBED = "The model starts from a description of its files"
-ON_CPU = "not on a GPU: its device is the CPU"
 
 
 def started_how(caplog: pytest.LogCaptureFixture) -> str:
@@ -48,7 +47,7 @@ def started_how(caplog: pytest.LogCaptureFixture) -> str:
             UNKNOWN,
             {},
             "The model starts in transformers' own code (not from a description of its files: models of type "
-            f"'nanochat' have no description; not to pool: it generates text; {ON_CPU})",
+            "'nanochat' have no description; not to pool: it generates text)",
             FOREIGN,
         ),
     ],

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oaiserve.engine.decoder.description import Attention, LatentProjection, Norm, RotaryTable
 from oaiserve.engine.executors.cuda.kernels import Kernels
-from oaiserve.engine.executors.cuda.place import JoiningPlacing
+from oaiserve.engine.executors.cuda.place import PLACED, JoiningPlacing
 from oaiserve.engine.executors.cuda.products import StepProducts
 from oaiserve.engine.executors.reference.attention import PagedAttention, in_float32
 from oaiserve.engine.executors.reference.heads import Attending, normed_and_rotated, scaled_queries
@@ -90,7 +90,7 @@ class AttentionLayer:
         matrices = attention.qkv if attention.gate is None else [*attention.qkv, attention.gate]
         self._inputs = placing.joined(matrices)
         self._out = placing.joined([attention.out])
-        self._attention: Attention = placing.part(replace(attention, qkv=[], gate=None))
+        self._attention: Attention = placing.part(replace(attention, qkv=[], gate=None, out=PLACED))
         self._scoring = _scoring(self._attention)
         self._has_keys = attention.cache_of is None
         self._has_gate = attention.gate is not None

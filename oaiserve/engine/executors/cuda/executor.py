@@ -106,8 +106,8 @@ class CudaWeights:
         self.dtype = dtype
         self.device = device
         placing = JoiningPlacing(dtype, device, takes_float8=takes_float8)
-        self._embedding: Tensor = placing.part(decoder.embedding, dtype)
-        self._head = placing.joined([decoder.head], may_pack=False)  # it may be tied to the embedding
+        self._embedding, self._head = placing.embedding_and_head(decoder.embedding, decoder.head)
+        self._vocab_size = len(decoder.head.weight)
         self._positions: Tensor | None = placing.part(decoder.position_embedding, dtype)
         self._inputs: LayerInputs | None = placing.part(decoder.layer_inputs)
         self._final_norm: Norm = placing.part(decoder.final_norm)
@@ -119,7 +119,8 @@ class CudaWeights:
             _CudaLayer(index, layer, decoder.residual_scale, placing) for index, layer in enumerate(decoder.layers)
         ]
         self.num_bytes = placing.weight_bytes
-        self.packed: list[PackedMatrix] = placing.packed  # all matrices in blocks, those of experts, too
+        self.packed: list[PackedMatrix] = placing.packed  # the matrices in blocks, and those of experts in any form
+        self.most_heads = max((one.attention.heads for one in decoder.layers if one.attention is not None), default=0)
         self.widest = placing.widest  # the most rows or columns of a layer's matrix
         self.sorted_by_head = {
             matrix.module: (matrix.heads, matrix.parts) for matrix in matrices_in(decoder) if matrix.heads
@@ -147,7 +148,7 @@ class CudaWeights:
             logits = logits * self._logits_scale
         if self._logits_softcap:
             logits = (logits / self._logits_softcap).tanh() * self._logits_softcap
-        return logits
+        return logits[:, : self._vocab_size]
 
     def _embedded(self, ids: Tensor, step: CudaStep) -> Tensor:
         media = step.batch.media

@@ -21,7 +21,7 @@ from oaiserve.engine.decoder.description import (
 )
 from oaiserve.engine.executors.cuda.attention import CudaStep
 from oaiserve.engine.executors.cuda.kernels import Kernels
-from oaiserve.engine.executors.cuda.place import JoiningPlacing
+from oaiserve.engine.executors.cuda.place import PLACED, JoiningPlacing
 from oaiserve.engine.executors.reference.experts import experts_output
 from oaiserve.engine.executors.reference.mixers import inputs_of, mixed
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices
@@ -140,7 +140,7 @@ class MixerLayer:
     def __init__(self, mixer: Mixer, placing: JoiningPlacing, layer: int) -> None:
         self._inputs = placing.joined(inputs_of(mixer))
         self._out = placing.joined([mixer.out])
-        emptied = replace(mixer, projections=[])
+        emptied = replace(mixer, projections=[], out=PLACED)
         if isinstance(emptied, DeltaNet):
             emptied = replace(emptied, rates=[])
         self._mixer: Mixer = placing.part(emptied)

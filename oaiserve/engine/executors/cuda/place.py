@@ -8,11 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Matrix, Router
 from oaiserve.engine.executors.cuda.packed import packed
 from oaiserve.engine.executors.reference.place import Placing, expanded
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, stacked
 from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, joined
+from oaiserve.engine.model.padded_head import aligned
+
+PLACED = Matrix(torch.empty(0, 0), None)  # in place of a matrix that is on the device already
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,8 @@ class JoiningPlacing(Placing):
 
     @property
     def packed(self) -> list[PackedMatrix]:
-        """Return the matrices in blocks."""
-        weights = self._weights.values()
-        return [one for one in weights if isinstance(one, PackedMatrix) and one.kind != "dense"]
+        """Return the matrices in blocks, and those of experts in any form."""
+        return [one for one in self._weights.values() if isinstance(one, PackedMatrix)]
 
     def part(self, part: Any, dtype: torch.dtype | None = None) -> Any:
         placed = super().part(part, dtype)
@@ -65,7 +68,7 @@ class JoiningPlacing(Placing):
             self._count(placed.weight)
         return placed
 
-    def joined(self, matrices: list[Matrix], *, may_pack: bool = True) -> JoinedMatrix:
+    def joined(self, matrices: list[Matrix]) -> JoinedMatrix:
         """Return one matrix with the rows of all these."""
         sizes = [len(matrix.weight) for matrix in matrices]
         columns = matrices[0].weight.shape[1]
@@ -75,17 +78,30 @@ class JoiningPlacing(Placing):
             for numbers, matrix in zip(bias.split(sizes), matrices, strict=True):
                 if matrix.bias is not None:
                     numbers.copy_(matrix.bias)
-        weight: Tensor | PackedMatrix | None = self._packed(matrices) if may_pack else None
-        if weight is None and len(matrices) == 1:  # it may be tied to another one
-            weight = self.part(matrices[0].weight, self.dtype)
-        elif weight is None:
+        weight: Tensor | PackedMatrix | None = self._packed(matrices)
+        if weight is None:
             weight = torch.empty(sum(sizes), columns, dtype=self.dtype, device=self.device)
             for rows, matrix in zip(weight.split(sizes), matrices, strict=True):
                 rows.copy_(expanded(matrix.weight, self.dtype))
         self._count(weight)
-        if may_pack:
-            self.widest = max(self.widest, sum(sizes), columns)
+        self.widest = max(self.widest, sum(sizes), columns)
         return JoinedMatrix(weight, bias, _adapted(matrices))
+
+    def embedding_and_head(self, embedding: Tensor | Blocks, head: Matrix) -> tuple[Tensor, JoinedMatrix]:
+        """Return the embedding and the head, which has rows of zeros at its end so that rows of logits are aligned.
+
+        If they are one matrix, both have the same memory.
+        """
+        rows, columns = head.weight.shape
+        weight = torch.zeros(aligned(rows), columns, dtype=self.dtype, device=self.device)
+        weight[:rows].copy_(expanded(head.weight, self.dtype))
+        bias: Tensor | None = None
+        if head.bias is not None:
+            bias = torch.zeros(len(weight), dtype=self.dtype, device=self.device)
+            bias[:rows].copy_(head.bias)
+        self._count(weight)
+        table = weight[:rows] if _are_tied(embedding, head.weight) else self.part(embedding, self.dtype)
+        return table, JoinedMatrix(weight, bias, _adapted([head]))
 
     def stacked(self, experts: list[list[Matrix]]) -> ExpertMatrices:
         """Return the joined matrices of all experts as one tensor [experts, n, k]."""
@@ -132,6 +148,12 @@ class JoiningPlacing(Placing):
 
     def _count(self, weight: Any) -> None:
         self._weights[id(weight)] = weight
+
+
+def _are_tied(embedding: Tensor | Blocks, head: Tensor | Blocks) -> bool:
+    if isinstance(embedding, Tensor) and isinstance(head, Tensor):
+        return embedding.data_ptr() == head.data_ptr() and embedding.shape == head.shape
+    return embedding is head
 
 
 def _adapted(matrices: list[Matrix]) -> list[Adapted]:

@@ -43,27 +43,6 @@ class BatchTiles:
         return self._tiles[num_tokens]
 
 
-class RowTiles:
-    """All rows of a batch in tiles: one for each decode, made of lengths on the device, then those of its prompts."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-        self._prompts = batch.tiles or BatchTiles(batch)
-        self._tiles: dict[int, torch.Tensor] = {}
-
-    def of(self, num_tokens: int) -> torch.Tensor:
-        """Return the tiles of up to `num_tokens` tokens, int32 [N, 4], see `cut`. One of a padded row has no token."""
-        if num_tokens not in self._tiles:
-            number = self._batch.num_decodes
-            lengths = self._batch.seq_lens[:number].int()
-            rows = torch.arange(number, dtype=torch.int32, device=lengths.device)
-            tiles = torch.stack([rows, rows, lengths.clamp(max=1), (lengths - 1).clamp(min=0)], dim=1)
-            if number < len(self._batch.query_lens):
-                tiles = torch.cat([tiles, self._prompts.of(num_tokens)])
-            self._tiles[num_tokens] = tiles
-        return self._tiles[num_tokens]
-
-
 class StaticTiles:
     """The tiles of up to `most_tokens` tokens of `most_prompts` prompts, always at the same addresses.
 

@@ -19,7 +19,7 @@ import triton
 from oaiserve.engine.model.attention import LayerCache, Scoring
 from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.attention.rotation import Rotation
-from oaiserve.engine.model.attention.tiles import BatchTiles, RowTiles
+from oaiserve.engine.model.attention.tiles import BatchTiles
 from oaiserve.engine.model.attention.triton_kernels import decode_kernel, plan_kernel, prefill_kernel, write_kernel
 from oaiserve.engine.model.batch import Batch, Tiles
 
@@ -83,33 +83,6 @@ class TritonAttention:
             self._long_prompts(query, cache, out, scoring.scaling)
         elif has_prefills:
             prefill(query, cache, batch, out, scoring, self._tiles)
-        return out
-
-
-class ExactAttention:
-    """The attention of `--exact`: each token is computed in the same order, alone or in a prompt.
-
-    The kernel of prompts computes all rows, with one size of tiles, so that a row sees its keys in the same runs.
-    """
-
-    rotates = True
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch, self._tiles = batch, RowTiles(batch)
-
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cache: LayerCache,
-        scoring: Scoring,
-        rotation: Rotation | None = None,
-    ) -> torch.Tensor:
-        query, key, value = _with_heads_in_one_piece(query, key, value)
-        out = query.new_empty(*query.shape[:2], value.shape[-1])
-        write(key, value, cache, self._batch.slots, first_token=0, query=query, rotation=rotation)
-        prefill(query, cache, self._batch, out, scoring, self._tiles, longest_query=1)
         return out
 
 
@@ -306,18 +279,17 @@ def prefill(
     scoring: Scoring,
     tiles: Tiles,
     tile: Tile | None = None,
-    longest_query: int | None = None,
 ) -> None:
     """Compute the rows of prefills, whose keys and values are in the cache already, in `out` [T, heads, value_dim].
 
-    Without a tile, it is that for the longest query, which is the batch's if it is not given.
+    Without a tile, it is that for the batch's longest query.
     """
     kv_heads = cache.keys.shape[2]
     group = query.shape[1] // kv_heads
     constants = _constants(group, cache.keys.shape[3], cache.values.shape[3], cache.keys.shape[1])
     if tile is None:
         tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
-        longest = longest_query or max(batch.query_lens[batch.num_decodes :])
+        longest = max(batch.query_lens[batch.num_decodes :])
         tile = prefill_tile(constants["GROUP"], tile_dims, query.element_size(), longest)
     in_tiles = tiles.of(tile.rows // constants["GROUP"])
     (factor, softcap), (key_scale, value_scale) = _scalars(scoring), cache.scales

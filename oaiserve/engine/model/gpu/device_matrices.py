@@ -1,7 +1,6 @@
 """Matrices that stay on a GPU as a checkpoint has them: integers of 4 or 8 bits, and floats of 8 bits.
 
-A linear layer with one is a `PackedLinear`. Products are computed in plain torch, which expands the whole matrix each
-time, until `multiply_by` sets a kernel that unpacks the matrix tile by tile.
+Products in plain torch expand the whole matrix each time. Kernels unpack it tile by tile.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module
 from torch.nn.functional import linear
 
 from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers
@@ -53,7 +51,9 @@ class PackedMatrix:
 
     @property
     def num_bytes(self) -> int:
-        return self.codes.nbytes + (0 if self.kind == "dense" else self.scales.nbytes)
+        if self.kind == "dense":
+            return self.codes.nbytes
+        return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
     @property
     def group_columns(self) -> int:
@@ -139,47 +139,3 @@ def joined(matrices: list[PackedMatrix]) -> PackedMatrix | None:
 def expanded_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
     """Return the product of `x` [..., columns] with a matrix, which is expanded for it."""
     return linear(x, matrix.expand(x.dtype), bias)
-
-
-class PackedLinear(Linear):
-    """A linear layer whose matrix is packed."""
-
-    matrix: PackedMatrix
-    multiply: Multiply
-    _dtype: torch.dtype
-
-    @classmethod
-    def replace(cls, module: Linear, matrix: PackedMatrix) -> None:
-        """Replace a linear layer by one with a packed matrix."""
-        dtype = module.weight.dtype
-        del module.weight
-        module.__class__ = cls
-        assert isinstance(module, cls)
-        module.matrix, module.multiply, module._dtype = matrix, expanded_product, dtype
-
-    @property
-    def weight(self) -> Tensor:  # type: ignore[override]
-        """Return a tensor of the shape and the type of the weights, without memory."""
-        codes = self.matrix.codes
-        return torch.zeros(1, dtype=self._dtype, device=codes.device).expand(self.matrix.shape)
-
-    def forward(self, input: Tensor) -> Tensor:
-        product = self.multiply(input.to(self._dtype), self.matrix, self.bias)
-        return product.to(input.dtype)  # float32 where a start compares modules
-
-    def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
-        """Move the matrix with the layer, as torch does it with parameters; its numbers stay of their types."""
-        super()._apply(function, recurse)  # type: ignore[no-untyped-call]
-        device = function(torch.empty(0)).device
-        self.matrix = self.matrix.to(device)
-        return self
-
-
-def packed_linears(model: Module) -> list[PackedLinear]:
-    return [module for module in model.modules() if isinstance(module, PackedLinear)]
-
-
-def multiply_by(model: Module, multiply: Multiply) -> None:
-    """Let all packed layers of a model compute their products so."""
-    for module in packed_linears(model):
-        module.multiply = multiply

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.attention import Backend
-from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.loaded import LoadedModel
+from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.memory import MemoryUse, gib
 from oaiserve.engine.model.rehearsal import largest_step
 from oaiserve.engine.model.runner import ModelRunner
@@ -49,28 +49,28 @@ class CudaMemory:
 
 def measure(
     memory: CudaMemory,
-    loaded: LoadedModel,
+    spec: ModelSpec,
     options: EngineOptions,
+    make: Callable[[int], Executor],
     *,
     max_step_tokens: int,
-    backend: Backend,
     sample_ids: SampleIds | None,
     graph_bytes: int,
 ) -> MemoryUse:
     """Compute the largest step with a KV cache of one block, and return the uses of the memory.
 
-    For `sample_ids` see `ModelRunner`; `graph_bytes` is the memory that CUDA graphs will take. Raises StartupError if
-    there is not enough memory for that step.
+    `make` returns an executor with so many blocks. For `sample_ids` see `ModelRunner`; `graph_bytes` is the memory that
+    CUDA graphs will take. Raises StartupError if there is not enough memory for that step.
     """
     before = memory.read()
-    longest = max(1, min(loaded.max_model_len, before.total // max(1, loaded.kv_bytes_per_token)))
+    longest = max(1, min(spec.max_model_len, before.total // max(1, spec.kv_bytes_per_token)))
     step = largest_step(
         max_step_tokens=max_step_tokens, max_running=options.max_running, longest=longest, block_size=options.block_size
     )
     try:
-        executor = EagerExecutor.with_cache(loaded, num_blocks=1, block_size=options.block_size, backend=backend)
-        states = States(loaded.state_shapes, 1, loaded.device) if loaded.state_shapes else None
-        runner = ModelRunner(executor, loaded.device, options.block_size, sample_ids=sample_ids, states=states)
+        executor = make(1)
+        states = States(spec.state_shapes, 1, spec.device) if spec.state_shapes else None
+        runner = ModelRunner(executor, spec.device, options.block_size, sample_ids=sample_ids, states=states)
         runner.collect(runner.launch(step))
     except (OutOfMemory, torch.OutOfMemoryError) as error:
         raise StartupError(

@@ -1,4 +1,4 @@
-"""Packed experts by Triton kernels: a plan of rows by expert, a product, the activation, a product, and a sum."""
+"""Products with the matrices of experts by Triton kernels, after a plan of which rows each expert has."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts
+from oaiserve.engine.model.gpu.device_experts import ExpertMatrices
 from oaiserve.engine.model.gpu.triton_expert_kernels import expert_kernel, plan_experts_kernel
-from oaiserve.engine.model.gpu.triton_layers import activate
 from oaiserve.engine.model.gpu.triton_matrices import MatrixTiles, counters, num_splits, tiles_for
 
 PAIRS_AT_A_TIME = 1024
@@ -25,26 +24,6 @@ class Plan(NamedTuple):
     tile_first: Tensor
     tile_end: Tensor
     tiles: MatrixTiles
-
-
-def compute(experts: PackedExperts, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Compute `plain_experts` in five launches. Sums of a product are in float32."""
-    num_rows, top_k = chosen.shape
-    plan = planned(chosen, experts.num_experts)
-    both = product(x, experts.gate_up, plan, pairs_of_row=top_k, factors=None)
-    if experts.activation is None:
-        inner = experts.combine(both)
-    else:
-        inner = activate(
-            both,
-            experts.activation,
-            is_gated=True,
-            is_interleaved=experts.is_interleaved,
-            alpha=experts.alpha,
-            limit=experts.limit,
-        )
-    outs = product(inner, experts.down, plan, pairs_of_row=1, factors=weights)
-    return outs.view(num_rows, top_k, -1).sum(1)
 
 
 def planned(chosen: Tensor, num_experts: int) -> Plan:

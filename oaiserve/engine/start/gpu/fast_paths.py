@@ -12,99 +12,105 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda.executor import CudaWeights
+from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
+from oaiserve.engine.executors.cuda.select import select_backend
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.attention.long_prompts import LongPrompts
-from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.attention.select import select_backend
-from oaiserve.engine.model.gpu.fused_layers import FusedLayers
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
-from oaiserve.engine.start.gpu.kernels import attention_problem, sampling_problem
-from oaiserve.engine.start.gpu.layers import fuse_layers
+from oaiserve.engine.start.gpu.kernels import attention_problem, logits_problem, sampling_problem
 from oaiserve.engine.start.gpu.long_prompts import long_prompts_checked
-from oaiserve.engine.start.gpu.products import compute_experts_checked, multiply_checked, unpacking_where_faster
-from oaiserve.engine.start.gpu.trials import Trials
-from oaiserve.errors import StartupError
+from oaiserve.engine.start.gpu.products import experts_checked, multiply_checked, unpacking_where_faster
+from oaiserve.engine.start.gpu.trials import FEATURES, Trials
 
 
 class FastPaths(NamedTuple):
     """The fast paths by which a GPU computes a model."""
 
-    backend: Backend
-    sample_ids: SampleIds | None  # None: in plain torch
-    apply_masks: ApplyMasks | None
-    layers: FusedLayers | None  # None: they run in transformers' code
-    long_prompts: LongPrompts | None  # None: the backend computes all prompts alike
+    kernels: Kernels = Kernels()
+    sample_ids: SampleIds | None = None  # None: in plain torch
+    apply_masks: ApplyMasks | None = None
+    long_prompts: LongPrompts | None = None  # None: the backend computes all prompts alike
 
     @property
     def have_graphs(self) -> bool:
         """Decide whether steps can be captured as CUDA graphs, which needs kernels for attention and for sampling."""
-        return self.sample_ids is not None and self.backend is not ReferenceAttention
+        return self.sample_ids is not None and self.kernels.attention is not PlainAttention
 
 
-def find_fast_paths(loaded: LoadedModel, options: EngineOptions, trials: Trials) -> FastPaths:
+def no_fast_paths(reason: str, trials: Trials) -> FastPaths:
+    """Switch all fast paths off, for a reason."""
+    trials.off |= dict.fromkeys(FEATURES, reason)
+    return FastPaths()
+
+
+def find_fast_paths(spec: ModelSpec, weights: CudaWeights, options: EngineOptions, trials: Trials) -> FastPaths:
     """Try all fast paths."""
-    backend, sample_ids, apply_masks = _attention_and_sampling(loaded, options, trials)
-    multiply_checked(loaded, lambda: unpacking_where_faster(loaded, _kernels("triton_matrices").multiply), trials)
-    compute_experts_checked(loaded, lambda: _kernels("triton_experts").compute, trials)
-    layers: FusedLayers | None = None
+    attention = _attention(spec, weights, options, trials)
+    sample_ids, apply_masks = _sampling_checked(spec, trials)
+
+    def of_packed() -> Any:
+        return unpacking_where_faster(weights.packed, spec.dtype, _kernels("triton_matrices").multiply)
+
+    kernels = Kernels(attention)
+    if (multiply := multiply_checked(weights.packed, spec.dtype, of_packed, trials)) is not None:
+        kernels = kernels._replace(multiply=multiply)
+    experts = experts_checked(weights.packed, spec.dtype, lambda: _kernels("triton_experts"), trials)
+    kernels = kernels._replace(experts=experts)
+    if attention is PlainAttention:
+        trials.off["fused_layers"] = "attention is in plain torch"
+    else:
+        kernels = (
+            trials.tried(
+                "fused_layers",
+                lambda: kernels._replace(
+                    operations=_kernels("triton_layers"), recurrence=_kernels("triton_states").recurrence
+                ),
+                lambda fused: logits_problem(spec, weights, fused, options.block_size),
+            )
+            or kernels
+        )
     long_prompts: LongPrompts | None = None
-    if backend is ReferenceAttention or options.exact:
-        trials.off["long_prompts"] = "attention is in plain torch, or exact"
+    if attention is PlainAttention:
+        trials.off["long_prompts"] = "attention is in plain torch"
     else:
-        triton_attention: Any = backend
-        long_prompts = long_prompts_checked(loaded, triton_attention, options.block_size, trials)
-        backend = partial(triton_attention, long_prompts=long_prompts) if long_prompts is not None else backend
-    if reason := _reason_not_to_fuse(loaded, options, backend):
-        trials.off["fused_layers"] = reason
-    else:
-        layers = fuse_layers(loaded, options, trials)
-    return FastPaths(backend, sample_ids, apply_masks, layers, long_prompts)
+        triton_attention: Any = attention
+        long_prompts = long_prompts_checked(spec, weights, triton_attention, options.block_size, trials)
+    if long_prompts is not None:
+        kernels = kernels._replace(attention=partial(triton_attention, long_prompts=long_prompts))
+    return FastPaths(kernels, sample_ids, apply_masks, long_prompts)
 
 
-def _reason_not_to_fuse(loaded: LoadedModel, options: EngineOptions, backend: Backend) -> str:
-    """Return why the layers are not tried as fused ones; empty if they are."""
-    if loaded.state_shapes:
-        return "some of the model's layers keep a state"
-    if not options.compile:
-        return "--no-compile"
-    if options.has_adapters:
-        return "steps may have adapters"
-    return "attention is in plain torch" if backend is ReferenceAttention else ""
-
-
-def _attention_and_sampling(
-    loaded: LoadedModel, options: EngineOptions, trials: Trials
-) -> tuple[Backend, SampleIds | None, ApplyMasks | None]:
-    """Return the backend and the functions that sample: kernels, unless they differ."""
-
-    def of_attention() -> object | None:
-        return attention_problem(loaded, _backend(loaded, options), options.block_size)
-
-    def of_sampling() -> str | None:
-        sample_ids, apply_masks = _sampling()
-        return None if sample_ids is None or apply_masks is None else sampling_problem(loaded, sample_ids, apply_masks)
-
-    attends = trials.is_usable("attention", of_attention)
-    samples = trials.is_usable("sampling", of_sampling)
-    backend = _backend(loaded, options) if attends else ReferenceAttention
-    if attends and backend is ReferenceAttention:
+def _attention(spec: ModelSpec, weights: CudaWeights, options: EngineOptions, trials: Trials) -> Backend:
+    """Return the backend: kernels, unless they differ."""
+    backend = select_backend(spec.device, options.attention)
+    if backend is PlainAttention:
         trials.off["attention"] = "attention is in plain torch (--attention)"
-    if samples and _sampling()[0] is None:
-        trials.off["sampling"] = "Triton is not installed"
-    return backend, *(_sampling() if samples else (None, None))
-
-
-def _backend(loaded: LoadedModel, options: EngineOptions) -> Backend:
-    backend = select_backend(loaded.device, options.attention)
-    if not options.exact:
         return backend
-    if backend is ReferenceAttention:
-        raise StartupError("--exact needs the package triton, and --attention triton.")
-    from oaiserve.engine.model.attention.triton import ExactAttention
 
-    return ExactAttention
+    def problem() -> object | None:
+        found = attention_problem(spec, weights, backend, options.block_size)
+        # Norms and rotation are in kernels of attention only in whole layers.
+        return found or logits_problem(spec, weights, Kernels(backend), options.block_size)
+
+    return backend if trials.is_usable("attention", problem) else PlainAttention
+
+
+def _sampling_checked(spec: ModelSpec, trials: Trials) -> tuple[SampleIds | None, ApplyMasks | None]:
+    """Return the functions that sample: kernels, unless they differ; None for both without Triton."""
+
+    def problem() -> str | None:
+        sample_ids, apply_masks = _sampling()
+        return None if sample_ids is None or apply_masks is None else sampling_problem(spec, sample_ids, apply_masks)
+
+    if not trials.is_usable("sampling", problem):
+        return None, None
+    found = _sampling()
+    if found[0] is None:
+        trials.off["sampling"] = "Triton is not installed"
+    return found
 
 
 def _sampling() -> tuple[SampleIds | None, ApplyMasks | None]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.model.adapters import Adapter, probe_adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
@@ -21,7 +21,6 @@ from oaiserve.engine.model.gpu.cuda_capture import Capture
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.mixed_graphs import MixedGraphs
 from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import Difference, difference, tolerance
@@ -77,20 +76,20 @@ def mixed_sizes(row_sizes: list[int], token_sizes: list[int]) -> list[tuple[int,
     return list(product(rows if rows[-1] == row_sizes[-1] else [*rows, row_sizes[-1]], tokens))
 
 
-def graph_memory_bytes(loaded: LoadedModel, options: EngineOptions) -> int:
-    """Return an estimate of the device memory that `capture_graphs` will take in all."""
+def graph_memory_bytes(spec: ModelSpec, options: EngineOptions, widest: int) -> int:
+    """Return an estimate of the device memory that `capture_graphs` will take in all.
+
+    `widest` is the most rows or columns of a layer's matrix.
+    """
     sizes, token_sizes = ladder(options.max_running), token_ladder(options.step_tokens(GPU_STEP_TOKENS))
-    logit_bytes = 2 * loaded.dtype.itemsize + DRAW_BYTES  # the model's output, and the copy that is kept
-    table_bytes = -(-loaded.max_model_len // options.block_size) * 8
-    row_bytes = loaded.vocab_size * logit_bytes + table_bytes
+    logit_bytes = 2 * spec.dtype.itemsize + DRAW_BYTES  # the model's output, and the copy that is kept
+    table_bytes = -(-spec.max_model_len // options.block_size) * 8
+    row_bytes = spec.vocab_size * logit_bytes + table_bytes
     number = len(sizes) + len(token_sizes) + len(mixed_sizes(sizes, token_sizes))
-    launch_bytes = (1 + options.has_adapters) * number * len(loaded.kv_shapes | loaded.state_shapes) * LAYER_BYTES
-    linears = [module for module in loaded.model.modules() if isinstance(module, torch.nn.Linear)]
-    weights = [*loaded.model.parameters(), *(module.weight for module in linears)]  # those of packed ones, too
-    widest = max(max(p.shape) for p in weights if p.dim() > 1 and loaded.vocab_size not in p.shape)
-    prompt_bytes = token_sizes[-1] * widest * loaded.dtype.itemsize * WIDE_TENSORS
+    launch_bytes = (1 + options.has_adapters) * number * len(spec.kv_shapes | spec.state_shapes) * LAYER_BYTES
+    prompt_bytes = token_sizes[-1] * widest * spec.dtype.itemsize * WIDE_TENSORS
     # States are gathered for a layer, and written back.
-    row_bytes += WIDE_TENSORS * max((layer.num_bytes for layer in loaded.state_shapes.values()), default=0)
+    row_bytes += WIDE_TENSORS * max((layer.num_bytes for layer in spec.state_shapes.values()), default=0)
     return options.max_running * row_bytes + launch_bytes + prompt_bytes + POOL_BYTES
 
 
@@ -99,7 +98,7 @@ class Captured:
     """The forward of a model that is captured, with the block tables and the sizes that it is captured for."""
 
     executor: Executor
-    loaded: LoadedModel
+    spec: ModelSpec
     tables: BlockTables
     capture: Capture
     num_blocks: int
@@ -107,6 +106,7 @@ class Captured:
     max_model_len: int
     states: States | None = None  # of layers that keep one
     adapters: TritonAdapters | None = None
+    adaptable: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # the modules that adapters may name
 
 
 class Graphs(NamedTuple):
@@ -137,7 +137,7 @@ def capture_decodes(own: Captured, max_running: int, trials: Trials) -> DecodeGr
             own.executor.forward,
             triton_sampling,
             own.capture,
-            own.loaded,
+            own.spec,
             own.tables,
             sizes=sizes,
             first=FIRST_SIZES | {sizes[-1]},
@@ -161,7 +161,7 @@ def capture_prompts(own: Captured, max_step_tokens: int, trials: Trials) -> Prom
         return PromptGraphs(
             own.executor.forward,
             own.capture,
-            own.loaded,
+            own.spec,
             own.tables,
             sizes=sizes,
             first=FIRST_SIZES | {sizes[-1]},
@@ -203,7 +203,7 @@ def _captured(
     """Capture graphs; None if that fails, or if `problem` finds one."""
     began_ns = monotonic_ns()
     torch.cuda.empty_cache()
-    free_bytes, _ = torch.cuda.mem_get_info(own.loaded.device)
+    free_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
 
     def made_of_all() -> T:
         try:
@@ -216,7 +216,7 @@ def _captured(
     if made is None:
         torch.cuda.empty_cache()
         return None
-    left_bytes, _ = torch.cuda.mem_get_info(own.loaded.device)
+    left_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
     log.debug(
         "%s, for %s: %d of %d sizes captured in %.1f s, %.2f GiB",
         FEATURES[feature][0],
@@ -232,7 +232,6 @@ def _captured(
 @torch.inference_mode()
 def replay_problem(own: Captured, sizes: list[int], graphs: DecodeGraphs) -> str | None:
     """Compare replayed decodes with the same steps launched operation by operation."""
-    loaded = own.loaded
     most = min(len(COMPARED_LENGTHS), own.num_blocks // -(-max(COMPARED_LENGTHS) // own.block_size), sizes[-1])
     if own.states is not None:
         most = min(most, own.states.last)
@@ -248,7 +247,7 @@ def replay_problem(own: Captured, sizes: list[int], graphs: DecodeGraphs) -> str
             graphs.graphs.capture_next(only_wanted=True)
         logits, replayed = graphs.launch(decodes, own.tables.update(decodes), None, {}, adapters=adapters)
         what = f"the outputs of {num_rows} sequences{' with adapters' * bool(adapters)}"
-        found = Difference(what, difference(logits, want), tolerance(loaded.dtype))
+        found = Difference(what, difference(logits, want), tolerance(own.spec.dtype))
         if found.is_beyond_rounding:
             return str(found)
         assert replayed is not None
@@ -268,7 +267,7 @@ def prompt_problem(own: Captured, sizes: list[int], graphs: PromptGraphs) -> str
             continue
         want = own.executor.forward(_batch(step, own)).clone()
         logits, sample_chunks = graphs.launch(step, own.tables.update(step))
-        limit = tolerance(own.loaded.dtype)
+        limit = tolerance(own.spec.dtype)
         found = Difference(f"the outputs of {number} prompts", difference(logits, want), limit)
         if sample_chunks != list(range(number)) or found.is_beyond_rounding:
             return str(found)
@@ -293,7 +292,7 @@ def mixed_problem(own: Captured, decodes: DecodeGraphs, prompts: PromptGraphs, g
     assert found is not None
     got = [decodes.launch(decode, [first], None, {}, mixed=found[:2])[0], prompts.logits[:1]]
     for what, one, other in zip(("a decode", "a prompt"), got, wanted, strict=True):
-        limit = tolerance(own.loaded.dtype)
+        limit = tolerance(own.spec.dtype)
         apart = Difference(f"the outputs of {what} beside the other", difference(one, other), limit)
         if apart.is_beyond_rounding:
             return str(apart)
@@ -302,8 +301,8 @@ def mixed_problem(own: Captured, decodes: DecodeGraphs, prompts: PromptGraphs, g
 
 def _steps(own: Captured, number: int) -> tuple[Step, Step]:
     """Return the prompts of so many sequences, and their decodes."""
-    lengths = [min(length, own.loaded.max_model_len) for length in COMPARED_LENGTHS[:number]]
-    steps = prompts_and_decodes(lengths, own.loaded.vocab_size, own.block_size)
+    lengths = [min(length, own.spec.max_model_len) for length in COMPARED_LENGTHS[:number]]
+    steps = prompts_and_decodes(lengths, own.spec.vocab_size, own.block_size)
     for place, chunk in enumerate(steps[0].chunks):
         chunk.sequence.state = place
     return steps
@@ -311,8 +310,8 @@ def _steps(own: Captured, number: int) -> tuple[Step, Step]:
 
 def _probe(own: Captured) -> Adapter:
     """Return an adapter of all modules that may have one."""
-    adapter = probe_adapter(adaptable(own.loaded.model), own.loaded.dtype)
-    device = own.loaded.device
+    adapter = probe_adapter(own.adaptable, own.spec.dtype)
+    device = own.spec.device
     parts = {name: replace(part, a=part.a.to(device), b=part.b.to(device)) for name, part in adapter.parts.items()}
     return replace(adapter, parts=parts)
 
@@ -320,7 +319,7 @@ def _probe(own: Captured) -> Adapter:
 def _batch(step: Step, own: Captured, adapters: Sequence[Adapter | None] = ()) -> Batch:
     """Return the batch of a step, which reads the tables that graphs read."""
     rows = own.tables.update(step)
-    batch = build_batch(step, own.block_size, own.loaded.device, tables=(own.tables.on_device, rows))
+    batch = build_batch(step, own.block_size, own.spec.device, tables=(own.tables.on_device, rows))
     batch.adapters = list(adapters)
     if own.states is not None:
         parts = [StateChunk(place, chunk.start, chunk.num_tokens) for place, chunk in enumerate(step.chunks)]

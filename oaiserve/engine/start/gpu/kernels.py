@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from oaiserve.engine.model.adapted_modules import AddTo, adaptable, plain
+from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, StepAttention
-from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.loaded import LoadedModel
+from oaiserve.engine.model.plain_adapters import AddTo, plain
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks, apply_masks_in_torch
 from oaiserve.engine.model.states import StateChunk, States
-from oaiserve.engine.start.compare import Difference, compare, difference, layer_tolerance, worst
+from oaiserve.engine.start.compare import Difference, compare, difference, layer_tolerance, tolerance, worst
 from oaiserve.engine.step import Chunk, Step
 
 LENGTHS = (3, 20, 600, 75)  # of sequences whose attention is compared; one is read by several programs
+LOGITS_LENGTHS = (9, 40, 17, 600)
 CHUNK_TOKENS = 5  # of the longest, in a step in which the others decode
 ADAPTED_LENGTHS = [3, 20, 9]
 ADAPTER_RANKS = (8, 24)
@@ -38,12 +40,12 @@ _DRAWS = [
 
 
 @torch.inference_mode()
-def attention_problem(loaded: LoadedModel, backend: Backend, block_size: int) -> Difference | None:
-    """Compare attention with the reference in the model's layers, in prompts, chunks and decodes."""
-    if not loaded.kv_shapes:
+def attention_problem(spec: ModelSpec, weights: CudaWeights, backend: Backend, block_size: int) -> Difference | None:
+    """Compare attention with that in plain torch in the model's layers, in prompts, chunks and decodes."""
+    if not spec.kv_shapes:
         return None
-    *lengths, longest = (max(3, min(length, loaded.max_model_len)) for length in LENGTHS)
-    prompts, decodes = prompts_and_decodes([*lengths, longest], loaded.vocab_size, block_size)
+    *lengths, longest = (max(3, min(length, spec.max_model_len)) for length in LENGTHS)
+    prompts, decodes = prompts_and_decodes([*lengths, longest], spec.vocab_size, block_size)
     # The longest goes on with some tokens while the others decode.
     sequence, start = decodes.chunks.pop().sequence, longest - min(CHUNK_TOKENS, longest - 1)
     prompts.chunks[-1] = Chunk(sequence, 0, start, max_draws=0)
@@ -51,7 +53,7 @@ def attention_problem(loaded: LoadedModel, backend: Backend, block_size: int) ->
     found: list[float] = []  # differences of results, and the share of keys and values that differ
 
     def of_step(batch: Batch) -> StepAttention:
-        reference, fast = ReferenceAttention(batch), backend(batch)
+        reference, fast = PlainAttention(batch), backend(batch)
 
         def attend(
             query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, scoring: Scoring
@@ -66,25 +68,55 @@ def attention_problem(loaded: LoadedModel, backend: Backend, block_size: int) ->
 
         return attend
 
-    num_blocks = sequence.blocks[-1] + 1
-    executor = EagerExecutor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size, backend=of_step)
-    states = States(loaded.state_shapes, len(prompts.chunks), loaded.device) if loaded.state_shapes else None
+    sizes = {"num_blocks": sequence.blocks[-1] + 1, "block_size": block_size}
+    executor = CudaExecutor(weights, spec.kv_shapes, **sizes, kernels=Kernels(attention=of_step))
+    states = _states(spec, len(prompts.chunks))
     for step in (prompts, decodes):
-        order = sorted(enumerate(step.chunks), key=lambda numbered: numbered[1].num_tokens > 1)
-        batch = build_batch(Step([chunk for _, chunk in order]), block_size, loaded.device)
-        if states is not None:
-            batch.states = states.of_step([StateChunk(i, chunk.start, chunk.num_tokens) for i, chunk in order])
-        executor.forward(batch)
-    limit = layer_tolerance(loaded.dtype)
+        executor.forward(_batch(step, spec, states, block_size))
+    limit = layer_tolerance(spec.dtype)
     return worst(Difference("attention in a layer", apart, limit) for apart in found)
 
 
 @torch.inference_mode()
-def sampling_problem(loaded: LoadedModel, sample_ids: SampleIds, apply_masks: ApplyMasks) -> str | None:
+def logits_problem(spec: ModelSpec, weights: CudaWeights, kernels: Kernels, block_size: int) -> Difference | None:
+    """Compare the logits of prompts and decodes with those in plain torch, also at the model's last position, where
+    rotary tables end."""
+    lengths = [max(3, min(length, spec.max_model_len)) for length in LOGITS_LENGTHS]
+    steps = prompts_and_decodes(lengths, spec.vocab_size, block_size)
+    num_blocks = max(block for chunk in steps[0].chunks for block in chunk.sequence.blocks) + 1
+    found: list[list[torch.Tensor]] = []
+    for which in (Kernels(), kernels):
+        sizes = {"num_blocks": num_blocks, "block_size": block_size}
+        executor = CudaExecutor(weights, spec.kv_shapes, **sizes, kernels=which)
+        states = _states(spec, len(lengths))
+        whole = Step([chunk._replace(max_draws=1) for chunk in steps[0].chunks])
+        batches = [_batch(step, spec, states, block_size) for step in (whole, steps[1])]
+        last = torch.full_like(batches[1].positions, spec.max_model_len - 1)
+        batches.append(replace(batches[1], positions=last))
+        found.append([executor.forward(batch).clone() for batch in batches])
+    limit = tolerance(spec.dtype)
+    return worst(Difference("the outputs", difference(*pair), limit) for pair in zip(*reversed(found), strict=True))
+
+
+def _states(spec: ModelSpec, number: int) -> States | None:
+    return States(spec.state_shapes, number, spec.device) if spec.state_shapes else None
+
+
+def _batch(step: Step, spec: ModelSpec, states: States | None, block_size: int) -> Batch:
+    """Return a batch of a step, with decodes before prompts. Each sequence has the state of its place in the step."""
+    order = sorted(enumerate(step.chunks), key=lambda numbered: numbered[1].num_tokens > 1)
+    batch = build_batch(Step([chunk for _, chunk in order]), block_size, spec.device)
+    if states is not None:
+        batch.states = states.of_step([StateChunk(i, chunk.start, chunk.num_tokens) for i, chunk in order])
+    return batch
+
+
+@torch.inference_mode()
+def sampling_problem(spec: ModelSpec, sample_ids: SampleIds, apply_masks: ApplyMasks) -> str | None:
     """Compare draws and masks with those in plain torch; return the difference as text, or None."""
     generator = torch.Generator().manual_seed(0)
-    numbers = torch.randn(len(_DRAWS), loaded.vocab_size, generator=generator) * 3
-    logits = numbers.to(loaded.device, loaded.dtype)
+    numbers = torch.randn(len(_DRAWS), spec.vocab_size, generator=generator) * 3
+    logits = numbers.to(spec.device, spec.dtype)
     logits[-1] = torch.inf
     for rows in (_DRAWS[:1], _DRAWS[:3], _DRAWS):  # each has kernels of its own
         some = logits[: len(rows)]
@@ -94,7 +126,7 @@ def sampling_problem(loaded: LoadedModel, sample_ids: SampleIds, apply_masks: Ap
         if not bool((got_finite.bool() == want_finite.bool()).all()) or not bool(are_equal.all()):
             return f"of {len(rows)} draws, {int((~are_equal).sum())} would be others"
     rng = np.random.default_rng(0)
-    words = rng.integers(0, 2**32, (2, -(-loaded.vocab_size // 32)), dtype=np.uint32)
+    words = rng.integers(0, 2**32, (2, -(-spec.vocab_size // 32)), dtype=np.uint32)
     masked, expected = (logits[:3].to(torch.float32, copy=True) for _ in range(2))
     apply_masks(masked, [0, 2], words)
     apply_masks_in_torch(expected, [0, 2], words)
@@ -102,23 +134,25 @@ def sampling_problem(loaded: LoadedModel, sample_ids: SampleIds, apply_masks: Ap
 
 
 @torch.inference_mode()
-def adapters_problem(loaded: LoadedModel, add: Callable[[Batch], AddTo], block_size: int) -> Difference | None:
+def adapters_problem(
+    spec: ModelSpec, adaptable: Mapping[str, tuple[int, int]], add: Callable[[Batch], AddTo], block_size: int
+) -> Difference | None:
     """Compare products with adapters with those in plain torch, for one layer of each shape.
 
     In a step, one sequence has an adapter, one another of a larger rank, and one none.
     """
-    prompts, _ = prompts_and_decodes(ADAPTED_LENGTHS, loaded.vocab_size, block_size)
-    shapes = {shape: name for name, shape in adaptable(loaded.model).items()}
+    prompts, _ = prompts_and_decodes(ADAPTED_LENGTHS, spec.vocab_size, block_size)
+    shapes = {shape: name for name, shape in adaptable.items()}
     generator = torch.Generator().manual_seed(0)
 
     def numbers(*sizes: int) -> torch.Tensor:
-        return torch.randn(*sizes, generator=generator).to(loaded.device, loaded.dtype) / math.sqrt(sizes[-1])
+        return torch.randn(*sizes, generator=generator).to(spec.device, spec.dtype) / math.sqrt(sizes[-1])
 
     adapters = [
         Adapter(str(rank), {n: AdapterPart(numbers(rank, k), numbers(m, rank), 0.5) for (m, k), n in shapes.items()})
         for rank in ADAPTER_RANKS
     ]
-    batch = build_batch(prompts, block_size, loaded.device)
+    batch = build_batch(prompts, block_size, spec.device)
     batch.adapters = [adapters[0], None, adapters[1]]
 
     def added_by(way: AddTo) -> Callable[[tuple[str, int, torch.Tensor]], torch.Tensor]:
@@ -134,4 +168,4 @@ def adapters_problem(loaded: LoadedModel, add: Callable[[Batch], AddTo], block_s
         (f"products of '{name}'", (name, rows, numbers(len(batch.input_ids), columns) * math.sqrt(columns)))
         for (rows, columns), name in shapes.items()
     )
-    return compare(added_by(add(batch)), added_by(plain(batch)), named, layer_tolerance(loaded.dtype))
+    return compare(added_by(add(batch)), added_by(plain(batch)), named, layer_tolerance(spec.dtype))

@@ -5,18 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import attention
 
+from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda.executor import CudaWeights
+from oaiserve.engine.executors.reference.place import new_cache
 from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.start.compare import Difference
 from oaiserve.engine.start.gpu.kernels import attention_problem
@@ -41,7 +41,8 @@ def flash_attention() -> Callable[..., torch.Tensor]:
 
 @torch.inference_mode()
 def long_prompts_checked(
-    loaded: LoadedModel,
+    spec: ModelSpec,
+    weights: CudaWeights,
     triton_attention: Callable[..., Any],
     block_size: int,
     trials: Trials,
@@ -50,19 +51,21 @@ def long_prompts_checked(
 ) -> LongPrompts | None:
     """Return the attention of long prompts by a library; None: it is not used. `triton_attention` is the backend, which
     takes LongPrompts, too."""
-    num_keys, shapes = LongPrompts._field_defaults["least_keys"], loaded.kv_shapes.values()
+    num_keys, shapes = LongPrompts._field_defaults["least_keys"], spec.kv_shapes.values()
     has_its_shapes = bool(shapes) and all(shape.key_dim == shape.value_dim for shape in shapes)
-    if loaded.dtype == torch.float32 or not has_its_shapes or loaded.max_model_len < num_keys:
+    if spec.dtype == torch.float32 or not has_its_shapes or spec.max_model_len < num_keys:
         trials.off["long_prompts"] = f"it is for 16 bits, {num_keys:,} tokens or more, and keys as wide as values"
         return None
     slower: list[str] = []
 
     def problem(attend: Callable[..., torch.Tensor]) -> Difference | None:
         by_library = partial(triton_attention, long_prompts=LongPrompts(attend, 2, 0))
-        found = attention_problem(loaded, by_library, block_size)
+        found = attention_problem(spec, weights, by_library, block_size)
         if found is None:
             ways: tuple[Backend, ...] = triton_attention, by_library
-            ours, theirs = (_layer_seconds(loaded, way, num_keys, block_size, seconds) for way in ways)
+            ours, theirs = (
+                _layer_seconds(spec, weights.most_heads, way, num_keys, block_size, seconds) for way in ways
+            )
             slower.extend([f"it took {theirs:.2g} s, Triton's kernels {ours:.2g} s"] * (theirs >= ours))
         return found
 
@@ -76,15 +79,15 @@ def long_prompts_checked(
     return None
 
 
-def _layer_seconds(loaded: LoadedModel, way: Backend, num_keys: int, block_size: int, seconds: Seconds) -> float:
+def _layer_seconds(
+    spec: ModelSpec, heads: int, way: Backend, num_keys: int, block_size: int, seconds: Seconds
+) -> float:
     """Return the time of the first layer's attention for the end of a prompt."""
-    layer, shape = next(iter(loaded.kv_shapes.items()))
-    of_one_layer = replace(loaded, kv_shapes={layer: shape})
+    shape = next(iter(spec.kv_shapes.values()))
     num_blocks = -(-num_keys // block_size)
-    cache = EagerExecutor.with_cache(of_one_layer, num_blocks=num_blocks, block_size=block_size).caches[layer]
-    heads = loaded.model.config.get_text_config().num_attention_heads
+    cache = new_cache(shape, spec.dtype, spec.device, num_blocks=num_blocks, block_size=block_size)
     sizes = (heads, shape.key_dim), (shape.kv_heads, shape.key_dim), (shape.kv_heads, shape.value_dim)
-    query, key, value = (torch.zeros(NUM_TOKENS, *size, dtype=loaded.dtype, device=loaded.device) for size in sizes)
-    step = prompt(num_keys, loaded.vocab_size, block_size, start=num_keys - NUM_TOKENS)
-    batch = build_batch(step, block_size, loaded.device)
+    query, key, value = (torch.zeros(NUM_TOKENS, *size, dtype=spec.dtype, device=spec.device) for size in sizes)
+    step = prompt(num_keys, spec.vocab_size, block_size, start=num_keys - NUM_TOKENS)
+    batch = build_batch(step, block_size, spec.device)
     return seconds(lambda: way(batch)(query, key, value, cache, Scoring(1.0)))

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 
 import torch
 
-from oaiserve.engine.model.gpu.device_experts import (
-    Compute,
-    PackedExperts,
-    compute_by,
-    packed_experts,
-    plain_experts,
-)
-from oaiserve.engine.model.gpu.device_matrices import (
-    Multiply,
-    PackedLinear,
-    expanded_product,
-    multiply_by,
-    packed_linears,
-)
-from oaiserve.engine.model.loaded import LoadedModel
+from oaiserve.engine.model.gpu.device_experts import ExpertMatrices
+from oaiserve.engine.model.gpu.device_matrices import Multiply, PackedMatrix, expanded_product
 from oaiserve.engine.start.compare import Difference, compare, layer_tolerance
 from oaiserve.engine.start.gpu.timing import Seconds, device_seconds
 from oaiserve.engine.start.gpu.trials import Trials
@@ -35,45 +23,44 @@ PRODUCT_ROWS = (*EXPERT_ROWS, 2048)
 UNPACKED_ROWS = (512, 1024, 2048)  # from which on matrices may be unpacked: more than most steps have decodes
 CHOSEN_EXPERTS = 4  # of each row, in this comparison
 
-Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # hidden states, the experts of each row, and their weights
-
 
 @torch.inference_mode()
-def multiply_checked(loaded: LoadedModel, find: Callable[[], Multiply], trials: Trials) -> bool:
-    """Let a model multiply with its packed matrices in the way that `find` returns, if products are those in plain
-    torch. Return whether it does."""
-    layers = packed_linears(loaded.model)
-    kinds = {(one.matrix.kind, one.matrix.shape, one.matrix.zeros is None, one.bias is None): one for one in layers}
+def multiply_checked(
+    matrices: Sequence[PackedMatrix], dtype: torch.dtype, find: Callable[[], Multiply], trials: Trials
+) -> Multiply | None:
+    """Return the products with these matrices that `find` returns, if they are those in plain torch."""
+    dense = [one for one in matrices if not isinstance(one, ExpertMatrices)]
+    kinds = {(one.kind, one.shape, one.zeros is None): one for one in dense}
 
     def problem(multiply: Multiply) -> Difference | None:
         named = (
-            (f"{num_rows} rows times a matrix of {layer.matrix.kind}", (layer, _rows(layer, num_rows, loaded.dtype)))
-            for layer in kinds.values()
+            (f"{num_rows} rows times a matrix of {matrix.kind}", (matrix, rows_for(matrix, num_rows, dtype)))
+            for matrix in kinds.values()
             for num_rows in PRODUCT_ROWS
         )
-        return compare(_product(multiply), _product(expanded_product), named, layer_tolerance(loaded.dtype))
+        return compare(_product(multiply), _product(expanded_product), named, layer_tolerance(dtype))
 
-    if not layers:
+    if not dense:
         trials.off["packed_weights"] = "the model has none"
-        return False
-    multiply = trials.tried("packed_weights", find, problem)
-    if multiply is not None:
-        multiply_by(loaded.model, multiply)
-    return multiply is not None
+        return None
+    return trials.tried("packed_weights", find, problem)
 
 
 @torch.inference_mode()
 def unpacking_where_faster(
-    loaded: LoadedModel, multiply: Callable[..., torch.Tensor], seconds: Seconds = device_seconds
+    matrices: Sequence[PackedMatrix],
+    dtype: torch.dtype,
+    multiply: Callable[..., torch.Tensor],
+    seconds: Seconds = device_seconds,
 ) -> Multiply:
     """Return the products that unpack a matrix from the number of rows on where this takes less time, as is measured
     with the largest."""
-    layer = max(packed_linears(loaded.model), key=lambda layer: layer.matrix.codes.numel())
+    dense = (one for one in matrices if not isinstance(one, ExpertMatrices))
+    matrix = max(dense, key=lambda one: one.codes.numel())
     for num_rows in UNPACKED_ROWS:
-        x = _rows(layer, num_rows, loaded.dtype)
+        x = rows_for(matrix, num_rows, dtype)
         packed, unpacked = (
-            seconds(partial(multiply, x, layer.matrix, layer.bias, unpacked_from=least))
-            for least in (num_rows + 1, num_rows)
+            seconds(partial(multiply, x, matrix, None, unpacked_from=least)) for least in (num_rows + 1, num_rows)
         )
         if unpacked < packed:
             log.debug("Matrices are unpacked for %d rows or more: %.2g s, not %.2g s", num_rows, unpacked, packed)
@@ -81,49 +68,58 @@ def unpacking_where_faster(
     return partial(multiply, unpacked_from=sys.maxsize)
 
 
-def _product(multiply: Multiply) -> Callable[[tuple[PackedLinear, torch.Tensor]], torch.Tensor]:
-    return lambda given: multiply(given[1], given[0].matrix, given[0].bias)
-
-
-def _rows(layer: PackedLinear, num_rows: int, dtype: torch.dtype) -> torch.Tensor:
-    device = layer.matrix.codes.device
-    generator = torch.Generator(device).manual_seed(num_rows)
-    return torch.randn(num_rows, layer.matrix.shape[1], generator=generator, device=device).to(dtype)
-
-
 @torch.inference_mode()
-def compute_experts_checked(loaded: LoadedModel, find: Callable[[], Compute], trials: Trials) -> bool:
-    """Let packed experts compute in the way that `find` returns, if what they give is what plain torch does. Return
-    whether they do."""
-    layers = packed_experts(loaded.model)
-    if not layers:
+def experts_checked(
+    matrices: Sequence[PackedMatrix], dtype: torch.dtype, find: Callable[[], ModuleType], trials: Trials
+) -> ModuleType | None:
+    """Return the kernels of experts that `find` returns, if their products are those in plain torch."""
+    kinds = {(one.kind, one.codes.shape): one for one in matrices if isinstance(one, ExpertMatrices)}
+    if not kinds:
         trials.off["packed_experts"] = "the model has none"
-        return False
-    problem = partial(_experts_problem, layers, dtype=loaded.dtype)
-    compute = trials.tried("packed_experts", find, problem)
-    if compute is not None:
-        compute_by(loaded.model, compute)
-    return compute is not None
+        return None
+
+    def problem(kernels: ModuleType) -> Difference | None:
+        def product(given: tuple[ExpertMatrices, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            of_experts, x, chosen = given
+            plan = kernels.planned(chosen, len(of_experts.codes))
+            out: torch.Tensor = kernels.product(x, of_experts, plan, pairs_of_row=chosen.shape[1], factors=None)
+            return out
+
+        named = (
+            (f"{num_rows} rows and experts in {one.kind}", (one, *_expert_inputs(one, num_rows, dtype)))
+            for one in kinds.values()
+            for num_rows in EXPERT_ROWS
+        )
+        return compare(product, plain_expert_products, named, layer_tolerance(dtype))
+
+    return trials.tried("packed_experts", find, problem)
 
 
-def _experts_problem(layers: list[PackedExperts], compute: Compute, dtype: torch.dtype) -> Difference | None:
-    """Compare outputs of experts with those in plain torch, for one layer of each kind."""
-    kinds = {(one.gate_up.kind, one.gate_up.shape, one.num_experts): one for one in layers}
-    named = (
-        (f"{num_rows} rows and experts in {kind}", (experts, _expert_inputs(experts, num_rows, dtype)))
-        for (kind, *_), experts in kinds.items()
-        for num_rows in EXPERT_ROWS
-    )
-    return compare(_outputs(compute), _outputs(plain_experts), named, layer_tolerance(dtype))
+def plain_expert_products(given: tuple[ExpertMatrices, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Return the products [pairs, n] of rows [T, columns] with the matrices of their experts [T, top_k]."""
+    of_experts, x, chosen = given
+    top_k = chosen.shape[1]
+    out = x.new_empty(chosen.numel(), of_experts.shape[0])
+    for expert in chosen.unique().tolist():
+        pairs = (chosen.flatten() == expert).nonzero()[:, 0]
+        bias = None if of_experts.bias is None else of_experts.bias[expert]
+        out[pairs] = expanded_product(x[pairs // top_k], of_experts.of(expert), bias)
+    return out
 
 
-def _outputs(compute: Compute) -> Callable[[tuple[PackedExperts, Inputs]], torch.Tensor]:
-    return lambda given: compute(given[0], *given[1])
+def _product(multiply: Multiply) -> Callable[[tuple[PackedMatrix, torch.Tensor]], torch.Tensor]:
+    return lambda given: multiply(given[1], given[0], None)
 
 
-def _expert_inputs(experts: PackedExperts, num_rows: int, dtype: torch.dtype) -> Inputs:
+def rows_for(matrix: PackedMatrix, num_rows: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return rows [num_rows, columns] of x for a matrix, always the same."""
+    device = matrix.codes.device
+    generator = torch.Generator(device).manual_seed(num_rows)
+    return torch.randn(num_rows, matrix.shape[1], generator=generator, device=device).to(dtype)
+
+
+def _expert_inputs(matrices: ExpertMatrices, num_rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(num_rows)
-    device, number = experts.gate_up.codes.device, experts.num_experts
-    x = torch.randn(num_rows, experts.gate_up.shape[1], generator=generator).to(device, dtype)
-    chosen = torch.rand(num_rows, number, generator=generator).topk(min(CHOSEN_EXPERTS, number)).indices.to(device)
-    return x, chosen, torch.rand(*chosen.shape, generator=generator).to(device, dtype)
+    number = len(matrices.codes)
+    chosen = torch.rand(num_rows, number, generator=generator).topk(min(CHOSEN_EXPERTS, number)).indices
+    return rows_for(matrices, num_rows, dtype), chosen.to(matrices.codes.device)

@@ -46,6 +46,8 @@ class Fallback:
 
 def load(request: StartRequest, device: torch.device) -> PreTrainedModel:
     """Load a model of transformers. Raises StartupError for one that its code cannot compute."""
+    if device.type == "cuda":  # whose attention by cuDNN makes a plan for each new length
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     source, options, name = request.source, request.options, request.source.gguf_file or request.source.location
     with reported(f"No model could be loaded from {source.shown}"):
         config = config_of(source)
@@ -62,7 +64,7 @@ def load(request: StartRequest, device: torch.device) -> PreTrainedModel:
         quantization = quantization_of(config, name)
     is_gguf = source.gguf_file is not None
     dtype = select_dtype(options.dtype, config, device, is_gguf=is_gguf, for_tensor_cores=True)
-    model, _ = load_weights(Checkpoint(name, source, config, quantization, text is not None), dtype, device)
+    model = load_weights(Checkpoint(name, source, config, quantization, text is not None), dtype)
     move(model, device, name)
     return model
 

@@ -1,41 +1,47 @@
-"""Starts a model on a GPU."""
+"""Starts a text model on a GPU from a description of its files: with kernels and graphs, or in plain PyTorch."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.decoder.description import Decoder, NotKnown
+from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.reference.executor import ReferenceExecutor
+from oaiserve.engine.executors.reference.place import placed
 from oaiserve.engine.model.device import select_device
-from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.gpu.fast_paths import FastPaths, find_fast_paths
-from oaiserve.engine.start.gpu.graph_capture import Captured, Graphs, capture_graphs, token_ladder
+from oaiserve.engine.start.check import refuse_unless_finite
+from oaiserve.engine.start.described import describe_model, with_shapes
+from oaiserve.engine.start.gpu.fast_paths import FastPaths, find_fast_paths, no_fast_paths
+from oaiserve.engine.start.gpu.graph_capture import (
+    Captured,
+    Graphs,
+    capture_graphs,
+    graph_memory_bytes,
+    token_ladder,
+)
 from oaiserve.engine.start.gpu.kernels import adapters_problem
-from oaiserve.engine.start.gpu.kv_cache import gpu_sizes, with_measured_scales
-from oaiserve.engine.start.gpu.layers import exactness_problem, fuse_layers_checked
+from oaiserve.engine.start.gpu.kv_cache import gpu_sizes, takes_float8, with_measured_scales
 from oaiserve.engine.start.gpu.trial_marker import TrialMarker, marker_path
 from oaiserve.engine.start.gpu.trials import Trials
-from oaiserve.engine.start.kv_form import with_native_cache
-from oaiserve.engine.start.load import load_with
 from oaiserve.engine.start.options import refuse_unless_possible
-from oaiserve.engine.start.request import StartRequest
+from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started, assemble
 from oaiserve.errors import StartupError
 from oaiserve.files.start_cache import version_of
@@ -47,77 +53,102 @@ log = logging.getLogger(__name__)
 
 
 class OnGpu:
-    """The start of a model on one GPU."""
+    """The start of a model that its family describes on one GPU."""
 
-    name = "on a GPU"
+    name = "from a description of its files, on a GPU"
 
     def accepts(self, request: StartRequest) -> str | None:
+        if request.task != "generate":
+            return f"it is for --task {request.task}"
         return "its device is the CPU" if select_device(request.options.device).type == "cpu" else None
 
     def start(self, request: StartRequest) -> ServedModel:
         options = request.options
-        loaded = request.load("weights", partial(load_with, options, request.source.path))
-        marker = TrialMarker(_marker_path(request, loaded.device), forget=options.recheck)
-        trials = Trials(marker, partial(torch.cuda.synchronize, loaded.device))
-        started = start_on_gpu(with_native_cache(loaded, options), options, trials)
+        device = select_device(options.device)
+        try:
+            model = request.load("weights", lambda: place(request, device))
+            marker = TrialMarker(_marker_path(request, device), forget=options.recheck)
+            trials = Trials(marker, partial(torch.cuda.synchronize, device))
+            started = start_on_gpu(model, options, trials)
+        except NotKnown as reason:
+            raise Declined(str(reason)) from reason
         return assemble(started, request.tokenizer, options)
+
+
+class Placed(NamedTuple):
+    """A described model on a GPU."""
+
+    spec: ModelSpec
+    weights: CudaWeights | Decoder  # the latter with --no-compile, for the reference executor
+    adaptable: Mapping[str, tuple[int, int]]  # rows and columns of the modules that adapters may name
+
+
+def place(request: StartRequest, device: torch.device) -> Placed:
+    """Describe a model, and bring its weights to the device one by one.
+
+    Raises NotKnown for a model without a description, and StartupError for options that it or the device cannot obey,
+    and for too little memory.
+    """
+    options, name = request.options, request.source.location
+    # cuDNN's attention makes a plan for each new length, which takes longer than a step.
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+    spec, decoder, *_ = describe_model(request.source, options, device=device)
+    adaptable = decoder.adaptable()
+    refuse_unless_possible(spec, options, adaptable)
+    weights: CudaWeights | Decoder
+    try:
+        if options.compile:
+            weights = CudaWeights(decoder, dtype=spec.dtype, device=device, takes_float8=takes_float8(device))
+        else:
+            weights = placed(decoder, spec.dtype, device)
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        raise StartupError(
+            f"The weights of '{name}' in {str(spec.dtype).removeprefix('torch.')} do not fit on {device}, which has "
+            f"{total / 2**30:.1f} GiB, of which {free / 2**30:.1f} GiB are left: end what else uses this GPU "
+            "(nvidia-smi lists it), or take a smaller --dtype, quantized weights or another --device."
+        ) from error
+    return Placed(spec, weights, adaptable)
 
 
 def _marker_path(request: StartRequest, device: torch.device) -> Path:
     """Return the file of trials for a model on a device, with the versions on which a trial's end depends."""
-    versions = map(version_of, ("oaiserve", "torch", "transformers"))
+    versions = map(version_of, ("oaiserve", "torch", "triton"))
     return marker_path(str(request.source.path.resolve()), torch.cuda.get_device_name(device), *versions)
 
 
-def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) -> Started:
-    """Start a model that is on a GPU: its fast paths, its sizes, its executor (fused layers, or transformers' code) and
-    its graphs.
+def start_on_gpu(model: Placed, options: EngineOptions, trials: Trials) -> Started:
+    """Start a model whose weights are on a GPU: its fast paths, its sizes, its executor and its graphs.
 
-    Raises StartupError if the device, or its memory, does not allow the options.
+    Raises StartupError if the device, or its memory, does not allow the options, and NotKnown for a model whose outputs
+    are no numbers.
     """
-    refuse_unless_possible(loaded, options, adaptable(loaded.model))
-    if options.kv_cache_dtype == "fp8":
-        loaded = with_measured_scales(loaded, options.block_size)
-    if loaded.state_shapes:
-        log.debug("There are no fused layers: some of the model's layers keep a state")
-        options = replace(options, compile=False)
-    if options.has_adapters and options.compile:
-        log.debug("There are no fused layers: steps may have adapters")
-    paths = find_fast_paths(loaded, options, trials)
-    num_blocks, num_states = gpu_sizes(loaded, options, paths)
-    sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
-    eager = EagerExecutor.with_cache(loaded, backend=paths.backend, **sizes)
-    executor: Executor = eager
-    adapters: TritonAdapters | None = None
-    if options.has_adapters:
-        adapters = trials.tried(
-            "adapters",
-            partial(_adapters, loaded, options),
-            lambda made: adapters_problem(loaded, made.of_batch, options.block_size),
-        )
-        if adapters is not None:
-            eager.add_adapters = adapters.of_batch
-    else:
-        trials.off["adapters"] = "there are none (--lora)"
-    if paths.layers is not None:
-        executor = fuse_layers_checked(paths.layers, eager, loaded, paths.backend, trials, **sizes) or eager
-    if options.exact:
-        problem: str | None = trials.off["fused_layers"]
-        if executor is not eager:
-            problem = exactness_problem(executor, loaded, **sizes)
-        if problem is not None:
-            raise StartupError(f"--exact cannot be kept for '{loaded.name}': {problem}. It is served without --exact.")
-    max_model_len = longest_request(loaded, num_blocks * options.block_size)
-    tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, loaded.device)
+    spec, weights, adaptable = model
+    paths = no_fast_paths("--no-compile", trials)
+    if isinstance(weights, CudaWeights):
+        if options.kv_cache_dtype == "fp8":
+            spec = with_measured_scales(spec, weights, options.block_size)
+        paths = find_fast_paths(spec, weights, options, trials)
+    graph_reason = _reason_without_graphs(options, paths)
+    graph_bytes = 0
+    if not graph_reason and isinstance(weights, CudaWeights):
+        graph_bytes = graph_memory_bytes(spec, options, weights.widest)
+    make = partial(executor_of, model, spec, options=options, paths=paths)
+    num_blocks, num_states = gpu_sizes(spec, options, make, sample_ids=paths.sample_ids, graph_bytes=graph_bytes)
+    executor = make(num_blocks)
+    refuse_unless_finite(executor, spec, options.block_size)
+    adapters = _adapters_checked(spec, adaptable, executor, options, trials)
+    max_model_len = longest_request(spec, num_blocks * options.block_size)
+    tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, spec.device)
     # One more than sequences can have, for padded rows of graphs.
-    states = States(loaded.state_shapes, num_states + 1, loaded.device) if num_states else None
+    states = States(spec.state_shapes, num_states + 1, spec.device) if num_states else None
     graphs = Graphs()
-    if reason := _reason_without_graphs(options, paths):
-        trials.off |= dict.fromkeys(("decode_graphs", "prompt_graphs", "mixed_graphs"), reason)
+    if graph_reason:
+        trials.off |= dict.fromkeys(("decode_graphs", "prompt_graphs", "mixed_graphs"), graph_reason)
     else:
-        capture = CudaCapture(loaded.device)  # all graphs share its memory
+        capture = CudaCapture(spec.device)  # all graphs share its memory
         lengths = num_blocks, options.block_size, max_model_len
-        captured = Captured(executor, loaded, tables, capture, *lengths, states, adapters)
+        captured = Captured(executor, spec, tables, capture, *lengths, states, adapters, adaptable)
         graphs = capture_graphs(captured, options, trials)
         capture.is_alone = False
         if graphs.prompts is not None:
@@ -125,7 +156,7 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
 
     runner = ModelRunner(
         executor,
-        loaded.device,
+        spec.device,
         options.block_size,
         sample_ids=paths.sample_ids,
         apply_masks=paths.apply_masks,
@@ -136,38 +167,80 @@ def start_on_gpu(loaded: LoadedModel, options: EngineOptions, trials: Trials) ->
         states=states,
     )
     return Started(
-        loaded,
-        adaptable(loaded.model) if options.has_adapters else {},
+        spec,
+        adaptable if options.has_adapters else {},
         runner,
         num_blocks,
         max_model_len,
         GPU_STEP_TOKENS,
         num_states=num_states,
-        block_bytes=options.block_size * loaded.kv_bytes_per_token,
-        weight_bytes=eager.weight_bytes,
-        warm_up=partial(warm_up, runner, loaded, paths.apply_masks),
+        block_bytes=options.block_size * spec.kv_bytes_per_token,
+        weight_bytes=executor.weight_bytes,
+        warm_up=partial(warm_up, runner, spec, paths.apply_masks),
         prepare_more=runner.capture_next,
         features=trials.off,
     )
 
 
-def _adapters(loaded: LoadedModel, options: EngineOptions) -> TritonAdapters:
+def executor_of(
+    model: Placed, spec: ModelSpec, num_blocks: int, *, options: EngineOptions, paths: FastPaths
+) -> CudaExecutor | ReferenceExecutor:
+    """Make an executor with a KV cache of so many blocks."""
+    weights = model.weights
+    if isinstance(weights, CudaWeights):
+        sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
+        return CudaExecutor(weights, spec.kv_shapes, **sizes, kernels=paths.kernels)
+    return ReferenceExecutor(
+        with_shapes(weights, spec),
+        dtype=spec.dtype,
+        device=spec.device,
+        num_blocks=num_blocks,
+        block_size=options.block_size,
+    )
+
+
+def _adapters_checked(
+    spec: ModelSpec,
+    adaptable: Mapping[str, tuple[int, int]],
+    executor: CudaExecutor | ReferenceExecutor,
+    options: EngineOptions,
+    trials: Trials,
+) -> TritonAdapters | None:
+    """Let the executor add adapters by kernels, if these compute the same, and return them."""
+    if not options.has_adapters:
+        trials.off["adapters"] = "there are none (--lora)"
+        return None
+    if not isinstance(executor, CudaExecutor):
+        return None
+    adapters = trials.tried(
+        "adapters",
+        partial(_adapters, spec, adaptable, options),
+        lambda made: adapters_problem(spec, adaptable, made.of_batch, options.block_size),
+    )
+    if adapters is not None:
+        executor.add_adapters = adapters.of_batch
+    return adapters
+
+
+def _adapters(spec: ModelSpec, adaptable: Mapping[str, tuple[int, int]], options: EngineOptions) -> TritonAdapters:
     """Make the kernels of adapters. Raises ImportError without Triton."""
     from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
     captured_tokens = options.max_running + token_ladder(options.step_tokens(GPU_STEP_TOKENS))[-1]
     # Twice as many as a step can have.
-    return TritonAdapters(adaptable(loaded.model), 2 * options.max_running, loaded.device, captured_tokens)
+    return TritonAdapters(adaptable, 2 * options.max_running, spec.device, captured_tokens)
 
 
 def _reason_without_graphs(options: EngineOptions, paths: FastPaths) -> str:
     """Return why no steps are captured as CUDA graphs; empty if they are."""
+    if not options.compile:
+        return "--no-compile"
     if not options.cuda_graph:
         return "--no-cuda-graph"
     return "" if paths.have_graphs else "attention or sampling is in plain torch"
 
 
-def warm_up(runner: ModelRunner, loaded: LoadedModel, apply_masks: ApplyMasks | None) -> None:
+def warm_up(runner: ModelRunner, spec: ModelSpec, apply_masks: ApplyMasks | None) -> None:
     """Run a step of each kind, so that no request waits for the compilation of kernels and the handles of libraries.
 
     The thread that runs the steps calls this, because each has its own handles. Kernels for long prompts have been
@@ -176,5 +249,5 @@ def warm_up(runner: ModelRunner, loaded: LoadedModel, apply_masks: ApplyMasks | 
     for step in sampling_steps():
         runner.collect(runner.launch(step))
     if apply_masks is not None:
-        words = np.zeros((1, -(-loaded.vocab_size // 32)), dtype=np.uint32)
-        apply_masks(torch.zeros(1, loaded.vocab_size, device=loaded.device), [0], words)
+        words = np.zeros((1, -(-spec.vocab_size // 32)), dtype=np.uint32)
+        apply_masks(torch.zeros(1, spec.vocab_size, device=spec.device), [0], words)

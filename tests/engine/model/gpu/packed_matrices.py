@@ -1,11 +1,10 @@
-"""Random matrices in the formats of quantized checkpoints, and models that keep them on a GPU."""
+"""Random matrices in the formats of quantized checkpoints."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import silu
 
 from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers, floats
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
@@ -44,19 +43,3 @@ def weights_in(folder: Path, **arguments: Any) -> PackedWeights:
 def relative(found: torch.Tensor, want: torch.Tensor) -> float:
     """Return the norm of the difference, relative to that of what is wanted."""
     return float((found - want).norm() / want.norm())
-
-
-class Gating:
-    """Gating combines gate and up as a family of experts does: gpt-oss, or one with SiLU."""
-
-    def __init__(self, kind: str) -> None:
-        self.is_concatenated = kind != "mxfp4"
-        if kind == "mxfp4":
-            self.alpha, self.limit = 1.702, 7.0
-
-    def _apply_gate(self, both: torch.Tensor) -> torch.Tensor:
-        if self.is_concatenated:
-            gate, up = both.chunk(2, dim=-1)
-            return silu(gate) * up
-        gate, up = both[..., ::2].clamp(max=self.limit), both[..., 1::2].clamp(-self.limit, self.limit)
-        return (up + 1) * gate * torch.sigmoid(gate * self.alpha)

@@ -5,33 +5,21 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
-from oaiserve.engine.decoder.description import Matrix
 from oaiserve.engine.decoder.sources.integer_layouts import BadLayout, floats
 from oaiserve.engine.model.gpu.device_matrices import (
     PackedMatrix,
     expanded_product,
     joined,
-    multiply_by,
     of_integers,
-    packed_linears,
 )
-from oaiserve.engine.model.gpu.fused_layers import _product
-from oaiserve.engine.model.gpu.joined_product import joined_product
-from oaiserve.engine.model.gpu.keep_packed import keep_packed_matrices
 from oaiserve.engine.start.gpu.products import multiply_checked, unpacking_where_faster
 from oaiserve.engine.start.gpu.trials import Trials
-from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.prepare import prepare
-from tests.engine.model.cpu.small_models import config, make_model
-from tests.engine.model.gpu.packed_matrices import SIZES, floats_in_blocks, integers, numbers, relative, weights_in
-from tests.models.decoders import byte_tokenizer
-from tests.models.packed import Fp8Layout, Packing, write_checkpoint, write_fp8
+from tests.engine.model.gpu.packed_matrices import floats_in_blocks, integers, numbers, relative
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
@@ -99,10 +87,9 @@ def test_a_row_is_multiplied_alike_in_255_rows_and_in_256() -> None:
 
 
 @pytest.mark.parametrize(("faster_from", "chosen"), [(1, 512), (1000, 1024), (5000, sys.maxsize)])
-def test_matrices_are_unpacked_from_the_rows_on_where_that_is_faster(
-    faster_from: int, chosen: int, awq: tuple[Path, torch.Tensor]
-) -> None:
-    loaded, given = prepare(packed_model(awq[0])), []
+def test_matrices_are_unpacked_from_the_rows_on_where_that_is_faster(faster_from: int, chosen: int) -> None:
+    matrices = [of_integers(MATRICES[name]) for name in ("4 bits", "8 bits with zeros", "4 bits with zeros")]
+    given: list[tuple[int, tuple[int, int], bool]] = []
 
     def multiply(x: torch.Tensor, matrix: PackedMatrix, bias: object, unpacked_from: int) -> None:
         given.append((len(x), matrix.shape, unpacked_from <= len(x)))
@@ -112,9 +99,9 @@ def test_matrices_are_unpacked_from_the_rows_on_where_that_is_faster(
         num_rows, _, is_unpacked = given[-1]
         return faster_from if is_unpacked else num_rows
 
-    found = unpacking_where_faster(loaded, multiply, seconds)
+    found = unpacking_where_faster(matrices, torch.float32, multiply, seconds)
     assert found.keywords == {"unpacked_from": chosen}
-    assert {shape for _, shape, _ in given} == {(128, 64)}  # the first of the largest
+    assert {shape for _, shape, _ in given} == {(70, 128)}  # the largest, by its bytes
 
 
 def test_columns_are_split_so_that_there_are_enough_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,22 +130,6 @@ def test_matrices_are_joined_if_they_are_stored_alike() -> None:
         assert joined([one, of_integers(integers(bits, 8, 128, group, zeros=True))]) is None
 
 
-# -- checkpoints ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", get_args(Fp8Layout))
-def test_checkpoints_in_fp8_are_read_and_may_stay_packed(layout: Fp8Layout, tmp_path: Path) -> None:
-    write_fp8(tmp_path, make_model(config("llama", **SIZES)), layout)
-    byte_tokenizer(256).save_pretrained(tmp_path)
-    loaded = load_model(tmp_path, device="cpu", dtype="float32")
-    ids = torch.arange(9)[None]
-    with torch.inference_mode():
-        loaded.model.set_attn_implementation("eager")
-        want = loaded.model(ids).logits
-        assert keep_packed_matrices(loaded.model, weights_in(tmp_path)) == 2 * 7
-        torch.testing.assert_close(loaded.model(ids).logits, want, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("shape", "block", "problem"),
     [
@@ -174,54 +145,9 @@ def test_scales_of_blocks_that_do_not_fit_are_refused(
         floats(torch.zeros(70, 96, dtype=torch.float8_e4m3fn), torch.zeros(shape), block)
 
 
-@pytest.fixture(scope="module")
-def awq(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
-    """Return a checkpoint, and the logits of its expanded weights."""
-    folder = tmp_path_factory.mktemp("awq")
-    model = make_model(config("llama", **SIZES))
-    write_checkpoint(folder, model, Packing("awq"))
-    with torch.inference_mode():
-        return folder, model(torch.arange(9)[None]).logits
-
-
-def packed_model(folder: Path) -> Any:
-    model = make_model(config("llama", **SIZES))
-    weights = weights_in(folder)
-    model.load_state_dict({name: weights.tensor(name).float() for name in weights.names()}, strict=False)
-    assert keep_packed_matrices(model, weights) == 14
-    return model
-
-
 @torch.inference_mode()
-def test_layers_that_stay_packed_compute_the_same_joined_or_not(awq: tuple[Path, torch.Tensor]) -> None:
-    folder, want = awq
-    model = packed_model(folder)
-    ids = torch.arange(9)[None]
-    torch.testing.assert_close(model(ids).logits, want, rtol=1e-4, atol=1e-4)
-    attention = model.model.layers[0].self_attn
-    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    assert joined_product(projections, torch.nn.functional.linear) is not None
-    multiply_by(model, triton_matrices.multiply)
-    torch.testing.assert_close(model(ids).logits, want, rtol=1e-4, atol=1e-4)
-    assert len({module.matrix.codes.untyped_storage().data_ptr() for module in projections}) == 1
-    assert sum(parameter.nbytes for parameter in attention.q_proj.parameters()) == 0
-    assert attention.q_proj.weight.shape == (64, 64)
-    assert attention.q_proj.weight.untyped_storage().nbytes() == 4
-
-
-def test_a_layer_moves_with_its_model_and_its_numbers_keep_their_types(awq: tuple[Path, torch.Tensor]) -> None:
-    model = packed_model(awq[0]).to("meta")
-    layer = packed_linears(model)[0]
-    assert layer.matrix.codes.device.type == "meta"
-    assert layer.matrix.codes.dtype == torch.uint8
-    assert layer.weight.device.type == "meta"
-
-
-@torch.inference_mode()
-def test_products_that_are_wrong_are_switched_off_with_a_warning(
-    awq: tuple[Path, torch.Tensor], caplog: pytest.LogCaptureFixture
-) -> None:
-    loaded = prepare(packed_model(awq[0]))
+def test_products_that_are_wrong_are_switched_off_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    matrices = [of_integers(MATRICES[name]) for name in ("4 bits", "4 bits, any order", "FP8 by row")]
 
     def doubled(x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None) -> torch.Tensor:
         return 2 * expanded_product(x, matrix, bias)
@@ -230,20 +156,12 @@ def test_products_that_are_wrong_are_switched_off_with_a_warning(
         raise RuntimeError("Failed to find C compiler")
 
     with caplog.at_level(logging.WARNING):
-        assert not multiply_checked(loaded, lambda: doubled, Trials())
-        assert not multiply_checked(loaded, no_compiler, Trials())
+        assert multiply_checked(matrices, torch.float32, lambda: doubled, Trials()) is None
+        assert multiply_checked(matrices, torch.float32, no_compiler, Trials()) is None
     assert [message.partition(":")[0] for message in caplog.messages] == ["Products with packed weights"] * 2
     assert "would differ by 100.0%" in caplog.messages[0]
-    assert {layer.multiply for layer in packed_linears(loaded.model)} == {expanded_product}
-    assert multiply_checked(loaded, lambda: triton_matrices.multiply, Trials())
-    assert {layer.multiply for layer in packed_linears(loaded.model)} == {triton_matrices.multiply}
-
-
-def test_fused_layers_multiply_with_packed_matrices(awq: tuple[Path, torch.Tensor]) -> None:
-    loaded = prepare(packed_model(awq[0]))
-    names = [f"model.layers.0.self_attn.{kind}_proj" for kind in "qkv"]
-    matrices = [Matrix(loaded.model.get_submodule(name).weight, None, name) for name in names]
-    product = _product(loaded, matrices, None)
-    x = numbers(3, 64)
-    want = torch.cat([loaded.model.get_submodule(name)(x) for name in names], dim=-1)
-    torch.testing.assert_close(product(x), want)
+    multiply = triton_matrices.multiply
+    assert multiply_checked(matrices, torch.float32, lambda: multiply, Trials()) is multiply
+    trials = Trials()
+    assert multiply_checked([], torch.float32, no_compiler, trials) is None
+    assert trials.off["packed_weights"] == "the model has none"

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.config import Bytes, EngineOptions
+from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.gpu.device_memory import MemoryReading, measure
@@ -19,9 +21,9 @@ from oaiserve.engine.model.memory import MemoryUse
 from oaiserve.engine.model.rehearsal import largest_step
 from oaiserve.engine.model.sampling.sampler import NUM_TOP
 from oaiserve.engine.start.gpu import kv_cache
-from oaiserve.engine.start.gpu.fast_paths import FastPaths
 from oaiserve.engine.start.gpu.kv_cache import gpu_sizes
 from oaiserve.errors import StartupError
+from tests.engine.model.cpu.small_models import described
 
 GIB = 2**30
 
@@ -64,7 +66,14 @@ AFTER = MemoryReading(total=80 * GIB, free=58 * GIB, reserved=17 * GIB, in_tenso
 
 def measured(loaded: LoadedModel, backend: Callable[..., Any], **options: Any) -> MemoryUse:
     asked = EngineOptions(max_running=6, **options)
-    return measure(fake_gpu(), loaded, asked, max_step_tokens=40, backend=backend, sample_ids=None, graph_bytes=7)
+    make = making(loaded, backend)
+    return measure(fake_gpu(), loaded, asked, make, max_step_tokens=40, sample_ids=None, graph_bytes=7)
+
+
+def making(loaded: LoadedModel, backend: Callable[..., Any]) -> Callable[[int], CudaExecutor]:
+    weights = CudaWeights(described(loaded), dtype=loaded.dtype, device=loaded.device)
+    kernels = Kernels(attention=backend)
+    return lambda number: CudaExecutor(weights, loaded.kv_shapes, num_blocks=number, block_size=16, kernels=kernels)
 
 
 def test_the_uses_of_memory_are_measured_separately(loaded: LoadedModel) -> None:
@@ -87,7 +96,8 @@ def test_the_cache_gets_the_rest_and_the_other_uses_are_logged(
     monkeypatch.setattr(kv_cache, "CudaMemory", lambda device: fake_gpu())
     caplog.set_level(logging.DEBUG, "oaiserve")
     options = EngineOptions(max_running=6, max_step_tokens=40, kv_cache_memory=Bytes("1GiB"))
-    blocks, states = gpu_sizes(loaded, options, FastPaths(ReferenceAttention, None, None, None, None))
+    make = making(loaded, PlainAttention)
+    blocks, states = gpu_sizes(loaded, options, make, sample_ids=None, graph_bytes=0)
     assert states == 0
     assert blocks == GIB // (16 * loaded.kv_bytes_per_token)
     assert caplog.messages == [

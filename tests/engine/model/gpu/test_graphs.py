@@ -329,7 +329,8 @@ def test_the_memory_estimate_covers_the_tensors_that_graphs_keep(loaded: LoadedM
     kept = vars(runner.graphs).values()
     held = sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
     sizes = {"block_size": BLOCK_SIZE, "max_step_tokens": 600}
-    estimates = [graph_memory_bytes(loaded, EngineOptions(max_running=most, **sizes)) for most in (1, 300, 600)]
+    widest = loaded.model.config.intermediate_size
+    estimates = [graph_memory_bytes(loaded, EngineOptions(max_running=most, **sizes), widest) for most in (1, 300, 600)]
     assert held < estimates[1] - estimates[0] + 10_000
     assert estimates == sorted(estimates)
 

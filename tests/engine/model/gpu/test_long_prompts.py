@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache, Scoring, StepAttention
 from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.attention.reference import ReferenceAttention
@@ -17,6 +18,7 @@ from oaiserve.engine.start.gpu.long_prompts import flash_attention, long_prompts
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.attention_inputs import make_inputs, varlen
+from tests.engine.model.cpu.small_models import described
 from tests.models.decoders import LLAMA_OF_ONE_LAYER, random_model
 
 LENGTHS = ((7, 1), (90, 1), (0, 5), (70, 40))  # (tokens in the cache, tokens of this step) of each sequence
@@ -92,7 +94,12 @@ def test_a_library_is_used_if_it_computes_the_same_and_faster(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loaded = prepare(random_model(LLAMA_OF_ONE_LAYER))
-    loaded = replace(loaded, dtype=torch.bfloat16, model=loaded.model.bfloat16(), max_model_len=8192)
+    decoder = described(loaded)
+    tables = replace(decoder.layers[0].attention.rotary, cosines=torch.ones(8192, 4), sines=torch.zeros(8192, 4))
+    attention = replace(decoder.layers[0].attention, rotary=tables)
+    decoder = replace(decoder, layers=[replace(decoder.layers[0], attention=attention)])
+    weights = CudaWeights(decoder, dtype=torch.bfloat16, device=loaded.device)
+    spec = replace(loaded, dtype=torch.bfloat16, max_model_len=8192)
     trials, left = Trials(), list(times)
 
     def seconds(call: Callable[[], torch.Tensor]) -> float:
@@ -100,11 +107,11 @@ def test_a_library_is_used_if_it_computes_the_same_and_faster(
         return left.pop(0)
 
     with caplog.at_level(logging.WARNING):
-        found = long_prompts_checked(loaded, triton_attention, 16, trials, lambda: attend, seconds)
+        found = long_prompts_checked(spec, weights, triton_attention, 16, trials, lambda: attend, seconds)
     assert found == (None if reason else LongPrompts(attend))
     assert reason in trials.off["long_prompts"]
     assert [message.partition(":")[0] for message in caplog.messages] == ["Long prompts by FlashAttention"] * warned
-    assert long_prompts_checked(replace(loaded, max_model_len=8191), triton_attention, 16, trials) is None
+    assert long_prompts_checked(replace(spec, max_model_len=8191), weights, triton_attention, 16, trials) is None
 
 
 def test_torch_has_the_function() -> None:

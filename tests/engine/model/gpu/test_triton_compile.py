@@ -37,7 +37,7 @@ def test_all_kernels_compile_for_hopper_without_spilling_registers() -> None:
         *("write_kernel", "prefill_kernel", "plan_kernel", "decode_kernel"),
         *("best_of_chunk_kernel", "best_kernel", "weights_kernel"),
         *("shrink_kernel", "expand_kernel", "add_and_norm_kernel", "activate_kernel"),
-        *("matrix_kernel", "unpack_kernel", "exact_product_kernel"),
+        *("matrix_kernel", "unpack_kernel"),
         *("plan_experts_kernel", "expert_kernel", "recurrence_kernel"),
         *("narrow_kernel", "candidates_kernel", "cut_kernel", "scores_kernel", "mask_kernel"),
     }

@@ -27,23 +27,21 @@ from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.gpu import (
     triton_adapters,
-    triton_exact,
     triton_experts,
     triton_layers,
     triton_matrices,
     triton_states,
 )
-from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, PackedExperts
+from oaiserve.engine.model.gpu.device_experts import ExpertMatrices
 from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.sampling import triton_sampling
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.gpu.packed_matrices import Gating
 from tests.engine.model.steps import CPU, sequence_of
 
 # Whose instructions are looked at; others are not disassembled.
 ON_TENSOR_CORES = {
-    *("shrink_kernel", "expand_kernel", "matrix_kernel", "expert_kernel", "exact_product_kernel"),
+    *("shrink_kernel", "expand_kernel", "matrix_kernel", "expert_kernel"),
     *("prefill_kernel", "decode_kernel"),
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -192,12 +190,16 @@ def expert_matrices(kind: Kind, num_experts: int, n: int, columns: int) -> Exper
 
 
 def compute_experts(kind: Kind, num_experts: int, width: int, inner: int) -> None:
-    """Compute experts for a single row."""
-    matrices = (expert_matrices(kind, num_experts, *shape) for shape in ((2 * inner, width), (width, inner)))
-    x, chosen = torch.empty(1, width, dtype=torch.bfloat16), torch.zeros(1, 4, dtype=torch.int64)
-    triton_experts.compute(
-        PackedExperts(Gating("mxfp4"), *matrices), x, chosen, torch.empty(1, 4, dtype=torch.bfloat16)
+    """Compute the experts of a decode, as gpt-oss's or Qwen3's."""
+    x, chosen = torch.empty(1, width, dtype=torch.bfloat16), torch.empty(1, 4, dtype=torch.int64)
+    plan = triton_experts.planned(chosen, num_experts)
+    both = triton_experts.product(
+        x, expert_matrices(kind, num_experts, 2 * inner, width), plan, pairs_of_row=4, factors=None
     )
+    inner_rows = triton_layers.activate(both, "clamped", is_gated=True, alpha=1.702, limit=7.0)
+    weights = torch.empty(1, 4, dtype=torch.bfloat16)
+    down = expert_matrices(kind, num_experts, width, inner)
+    triton_experts.product(inner_rows, down, plan, pairs_of_row=1, factors=weights)
 
 
 def multiply_many_rows(kind: Kind) -> None:
@@ -217,7 +219,7 @@ def recur(heads: int, key_heads: int, key_dim: int, value_dim: int, *, has_rate:
 def main() -> None:
     driver.set_active(NoDevice())
     found: list[dict[str, Any]] = []
-    of_layers = triton_adapters, triton_exact, triton_experts, triton_layers, triton_matrices, triton_states
+    of_layers = triton_adapters, triton_experts, triton_layers, triton_matrices, triton_states
     for module in (backend, triton_sampling, *of_layers):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, CompileOnly(getattr(module, name), found))
@@ -237,9 +239,6 @@ def main() -> None:
     operate(4096, 14336, 64)
     for rows in (1, 200):  # the smallest and the largest tiles
         multiply(4096, 6144, rows)
-    for n in (4096, 28672):
-        x, weight = torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(n, 4096, dtype=torch.bfloat16)
-        triton_exact.exact_product(x, weight, None)
     compute_experts("mxfp4", 32, 2880, 2880)
     compute_experts("dense", 128, 2048, 768)
     for kind in ("mxfp4", "int4", "dense"):

@@ -16,10 +16,13 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.executors.cuda.executor import CudaWeights
+from oaiserve.engine.executors.cuda.kernels import PlainAttention
+from oaiserve.engine.executors.reference.executor import ReferenceExecutor
+from oaiserve.engine.executors.reference.mixers import recurrence
 from oaiserve.engine.model import layer_operations
-from oaiserve.engine.model.adapted_modules import adaptable, plain
 from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.attention.reference import ReferenceAttention
@@ -28,27 +31,51 @@ from oaiserve.engine.model.gpu.cuda_capture import Run
 from oaiserve.engine.model.gpu.graphs import DecodeGraphs
 from oaiserve.engine.model.gpu.sized_graphs import SizedGraphs
 from oaiserve.engine.model.loaded import LoadedModel
+from oaiserve.engine.model.plain_adapters import plain
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.gpu import fast_paths, graph_capture, layers
+from oaiserve.engine.start.compare import Difference
+from oaiserve.engine.start.described import Described, describe_model
+from oaiserve.engine.start.gpu import fast_paths, graph_capture
 from oaiserve.engine.start.gpu.kernels import adapters_problem, attention_problem, sampling_problem
 from oaiserve.engine.start.gpu.kv_cache import scale_for, with_measured_scales
 from oaiserve.engine.start.gpu.trials import FEATURES, Trials
+from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.started import assemble
 from oaiserve.engine.start.ways import gpu as start_on_gpu
+from oaiserve.engine.start.ways.gpu import OnGpu, Placed
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
+from oaiserve.files.source import find_model
+from tests.engine.model.cpu.small_models import STATE_FAMILIES, described_by_files, make_model
 from tests.engine.model.gpu.graphs import Plain, padded_attention
 from tests.engine.model.runners import eager_runner, greedy, make_engine
+from tests.engine.remembered import save
 from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, byte_tokenizer, random_model
-from tests.models.small_configs import config_of
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 4
 NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."
+
+
+def place(loaded: LoadedModel, **options: Any) -> Placed:
+    """Describe a model by its files, with its weights where a GPU would have them."""
+    spec, decoder, *_ = described_by_files(loaded, compile=False, **options)
+    return Placed(spec, CudaWeights(decoder, dtype=spec.dtype, device=spec.device), decoder.adaptable())
+
+
+@pytest.fixture(scope="module")
+def placed(loaded: LoadedModel) -> Placed:
+    return place(loaded)
+
+
+def attention_differs(placed: Placed, backend: Backend, block_size: int = 4) -> Difference | None:
+    assert isinstance(placed.weights, CudaWeights)
+    return attention_problem(placed.spec, placed.weights, backend, block_size)
 
 
 def broken(*_: Any, **__: Any) -> Any:
@@ -67,28 +94,27 @@ def without_the_last_key(batch: Batch) -> ReferenceAttention:
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt2"])
 def test_attention_that_computes_the_same_has_no_problem(family: str) -> None:
-    model = prepare(random_model(FAMILIES[family]))
-    assert attention_problem(model, ReferenceAttention, BLOCK_SIZE) is None
+    assert attention_differs(place(prepare(random_model(FAMILIES[family]))), ReferenceAttention) is None
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")  # of rows that are not finite
 def test_triton_attention_and_sampling_have_no_problem() -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    loaded = prepare(random_model(LLAMA_OF_ONE_LAYER))
+    placed = place(prepare(random_model(LLAMA_OF_ONE_LAYER)))
     from oaiserve.engine.model.attention.triton import TritonAttention
     from oaiserve.engine.model.sampling import triton_sampling
 
-    assert attention_problem(loaded, TritonAttention, 16) is None
-    assert sampling_problem(loaded, triton_sampling.sample_ids, triton_sampling.apply_masks) is None
+    assert attention_differs(placed, TritonAttention, 16) is None
+    assert sampling_problem(placed.spec, triton_sampling.sample_ids, triton_sampling.apply_masks) is None
 
 
-def test_attention_that_computes_something_else_is_found(loaded: LoadedModel) -> None:
-    found = str(attention_problem(loaded, without_the_last_key, BLOCK_SIZE))
+def test_attention_that_computes_something_else_is_found(placed: Placed) -> None:
+    found = str(attention_differs(placed, without_the_last_key))
     assert found.startswith("attention in a layer would differ by ")
     assert found.endswith(" (allowed: 0.1%)")
 
 
-def test_attention_that_leaves_the_cache_as_it_was_is_found(loaded: LoadedModel) -> None:
+def test_attention_that_leaves_the_cache_as_it_was_is_found(placed: Placed) -> None:
     def forgets(batch: Batch) -> Any:
         def attend(query: Any, key: Any, value: Any, cache: Any, scoring: Scoring) -> torch.Tensor:
             copies = type(cache)(cache.keys.clone(), cache.values.clone())
@@ -96,7 +122,7 @@ def test_attention_that_leaves_the_cache_as_it_was_is_found(loaded: LoadedModel)
 
         return attend
 
-    assert attention_problem(loaded, forgets, BLOCK_SIZE) is not None
+    assert attention_differs(placed, forgets) is not None
 
 
 def test_draws_and_masks_that_are_others_are_found(loaded: LoadedModel) -> None:
@@ -110,18 +136,19 @@ def test_draws_and_masks_that_are_others_are_found(loaded: LoadedModel) -> None:
     assert "masks" in str(sampling_problem(loaded, right, lambda logits, *_: None))
 
 
-def test_adapters_of_triton_have_no_problem_and_others_do(loaded: LoadedModel) -> None:
+def test_adapters_of_triton_have_no_problem_and_others_do(placed: Placed) -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
     from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
-    kernels = TritonAdapters(adaptable(loaded.model), 2, loaded.device)
-    assert adapters_problem(loaded, kernels.of_batch, BLOCK_SIZE) is None
+    shapes = placed.adaptable
+    kernels = TritonAdapters(shapes, 2, placed.spec.device)
+    assert adapters_problem(placed.spec, shapes, kernels.of_batch, BLOCK_SIZE) is None
 
     def of_the_first_alone(batch: Batch) -> Any:
         first = batch.adapters[0]
         return plain(replace(batch, adapters=[adapter if adapter is first else None for adapter in batch.adapters]))
 
-    assert "would differ" in str(adapters_problem(loaded, of_the_first_alone, BLOCK_SIZE))
+    assert "would differ" in str(adapters_problem(placed.spec, shapes, of_the_first_alone, BLOCK_SIZE))
 
 
 def test_what_the_user_asks_for_in_vain_is_an_error() -> None:
@@ -143,17 +170,19 @@ class FakeGpu:
 
         self._patch = monkeypatch
         self.sampler = Plain()
-        compile_ = torch.compile
-        self.set(LoadedModel, "is_on_cpu", False)
-        self.set(start_on_gpu, "gpu_sizes", lambda *_: (NUM_BLOCKS, 0))
+        self.set(ModelSpec, "is_on_cpu", False)
+        self.set(start_on_gpu, "gpu_sizes", lambda *_, **__: (NUM_BLOCKS, 0))
         self.set(fast_paths, "select_backend", lambda device, name: self.backend)
         self.set(fast_paths, "_sampling", lambda: (self.sampler.sample_ids, apply_masks_in_torch))
         self.set(triton_sampling, "take_best", self.sampler.take_best)
         self.set(triton_sampling, "draw", self.sampler.draw)
-        self.set(torch, "compile", lambda function, *, options, **kwargs: compile_(function, backend="eager", **kwargs))
         self.set(torch.cuda, "empty_cache", lambda: None)
         self.set(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
-        self.set(layers, "_operations", lambda: layer_operations)
+        self.kernels: dict[str, Any] = {
+            "triton_layers": layer_operations,
+            "triton_states": SimpleNamespace(recurrence=recurrence),
+        }
+        self.set(fast_paths, "_kernels", lambda name: self.kernels[name])
         self.set(start_on_gpu, "CudaCapture", lambda device: self.capture)
         self.set(graph_capture, "capture_prompts", lambda *_, **__: None)  # see test_prompt_graphs.py
         self.backend: Backend = padded_attention
@@ -171,15 +200,13 @@ class FakeGpu:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    torch._dynamo.reset()
-    torch.set_num_threads(torch.get_num_threads())  # of new threads, too: compiled code is for one number
     return FakeGpu(monkeypatch)
 
 
 @contextmanager
-def started(loaded: LoadedModel, **settings: Any) -> Iterator[Engine]:
+def started(placed: Placed, **settings: Any) -> Iterator[Engine]:
     options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16, **settings)
-    made = start_on_gpu.start_on_gpu(loaded, options, Trials())
+    made = start_on_gpu.start_on_gpu(placed, options, Trials())
     with Engine(assemble(made, Tokenizer(byte_tokenizer()), options), options) as engine:
         yield engine
 
@@ -217,31 +244,27 @@ WRONG_LAYERS = SimpleNamespace(add_and_norm=lambda hidden, *_: (hidden, hidden),
             {"sampling", "decode_graphs"},
             "Sampling by Triton's kernels",
         ),
-        (
-            lambda device: device.set(layers, "describe", Mock(side_effect=NotKnown("other kind"))),
-            {"fused_layers"},
-            None,
-        ),
-        (lambda device: device.set(layers, "_operations", lambda: WRONG_LAYERS), {"fused_layers"}, "Fused layers"),
-        (lambda device: device.set(layers, "_operations", broken), {"fused_layers"}, "Fused layers"),
+        (lambda device: device.kernels.update(triton_layers=WRONG_LAYERS), {"fused_layers"}, "Fused layers"),
+        (lambda device: device.kernels.clear(), {"fused_layers"}, "Fused layers"),
         (
             lambda device: device.set(device, "capture", lambda run: run() or (lambda: None)),
             {"decode_graphs"},
             "CUDA graphs of decodes",
         ),
     ],
-    ids=["nothing", "attention", "sampling", "description", "wrong layers", "broken layers", "graphs"],
+    ids=["nothing", "attention", "sampling", "wrong layers", "broken layers", "graphs"],
 )
 def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_right(
     device: FakeGpu,
     loaded: LoadedModel,
+    placed: Placed,
     caplog: pytest.LogCaptureFixture,
     fail: Callable[[FakeGpu], None],
     off: set[str],
     name: str | None,
 ) -> None:
     fail(device)
-    with caplog.at_level(logging.WARNING), started(loaded) as engine:
+    with caplog.at_level(logging.WARNING), started(placed) as engine:
         assert on(engine) == ON - off
         found = answers(engine)
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
@@ -253,7 +276,7 @@ def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_rig
 
 
 def test_long_prompts_are_the_librarys_in_the_backend_and_no_graph_replays_them(
-    device: FakeGpu, loaded: LoadedModel
+    device: FakeGpu, placed: Placed
 ) -> None:
     chosen, seen = LongPrompts(broken), set()
     prompts = SimpleNamespace(can_run=lambda step, adapters: False, graphs=SizedGraphs([], (), broken))
@@ -266,27 +289,27 @@ def test_long_prompts_are_the_librarys_in_the_backend_and_no_graph_replays_them(
     device.set(fast_paths, "long_prompts_checked", lambda *_: chosen)
     device.set(graph_capture, "capture_prompts", lambda *_: prompts)
     device.set(graph_capture, "capture_mixed", lambda *_: None)
-    with started(loaded) as engine:
+    with started(placed) as engine:
         seen.clear()
         assert answers(engine)
     assert seen == {chosen}
     assert prompts.long_prompts is chosen
 
 
-def test_everything_can_be_switched_off(device: FakeGpu, loaded: LoadedModel) -> None:
-    device.backend = ReferenceAttention
-    with started(loaded, compile=False, cuda_graph=False, attention="reference") as engine:
+def test_everything_can_be_switched_off(device: FakeGpu, loaded: LoadedModel, placed: Placed) -> None:
+    device.backend = PlainAttention
+    with started(placed, cuda_graph=False, attention="reference") as engine:
         assert on(engine) == {"sampling"}
         assert "--attention" in engine.features["attention"]
         assert "--no-cuda-graph" in engine.features["decode_graphs"]
 
 
 def test_adapters_whose_kernels_fail_are_added_in_plain_torch(
-    device: FakeGpu, loaded: LoadedModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    device: FakeGpu, placed: Placed, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start_on_gpu, "_adapters", broken)
-    with caplog.at_level(logging.WARNING), started(loaded, lora_dir=Path("unread")) as engine:
-        assert on(engine) == ON - {"fused_layers"}
+    with caplog.at_level(logging.WARNING), started(placed, lora_dir=Path("unread")) as engine:
+        assert on(engine) == ON
     assert [message.partition(":")[0] for message in caplog.messages] == ["Adapters by Triton's kernels"]
 
 
@@ -296,18 +319,18 @@ def test_decodes_with_adapters_are_captured_only_if_they_compute_the_same(device
 
     if not is_right:
         device.set(TritonAdapters, "upload", lambda *_: None)
-    with started(prepare(random_model(LLAMA_OF_ONE_LAYER)), lora_dir=Path("unread")) as engine:
-        assert on(engine) == {"attention", "sampling", "adapters", *["decode_graphs"] * is_right}
+    with started(place(prepare(random_model(LLAMA_OF_ONE_LAYER))), lora_dir=Path("unread")) as engine:
+        assert on(engine) == {"attention", "sampling", "fused_layers", "adapters", *["decode_graphs"] * is_right}
         assert is_right or "of 2 sequences with adapters would differ" in engine.features["decode_graphs"]
 
 
 def test_decodes_of_a_model_with_states_are_replayed(device: FakeGpu) -> None:
-    hybrid = prepare(random_model(config_of("falcon_h1")))
-    device.set(start_on_gpu, "gpu_sizes", lambda *_: (NUM_BLOCKS, 4))
+    hybrid = place(prepare(make_model(STATE_FAMILIES["bamba"])))
+    device.set(start_on_gpu, "gpu_sizes", lambda *_, **__: (NUM_BLOCKS, 4))
     replay = Mock(wraps=DecodeGraphs.launch)
     device.set(DecodeGraphs, "launch", lambda *given, **named: replay(*given, **named))
     with started(hybrid) as engine:
-        assert on(engine) == ON - {"fused_layers"}
+        assert on(engine) == ON
         replay.reset_mock()
         found = answers(engine)
         assert replay.call_count > 8
@@ -315,20 +338,73 @@ def test_decodes_of_a_model_with_states_are_replayed(device: FakeGpu) -> None:
         assert found == answers(engine)
 
 
-def test_a_cache_in_eight_bits_has_the_scales_that_a_prompt_needs(device: FakeGpu, loaded: LoadedModel) -> None:
-    in_eight_bits = loaded.with_cache("fp8")
-    assert 2 * in_eight_bits.kv_bytes_per_token <= loaded.kv_bytes_per_token
-    measured = with_measured_scales(in_eight_bits, BLOCK_SIZE)
+def test_a_cache_in_eight_bits_has_the_scales_that_a_prompt_needs(device: FakeGpu, placed: Placed) -> None:
+    in_eight_bits = placed._replace(spec=placed.spec.with_cache("fp8"))
+    assert 2 * in_eight_bits.spec.kv_bytes_per_token <= placed.spec.kv_bytes_per_token
+    assert isinstance(placed.weights, CudaWeights)
+    measured = with_measured_scales(in_eight_bits.spec, placed.weights, BLOCK_SIZE)
     assert all(shape.scales is not None and max(shape.scales) < 1 for shape in measured.kv_shapes.values())
     assert [scale_for(largest) for largest in (112.0, 113.0, 7.0, 0.0, math.inf)] == [1.0, 2.0, 0.0625, 1.0, 1.0]
     with started(in_eight_bits, kv_cache_dtype="fp8") as engine:
         assert on(engine) == ON
         found = answers(engine)
-    with started(in_eight_bits, kv_cache_dtype="fp8", compile=False, cuda_graph=False) as engine:
+    with started(in_eight_bits, kv_cache_dtype="fp8", cuda_graph=False) as engine:
         assert found == answers(engine)
 
 
-def test_the_engines_thread_warms_up_before_the_first_request(device: FakeGpu, loaded: LoadedModel) -> None:
+@pytest.fixture
+def from_files(device: FakeGpu) -> Callable[..., ServedModel]:
+    """Return a start from the files in a folder on the double of a GPU, which is a CPU."""
+
+    def described(source: Any, options: EngineOptions, device: torch.device) -> Described:
+        return describe_model(source, replace(options, compile=False), device=device)
+
+    device.set(start_on_gpu, "select_device", lambda name: torch.device("cpu"))
+    device.set(start_on_gpu, "describe_model", described)
+    device.set(torch.cuda, "get_device_name", lambda device: "a double")
+
+    def start(folder: Path, **settings: Any) -> ServedModel:
+        options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16, dtype="float32", **settings)
+        return OnGpu().start(StartRequest(find_model(folder), options))
+
+    return start
+
+
+@pytest.mark.parametrize("settings", [{}, {"compile": False}], ids=["kernels", "--no-compile"])
+def test_a_model_starts_from_its_files(
+    settings: dict[str, Any], from_files: Callable[..., ServedModel], loaded: LoadedModel, tmp_path: Path
+) -> None:
+    save(loaded.model, tmp_path)
+    served = from_files(tmp_path, **settings)
+    is_plain = isinstance(served.runner._executor, ReferenceExecutor)
+    assert is_plain == (settings == {"compile": False})
+    if is_plain:
+        assert set(served.features.values()) <= {"--no-compile", "there are none (--lora)"}
+    with Engine(served, EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16)) as engine:
+        found = answers(engine)
+    with make_engine(loaded, eager_runner(loaded, num_blocks=NUM_BLOCKS, block_size=16)) as plain_engine:
+        assert found == answers(plain_engine)
+
+
+def test_a_model_without_a_description_is_declined(
+    from_files: Callable[..., ServedModel], loaded: LoadedModel, tmp_path: Path
+) -> None:
+    save(loaded.model, tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"nanochat"'))
+    with pytest.raises(Declined, match="models of type 'nanochat' have no description"):
+        from_files(tmp_path)
+
+
+@pytest.mark.parametrize("flag", ["--exact", "--quantize int8"])
+def test_flags_of_cpus_are_refused(flag: str, placed: Placed) -> None:
+    spec = replace(placed.spec, device=torch.device("meta"))
+    options = EngineOptions(exact=True) if flag == "--exact" else EngineOptions(quantize="int8")
+    with pytest.raises(StartupError, match=f"^{flag} is for --device cpu; the model is on meta"):
+        refuse_unless_possible(spec, options, {})
+
+
+def test_the_engines_thread_warms_up_before_the_first_request(device: FakeGpu, placed: Placed) -> None:
     threads: list[str] = []
     launch = ModelRunner.launch
 
@@ -337,7 +413,7 @@ def test_the_engines_thread_warms_up_before_the_first_request(device: FakeGpu, l
         return launch(runner, step)
 
     device.set(ModelRunner, "launch", noting)
-    with started(loaded) as engine:
+    with started(placed) as engine:
         assert threads
         assert set(threads) == {"engine"}
         assert engine.is_ready

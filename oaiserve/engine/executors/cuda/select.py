@@ -7,8 +7,8 @@ from importlib.util import find_spec
 import torch
 
 from oaiserve.config import Attention
+from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.model.attention import Backend
-from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.errors import StartupError
 
 
@@ -18,7 +18,7 @@ def select_backend(device: torch.device, name: Attention = "auto") -> Backend:
     if name == "auto":
         name = "triton" if device.type == "cuda" and has_triton else "reference"
     if name == "reference":
-        return ReferenceAttention
+        return PlainAttention
     if device.type != "cuda":
         raise StartupError(f"--attention {name} is for NVIDIA GPUs; the model is on {device}. Use --attention auto.")
     if not has_triton:
