@@ -17,10 +17,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.engine.start.kv_form import with_native_cache
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import FAMILIES, GEMMA4, GROUPED_MOE, LATENT, config, described
+from tests.engine.model.cpu.small_models import FAMILIES, GEMMA4, GROUPED_MOE, LATENT, config
 from tests.models import small_configs
 from tests.models.decoders import random_model
 from tests.models.fingerprints import fingerprint
@@ -128,9 +126,12 @@ def fill(model: PreTrainedModel, name_of: Callable[[str], str | None] = str) -> 
 
 
 def text_of(name: str) -> str:
-    """Describe one of PINNED as text."""
-    loaded = with_native_cache(prepare(pinned_model(name)), EngineOptions())
-    return fingerprint(described(loaded), loaded)
+    """Describe one of PINNED as text, by its files."""
+    dtype: Any = str(PINNED[name].dtype).removeprefix("torch.")
+    with TemporaryDirectory() as folder:
+        pinned_model(name).save_pretrained(folder)
+        found = describe_model(find_model(folder), EngineOptions(dtype=dtype, compile=False))
+        return fingerprint(found.decoder, found.spec)
 
 
 def quantized(name: str, folder: Path) -> Described:

@@ -4,12 +4,11 @@ and activations. `triton_layers` computes each in one kernel."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from oaiserve.engine.decoder.description import ClampedGate, Norm
+from oaiserve.engine.decoder.description import Norm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
@@ -41,19 +40,3 @@ def activate(products: Tensor, activation: str, *, is_gated: bool) -> Tensor:
         return ACTIVATIONS[activation](products.float()).to(products.dtype)
     gate, up = products.float().chunk(2, dim=-1)
     return (ACTIVATIONS[activation](gate) * up).to(products.dtype)
-
-
-def combination(experts: Any) -> str | ClampedGate | None:
-    """Find how experts combine gate and up, from their outputs for large numbers, too, which some families clamp.
-
-    It is the name of an activation for activation(gate) * up, gpt-oss's way, or None for another one.
-    """
-    gate, up = torch.cartesian_prod(torch.linspace(-20, 20, 41), torch.linspace(-18, 18, 7)).unbind(-1)
-    together = torch.cat([gate, up]) if experts.is_concatenated else torch.stack([gate, up], dim=-1).flatten()
-    expected = experts._apply_gate(together)
-    kinds: dict[str | ClampedGate, Tensor] = {name: known(gate) * up for name, known in ACTIVATIONS.items()}
-    alpha, limit = getattr(experts, "alpha", None), getattr(experts, "limit", None)
-    if isinstance(alpha, float) and isinstance(limit, float):
-        clamped = ClampedGate(alpha, limit)
-        kinds[clamped] = clamped(gate, up)
-    return next((kind for kind, out in kinds.items() if torch.allclose(out, expected, rtol=1e-4, atol=1e-5)), None)

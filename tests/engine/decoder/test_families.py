@@ -1,7 +1,6 @@
 """Families describe models from their files alone as the pinned descriptions have them."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.context_length import context_length
 from oaiserve.engine.decoder.describe import describe
-from oaiserve.engine.decoder.description import Decoder, NotKnown, RotaryTable
+from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.mixers import state_shapes
 from oaiserve.engine.decoder.model_spec import model_spec
@@ -25,9 +24,6 @@ from tests.engine.model.cpu.small_models import described as described_modules
 from tests.models.fingerprints import fingerprint, text_of
 from tests.models.pinned import PINNED, file_of, pinned_model
 
-# The last pairs of these turn so little that their cosines round to 1 at all positions. Their sines do not round to 0,
-# but the pinned tables end before them, since they were cut by their cosines.
-CUT = {"cwm", "gemma3_text, linear in full layers", "minimax_m2"}
 KNOWN = [name for name, asked in PINNED.items() if asked.config.model_type in FAMILIES]
 WITH_EXPERTS = [name for name in KNOWN if "experts.0 Expert\n" in file_of(name).read_text()]
 
@@ -52,7 +48,7 @@ def test_a_file_in_float32_is_rounded_to_16_bits_as_by_transformers(name: str, t
     loaded = prepare(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16))
     from_modules = described_modules(with_native_cache(loaded, EngineOptions()))
     from_files = described(name, tmp_path, torch.bfloat16)
-    assert text_of(cut(from_files) if name in CUT else from_files) == text_of(from_modules)
+    assert text_of(from_files) == text_of(from_modules)
 
 
 def _compare_with_pinned(name: str, folder: Path) -> None:
@@ -60,22 +56,7 @@ def _compare_with_pinned(name: str, folder: Path) -> None:
     dtype = PINNED[name].dtype
     shapes = state_shapes(decoder, dtype)
     spec = model_spec(settings_in(folder), decoder, dtype=dtype, device=torch.device("cpu"), state_shapes=shapes)
-    assert fingerprint(cut(decoder) if name in CUT else decoder, spec) == file_of(name).read_text()
-
-
-def cut(decoder: Decoder) -> Decoder:
-    """Leave out the last pairs of rotary tables whose cosines are all 1."""
-    cut: dict[int, RotaryTable] = {}  # by the id of a table, which layers share
-    layers = []
-    for layer in decoder.layers:
-        assert layer.attention is not None
-        table = layer.attention.rotary
-        assert table is not None
-        pairs = int((table.cosines != 1).any(0).nonzero().max()) + 1
-        columns = [part[:, :pairs].contiguous() for part in (table.cosines, table.sines)]
-        rotary = cut.setdefault(id(table), replace(table, cosines=columns[0], sines=columns[1]))
-        layers.append(replace(layer, attention=replace(layer.attention, rotary=rotary)))
-    return replace(decoder, layers=layers)
+    assert fingerprint(decoder, spec) == file_of(name).read_text()
 
 
 def described(name: str, folder: Path, dtype: torch.dtype | None = None, settings: Settings | None = None) -> Decoder:

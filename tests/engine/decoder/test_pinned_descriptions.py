@@ -1,17 +1,9 @@
-"""Descriptions of small models of all families are the pinned ones."""
+"""The text of a description shows what is in it. test_families.py compares those of all families with pinned ones."""
 
 from dataclasses import replace
 
-import pytest
-
 from tests.engine.model.cpu.small_models import FAMILIES, described, load
 from tests.models.fingerprints import fingerprint
-from tests.models.pinned import PINNED, file_of, text_of
-
-
-@pytest.mark.parametrize("name", PINNED)
-def test_a_description_is_the_pinned_one(name: str) -> None:
-    assert text_of(name) == file_of(name).read_text()
 
 
 def test_a_text_shows_a_mix_up_in_one_layer_and_a_part_that_is_no_longer_shared() -> None:

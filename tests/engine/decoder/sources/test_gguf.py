@@ -37,7 +37,6 @@ from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.load import load_model
 from oaiserve.files.gguf import GgufTensor, read_tensors, read_values
-from tests.engine.decoder.test_families import CUT, cut
 from tests.engine.model.cpu.small_models import config
 from tests.engine.model.cpu.small_models import described as described_by_modules
 from tests.models import pinned
@@ -83,7 +82,7 @@ def test_a_description_of_what_the_converter_writes_is_the_pinned_one(name: str,
     decoder = described(path)
     shapes = state_shapes(decoder, torch.float32)
     spec = model_spec(SETTINGS[name], decoder, dtype=torch.float32, device=torch.device("cpu"), state_shapes=shapes)
-    found = fingerprint(cut(decoder) if name in CUT else decoder, spec)
+    found = fingerprint(decoder, spec)
     _, *expected = pinned.file_of(name, is_gguf=True).read_text().splitlines()  # a file has no name of the class
     assert found.splitlines()[1:] == expected
 
@@ -167,9 +166,15 @@ def test_large_matrices_in_the_dtype_of_the_model_are_those_of_the_file(tmp_path
     np.testing.assert_array_equal(embedding.numpy(), expected.reshape(tensor.shape))
 
 
-def test_factors_of_rotary_frequencies_are_those_of_the_modules(tmp_path: Path) -> None:
+def test_frequencies_are_divided_by_the_factors_in_the_file(tmp_path: Path) -> None:
     factors = np.array([1, 1, 2, 3, 4, 6, 8, 8], np.float32)
-    assert_as_modules(file_of(SMALL["llama"], tmp_path, rope_factors=factors))
+    sines = []
+    for name, given in (("plain", None), ("scaled", factors)):
+        (tmp_path / name).mkdir()
+        decoder = described(file_of(SMALL["llama"], tmp_path / name, rope_factors=given))
+        table = decoder.layers[0].attention.rotary
+        sines.append(table.sines[1].asin())
+    torch.testing.assert_close(sines[1], sines[0] / torch.from_numpy(factors), rtol=1e-4, atol=1e-7)
 
 
 def test_a_description_of_a_model_in_several_files_is_that_of_the_modules(tmp_path: Path) -> None:

@@ -15,13 +15,11 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.model.cpu import build, prebuilt, variants
-from oaiserve.engine.model.cpu.describe import describe
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.families import small_sizes
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.engine.start.gpu.attention_parameters import attention_parameters
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.files.source import find_model
@@ -227,8 +225,8 @@ def compiled_for(instructions: str) -> Iterator[None]:
 
 
 def described(loaded: LoadedModel) -> Decoder:
-    """Describe a model by its modules."""
-    return describe(loaded, attention_parameters(loaded, BLOCK_SIZE))
+    """Describe a model by its files, which it writes, without native code."""
+    return described_by_files(loaded, compile=False).decoder
 
 
 def described_by_files(loaded: LoadedModel, **options: Any) -> Described:
