@@ -29,6 +29,8 @@ ITEMS_PER_PROGRAM = 2
 LEAST_ITEM_TOKENS = 256  # in a smaller item, to combine it takes longer than it saves
 ITEM_ALIGNMENT = 64  # tokens: a multiple of those that a program reads at a time
 PLANNED_AT_A_TIME = 256  # sequences that a program of the plan looks at, and items that it writes, at a time
+WIDE_PREFILL_BYTES = 106_496  # shared memory of the tile for heads of 256, which Ada and Blackwell cards lack
+HOPPER_SHARED_BYTES = 227 << 10
 COMBINED_AT_A_TIME = 16  # items
 WRITE_NUMBERS = 8192  # of queries or keys, normed and rotated by a program with the most warps
 
@@ -172,11 +174,16 @@ def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
 
 
 @functools.cache
-def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int) -> Tile:
-    """Return one of only two tiles for a model's prefills: each further one would be compiled during a request."""
+def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int, shared_bytes: int) -> Tile:
+    """Return one of only two tiles for a model's prefills: each further one would be compiled during a request.
+
+    `shared_bytes` is the memory that one program may share among its threads.
+    """
     if itemsize == 4:  # float32 does not use tensor cores: it serves comparisons, not speed
         return Tile(max(32, triton.next_power_of_2(group)), tokens=16, num_warps=8, num_stages=2)
     rows = max(64 if longest_query * group <= 64 else 128, triton.next_power_of_2(group))
+    if tile_dims > 256 and shared_bytes < WIDE_PREFILL_BYTES:
+        return Tile(max(64, triton.next_power_of_2(group)), tokens=32, num_warps=8, num_stages=2)
     if tile_dims > 256:
         return Tile(rows, tokens=32, num_warps=8, num_stages=2)
     return Tile(rows, tokens=64, num_warps=4 if rows == 64 or tile_dims <= 128 else 8, num_stages=3)
@@ -290,7 +297,7 @@ def prefill(
     if tile is None:
         tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
         longest = max(batch.query_lens[batch.num_decodes :])
-        tile = prefill_tile(constants["GROUP"], tile_dims, query.element_size(), longest)
+        tile = prefill_tile(constants["GROUP"], tile_dims, query.element_size(), longest, _shared_bytes(query.device))
     in_tiles = tiles.of(tile.rows // constants["GROUP"])
     (factor, softcap), (key_scale, value_scale) = _scalars(scoring), cache.scales
     prefill_kernel[(kv_heads, in_tiles.shape[0])](
@@ -350,3 +357,12 @@ def _write_constants(heads: int, kv_heads: int, key_dim: int, value_dim: int, is
 @functools.cache
 def _num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@functools.cache
+def _shared_bytes(device: torch.device) -> int:
+    """Return the memory that one program may share among its threads."""
+    if device.type != "cuda":
+        return HOPPER_SHARED_BYTES
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", HOPPER_SHARED_BYTES))

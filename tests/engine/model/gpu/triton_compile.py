@@ -40,6 +40,7 @@ from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.steps import CPU, sequence_of
 
 # Whose instructions are looked at; others are not disassembled.
+ADA_SHARED_BYTES = 99 << 10  # and of cards of the generations Ampere and Blackwell that have no HBM
 ON_TENSOR_CORES = {
     *("shrink_kernel", "expand_kernel", "matrix_kernel", "expert_kernel"),
     *("prefill_kernel", "decode_kernel"),
@@ -80,6 +81,7 @@ class CompileOnly:
                 "registers": int(re.search(r"REG:(\d+)", code)[1]),
                 "stack_bytes": int(re.search(r"STACK:(\d+)", code)[1]),  # spilled registers
                 "shared_bytes": compiled.metadata.shared,
+                "shared_limit": backend._shared_bytes(CPU),
                 "at_once": counted_on(name, arguments, constants),
                 "instructions": sorted(set(re.findall(r"\b(HGMMA|QGMMA|HMMA|LDGSTS)\b", code))),
             }
@@ -239,6 +241,9 @@ def main() -> None:
     operate(4096, 14336, 64)
     for rows in (1, 200):  # the smallest and the largest tiles
         multiply(4096, 6144, rows)
+    backend._shared_bytes = lambda device: ADA_SHARED_BYTES
+    attend(256, num_decodes=0, query_len=2048, dtype=torch.bfloat16, heads=8, kv_heads=4)
+    backend._shared_bytes = lambda device: backend.HOPPER_SHARED_BYTES
     compute_experts("mxfp4", 32, 2880, 2880)
     compute_experts("dense", 128, 2048, 768)
     for kind in ("mxfp4", "int4", "dense"):
