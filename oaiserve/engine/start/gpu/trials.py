@@ -6,7 +6,8 @@ A trial that ends the process, or loses the device, is remembered in a file. The
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
@@ -91,6 +92,25 @@ class Trials:
             return problem(made[0])
 
         return made[0] if self.is_usable(feature, make_and_look) else None
+
+    @contextmanager
+    def blamed_on(self, feature: Feature) -> Iterator[None]:
+        """Run work in the block that is no trial of its own. If it ends the process or loses the device, the feature is
+        off at the next start.
+
+        Raises DeviceLost then, and the error of the work otherwise.
+        """
+        if self.off[feature]:
+            yield
+            return
+        with self._marker.trying(feature):
+            try:
+                yield
+            except StartupError:
+                raise
+            except Exception as error:
+                self._refuse_a_lost_device(feature, named(error))
+                raise
 
     def _refuse_a_lost_device(self, feature: Feature, found: object) -> None:
         try:

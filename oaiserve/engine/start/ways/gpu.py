@@ -134,7 +134,9 @@ def start_on_gpu(model: Placed, options: EngineOptions, trials: Trials) -> Start
     if not graph_reason and isinstance(weights, CudaWeights):
         graph_bytes = graph_memory_bytes(spec, options, weights.widest)
     make = partial(executor_of, model, spec, options=options, paths=paths)
-    num_blocks, num_states = gpu_sizes(spec, options, make, sample_ids=paths.sample_ids, graph_bytes=graph_bytes)
+    # The largest step is the first one with so many keys and rows.
+    with trials.blamed_on("attention"):
+        num_blocks, num_states = gpu_sizes(spec, options, make, sample_ids=paths.sample_ids, graph_bytes=graph_bytes)
     executor = make(num_blocks)
     refuse_unless_finite(executor, spec, options.block_size)
     adapters = _adapters_checked(spec, adaptable, executor, options, trials)

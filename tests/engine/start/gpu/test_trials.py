@@ -73,6 +73,17 @@ def test_a_trial_that_loses_the_gpu_ends_the_start_and_is_off_at_the_next(
     assert again.is_usable("prompt_graphs", lambda: None)
 
 
+def test_other_work_that_loses_the_gpu_switches_off_what_it_is_blamed_on(path: Path) -> None:
+    trials = Trials(TrialMarker(path), synchronize=broken)
+    assert trials.is_usable("attention", lambda: None)
+    with pytest.raises(DeviceLost), trials.blamed_on("attention"):
+        broken()
+    again = Trials(TrialMarker(path))
+    assert not again.is_usable("attention", lambda: pytest.fail("it is tried again"))
+    with pytest.raises(RuntimeError, match="illegal memory access"), again.blamed_on("attention"):
+        broken()  # it is off, so something else is wrong
+
+
 def test_a_trial_that_fails_on_a_sound_gpu_is_tried_at_the_next_start(path: Path) -> None:
     assert not Trials(TrialMarker(path)).is_usable("adapters", broken)
     assert not path.exists()
