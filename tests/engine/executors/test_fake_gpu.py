@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -23,6 +24,8 @@ from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.executors.fake_gpu import GPU, replace_kernels, watched
 from tests.engine.executors.test_cuda import kv_shapes
+from tests.engine.executors.test_cuda_packed import FILES
+from tests.engine.executors.test_cuda_packed import described as described_for_gpu
 from tests.engine.executors.test_reference_steps import with_keys_and_values
 from tests.engine.model.cpu.small_models import described
 from tests.engine.model.steps import BLOCK_SIZE, sequence_of
@@ -139,6 +142,17 @@ def test_a_layer_of_a_decode_takes_few_launches(name: str, gpu: FakeGpu) -> None
     assert sum(found.values()) == sum(of_layers) + of_rest, found
     assert found["decode_kernel"] == sum(layer.attention is not None for layer in model.decoder.layers)
     assert found["add_and_norm_kernel"] == 2 * len(of_layers) + 1
+
+
+def test_weights_in_blocks_take_as_many_launches(gpu: FakeGpu, tmp_path: Path) -> None:
+    found = described_for_gpu(FILES["awq"][0](tmp_path))
+    model = Model(found.spec, found.decoder)
+    executor = gpu.executor(model.decoder)
+    gpu.launches(model, DECODES, executor)
+    launches = gpu.launches(model, DECODES, executor)
+    num_layers = len(model.decoder.layers)
+    assert launches["matrix_kernel"] == 4 * num_layers
+    assert sum(launches.values()) == 8 * num_layers + 5, launches
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next", "bamba"])
