@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oaiserve.engine.blocks import BlockHash, BlockPool
+from oaiserve.engine.scheduling.blocks import BlockHash, BlockPool
 from oaiserve.engine.sequence import Sequence
 from oaiserve.files.block_files import BlockFiles
 

@@ -25,7 +25,6 @@ from oaiserve.engine.accounts.energy import Energy
 from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.backpressure import SharedLimit
-from oaiserve.engine.blocks import BlockPool, StatePool
 from oaiserve.engine.disk_tier import DiskTier
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.forecast.forecaster import Asked
@@ -33,7 +32,6 @@ from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import Abort, DropAdapter, EngineLoop, FromTokenizer, Stop, Submitted
 from oaiserve.engine.open_requests import Bounds
 from oaiserve.engine.open_rows import OpenRows
-from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.reports import Reports
 from oaiserve.engine.request import (
     TERMINAL,
@@ -48,7 +46,9 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
-from oaiserve.engine.scheduler import Limits, Scheduler
+from oaiserve.engine.scheduling.blocks import BlockPool, StatePool
+from oaiserve.engine.scheduling.policy import POLICIES
+from oaiserve.engine.scheduling.scheduler import Limits, Scheduler
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeStage

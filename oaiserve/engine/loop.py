@@ -25,9 +25,9 @@ from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.encoder import Encoder
 from oaiserve.engine.forecast.forecaster import Forecaster
 from oaiserve.engine.open_requests import Bounds, OpenRequests
-from oaiserve.engine.pacing import StepTime
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
-from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.scheduling.pacing import StepTime
+from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import OutOfMemory
 from oaiserve.engine.stepper import Stepper

@@ -40,10 +40,10 @@ from oaiserve.engine.request import (
     TokenChunk,
     Usage,
 )
-from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.scheduling.scheduler import Scheduler
+from oaiserve.engine.scheduling.slack import Slack, alone_ns, refusal, turn_ns
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.slack import Slack, alone_ns, refusal, turn_ns
 from oaiserve.engine.step import Chunk, Logprobs, Step
 from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 from oaiserve.engine.tokenize import Tokenized

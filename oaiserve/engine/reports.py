@@ -12,7 +12,7 @@ from dataclasses import replace
 from secrets import token_hex
 from threading import Lock
 
-from oaiserve.engine.blocks import BlockHash
+from oaiserve.engine.scheduling.blocks import BlockHash
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.report import HeldPrefixes, Pace, ReplicaReport
 

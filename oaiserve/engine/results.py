@@ -15,7 +15,7 @@ from oaiserve.engine.grammars.grammar import GrammarGivenUp, GrammarViolation
 from oaiserve.engine.open_requests import OpenRequest, OpenRequests
 from oaiserve.engine.output import ChoiceOutput, add_logprobs
 from oaiserve.engine.request import FinishReason, Pooled
-from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
 from oaiserve.errors import InternalError, InvalidRequest

@@ -6,12 +6,12 @@ from array import array
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 
-from oaiserve.engine.blocks import BlockHash
-from oaiserve.engine.clients import Client, RequestTurn
 from oaiserve.engine.drafting.lookup import Lookup
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.media import Encoded, PromptMedia
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.scheduling.blocks import BlockHash
+from oaiserve.engine.scheduling.clients import Client, RequestTurn
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.record import WaitReason
 

@@ -27,7 +27,7 @@ from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.open_requests import OpenRequest, OpenRequests
 from oaiserve.engine.results import Results
-from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.shortage import Shortage, compute_in_parts, copy_in_parts

@@ -1,8 +1,8 @@
 """Prefix keys of a prompt, made of its text, because a router knows no tokens.
 
 The text is cut into blocks, and the key of a block is a hash of it and of all blocks before it, as with the blocks of
-the KV cache (engine/blocks.py). So equal keys mean equal prefixes, and most probably the same cached blocks. Unlike
-there, a collision can only send a request to a replica with less of it cached.
+the KV cache (engine/scheduling/blocks.py). So equal keys mean equal prefixes, and most probably the same cached blocks.
+Unlike there, a collision can only send a request to a replica with less of it cached.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from oaiserve.engine.blocks import BlockPool, StatePool
-from oaiserve.engine.pacing import StepTime
-from oaiserve.engine.policy import fcfs
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.scheduler import Limits, Scheduler
+from oaiserve.engine.scheduling.blocks import BlockPool, StatePool
+from oaiserve.engine.scheduling.pacing import StepTime
+from oaiserve.engine.scheduling.policy import fcfs
+from oaiserve.engine.scheduling.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Draw, Step
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.accounts.step_causes import load_of
-from oaiserve.engine.pacing import BESIDE_FOREGROUND, StepTime
-from oaiserve.engine.policy import POLICIES
+from oaiserve.engine.scheduling.pacing import BESIDE_FOREGROUND, StepTime
+from oaiserve.engine.scheduling.policy import POLICIES
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import KNOTS, StepCost

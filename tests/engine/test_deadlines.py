@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.accounts.step_causes import load_of
-from oaiserve.engine.pacing import StepTime
-from oaiserve.engine.policy import Policy, deadline, fcfs
 from oaiserve.engine.request import Finished
+from oaiserve.engine.scheduling.pacing import StepTime
+from oaiserve.engine.scheduling.policy import Policy, deadline, fcfs
+from oaiserve.engine.scheduling.slack import MOST_SHARE, PATIENCE_NS, Slack, alone_ns, refusal, turn_ns
 from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.slack import MOST_SHARE, PATIENCE_NS, Slack, alone_ns, refusal, turn_ns
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request

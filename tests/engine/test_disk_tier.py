@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from oaiserve.engine.accounts.waits import QueueWaits
-from oaiserve.engine.blocks import BlockHash, BlockPool, hash_block
 from oaiserve.engine.disk_tier import BlocksRead, DiskTier, KeptBlocks
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Finished, Request, TokenPrompt
+from oaiserve.engine.scheduling.blocks import BlockHash, BlockPool, hash_block
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import WaitReason
 from oaiserve.files.block_files import BlockFiles

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.pacing import StepTime
-from oaiserve.engine.policy import Policy, fair, fcfs
+from oaiserve.engine.scheduling.pacing import StepTime
+from oaiserve.engine.scheduling.policy import Policy, fair, fcfs
+from oaiserve.engine.scheduling.waiting import GENERATED_WEIGHT, MOST_ABSENT, WaitingQueue
 from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.waiting import GENERATED_WEIGHT, MOST_ABSENT, WaitingQueue
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.facts.record import WaitReason
 from tests.engine.doubles import request, stepping

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from oaiserve.engine.blocks import hash_block
 from oaiserve.engine.request import Aborted, Failed, Finished, Terminal, TokenChunk
 from oaiserve.engine.request import Event as RequestEvent
+from oaiserve.engine.scheduling.blocks import hash_block
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Masks, Step, StepResult
 from oaiserve.facts.engine_numbers import EngineNumbers

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine import scheduler
 from oaiserve.engine.accounts.step_causes import load_of
-from oaiserve.engine.pacing import FIRST, LEAST_SECONDS, UNIT, StepTime
-from oaiserve.engine.policy import Policy, fair, fcfs
+from oaiserve.engine.scheduling import scheduler
+from oaiserve.engine.scheduling.pacing import FIRST, LEAST_SECONDS, UNIT, StepTime
+from oaiserve.engine.scheduling.policy import Policy, fair, fcfs
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import KNOTS, StepCost

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.policy import fair
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Event, Failed, Finished, Pooled, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.scheduler import Limits, Scheduler
+from oaiserve.engine.scheduling.blocks import BlockPool
+from oaiserve.engine.scheduling.policy import fair
+from oaiserve.engine.scheduling.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import OutOfMemory, Step
 from oaiserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded

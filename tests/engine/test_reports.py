@@ -4,9 +4,9 @@ import json
 from collections import deque
 from dataclasses import replace
 
-from oaiserve.engine.blocks import BlockHash
 from oaiserve.engine.reports import LEAST_NS, Reports
 from oaiserve.engine.request import Request, SamplingParams, TextPrompt
+from oaiserve.engine.scheduling.blocks import BlockHash
 from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
 from oaiserve.facts.prefix_keys import BLOCK_BYTES, marked_depths, prefix_keys_of, prompt_of, prompt_of_body
 from oaiserve.facts.report import ReplicaReport

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from oaiserve.engine.blocks import BlockPool, hash_block
-from oaiserve.engine.policy import priority, shortest
-from oaiserve.engine.scheduler import MOST_OVERTAKEN
+from oaiserve.engine.scheduling.blocks import BlockPool, hash_block
+from oaiserve.engine.scheduling.policy import priority, shortest
+from oaiserve.engine.scheduling.scheduler import MOST_OVERTAKEN
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.facts.record import WaitReason
 from tests.engine.memory import Memory, make, memory_of, sequence

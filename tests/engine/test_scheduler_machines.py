@@ -10,12 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from oaiserve.engine.blocks import StatePool
 from oaiserve.engine.media import PromptMedia
-from oaiserve.engine.pacing import StepTime
-from oaiserve.engine.policy import POLICIES
+from oaiserve.engine.scheduling.blocks import StatePool
+from oaiserve.engine.scheduling.pacing import StepTime
+from oaiserve.engine.scheduling.policy import POLICIES
+from oaiserve.engine.scheduling.slack import turn_ns
 from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.slack import turn_ns
 from oaiserve.engine.step import Draw
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from tests.engine.memory import Memory, make, sequence

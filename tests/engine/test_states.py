@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.blocks import BlockHash, BlockPool, StatePool
-from oaiserve.engine.policy import priority
-from oaiserve.engine.scheduler import Limits, Scheduler
+from oaiserve.engine.scheduling.blocks import BlockHash, BlockPool, StatePool
+from oaiserve.engine.scheduling.policy import priority
+from oaiserve.engine.scheduling.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Place
 from tests.engine.memory import Memory, memory_of, sequence
 

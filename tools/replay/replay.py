@@ -16,16 +16,16 @@ from typing import Literal
 
 from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.backpressure import Deadlines, Limit
-from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.drafting.lookup import SIZES, Lookup
 from oaiserve.engine.forecast.forecaster import Asked, Ended, Forecaster
-from oaiserve.engine.pacing import StepTime
-from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.scheduler import Limits, Scheduler
+from oaiserve.engine.scheduling.blocks import BlockPool
+from oaiserve.engine.scheduling.pacing import StepTime
+from oaiserve.engine.scheduling.policy import POLICIES
+from oaiserve.engine.scheduling.scheduler import Limits, Scheduler
+from oaiserve.engine.scheduling.slack import Slack, alone_ns, refusal, turn_ns
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.slack import Slack, alone_ns, refusal, turn_ns
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers

@@ -11,7 +11,7 @@ from time import process_time_ns
 from oaiserve.engine.accounts.host_time import HostTime, kind_of
 from oaiserve.engine.accounts.shares import Shares
 from oaiserve.engine.accounts.step_causes import StepCauses, load_of
-from oaiserve.engine.scheduler import Scheduler
+from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step, StepResult
 from oaiserve.explain.causes import RequestCauses

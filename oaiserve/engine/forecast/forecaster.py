@@ -18,15 +18,15 @@ from typing import NamedTuple
 from zlib import crc32
 
 from oaiserve.engine.accounts.step_causes import load_of
-from oaiserve.engine.blocks import BlockHash, hash_block
 from oaiserve.engine.forecast.ahead import Ahead, Decoding, Expected, Prompt, Rules, follow
 from oaiserve.engine.forecast.calibration import Calibration, Three
 from oaiserve.engine.forecast.encode_times import EncodeTimes
 from oaiserve.engine.forecast.lengths import LengthCurve, Lengths
-from oaiserve.engine.pacing import StepTime
-from oaiserve.engine.scheduler import SHORT_BESIDE, SHORTER_STEPS, Scheduler
+from oaiserve.engine.scheduling.blocks import BlockHash, hash_block
+from oaiserve.engine.scheduling.pacing import StepTime
+from oaiserve.engine.scheduling.scheduler import SHORT_BESIDE, SHORTER_STEPS, Scheduler
+from oaiserve.engine.scheduling.slack import alone_ns
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.slack import alone_ns
 from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers

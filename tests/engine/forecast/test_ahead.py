@@ -5,12 +5,12 @@ import random
 import pytest
 
 from oaiserve.engine.accounts.step_causes import load_of
-from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.forecast.ahead import Ahead, Decoding, Expected, Prompt, Rules, follow
-from oaiserve.engine.pacing import StepTime
-from oaiserve.engine.policy import POLICIES
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.scheduler import Limits, Scheduler
+from oaiserve.engine.scheduling.blocks import BlockPool
+from oaiserve.engine.scheduling.pacing import StepTime
+from oaiserve.engine.scheduling.policy import POLICIES
+from oaiserve.engine.scheduling.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.explain.step_cost import KNOTS, StepCost
 

@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.blocks import BlockPool
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
@@ -23,7 +22,8 @@ from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
-from oaiserve.engine.scheduler import Limits, Scheduler
+from oaiserve.engine.scheduling.blocks import BlockPool
+from oaiserve.engine.scheduling.scheduler import Limits, Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.load import load_model

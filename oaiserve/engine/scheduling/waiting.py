@@ -24,7 +24,7 @@ import heapq
 import itertools
 from operator import attrgetter
 
-from oaiserve.engine.clients import Client, EqualShares, RequestTurn
+from oaiserve.engine.scheduling.clients import Client, EqualShares, RequestTurn
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Chunk, Step
 

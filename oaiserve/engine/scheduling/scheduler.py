@@ -24,16 +24,16 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from oaiserve.engine.accounts.waits import QueueWaits
-from oaiserve.engine.blocks import BlockHash, BlockPool, StatePool
-from oaiserve.engine.clients import Client
 from oaiserve.engine.disk_tier import BlocksRead, DiskTier
-from oaiserve.engine.pacing import StepTime
-from oaiserve.engine.policy import Policy, fcfs
-from oaiserve.engine.prefixes import Prefixes
+from oaiserve.engine.scheduling.blocks import BlockHash, BlockPool, StatePool
+from oaiserve.engine.scheduling.clients import Client
+from oaiserve.engine.scheduling.pacing import StepTime
+from oaiserve.engine.scheduling.policy import Policy, fcfs
+from oaiserve.engine.scheduling.prefixes import Prefixes
+from oaiserve.engine.scheduling.slack import PATIENCE_NS, Slack
+from oaiserve.engine.scheduling.waiting import WaitingQueue
 from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.slack import PATIENCE_NS, Slack
 from oaiserve.engine.step import Chunk, Draw, Step
-from oaiserve.engine.waiting import WaitingQueue
 from oaiserve.facts.record import WaitReason
 
 _key = attrgetter("key")

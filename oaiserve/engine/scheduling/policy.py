@@ -18,7 +18,7 @@ AGEING_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy is an order of sequences, by arrival or otherwise, and whether clients take turns (`engine/waiting`)."""
+    """A policy is an order of sequences, by arrival or otherwise, and whether clients take turns (`waiting.py`)."""
 
     key: Callable[[Sequence, int], tuple[int, ...]]  # of a sequence, and its place in the order of arrival
     by_client: bool = False  # clients take turns, and their requests do
@@ -30,7 +30,7 @@ fair = Policy(fcfs.key, by_client=True)
 priority = Policy(lambda sequence, arrival: (sequence.priority, arrival))  # the lowest first, then by arrival
 # The shortest prompt first, with ageing, so that a long one gets its turn.
 shortest = Policy(lambda sequence, arrival: (sequence.prompt_len + AGEING_TOKENS * arrival, arrival))
-# The least slack first. A sequence is only overtaken by those that arrive before its own latest start (`engine/slack`).
+# The least slack first. A sequence is only overtaken by those that arrive before its own latest start (`slack.py`).
 deadline = Policy(lambda sequence, arrival: (sequence.turn_ns, arrival), passes=True)
 
 POLICIES = {"fcfs": fcfs, "fair": fair, "priority": priority, "shortest": shortest, "deadline": deadline}

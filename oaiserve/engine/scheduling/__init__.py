@@ -1,0 +1,1 @@
+"""Scheduling: which sequences the next step computes, in which order, and the KV blocks that they own."""
