@@ -114,6 +114,22 @@ def test_beside_others_it_has_the_rows_that_the_learnt_cost_allows_and_they_take
     assert max(counts) - min(counts) <= 1
 
 
+def test_background_decodes_of_two_clients_take_turns_beside_the_foreground() -> None:
+    cost = StepCost(tuple(5e6 + 1e5 * knot for knot in KNOTS))  # one row fits beside the foreground
+    later = [sequence(f"a{n}", 4, 9, is_background=True, client_name="a") for n in range(60)]
+    later.append(sequence("b", 4, 9, is_background=True, client_name="b"))
+    options = {"policy": POLICIES["fair"], "max_running": 80, "max_step_tokens": 256, "kv_blocks": 400}
+    memory = memory_with(*later, cost=cost, **options)
+    while any(one.num_generated == 0 for one in later):
+        memory.run()
+    memory.add(sequence("now", 4, 140))
+    memory.run()
+    before = {one: one.num_generated for one in later}
+    for _ in range(2 * len(later)):
+        memory.run()
+    assert {one.num_generated - before[one] for one in later} == {2}
+
+
 def test_none_begins_while_others_wait_and_its_wait_has_a_reason() -> None:
     (later,) = background(1)
     memory = memory_with(sequence("a", 4, 3), sequence("b", 4, 3), later, max_running=1)

@@ -396,9 +396,11 @@ class Scheduler:
         """Add the decoding sequences, and return their number of tokens in the step, with those of drafts."""
         chunks, size, is_writable = step.chunks, self.pool.block_size, self.pool.is_writable
         drafting: list[Sequence] = []
-        left_out = self._left_out() if self._by_client and self._waiting.has_several_clients else set()
+        left_out: set[Sequence] = set()
         if self._beside is not None:
             left_out = self._left_out_beside()
+        elif self._by_client and self._waiting.has_several_clients:
+            left_out = self._left_out()
         for sequence in self.running.copy():  # the one loop of every step whose cost grows with the running sequences
             start, blocks = sequence.num_computed, sequence.blocks
             if sequence.num_tokens - start != 1 or sequence.place is not Place.RUNNING:
